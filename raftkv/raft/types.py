@@ -1,0 +1,235 @@
+"""Values that cross the door of the Raft core: entries, messages, states, and ``Ready``.
+
+Owns the vocabulary shared by the core, the WAL, the transport and the simulator. Everything here is plain data:
+``Entry`` and ``Message`` are classes with slots because thousands are made per second; the rest are frozen
+dataclasses. Nothing here knows protobuf: the transport translates (``raftkv/server/peer_codec.py``).
+
+Terms and indexes are non-negative; 0 means "none". Member ids are unsigned 64-bit and never 0.
+Names follow the Raft paper (Ongaro & Ousterhout 2014) and thesis (Ongaro 2014); message kinds follow etcd-io/raft.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+NONE = 0
+"""The id of no member: no leader, no vote."""
+
+
+class EntryType(enum.IntEnum):
+    """What the data of an entry is."""
+
+    NORMAL = 0
+    CONF_CHANGE = 1
+    CONF_CHANGE_V2 = 2
+
+
+class Entry:
+    """One slot of the replicated log."""
+
+    __slots__ = ("data", "index", "term", "type")
+
+    def __init__(self, term: int, index: int, data: bytes = b"", type: EntryType = EntryType.NORMAL) -> None:
+        self.term = term
+        self.index = index
+        self.data = data
+        self.type = type
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Entry)
+            and self.term == other.term
+            and self.index == other.index
+            and self.type == other.type
+            and self.data == other.data
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.term, self.index, self.data))
+
+    def __repr__(self) -> str:
+        return f"Entry({self.term}/{self.index} {self.type.name} {self.data!r})"
+
+
+class MessageType(enum.IntEnum):
+    """Kinds of messages; the comment is etcd-io/raft's name."""
+
+    HUP = 0  # MsgHup: local, start an election
+    BEAT = 1  # MsgBeat: local, leader sends heartbeats
+    PROPOSE = 2  # MsgProp: forwarded to the leader
+    APPEND = 3  # MsgApp
+    APPEND_RESPONSE = 4  # MsgAppResp
+    VOTE = 5  # MsgVote
+    VOTE_RESPONSE = 6  # MsgVoteResp
+    SNAPSHOT = 7  # MsgSnap
+    HEARTBEAT = 8  # MsgHeartbeat
+    HEARTBEAT_RESPONSE = 9  # MsgHeartbeatResp
+    UNREACHABLE = 10  # MsgUnreachable: local
+    SNAPSHOT_STATUS = 11  # MsgSnapStatus: local
+    CHECK_QUORUM = 12  # MsgCheckQuorum: local
+    TRANSFER_LEADER = 13  # MsgTransferLeader
+    TIMEOUT_NOW = 14  # MsgTimeoutNow
+    READ_INDEX = 15  # MsgReadIndex: forwarded to the leader
+    READ_INDEX_RESPONSE = 16  # MsgReadIndexResp
+    PRE_VOTE = 17  # MsgPreVote
+    PRE_VOTE_RESPONSE = 18  # MsgPreVoteResp
+    FORGET_LEADER = 19  # MsgForgetLeader: local
+
+
+@dataclass(frozen=True, slots=True)
+class HardState:
+    """What a member must not forget: persisted before anything that depends on it leaves the member."""
+
+    term: int = 0
+    vote: int = NONE
+    commit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConfState:
+    """Who votes and who only listens. ``voters_outgoing`` is non-empty only during joint consensus."""
+
+    voters: tuple[int, ...] = ()
+    learners: tuple[int, ...] = ()
+    voters_outgoing: tuple[int, ...] = ()
+    learners_next: tuple[int, ...] = ()
+    auto_leave: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotMeta:
+    """The point of the log that a snapshot stands for. Its bytes travel beside Raft, not through it."""
+
+    index: int = 0
+    term: int = 0
+    conf_state: ConfState = field(default_factory=ConfState)
+
+
+class ConfChangeType(enum.IntEnum):
+    """One step of a membership change."""
+
+    ADD_NODE = 0
+    REMOVE_NODE = 1
+    UPDATE_NODE = 2
+    ADD_LEARNER_NODE = 3
+
+
+class ConfChangeTransition(enum.IntEnum):
+    """How a multi-step change passes through joint consensus (thesis section 4.3, etcd-io/raft ConfChangeV2)."""
+
+    AUTO = 0
+    JOINT_IMPLICIT = 1
+    JOINT_EXPLICIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ConfChangeSingle:
+    """Add, remove or demote one member."""
+
+    type: ConfChangeType
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfChange:
+    """A membership change. One step and ``AUTO`` is etcd's V1; an empty ``changes`` leaves a joint configuration."""
+
+    changes: tuple[ConfChangeSingle, ...] = ()
+    transition: ConfChangeTransition = ConfChangeTransition.AUTO
+    context: bytes = b""
+
+
+class Message:
+    """One message between members (or, for the local kinds, from a member to itself).
+
+    Fields that a kind does not use keep their zero. ``entries`` is never mutated after the message is made.
+    """
+
+    __slots__ = (
+        "commit",
+        "context",
+        "entries",
+        "from_",
+        "index",
+        "log_term",
+        "reject",
+        "reject_hint",
+        "snapshot",
+        "term",
+        "to",
+        "type",
+    )
+
+    def __init__(
+        self,
+        type: MessageType,
+        to: int = NONE,
+        from_: int = NONE,
+        term: int = 0,
+        log_term: int = 0,
+        index: int = 0,
+        entries: list[Entry] | None = None,
+        commit: int = 0,
+        reject: bool = False,
+        reject_hint: int = 0,
+        snapshot: SnapshotMeta | None = None,
+        context: bytes = b"",
+    ) -> None:
+        self.type = type
+        self.to = to
+        self.from_ = from_
+        self.term = term
+        self.log_term = log_term
+        self.index = index
+        self.entries = [] if entries is None else entries
+        self.commit = commit
+        self.reject = reject
+        self.reject_hint = reject_hint
+        self.snapshot = snapshot
+        self.context = context
+
+
+class StateRole(enum.IntEnum):
+    """The role of a member."""
+
+    FOLLOWER = 0
+    CANDIDATE = 1
+    LEADER = 2
+    PRE_CANDIDATE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SoftState:
+    """What need not be persisted: who leads, and what this member is."""
+
+    leader: int
+    role: StateRole
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """Answer to ``read_index(context)``: a read is linearizable once ``applied >= index``."""
+
+    index: int
+    context: bytes
+
+
+@dataclass(slots=True)
+class Ready:
+    """What the caller must carry out, in this order (see ``raftkv/raft/__init__.py`` for the duties).
+
+    ``messages`` may leave at once, in parallel with the disk. ``messages_after_append`` (votes, append
+    acknowledgements) leave only when ``hard_state``, ``entries`` and ``snapshot`` are durable.
+    ``committed_entries`` are already durable on this member.
+    """
+
+    soft_state: SoftState | None = None
+    hard_state: HardState | None = None
+    entries: list[Entry] = field(default_factory=list)
+    snapshot: SnapshotMeta | None = None
+    messages: list[Message] = field(default_factory=list)
+    messages_after_append: list[Message] = field(default_factory=list)
+    committed_entries: list[Entry] = field(default_factory=list)
+    read_states: list[ReadState] = field(default_factory=list)
+    must_sync: bool = False
