@@ -1,0 +1,384 @@
+"""Every error that raftkv raises on purpose, as one tree.
+
+    RaftKVError
+    +-- InvariantError           a broken promise inside the member: it stops, nothing catches this
+    |   +-- CorruptionError      stored bytes are not what was written: names the place
+    +-- ConfigError              a setting that cannot be used: one line says which and why
+    +-- StorageError             the disk or its files cannot be used: one line says which and why
+    |   +-- SpaceError           no room left for the write
+    +-- StatusError              an answer to a client: gRPC code, exact text, and whether the request certainly had no effect
+        +-- one class for every row of etcd's error table, below
+
+Clients of etcd match the code and the whole text, so both are API: they are written here and nowhere else. Codes are
+what etcd puts on the wire, which for two rows differs from what its documentation says (``TooManyRequestsError`` and
+``NotEnoughStartedMembersError`` arrive as UNKNOWN).
+
+``definite`` answers the one question a caller of a replicated store has after a failure: did the request certainly
+*not* happen? Refusals are definite; time-outs and lost leaders are not, because the entry may still commit.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+OK: Final = 0
+CANCELED: Final = 1
+UNKNOWN: Final = 2
+INVALID_ARGUMENT: Final = 3
+DEADLINE_EXCEEDED: Final = 4
+NOT_FOUND: Final = 5
+ALREADY_EXISTS: Final = 6
+PERMISSION_DENIED: Final = 7
+RESOURCE_EXHAUSTED: Final = 8
+FAILED_PRECONDITION: Final = 9
+ABORTED: Final = 10
+OUT_OF_RANGE: Final = 11
+UNIMPLEMENTED: Final = 12
+INTERNAL: Final = 13
+UNAVAILABLE: Final = 14
+DATA_LOSS: Final = 15
+UNAUTHENTICATED: Final = 16
+
+CODE_NAMES: Final[dict[int, str]] = {
+    OK: "OK",
+    CANCELED: "Canceled",
+    UNKNOWN: "Unknown",
+    INVALID_ARGUMENT: "InvalidArgument",
+    DEADLINE_EXCEEDED: "DeadlineExceeded",
+    NOT_FOUND: "NotFound",
+    ALREADY_EXISTS: "AlreadyExists",
+    PERMISSION_DENIED: "PermissionDenied",
+    RESOURCE_EXHAUSTED: "ResourceExhausted",
+    FAILED_PRECONDITION: "FailedPrecondition",
+    ABORTED: "Aborted",
+    OUT_OF_RANGE: "OutOfRange",
+    UNIMPLEMENTED: "Unimplemented",
+    INTERNAL: "Internal",
+    UNAVAILABLE: "Unavailable",
+    DATA_LOSS: "DataLoss",
+    UNAUTHENTICATED: "Unauthenticated",
+}
+"""Code to the name that Go prints, which command lines show."""
+
+
+class RaftKVError(Exception):
+    """Root of the tree."""
+
+
+class InvariantError(RaftKVError):
+    """A promise of the code is broken. The member stops rather than diverge; nothing may catch this and go on."""
+
+
+class CorruptionError(InvariantError):
+    """Stored bytes are not what was written. The text names the file or record, and the offset."""
+
+
+class ConfigError(RaftKVError):
+    """A setting cannot be used; the text is one line for the user."""
+
+
+class StorageError(RaftKVError):
+    """The disk or its files cannot be used; the text is one line for the user."""
+
+
+class SpaceError(StorageError):
+    """There is no room for the write, on the disk or in the map of the database."""
+
+
+class StatusError(RaftKVError):
+    """An answer to a client other than success.
+
+    Class attributes: ``code`` (gRPC), ``text`` (exact), ``definite`` (the request certainly had no effect).
+    """
+
+    code: ClassVar[int] = UNKNOWN
+    text: ClassVar[str] = ""
+    definite: ClassVar[bool] = True
+
+    def __init__(self, text: str | None = None) -> None:
+        super().__init__(self.text if text is None else text)
+
+
+class _InvalidArgument(StatusError):
+    code = INVALID_ARGUMENT
+
+
+class EmptyKeyError(_InvalidArgument):
+    """A request without a key."""
+
+    text = "etcdserver: key is not provided"
+
+
+class KeyNotFoundError(_InvalidArgument):
+    """``ignore_value`` or ``ignore_lease`` on a key that does not exist; also an operation of a txn left empty."""
+
+    text = "etcdserver: key not found"
+
+
+class ValueProvidedError(_InvalidArgument):
+    """``ignore_value`` together with a value."""
+
+    text = "etcdserver: value is provided"
+
+
+class LeaseProvidedError(_InvalidArgument):
+    """``ignore_lease`` together with a lease."""
+
+    text = "etcdserver: lease is provided"
+
+
+class TooManyOperationsError(_InvalidArgument):
+    """A txn with more operations in a list than ``max-txn-ops``."""
+
+    text = "etcdserver: too many operations in txn request"
+
+
+class DuplicateKeyError(_InvalidArgument):
+    """One branch of a txn writes a key twice."""
+
+    text = "etcdserver: duplicate key given in txn request"
+
+
+class InvalidClientAPIVersionError(_InvalidArgument):
+    """Metadata ``client-api-version`` is not text."""
+
+    text = "etcdserver: invalid client api version"
+
+
+class InvalidSortOptionError(_InvalidArgument):
+    """A sort order or target outside its enum."""
+
+    text = "etcdserver: invalid sort option"
+
+
+class BadMemberURLsError(_InvalidArgument):
+    """Peer URLs that are missing or malformed."""
+
+    text = "etcdserver: given member URLs are invalid"
+
+
+class RequestTooLargeError(_InvalidArgument):
+    """A write larger than ``max-request-bytes``."""
+
+    text = "etcdserver: request is too large"
+
+
+class _OutOfRange(StatusError):
+    code = OUT_OF_RANGE
+
+
+class CompactedError(_OutOfRange):
+    """A revision below the compact revision; ``revision`` is the compact revision where it is known."""
+
+    text = "etcdserver: mvcc: required revision has been compacted"
+
+    def __init__(self, revision: int = 0) -> None:
+        super().__init__()
+        self.revision = revision
+
+
+class FutureRevisionError(_OutOfRange):
+    """A revision that does not exist yet."""
+
+    text = "etcdserver: mvcc: required revision is a future revision"
+
+
+class LeaseTTLTooLargeError(_OutOfRange):
+    """A TTL above 9,000,000,000 s."""
+
+    text = "etcdserver: too large lease TTL"
+
+
+class NoSpaceError(StatusError):
+    """The quota is used up and the NOSPACE alarm is on."""
+
+    code = RESOURCE_EXHAUSTED
+    text = "etcdserver: mvcc: database space exceeded"
+
+
+class TooManyRequestsError(StatusError):
+    """Apply lags too far behind commit; UNKNOWN on the wire, as etcd sends it."""
+
+    text = "etcdserver: too many requests"
+
+
+class LeaseNotFoundError(StatusError):
+    """A lease that does not exist."""
+
+    code = NOT_FOUND
+    text = "etcdserver: requested lease not found"
+
+
+class MemberNotFoundError(StatusError):
+    """A member id that the cluster does not know."""
+
+    code = NOT_FOUND
+    text = "etcdserver: member not found"
+
+
+class _FailedPrecondition(StatusError):
+    code = FAILED_PRECONDITION
+
+
+class LeaseExistsError(_FailedPrecondition):
+    """A lease id in use."""
+
+    text = "etcdserver: lease already exists"
+
+
+class MemberExistsError(_FailedPrecondition):
+    """A member id in use."""
+
+    text = "etcdserver: member ID already exist"
+
+
+class PeerURLExistsError(_FailedPrecondition):
+    """A peer URL in use."""
+
+    text = "etcdserver: Peer URLs already exists"
+
+
+class NotEnoughStartedMembersError(StatusError):
+    """A membership change that would lose the quorum; UNKNOWN on the wire, as etcd sends it."""
+
+    text = "etcdserver: re-configuration failed due to not enough started members"
+
+
+class MemberNotLearnerError(_FailedPrecondition):
+    """Promotion of a member that votes already."""
+
+    text = "etcdserver: can only promote a learner member"
+
+
+class LearnerNotReadyError(_FailedPrecondition):
+    """Promotion of a learner that lags."""
+
+    text = "etcdserver: can only promote a learner member which is in sync with leader"
+
+
+class TooManyLearnersError(_FailedPrecondition):
+    """More learners than ``max-learners``."""
+
+    text = "etcdserver: too many learner members in cluster"
+
+
+class ClusterIDMismatchError(_FailedPrecondition):
+    """A peer of another cluster."""
+
+    text = "etcdserver: cluster ID mismatch"
+
+
+class AuthNotEnabledError(_FailedPrecondition):
+    """Authentication asked of a cluster without it."""
+
+    text = "etcdserver: authentication is not enabled"
+
+
+class NotLeaderError(_FailedPrecondition):
+    """Only the leader can do this."""
+
+    text = "etcdserver: not leader"
+
+
+class NotSupportedForLearnerError(_FailedPrecondition):
+    """A learner serves only serializable reads and Status."""
+
+    text = "etcdserver: rpc not supported for learner"
+
+
+class BadLeaderTransfereeError(_FailedPrecondition):
+    """The target of a leader transfer does not vote."""
+
+    text = "etcdserver: bad leader transferee"
+
+
+class InvalidAuthTokenError(StatusError):
+    """An unknown or expired token."""
+
+    code = UNAUTHENTICATED
+    text = "etcdserver: invalid auth token"
+
+
+class PermissionDeniedError(StatusError):
+    """The user may not do this."""
+
+    code = PERMISSION_DENIED
+    text = "etcdserver: permission denied"
+
+
+class _Unavailable(StatusError):
+    code = UNAVAILABLE
+
+
+class NoLeaderError(_Unavailable):
+    """The member knows no leader."""
+
+    text = "etcdserver: no leader"
+
+
+class LeaderChangedError(_Unavailable):
+    """The leader changed while the request waited."""
+
+    text = "etcdserver: leader changed"
+    definite = False
+
+
+class StoppedError(_Unavailable):
+    """The member is stopping."""
+
+    text = "etcdserver: server stopped"
+    definite = False
+
+
+class RequestTimeoutError(_Unavailable):
+    """The request was not committed in time; it may still be."""
+
+    text = "etcdserver: request timed out"
+    definite = False
+
+
+class LeaderFailTimeoutError(_Unavailable):
+    """As ``RequestTimeoutError``, and the leader was lost meanwhile."""
+
+    text = "etcdserver: request timed out, possibly due to previous leader failure"
+    definite = False
+
+
+class ConnectionLostTimeoutError(_Unavailable):
+    """As ``RequestTimeoutError``, and the connection to the leader was lost meanwhile."""
+
+    text = "etcdserver: request timed out, possibly due to connection lost"
+    definite = False
+
+
+class WaitAppliedTimeoutError(_Unavailable):
+    """A linearizable read waited too long for the log to be applied."""
+
+    text = "etcdserver: request timed out, waiting for the applied index took too long"
+
+
+class UnhealthyError(_Unavailable):
+    """Too few members are connected for a membership change."""
+
+    text = "etcdserver: unhealthy cluster"
+
+
+class CorruptClusterError(StatusError):
+    """The CORRUPT alarm is on."""
+
+    code = DATA_LOSS
+    text = "etcdserver: corrupt cluster"
+
+
+class ContextDeadlineExceededError(StatusError):
+    """The deadline of the request passed while it waited; the text has no prefix, as in etcd."""
+
+    code = DEADLINE_EXCEEDED
+    text = "context deadline exceeded"
+    definite = False
+
+
+class UnimplementedError(StatusError):
+    """A request that this service does not offer; the text says what."""
+
+    code = UNIMPLEMENTED

@@ -1,0 +1,110 @@
+from raftkv.pb import rpc_pb2 as _rpc_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Empty(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Entry(_message.Message):
+    __slots__ = ("term", "index", "type", "data")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    index: int
+    type: int
+    data: bytes
+    def __init__(self, term: _Optional[int] = ..., index: _Optional[int] = ..., type: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ConfState(_message.Message):
+    __slots__ = ("voters", "learners", "voters_outgoing", "learners_next", "auto_leave")
+    VOTERS_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_FIELD_NUMBER: _ClassVar[int]
+    VOTERS_OUTGOING_FIELD_NUMBER: _ClassVar[int]
+    LEARNERS_NEXT_FIELD_NUMBER: _ClassVar[int]
+    AUTO_LEAVE_FIELD_NUMBER: _ClassVar[int]
+    voters: _containers.RepeatedScalarFieldContainer[int]
+    learners: _containers.RepeatedScalarFieldContainer[int]
+    voters_outgoing: _containers.RepeatedScalarFieldContainer[int]
+    learners_next: _containers.RepeatedScalarFieldContainer[int]
+    auto_leave: bool
+    def __init__(self, voters: _Optional[_Iterable[int]] = ..., learners: _Optional[_Iterable[int]] = ..., voters_outgoing: _Optional[_Iterable[int]] = ..., learners_next: _Optional[_Iterable[int]] = ..., auto_leave: _Optional[bool] = ...) -> None: ...
+
+class SnapshotMeta(_message.Message):
+    __slots__ = ("index", "term", "conf_state")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    CONF_STATE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    term: int
+    conf_state: ConfState
+    def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ..., conf_state: _Optional[_Union[ConfState, _Mapping]] = ...) -> None: ...
+
+class Message(_message.Message):
+    __slots__ = ("type", "to_id", "from_id", "term", "log_term", "index", "entries", "commit", "reject", "reject_hint", "snapshot", "context")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    TO_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_ID_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LOG_TERM_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    REJECT_FIELD_NUMBER: _ClassVar[int]
+    REJECT_HINT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    to_id: int
+    from_id: int
+    term: int
+    log_term: int
+    index: int
+    entries: _containers.RepeatedCompositeFieldContainer[Entry]
+    commit: int
+    reject: bool
+    reject_hint: int
+    snapshot: SnapshotMeta
+    context: bytes
+    def __init__(self, type: _Optional[int] = ..., to_id: _Optional[int] = ..., from_id: _Optional[int] = ..., term: _Optional[int] = ..., log_term: _Optional[int] = ..., index: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., commit: _Optional[int] = ..., reject: _Optional[bool] = ..., reject_hint: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotMeta, _Mapping]] = ..., context: _Optional[bytes] = ...) -> None: ...
+
+class MessageBatch(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[Message]
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
+
+class SnapshotChunk(_message.Message):
+    __slots__ = ("message", "size_bytes", "data", "sha256")
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    message: Message
+    size_bytes: int
+    data: bytes
+    sha256: bytes
+    def __init__(self, message: _Optional[_Union[Message, _Mapping]] = ..., size_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class MemberRecord(_message.Message):
+    __slots__ = ("member", "update")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    member: _rpc_pb2.Member
+    update: bool
+    def __init__(self, member: _Optional[_Union[_rpc_pb2.Member, _Mapping]] = ..., update: _Optional[bool] = ...) -> None: ...
+
+class WALMetadata(_message.Message):
+    __slots__ = ("cluster_id", "member_id")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: int
+    member_id: int
+    def __init__(self, cluster_id: _Optional[int] = ..., member_id: _Optional[int] = ...) -> None: ...
