@@ -53,7 +53,5 @@ setup(
     package_data={"raftkv": ["py.typed"], "raftkv.pb": ["descriptors.bin", "*.pyi"]},
     install_requires=INSTALL,
     extras_require={"test": TEST, "dev": [*TEST, *DEV, *ORACLE], "bench": [*ORACLE, "matplotlib>=3.8"]},
-    entry_points={
-        "console_scripts": ["raftkv = raftkv.cli.main:main", "raftkvctl = raftkv.cli.ctl:main"]
-    },
+    entry_points={"console_scripts": ["raftkv = raftkv.cli.main:main", "raftkvctl = raftkv.cli.ctl:main"]},
 )

@@ -6,7 +6,7 @@
     +-- ConfigError              a setting that cannot be used: one line says which and why
     +-- StorageError             the disk or its files cannot be used: one line says which and why
     |   +-- SpaceError           no room left for the write
-    +-- StatusError              an answer to a client: gRPC code, exact text, and whether the request certainly had no effect
+    +-- StatusError              an answer to a client: gRPC code, exact text, and if it is definite
         +-- one class for every row of etcd's error table, below
 
 Clients of etcd match the code and the whole text, so both are API: they are written here and nowhere else. Codes are
