@@ -1,0 +1,105 @@
+"""Alarms of the cluster: which member raised which, agreed through the log and kept on disk.
+
+NOSPACE refuses requests that can grow the store; CORRUPT refuses every request that changes it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from raftkv import errors
+from raftkv.apply import request as requests
+from raftkv.apply import txn
+from raftkv.pb import rpc_pb2
+
+_KEY: Final = struct.Struct(">QI")
+
+
+class MetaStore(Protocol):
+    """Small records of the member, committed together with the applied index."""
+
+    def meta_put(self, bucket: bytes, key: bytes, value: bytes) -> None:
+        """Write a record."""
+
+    def meta_delete(self, bucket: bytes, key: bytes) -> None:
+        """Remove a record."""
+
+    def meta_items(self, bucket: bytes) -> Iterable[tuple[bytes, bytes]]:
+        """All records of a bucket, by key."""
+
+
+class Alarms:
+    """The raised alarms.
+
+    Arguments:
+        store: where they are kept.
+        bucket: name of their bucket (``storage.schema``).
+    """
+
+    def __init__(self, store: MetaStore, bucket: bytes) -> None:
+        self._store = store
+        self._bucket = bucket
+        self._raised: set[tuple[int, int]] = set()
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the alarms back from the store: at start, and after a snapshot replaced it."""
+        self._raised = {_KEY.unpack(key) for key, _ in self._store.meta_items(self._bucket)}
+
+    def execute(self, request: rpc_pb2.AlarmRequest) -> list[rpc_pb2.AlarmMember]:
+        """Carry out GET, ACTIVATE or DEACTIVATE; the alarms that the response lists."""
+        if request.action == rpc_pb2.AlarmRequest.GET:
+            return self.raised(request.alarm)
+        if request.action == rpc_pb2.AlarmRequest.ACTIVATE:
+            return self._activate(request.memberID, request.alarm)
+        if request.action == rpc_pb2.AlarmRequest.DEACTIVATE:
+            return self._deactivate(request.memberID, request.alarm)
+        return []
+
+    def raised(self, alarm: int = rpc_pb2.NONE) -> list[rpc_pb2.AlarmMember]:
+        """The raised alarms of a kind, NONE for all, by member id."""
+        return [
+            rpc_pb2.AlarmMember(memberID=member_id, alarm=kind)  # type: ignore[arg-type]
+            for member_id, kind in sorted(self._raised)
+            if alarm in (rpc_pb2.NONE, kind)
+        ]
+
+    def is_raised(self, alarm: int) -> bool:
+        """Whether any member raised the alarm."""
+        return any(kind == alarm for _, kind in self._raised)
+
+    def refusal(self, kind: int, request: object) -> errors.StatusError | None:
+        """Why a write cannot be applied now, if an alarm forbids it."""
+        if not self._raised:
+            return None
+        if kind in _REFUSED_WHEN_CORRUPT and self.is_raised(rpc_pb2.CORRUPT):
+            return errors.CorruptClusterError()
+        if self.is_raised(rpc_pb2.NOSPACE) and can_grow(kind, request):
+            return errors.NoSpaceError()
+        return None
+
+    def _activate(self, member_id: int, alarm: int) -> list[rpc_pb2.AlarmMember]:
+        if alarm == rpc_pb2.NONE:
+            return []
+        self._raised.add((member_id, alarm))
+        self._store.meta_put(self._bucket, _KEY.pack(member_id, alarm), b"")
+        return [rpc_pb2.AlarmMember(memberID=member_id, alarm=alarm)]  # type: ignore[arg-type]
+
+    def _deactivate(self, member_id: int, alarm: int) -> list[rpc_pb2.AlarmMember]:
+        if (member_id, alarm) not in self._raised:
+            return []
+        self._raised.remove((member_id, alarm))
+        self._store.meta_delete(self._bucket, _KEY.pack(member_id, alarm))
+        return [rpc_pb2.AlarmMember(memberID=member_id, alarm=alarm)]  # type: ignore[arg-type]
+
+
+_REFUSED_WHEN_CORRUPT: Final = frozenset(
+    (requests.Kind.PUT, requests.Kind.DELETE_RANGE, requests.Kind.TXN, requests.Kind.COMPACT)
+)
+
+
+def can_grow(kind: int, request: object) -> bool:
+    """Whether applying the request may make the store larger."""
+    return kind == requests.Kind.PUT or (isinstance(request, rpc_pb2.TxnRequest) and txn.has_put(request))

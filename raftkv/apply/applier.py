@@ -1,0 +1,185 @@
+"""Application of committed entries to the store.
+
+    outcome = applier.apply(data)         # one committed entry
+    outcome.error or header(outcome.revision) + outcome.body
+
+Applied is applied: a ``StatusError`` is an outcome like any other, reached alike on every member. Any other exception
+leaves ``apply`` as ``InvariantError`` and stops the member, because its state may no longer be that of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from raftkv import errors
+from raftkv.apply import request as requests
+from raftkv.apply import txn
+from raftkv.apply.alarms import Alarms, MetaStore
+from raftkv.apply.membership import Membership
+from raftkv.apply.ranges import ReadView
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.pb.rpc_pb2 import PutRequest
+
+Kind = requests.Kind
+
+
+class WriteTxn(txn.WriteView, Protocol):
+    """A write txn with its end."""
+
+    def end(self) -> object:
+        """Make the writes visible to readers."""
+
+
+class Store(ReadView, MetaStore, Protocol):
+    """The part of the MVCC store that applying needs."""
+
+    @property
+    def revision(self) -> int:
+        """Current revision."""
+
+    @property
+    def compact_revision(self) -> int:
+        """Revisions below are gone."""
+
+    def begin(self) -> WriteTxn:
+        """Open a write txn."""
+
+    def compact(self, revision: int) -> None:
+        """Make revisions below unreadable and schedule their removal."""
+
+
+class NoLeases:
+    """The leases of a store that has none."""
+
+    def exists(self, lease_id: int) -> bool:
+        """False."""
+        return False
+
+
+class Outcome:
+    """What one applied entry answers.
+
+    Attributes:
+        revision: for the response header.
+        body: bytes of the response after its header.
+        error: the refusal, if it was refused; the state is untouched then.
+    """
+
+    __slots__ = ("body", "error", "revision")
+
+    def __init__(self, revision: int, body: bytes = b"", error: errors.StatusError | None = None) -> None:
+        self.revision = revision
+        self.body = body
+        self.error = error
+
+
+PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
+    Kind.PUT: rpc_pb2.PutRequest.FromString,
+    Kind.DELETE_RANGE: rpc_pb2.DeleteRangeRequest.FromString,
+    Kind.TXN: rpc_pb2.TxnRequest.FromString,
+    Kind.COMPACT: rpc_pb2.CompactionRequest.FromString,
+    Kind.ALARM: rpc_pb2.AlarmRequest.FromString,
+    Kind.MEMBER_ATTRIBUTES: raft_pb2.MemberRecord.FromString,
+}
+
+
+class Applier:
+    """Executes entries in log order.
+
+    Arguments:
+        store: the MVCC store.
+        alarms: raised alarms.
+        membership: the members shown to clients.
+        leases: the granted leases.
+    """
+
+    def __init__(self, store: Store, alarms: Alarms, membership: Membership, leases: txn.Leases) -> None:
+        self.store = store
+        self.alarms = alarms
+        self.membership = membership
+        self._leases = leases
+        self._handlers: dict[int, Callable[[Any], Outcome]] = {
+            Kind.PUT: self._put,
+            Kind.DELETE_RANGE: self._delete_range,
+            Kind.TXN: self._txn,
+            Kind.COMPACT: self._compact,
+            Kind.ALARM: self._alarm,
+            Kind.MEMBER_ATTRIBUTES: self._member_attributes,
+        }
+
+    def apply(self, kind: int, body: bytes, request: Any = None) -> Outcome:
+        """Execute one entry.
+
+        Arguments:
+            kind: of the request.
+            body: its protobuf bytes.
+            request: the same already parsed, where the caller has it.
+
+        Raises:
+            InvariantError: the entry could not be executed for a reason that is not an answer.
+        """
+        try:
+            if request is None:
+                request = PARSERS[kind](body)
+            refusal = self.alarms.refusal(kind, request)
+            if refusal is not None:
+                return Outcome(self.store.revision, error=refusal)
+            return self._handlers[kind](request)
+        except errors.StatusError as error:
+            return Outcome(self.store.revision, error=error)
+        except errors.InvariantError:
+            raise
+        except Exception as error:
+            raise errors.InvariantError(f"applying an entry of kind {kind} failed: {error!r}") from error
+
+    def _put(self, request: PutRequest) -> Outcome:
+        if request.lease or request.ignore_value or request.ignore_lease:
+            txn.check_put(self.store, request, self._leases)
+        write = self.store.begin()
+        revision, body = txn.put(write, request)
+        write.end()
+        return Outcome(revision, body)
+
+    def _delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> Outcome:
+        write = self.store.begin()
+        revision, body = txn.delete_range(write, request)
+        write.end()
+        return Outcome(revision, body)
+
+    def _txn(self, request: rpc_pb2.TxnRequest) -> Outcome:
+        write = self.store.begin()
+        path = txn.choose_path(write, request)
+        try:
+            txn.check_path(write, path, self._leases)
+            body = txn.execute(write, path)
+        finally:
+            write.end()
+        return Outcome(self.store.revision, body)
+
+    def read_txn(self, request: rpc_pb2.TxnRequest) -> Outcome:
+        """Answer a read-only txn from the current state, outside the log.
+
+        Raises:
+            CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
+        """
+        path = txn.choose_path(self.store, request)
+        view: Any = self.store  # a read-only path calls none of the writing methods
+        txn.check_ranges(view, path)
+        return Outcome(self.store.revision, txn.execute(view, path))
+
+    def _compact(self, request: rpc_pb2.CompactionRequest) -> Outcome:
+        if request.revision <= self.store.compact_revision:
+            raise errors.CompactedError(self.store.compact_revision)
+        if request.revision > self.store.revision:
+            raise errors.FutureRevisionError
+        self.store.compact(request.revision)
+        return Outcome(self.store.revision)
+
+    def _alarm(self, request: rpc_pb2.AlarmRequest) -> Outcome:
+        response = rpc_pb2.AlarmResponse(alarms=self.alarms.execute(request))
+        return Outcome(self.store.revision, response.SerializeToString())
+
+    def _member_attributes(self, record: raft_pb2.MemberRecord) -> Outcome:
+        self.membership.set_attributes(record)
+        return Outcome(self.store.revision)
