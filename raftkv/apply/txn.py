@@ -102,15 +102,16 @@ def _holds(view: ranges.ReadView, compare: rpc_pb2.Compare) -> bool:
 
 def _matches(compare: rpc_pb2.Compare, kv: kv_pb2.KeyValue) -> bool:
     have, want = _operands(compare, kv)
+    order: int = (have > want) - (have < want)
     result = compare.result
     if result == rpc_pb2.Compare.EQUAL:
-        return have == want
+        return order == 0
     if result == rpc_pb2.Compare.NOT_EQUAL:
-        return have != want
+        return order != 0
     if result == rpc_pb2.Compare.GREATER:
-        return have > want
+        return order > 0
     if result == rpc_pb2.Compare.LESS:
-        return have < want
+        return order < 0
     return True  # a result that this version does not know holds, as in etcd
 
 

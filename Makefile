@@ -1,0 +1,37 @@
+# Needs only Python >= 3.11 and git: every target makes .venv with what it uses.
+PYTHON ?= python3
+BIN := .venv/bin
+SIZE ?= 3
+SEEDS ?= 500
+JOBS ?= 2
+VENV := .venv/.installed
+
+.PHONY: cluster test verify fix proto sim bench clean
+
+cluster: $(VENV)  ## three members on loopback with a live status table
+	$(BIN)/raftkv cluster --size $(SIZE)
+
+test: $(VENV)  ## every test, on two cores
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+verify: $(VENV)  ## format, lint, types, generated code current; writes nothing
+	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python proto/compile.py --check
+
+fix: $(VENV)  ## format and repair what can be repaired
+	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+proto: $(VENV)  ## compile proto/ into raftkv/pb
+	$(BIN)/python proto/compile.py
+
+sim: $(VENV)  ## SEED=n replays one seed of the simulator, SEEDS=n runs many
+	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --jobs $(JOBS))
+
+bench: $(VENV)  ## raftkv beside real etcd in one run: bench/results.json, plot, README table
+	$(BIN)/pip install -q -e '.[bench]' && $(BIN)/python -m bench.compare
+
+clean:  ## everything that can be made again
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis cluster-data bench/data jepsen/runs
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV): setup.py pyproject.toml
+	$(PYTHON) -m venv .venv && $(BIN)/pip install -q --upgrade pip && $(BIN)/pip install -q -e '.[dev]' && touch $@
