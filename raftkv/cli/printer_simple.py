@@ -1,0 +1,85 @@
+"""The default format: what a person wants to see, one thing a line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from raftkv.cli import printer
+from raftkv.cli.printer import EndpointAnswer, EndpointHealth, Printer, write, write_line
+
+if TYPE_CHECKING:
+    from raftkv.pb import kv_pb2, rpc_pb2
+
+ALARM_NAMES = {0: "NONE", 1: "NOSPACE", 2: "CORRUPT"}
+
+
+class SimplePrinter(Printer):
+    """Keys and values as they are (or in hexadecimal), rows separated by commas."""
+
+    name = "simple"
+
+    def put(self, response: rpc_pb2.PutResponse) -> None:  # noqa: D102
+        write_line("OK")
+        if response.HasField("prev_kv"):
+            self._pairs([response.prev_kv])
+
+    def get(self, response: rpc_pb2.RangeResponse) -> None:  # noqa: D102
+        self._pairs(response.kvs)
+
+    def delete(self, response: rpc_pb2.DeleteRangeResponse) -> None:  # noqa: D102
+        write_line(str(response.deleted))
+        self._pairs(response.prev_kvs)
+
+    def txn(self, response: rpc_pb2.TxnResponse) -> None:  # noqa: D102
+        write_line("SUCCESS" if response.succeeded else "FAILURE")
+        for operation in response.responses:
+            write_line("")
+            kind = operation.WhichOneof("response")
+            if kind == "response_put":
+                self.put(operation.response_put)
+            elif kind == "response_range":
+                self.get(operation.response_range)
+            elif kind == "response_delete_range":
+                self.delete(operation.response_delete_range)
+
+    def alarms(self, response: rpc_pb2.AlarmResponse) -> None:  # noqa: D102
+        for alarm in response.alarms:
+            # The space at the end is etcd's.
+            member = f"memberID:{alarm.memberID} " if alarm.memberID else ""
+            kind = f"alarm:{ALARM_NAMES.get(alarm.alarm, alarm.alarm)} " if alarm.alarm else ""
+            write_line(member + kind)
+
+    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:  # noqa: D102
+        self._rows(printer.member_rows(response)[1])
+
+    def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:  # noqa: D102
+        for answer in answers:
+            if answer.error:
+                text = f"{answer.endpoint} is unhealthy: failed to commit proposal: {answer.error}"
+                print(text, file=sys.stderr)
+            else:
+                text = f"{answer.endpoint} is healthy: successfully committed proposal: took = {answer.took}"
+                write_line(text)
+
+    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
+        self._rows(printer.status_rows(answers)[1])
+
+    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
+        self._rows(printer.hashkv_rows(answers)[1])
+
+    def _rows(self, rows: list[list[str]]) -> None:
+        for row in rows:
+            write_line(", ".join(row))
+
+    def _pairs(self, pairs: Iterable[kv_pb2.KeyValue]) -> None:
+        lines = []
+        for pair in pairs:
+            if not self.value_only:
+                lines.append(self._shown(pair.key))
+            lines.append(self._shown(pair.value))
+        write(b"".join(line + b"\n" for line in lines))
+
+    def _shown(self, data: bytes) -> bytes:
+        return "".join(f"\\x{byte:02x}" for byte in data).encode() if self.hexadecimal else data

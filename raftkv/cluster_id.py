@@ -1,0 +1,114 @@
+"""Who is who before any message is exchanged: member ids, the cluster id, the initial cluster.
+
+Owns the rules by which every member computes the same ids from the same flags, which are etcd's, so that ids in logs
+and dashboards stay what they were: a member's id is the head of a SHA-1 over its peer URLs and the cluster token, the
+cluster's id that of a SHA-1 over the ids of the founding members. Nothing here touches a file or a socket.
+
+>>> cluster = parse_initial_cluster("a=http://127.0.0.1:2380,b=http://127.0.0.1:22380")
+>>> sorted(cluster)
+['a', 'b']
+>>> f"{member_id(('http://localhost:2380',), 'etcd-cluster'):x}"
+'8e9e05c52164694d'
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+from raftkv.errors import ConfigError
+
+URL_SCHEMES = ("http", "https", "unix", "unixs")
+
+
+def member_id(peer_urls: Iterable[str], cluster_token: str, added_at_s: int | None = None) -> int:
+    """The id of a member.
+
+    Arguments:
+        peer_urls: its peer URLs, in any order.
+        cluster_token: ``initial-cluster-token``.
+        added_at_s: Unix time of a member added at run time; None for a founding member.
+
+    Returns:
+        64 bits, never printed but in hexadecimal.
+    """
+    text = "".join(sorted(peer_urls)) + cluster_token
+    return _head(text.encode() if added_at_s is None else f"{text}{added_at_s}".encode())
+
+
+def cluster_id(member_ids: Iterable[int]) -> int:
+    """The id of a cluster that these members found, in any order."""
+    return _head(b"".join(member.to_bytes(8, "big") for member in sorted(member_ids)))
+
+
+def _head(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha1(data, usedforsecurity=False).digest()[:8], "big")
+
+
+def founding_members(initial_cluster: str, cluster_token: str) -> dict[int, tuple[str, tuple[str, ...]]]:
+    """Every founding member: id to name and peer URLs, in order of id.
+
+    Raises:
+        ConfigError: the text is malformed, or two members share an id (the same URLs twice).
+    """
+    members: dict[int, tuple[str, tuple[str, ...]]] = {}
+    for name, urls in parse_initial_cluster(initial_cluster).items():
+        identifier = member_id(urls, cluster_token)
+        if identifier in members:
+            raise ConfigError(
+                f"initial cluster {initial_cluster} has the same URLs for {name!r} and {members[identifier][0]!r}"
+            )
+        members[identifier] = (name, urls)
+    return dict(sorted(members.items()))
+
+
+def parse_initial_cluster(text: str) -> dict[str, tuple[str, ...]]:
+    """Read ``name=URL,name=URL``; a name given twice has two URLs.
+
+    Raises:
+        ConfigError: an entry without a URL, or a malformed one.
+    """
+    found: dict[str, list[str]] = {}
+    for entry in filter(None, text.split(",")):
+        name, _, url = entry.partition("=")
+        found.setdefault(name.strip(), []).append(url)
+    return {name: parse_urls(",".join(urls)) for name, urls in found.items()}
+
+
+def format_initial_cluster(cluster: Mapping[str, Iterable[str]]) -> str:
+    """The inverse of ``parse_initial_cluster``, sorted."""
+    return ",".join(sorted(f"{name}={url}" for name, urls in cluster.items() for url in urls))
+
+
+def parse_urls(text: str) -> tuple[str, ...]:
+    """Read a comma-separated list of URLs of the form ``scheme://host:port``.
+
+    Returns:
+        The URLs sorted and without doubles: the order in which ids are computed and lists are printed.
+
+    Raises:
+        ConfigError: with etcd's words.
+    """
+    return tuple(sorted({_checked_url(part.strip()) for part in text.split(",")}))
+
+
+def _checked_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise ConfigError(f'URL address does not have the form "host:port": {text}') from None
+    if parts.scheme not in URL_SCHEMES:
+        raise ConfigError(f"URL scheme must be http, https, unix, or unixs: {text}")
+    if port is None and not parts.netloc.endswith(":"):
+        raise ConfigError(f'URL address does not have the form "host:port": {text}')
+    if parts.path:
+        raise ConfigError(f"URL must not contain a path: {text}")
+    return text
+
+
+def split_url(url: str) -> tuple[str, str, int]:
+    """Scheme, host (without brackets) and port of a checked URL."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or 0
