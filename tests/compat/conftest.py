@@ -1,0 +1,57 @@
+"""The servers of the compatibility tests, each started once per run, and their logs with every failure."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.compat.store import Store
+from tests.compat.wire import Wire
+from tests.procs import ETCD_FAST, RAFTKV, Cluster
+
+
+@pytest.fixture(scope="session")
+def etcd() -> Iterator[Cluster]:
+    """The oracle: real etcd 3.5.1, one member."""
+    with Cluster(ETCD_FAST) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def raftkv() -> Iterator[Cluster]:
+    """Three members of raftkv."""
+    with Cluster(RAFTKV, size=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session", params=["etcd", "raftkv"])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    """Each server in turn, so that what a test expects is proven on etcd itself."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def wire(cluster: Cluster) -> Iterator[Wire]:
+    """Connections to every member."""
+    with Wire(cluster.endpoints) as wire:
+        yield wire
+
+
+@pytest.fixture
+def store(wire: Wire, cluster: Cluster) -> Store:
+    """The store of `cluster`, emptied and compacted; revisions count from there."""
+    return Store(wire, cluster.program.name)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the tails of the servers' logs to the report of a failed test."""
+    report = yield
+    if report.failed:
+        for value in getattr(item, "funcargs", {}).values():
+            if isinstance(value, Cluster):
+                report.sections.append((f"logs of {value.program.name}", value.logs()))
+    return report
