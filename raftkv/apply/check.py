@@ -15,8 +15,8 @@ from raftkv.pb import rpc_pb2
 _SORT_ORDERS: Final = frozenset(rpc_pb2.RangeRequest.SortOrder.values())
 _SORT_TARGETS: Final = frozenset(rpc_pb2.RangeRequest.SortTarget.values())
 
-Interval = tuple[bytes, bytes | None]
-"""Keys from the first to below the second; ``None`` is no upper bound."""
+Interval = tuple[bytes, bytes]
+"""Keys from the first to below the second."""
 
 
 def check_range(request: rpc_pb2.RangeRequest) -> None:
@@ -118,10 +118,10 @@ def _put_keys(operations: Iterable[rpc_pb2.RequestOp]) -> Iterator[bytes]:
 def _interval(request: rpc_pb2.DeleteRangeRequest) -> Interval:
     if not request.range_end:
         return request.key, request.key + b"\0"
-    if request.range_end == b"\0":
-        return request.key, None
+    # The end "\0" too is taken as it stands, and holds no key then, though executing it deletes everything from the
+    # key on. Clients can see that etcd has it so: such a deletion may stand beside a put.
     return request.key, request.range_end
 
 
 def _intersects(intervals: Iterable[Interval], key: bytes) -> bool:
-    return any(low <= key and (high is None or key < high) for low, high in intervals)
+    return any(low <= key < high for low, high in intervals)
