@@ -1,1 +1,20 @@
-"""Workloads, one a file."""
+"""The workloads: what clients ask, and what is judged beyond the common judges. One workload a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jepsen.workloads.append import Append
+from jepsen.workloads.base import Workload
+from jepsen.workloads.mixed import Mixed
+from jepsen.workloads.register import Register
+from jepsen.workloads.set import Set
+from jepsen.workloads.txn import Transactions
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "register": Register,
+    "set": Set,
+    "append": Append,
+    "txn": Transactions,
+    "mixed": Mixed,
+}

@@ -1,0 +1,72 @@
+"""Puts the judges together: which of them sit on a history, and one verdict.
+
+Every history is judged by replay, by search per key, and for its members; a workload may add a judge of its own.
+``undecided`` and "could not be read" are violations: a run passes only when everything was looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jepsen.checkers import Violation, linear, members, replay
+from jepsen.history import History
+
+Judge = Callable[[History], list[Violation]]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Violations by judge."""
+
+    violations: dict[str, list[Violation]] = field(default_factory=dict)
+
+    @property
+    def valid(self) -> bool:
+        """Whether no judge found anything."""
+        return not any(self.violations.values())
+
+    def lines(self, limit: int = 10) -> list[str]:
+        """What was found, the first few of each judge."""
+        shown = []
+        for name, found in self.violations.items():
+            shown += [f"[{name}] {violation}" for violation in found[:limit]]
+            if len(found) > limit:
+                shown.append(f"[{name}] ... and {len(found) - limit} more")
+        return shown
+
+
+def sequential_clients(history: History) -> list[Violation]:
+    """The harness's own promise: a client has one operation outstanding."""
+    last: dict[str, int] = {}
+    found = []
+    for operation in sorted(history.operations, key=lambda op: op.call):
+        if operation.call < last.get(operation.client, 0):
+            found.append(Violation("harness", f"client {operation.client} overlaps itself", (operation.id,)))
+        last[operation.client] = operation.returned
+    return found
+
+
+COMMON: dict[str, Judge] = {
+    "replay": replay.check,
+    "linear": linear.check,
+    "hashes": members.check_hashes,
+    "monotone": members.check_monotone,
+    "sequential": sequential_clients,
+}
+
+
+def judge(history: History, extra: dict[str, Judge] | None = None, acked_min: int = 0) -> Verdict:
+    """Run all judges.
+
+    Arguments:
+        history: what happened.
+        extra: the workload's own judges.
+        acked_min: a run with fewer acknowledged writes shows nothing, and fails.
+    """
+    verdict = Verdict({name: check(history) for name, check in (COMMON | (extra or {})).items()})
+    acked = sum(1 for operation in history.operations if operation.wrote)
+    if acked < acked_min:
+        text = f"only {acked} writes were acknowledged, {acked_min} are needed"
+        verdict.violations["load"] = [Violation("too little load", text)]
+    return verdict

@@ -1,0 +1,315 @@
+"""Judge 2: linearizability of each key by search, believing values only.
+
+The algorithm is Wing and Gong's with Lowe's memory of visited configurations ("Testing for linearizability", 2017):
+take any operation that could come first, see whether the register allows it, go on, step back when stuck. Revisions
+are ignored throughout, so a store whose revisions lie is caught here.
+
+Which operations count: those that touch exactly one key, now, linearizably. A key that is also written by others (txns
+over several keys, deletes of intervals) is left to judge 1. Keep keys to a few hundred operations each: the cost grows
+with concurrency and length, and running out of steps is a violation ("undecided"), never a pass.
+
+Writes of unknown fate: a write whose value nobody saw may be left out, for then its presence and absence allow the
+same answers (whatever followed it overwrote it); a write whose value was seen happened before the first who saw it
+returned. Both rest on values being unique, and the first on nobody having noticed a key without being shown its value
+(a failed guard with no read, say); both are looked up, not assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jepsen.checkers import Violation
+from jepsen.history import History, Operation
+from jepsen.ops import (
+    Compare,
+    Delete,
+    DeleteResult,
+    KeyValue,
+    Put,
+    PutResult,
+    Range,
+    RangeResult,
+    Request,
+    Result,
+    Txn,
+    TxnResult,
+    branches,
+    is_serializable,
+    may_write,
+    puts,
+    ran,
+)
+
+STEPS_MAX = 2_000_000
+
+State = str | None
+"""The value of the one key; None: no such key."""
+
+
+class Refused(Exception):
+    """The register in this state cannot have given this answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation for the search: its span in time and what the register must allow."""
+
+    call: float
+    returned: float
+    request: Request
+    result: Result | None
+    id: int = 0
+
+
+def check(history: History, steps_max: int = STEPS_MAX) -> list[Violation]:
+    """Violations, key by key."""
+    found = []
+    for key, operations in sorted(_by_key(history.operations).items()):
+        verdict = is_linearizable(prepare(operations), steps_max)
+        ids = tuple(operation.id for operation in operations)[:8]
+        if verdict is None:
+            found.append(Violation("undecided", f"key {key}: no verdict within {steps_max} steps", ids))
+        elif not verdict:
+            found.append(Violation("not linearizable", f"key {key}, {len(operations)} operations", ids))
+    return found
+
+
+def prepare(operations: list[Operation]) -> list[Step]:
+    """Operations of one key as steps, with the unknown ones dropped or bounded (see the module's text)."""
+    written = Counter(put.value for operation in operations for put in puts(operation.request))
+    seen = _first_seen(operations)
+    blind = any(_notices_blindly(operation) for operation in operations)
+    steps = []
+    for operation in operations:
+        if operation.kind == "fail" or (operation.kind == "info" and not may_write(operation.request)):
+            continue
+        returned: float = operation.returned
+        if operation.kind == "info":
+            values = [put.value for put in puts(operation.request)]
+            unique = all(written[value] == 1 for value in values)
+            returned = min((seen.get(value, math.inf) for value in values if unique), default=math.inf)
+            deletes = any(isinstance(part, Delete) for part in branches(operation.request))
+            if returned == math.inf and unique and not deletes and not blind:
+                continue
+        steps.append(Step(operation.call, returned, operation.request, operation.result, operation.id))
+    return steps
+
+
+def is_linearizable(steps: list[Step], steps_max: int = STEPS_MAX) -> bool | None:
+    """Whether one order of the steps, true to real time, explains all answers; None when undecided."""
+    search = _Search(steps)
+    for _ in range(steps_max):
+        verdict = search.advance()
+        if verdict is not None:
+            return verdict
+    return None
+
+
+class _Search:
+    """The linked list of calls and returns, the operations taken so far, and the configurations seen.
+
+    Entry 0 is the head. Steps without an answer have no return entry: they may stay untaken for ever.
+    """
+
+    def __init__(self, steps: list[Step]) -> None:
+        self._steps = steps
+        marks = [(step.call, 0, number) for number, step in enumerate(steps)]
+        marks += [(step.returned, 1, number) for number, step in enumerate(steps) if step.returned < math.inf]
+        marks.sort()
+        size = len(marks) + 1
+        self._owner = [-1, *(number for _, _, number in marks)]
+        self._is_call = [False, *(kind == 0 for _, kind, _ in marks)]
+        self._return_of = {n: at + 1 for at, (_, kind, n) in enumerate(marks) if kind == 1}
+        self._next = [*range(1, size), 0]
+        self._previous = [size - 1, *range(size - 1)]
+        self._unanswered = len(self._return_of)
+        self._state: State = None
+        self._taken = 0
+        self._visited: set[tuple[int, State]] = set()
+        self._path: list[tuple[int, State]] = []
+        self._entry = self._next[0] if marks else 0
+
+    def advance(self) -> bool | None:
+        """Look at one entry; True and False are verdicts."""
+        if self._unanswered == 0:
+            return True
+        entry = self._entry
+        if not self._is_call[entry]:
+            return None if self._step_back() else False
+        if not self._try(entry):
+            self._entry = self._next[entry]
+        return None
+
+    def _try(self, entry: int) -> bool:
+        number = self._owner[entry]
+        step = self._steps[number]
+        try:
+            state = next_state(self._state, step.request, step.result)
+        except Refused:
+            return False
+        configuration = (self._taken | 1 << number, state)
+        if configuration in self._visited:
+            return False
+        self._visited.add(configuration)
+        self._path.append((entry, self._state))
+        self._taken, self._state = configuration
+        self._lift(entry)
+        self._entry = self._next[0]
+        return True
+
+    def _step_back(self) -> bool:
+        if not self._path:
+            return False
+        entry, self._state = self._path.pop()
+        self._taken &= ~(1 << self._owner[entry])
+        self._unlift(entry)
+        self._entry = self._next[entry]
+        return True
+
+    def _lift(self, entry: int) -> None:
+        self._cut(entry)
+        end = self._return_of.get(self._owner[entry])
+        if end is not None:
+            self._cut(end)
+            self._unanswered -= 1
+
+    def _unlift(self, entry: int) -> None:
+        end = self._return_of.get(self._owner[entry])
+        if end is not None:
+            self._splice(end)
+            self._unanswered += 1
+        self._splice(entry)
+
+    def _cut(self, entry: int) -> None:
+        self._next[self._previous[entry]] = self._next[entry]
+        self._previous[self._next[entry]] = self._previous[entry]
+
+    def _splice(self, entry: int) -> None:
+        self._next[self._previous[entry]] = entry
+        self._previous[self._next[entry]] = entry
+
+
+def next_state(state: State, request: Request, result: Result | None) -> State:
+    """The register after a request.
+
+    Arguments:
+        state: value before.
+        request: what was asked, of one key only.
+        result: what was answered; None when unknown, then nothing is held against it.
+
+    Raises:
+        Refused: the answer is impossible in this state.
+    """
+    match request:
+        case Put():
+            if request.previous and isinstance(result, PutResult):
+                _demand((result.previous.value if result.previous is not None else None) == state)
+            return request.value
+        case Range():
+            if isinstance(result, RangeResult):
+                _demand((result.kvs[0].value if result.kvs else None) == state)
+            return state
+        case Delete():
+            if isinstance(result, DeleteResult):
+                _demand(result.deleted == (state is not None))
+            return None
+        case Txn():
+            return _after_txn(state, request, result)
+
+
+def _after_txn(state: State, request: Txn, result: Result | None) -> State:
+    answer = result if isinstance(result, TxnResult) else None
+    verdicts = [_holds(state, guard) for guard in request.compares]
+    if False in verdicts:
+        succeeded = False
+    elif None in verdicts:  # A guard on revisions: take the store's word, or that it held, if somebody saw the write.
+        succeeded = answer.succeeded if answer is not None else True
+    else:
+        succeeded = True
+    _demand(answer is None or answer.succeeded == succeeded)
+    parts = request.success if succeeded else request.failure
+    results: tuple[Result | None, ...] = answer.results if answer is not None else (None,) * len(parts)
+    for part, part_result in zip(parts, results, strict=True):
+        state = next_state(state, part, part_result)
+    return state
+
+
+def _holds(state: State, guard: Compare) -> bool | None:
+    """Whether a guard holds, None when values cannot tell."""
+    if guard.target == "value" and guard.relation in ("=", "!="):
+        return state is not None and (state == guard.operand) == (guard.relation == "=")
+    if guard.operand == 0 and guard.relation in ("=", "!=", ">"):
+        return (state is None) == (guard.relation == "=")
+    return None
+
+
+def _demand(possible: bool) -> None:
+    if not possible:
+        raise Refused
+
+
+def _by_key(operations: list[Operation]) -> dict[str, list[Operation]]:
+    groups: dict[str, list[Operation]] = defaultdict(list)
+    spoiled: set[str] = set()
+    intervals = []
+    for operation in operations:
+        parts = branches(operation.request)
+        keys = {part.key for part in parts} | {guard.key for guard in _guards(operation.request)}
+        single = len(keys) == 1 and not any(isinstance(p, Range | Delete) and p.end for p in parts)
+        past = any(isinstance(part, Range) and part.rev for part in parts)
+        if single and not past and not (is_serializable(operation.request) and not may_write(operation.request)):
+            groups[keys.pop()].append(operation)
+        elif may_write(operation.request) and operation.kind != "fail":
+            spoiled |= {part.key for part in parts if isinstance(part, Put | Delete)}
+            intervals += [part for part in parts if isinstance(part, Delete) and part.end]
+    if intervals:
+        return {}
+    return {key: group for key, group in groups.items() if key not in spoiled}
+
+
+def _guards(request: Request) -> tuple[Compare, ...]:
+    return request.compares if isinstance(request, Txn) else ()
+
+
+def _first_seen(operations: list[Operation]) -> dict[str, float]:
+    """For each value, when the first operation returned that was shown it."""
+    seen: dict[str, float] = {}
+    for operation in operations:
+        for value in _shown(operation.request, operation.result):
+            seen[value] = min(seen.get(value, math.inf), operation.returned)
+    return seen
+
+
+def _shown(request: Request, result: Result | None) -> Iterator[str]:
+    """Values that an answer showed, other than what the request itself wrote."""
+    if result is None:
+        return
+    own = {put.value for put in puts(request)}
+    if isinstance(request, Txn) and isinstance(result, TxnResult) and result.succeeded:
+        yield from (str(guard.operand) for guard in request.compares if _names_value(guard))
+    for _, answer in ran(request, result):
+        match answer:
+            case PutResult(previous=KeyValue(value=value)):
+                yield value
+            case RangeResult(kvs=kvs) | DeleteResult(previous=kvs):
+                yield from (kv.value for kv in kvs if kv.value not in own)
+
+
+def _notices_blindly(operation: Operation) -> bool:
+    """Whether an answer depends on the key's value without showing it."""
+    request, result = operation.request, operation.result
+    if result is None:
+        return False
+    first = next(ran(request, result), None)
+    if isinstance(request, Txn) and isinstance(result, TxnResult):
+        named = result.succeeded and any(_names_value(guard) for guard in request.compares)
+        reads_first = first is not None and isinstance(first[0], Range)
+        return bool(request.compares) and not named and not reads_first
+    return first is not None and isinstance(first[0], Delete) and not first[0].previous
+
+
+def _names_value(guard: Compare) -> bool:
+    return guard.target == "value" and guard.relation == "="

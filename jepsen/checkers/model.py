@@ -1,0 +1,122 @@
+"""The store as it should be: an obvious, unhurried copy of etcd's key-value semantics.
+
+Owns every version of every key, so that reads of the past can be judged. Invariant: ``current`` is the last version of
+each living key. The model is told the revision of each write; it never counts by itself.
+
+>>> model = Model()
+>>> model.apply(Put("k", "1"), rev=2)
+PutResult(previous=None)
+>>> model.apply(Range("k"), rev=2).kvs[0].version
+1
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import Any
+
+from jepsen.ops import (
+    Compare,
+    Delete,
+    DeleteResult,
+    KeyValue,
+    Part,
+    PartResult,
+    Put,
+    PutResult,
+    Range,
+    RangeResult,
+    Relation,
+    Request,
+    Result,
+    Txn,
+    TxnResult,
+    is_in,
+)
+
+_RELATIONS: dict[Relation, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+class Model:
+    """Keys and their versions, as of the last revision applied."""
+
+    def __init__(self) -> None:
+        self.current: dict[str, KeyValue] = {}
+        self._versions: dict[str, list[tuple[int, KeyValue | None]]] = {}
+
+    def apply(self, request: Request, rev: int) -> Result:
+        """Do a request whose writes, if any, get revision ``rev``; return the right answer."""
+        if not isinstance(request, Txn):
+            return self._do(request, rev)
+        succeeded = all(self._holds(guard) for guard in request.compares)
+        branch = request.success if succeeded else request.failure
+        return TxnResult(succeeded, tuple(self._do(part, rev) for part in branch))
+
+    def read(self, key: str, end: str = "", rev: int = 0) -> tuple[KeyValue, ...]:
+        """Living keys of an interval in order, now or as of a past revision."""
+        if end == "":
+            found = self._at(key, rev)
+            return (found,) if found is not None else ()
+        inside = sorted(k for k in (self._versions if rev else self.current) if is_in(k, key, end))
+        return tuple(kv for k in inside if (kv := self._at(k, rev)) is not None)
+
+    def written_at(self, rev: int, keys: set[str]) -> dict[str, KeyValue | None]:
+        """What the last revision did to some keys: the new version, or None for deleted."""
+        last = {key: self._versions.get(key, [(0, None)])[-1] for key in keys}
+        return {key: kv for key, (at, kv) in last.items() if at == rev}
+
+    def force(self, rev: int, kvs: tuple[KeyValue, ...], deleted: tuple[str, ...]) -> None:
+        """Take over what the store says of a revision nobody can explain, so that judging can go on."""
+        for kv in kvs:
+            self._set(kv.key, rev, kv)
+        for key in deleted:
+            self._set(key, rev, None)
+
+    def _do(self, part: Part, rev: int) -> PartResult:
+        match part:
+            case Put():
+                return self._put(part, rev)
+            case Delete():
+                return self._delete(part, rev)
+            case Range():
+                return RangeResult(self.read(part.key, part.end, part.rev))
+
+    def _put(self, request: Put, rev: int) -> PutResult:
+        old = self.current.get(request.key)
+        create, version = (old.create, old.version + 1) if old is not None else (rev, 1)
+        self._set(request.key, rev, KeyValue(request.key, request.value, create, rev, version))
+        return PutResult(old if request.previous else None)
+
+    def _delete(self, request: Delete, rev: int) -> DeleteResult:
+        old = self.read(request.key, request.end)
+        for kv in old:
+            self._set(kv.key, rev, None)
+        return DeleteResult(len(old), old if request.previous else ())
+
+    def _holds(self, guard: Compare) -> bool:
+        kv = self.current.get(guard.key)
+        if guard.target == "value":
+            return kv is not None and _RELATIONS[guard.relation](kv.value, guard.operand)
+        actual = 0 if kv is None else getattr(kv, guard.target)
+        return _RELATIONS[guard.relation](actual, guard.operand)
+
+    def _at(self, key: str, rev: int) -> KeyValue | None:
+        if rev <= 0:
+            return self.current.get(key)
+        versions = self._versions.get(key, [])
+        position = bisect_right(versions, rev, key=lambda version: version[0])
+        return versions[position - 1][1] if position else None
+
+    def _set(self, key: str, rev: int, kv: KeyValue | None) -> None:
+        self._versions.setdefault(key, []).append((rev, kv))
+        if kv is None:
+            self.current.pop(key, None)
+        else:
+            self.current[key] = kv

@@ -1,0 +1,129 @@
+"""A client: one request outstanding, every failure sorted into definite and indefinite, everything recorded.
+
+A client is pinned to one member, or goes round the cluster: to the next member after each failure. Nothing is retried:
+a retry would be a second request, and grpc's own are switched off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from jepsen.db import Member
+from jepsen.history import Operation, Recorder
+from jepsen.ops import Request, may_write
+from jepsen.outcome import classify
+from jepsen.wire import METHODS, request_message, result_of
+
+CHANNEL_OPTIONS = [
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.max_receive_message_length", -1),
+]
+
+
+def open_channel(member: Member) -> grpc.aio.Channel:
+    """A connection of its own to a member."""
+    return grpc.aio.insecure_channel(member.address, options=CHANNEL_OPTIONS)
+
+
+class Gate:
+    """Lets requests pass, or holds them back at a quiet point."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+
+    def open(self) -> None:
+        """Let requests pass."""
+        self._open.set()
+
+    def shut(self) -> None:
+        """Hold back requests that have not begun."""
+        self._open.clear()
+
+    async def wait_open(self) -> None:
+        """Wait until requests may pass."""
+        await self._open.wait()
+
+
+class Client:
+    """One client.
+
+    Arguments:
+        name: unique in the run; values made by ``fresh_value`` start with it.
+        members: whom to ask; more than one means going round.
+        recorder: where operations go.
+        gate: held at quiet points.
+        timeout_s: after which an answer counts as lost.
+        rng: this client's source of choices.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        members: list[Member],
+        recorder: Recorder,
+        gate: Gate,
+        timeout_s: float,
+        rng: random.Random,
+    ) -> None:
+        self.name = name
+        self.rng = rng
+        self.last_rev = 1
+        self._members = members
+        self._recorder = recorder
+        self._gate = gate
+        self._timeout_s = timeout_s
+        self._channels = [open_channel(member) for member in members]
+        self._at = 0
+        self._values = 0
+
+    def fresh_value(self) -> str:
+        """A value that nobody else in the run writes."""
+        self._values += 1
+        return f"{self.name}.{self._values}"
+
+    async def call(self, request: Request) -> Operation:
+        """Send one request to one member and wait for how it ends."""
+        await self._gate.wait_open()
+        member = self._members[self._at]
+        operation = self._recorder.begin(self.name, member.number, member.lives, request)
+        try:
+            await self._send(operation)
+        finally:
+            await self._recorder.end(operation, member.lives)
+        return operation
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for channel in self._channels:
+            await channel.close()
+
+    async def _send(self, operation: Operation) -> None:
+        request = operation.request
+        try:
+            response = await self._exchange(request)
+        except grpc.aio.AioRpcError as error:
+            text = error.details() or ""
+            operation.failure = classify(error.code().name, text, may_write(request))
+            self._at = (self._at + 1) % len(self._members)
+            return
+        operation.result = result_of(request, response)
+        operation.rev, operation.by = response.header.revision, response.header.member_id
+        self.last_rev = max(self.last_rev, operation.rev)
+
+    async def _exchange(self, request: Request) -> Any:
+        path, response_class = METHODS[type(request)]
+        call = self._channels[self._at].unary_unary(
+            path,
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=response_class.FromString,
+        )
+        return await call(request_message(request), timeout=self._timeout_s)

@@ -1,0 +1,249 @@
+"""The members of the cluster under test, as processes: start, stop, kill -9, pause, restart, wipe.
+
+One class serves raftkv and real etcd, because the flags have the same names. A member keeps its ports and its folder
+over its lives; every start adds one to ``lives``. Layout of a run's folder:
+
+    <run>/m1/data/      the member's data directory
+    <run>/m1/log        what all its lives wrote
+
+Ports are taken below the ephemeral range, so that no outgoing connection can sit on the port of a member that is down.
+Where util-linux has ``setpriv``, members die with the harness even if that is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_PORTS = range(12_000, 32_000)
+_STOP_S = 10.0
+
+
+class DbError(Exception):
+    """The cluster cannot be brought up or down; one line says why."""
+
+
+def programs() -> dict[str, list[str]]:
+    """What to run for each system under test."""
+    etcd = Path(sys.executable).parent / "etcd"
+    return {"raftkv": [sys.executable, "-m", "raftkv"], "etcd": [str(etcd)]}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How members are run.
+
+    heartbeat_ms, election_ms: Raft's times; snapshot_count: entries between snapshots, small enough to happen in a run.
+    """
+
+    system: str = "raftkv"
+    size: int = 3
+    heartbeat_ms: int = 50
+    election_ms: int = 500
+    snapshot_count: int = 1000
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Member:
+    """One member: where it lives, and its process while it runs."""
+
+    number: int
+    folder: Path
+    client_port: int
+    peer_port: int
+    lives: int = 0
+    paused: bool = False
+    process: subprocess.Popen[bytes] | None = None
+    log: IO[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Its ``--name``."""
+        return f"m{self.number}"
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it."""
+        return f"127.0.0.1:{self.client_port}"
+
+    @property
+    def up(self) -> bool:
+        """Started, and not killed or stopped by us (it may have ended by itself: see ``Cluster.died``)."""
+        return self.process is not None
+
+
+class Cluster:
+    """All members of one cluster."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.settings = settings
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        ports = free_ports(2 * settings.size)
+        self.members = [
+            Member(n, folder / f"m{n}", ports[2 * n - 2], ports[2 * n - 1]) for n in range(1, settings.size + 1)
+        ]
+        for member in self.members:
+            member.folder.mkdir(exist_ok=True)
+
+    @property
+    def quorum(self) -> int:
+        """How many members are a majority."""
+        return len(self.members) // 2 + 1
+
+    def serving(self) -> list[Member]:
+        """Members that run and are not paused."""
+        return [member for member in self.members if member.up and not member.paused]
+
+    def start(self, members: Iterable[Member]) -> None:
+        """Start members, in the given order."""
+        for member in members:
+            if member.up:
+                raise DbError(f"{member.name} runs already")
+            member.lives += 1
+            member.log = (member.folder / "log").open("ab")
+            member.process = subprocess.Popen(
+                [*_die_with_parent(), *self._command(member)],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=member.log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def kill(self, members: Iterable[Member]) -> None:
+        """``kill -9``; returns when the processes are gone. Killing several is as near to one instant as can be."""
+        self._signal_and_reap(members, signal.SIGKILL)
+
+    def stop(self, members: Iterable[Member]) -> None:
+        """Ask members to end (SIGTERM)."""
+        self._signal_and_reap(members, signal.SIGTERM)
+
+    def pause(self, members: Iterable[Member]) -> None:
+        """SIGSTOP."""
+        for member in members:
+            if member.process is not None:
+                member.process.send_signal(signal.SIGSTOP)
+                member.paused = True
+
+    def resume(self, members: Iterable[Member]) -> None:
+        """SIGCONT."""
+        for member in members:
+            if member.process is not None:
+                member.process.send_signal(signal.SIGCONT)
+            member.paused = False
+
+    def wipe(self, member: Member) -> None:
+        """Destroy the data of a member that is down (what the judges must notice)."""
+        if member.up:
+            raise DbError(f"{member.name} runs: kill it first")
+        shutil.rmtree(member.folder / "data", ignore_errors=True)
+
+    def died(self) -> list[tuple[Member, int]]:
+        """Members that ended although nobody told them to, with exit statuses; they count as down from now on."""
+        gone = []
+        for member in self.members:
+            status = member.process.poll() if member.process is not None else None
+            if status is not None:
+                self._forget(member)
+                gone.append((member, status))
+        return gone
+
+    def close(self) -> None:
+        """Kill whatever runs."""
+        self.kill(self.members)
+
+    def _signal_and_reap(self, members: Iterable[Member], number: signal.Signals) -> None:
+        running = [(member, member.process) for member in members if member.process is not None]
+        for _, process in running:
+            process.send_signal(number)
+        for member, process in running:
+            if member.paused:
+                process.send_signal(signal.SIGCONT)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            self._forget(member)
+
+    @staticmethod
+    def _forget(member: Member) -> None:
+        member.process, member.paused = None, False
+        if member.log is not None:
+            member.log.close()
+            member.log = None
+
+    def _command(self, member: Member) -> list[str]:
+        client, peer = f"http://{member.address}", f"http://127.0.0.1:{member.peer_port}"
+        peers = ",".join(f"{other.name}=http://127.0.0.1:{other.peer_port}" for other in self.members)
+        settings = self.settings
+        return [
+            *programs()[settings.system],
+            *("--name", member.name),
+            *("--data-dir", str(member.folder / "data")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", peers, "--initial-cluster-state", "new"),
+            *("--initial-cluster-token", self.folder.name),
+            *("--heartbeat-interval", str(settings.heartbeat_ms)),
+            *("--election-timeout", str(settings.election_ms)),
+            *("--snapshot-count", str(settings.snapshot_count)),
+            *("--log-level", "warn"),
+            *settings.flags,
+        ]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise DbError("no free ports")
+
+
+def filesystem_of(path: Path) -> str:
+    """Type of the filesystem that holds a path, such as ``ext4``."""
+    place = os.path.realpath(path)
+    best, kind = "", "unknown"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        mount = left.split()[4].replace("\\040", " ")
+        inside = place == mount or place.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, right.split()[0]
+    return kind
+
+
+def require_disk(path: Path) -> None:
+    """Refuse to test durability on a file system that lives in memory.
+
+    Raises:
+        DbError: it does.
+    """
+    kind = filesystem_of(path)
+    if kind in MEMORY_FILESYSTEMS:
+        raise DbError(f"{path} is on {kind}: durability cannot be tested in memory")
+
+
+def _die_with_parent() -> list[str]:
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []

@@ -1,0 +1,219 @@
+"""What every client asked and was told: the history of a run, in memory and as JSON lines.
+
+One operation a line, in the order of completion, times in nanoseconds of the monotonic clock:
+
+    {"id": 7, "client": "c1", "member": 0, "life": [2, 2], "call": 120, "return": 950,
+     "request": ["put", "k", "v", false], "rev": 9, "by": 1234, "result": ["put_result", null]}
+    {"id": 8, ..., "error": {"code": "UNAVAILABLE", "text": "...", "definite": false}}
+
+and, between them, events of the nemesis (``{"event": "kill", ...}``) and what was read of the store at the end
+(``{"store": ...}``, see ``checkers/replay.py``). Invariants: a client has at most one operation outstanding; an
+operation is written once, when it ended. An operation without an answer is of kind ``info``: it may have happened at
+any time after its call, or never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from jepsen.ops import KeyValue, Request, Result, decode, did_write, encode
+from jepsen.outcome import Failure
+
+Kind = Literal["ok", "fail", "info"]
+
+
+@dataclass(slots=True)
+class Operation:
+    """One request of one client, and how it ended.
+
+    ``member`` is the number of the member asked, ``by`` the member id in the answer's header. ``lives`` are the
+    counts of the member's starts at call and at return: equal means that one process served the request.
+    """
+
+    id: int
+    client: str
+    member: int
+    call: int
+    request: Request
+    lives: tuple[int, int] = (0, 0)
+    returned: int = 0
+    rev: int = 0
+    by: int = 0
+    result: Result | None = None
+    failure: Failure | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """``ok``: answered. ``fail``: certainly did not happen. ``info``: unknown."""
+        if self.result is not None:
+            return "ok"
+        return "fail" if self.failure is not None and self.failure.definite else "info"
+
+    @property
+    def wrote(self) -> bool:
+        """Whether it is known to have changed the store."""
+        return self.result is not None and did_write(self.request, self.result)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the store says of one revision: keys written in it, keys deleted in it (where that was looked up)."""
+
+    kvs: tuple[KeyValue, ...]
+    deleted: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class StoreRecord:
+    """The store as read back: each revision's change, whole states at some revisions, and the last revision."""
+
+    last: int = 1
+    changes: dict[int, Change] = field(default_factory=dict)
+    states: dict[int, tuple[KeyValue, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class History:
+    """A finished run: operations, events, and the store read back."""
+
+    operations: list[Operation]
+    events: list[dict[str, Any]] = field(default_factory=list)
+    store: StoreRecord | None = None
+
+
+class Recorder:
+    """Collects a history while it happens, and lets others wait for progress."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self.events: list[dict[str, Any]] = []
+        self.acked_calls: list[int] = []
+        self.outstanding = 0
+        self._next_id = 0
+        self._progress = asyncio.Condition()
+
+    def begin(self, client: str, member: int, life: int, request: Request) -> Operation:
+        """Note that a client is about to send a request."""
+        self._next_id += 1
+        self.outstanding += 1
+        return Operation(self._next_id, client, member, time.monotonic_ns(), request, (life, life))
+
+    async def end(self, operation: Operation, life: int) -> None:
+        """Note how it ended (``result`` or ``failure`` is set)."""
+        operation.returned = time.monotonic_ns()
+        operation.lives = (operation.lives[0], life)
+        self.operations.append(operation)
+        self.outstanding -= 1
+        if operation.wrote:
+            self.acked_calls.append(operation.call)
+        async with self._progress:
+            self._progress.notify_all()
+
+    def event(self, name: str, **details: Any) -> None:
+        """Note something that the nemesis or the runner did."""
+        self.events.append({"event": name, "at": time.monotonic_ns(), **details})
+
+    async def wait_acked(self, count: int, timeout_s: float) -> bool:
+        """Wait until ``count`` more writes were called *and* acknowledged; False when time ran out."""
+        now = time.monotonic_ns()
+        looked_at = len(self.acked_calls)
+        left = count
+
+        def enough() -> bool:
+            nonlocal looked_at, left
+            left -= sum(1 for call in self.acked_calls[looked_at:] if call > now)
+            looked_at = len(self.acked_calls)
+            return left <= 0
+
+        return await self._wait(enough, timeout_s)
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no request is outstanding; False when time ran out."""
+        return await self._wait(lambda: self.outstanding == 0, timeout_s)
+
+    async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s), self._progress:
+                await self._progress.wait_for(condition)
+        except TimeoutError:
+            return False
+        return True
+
+
+def save(history: History, path: Path) -> None:
+    """Write a history as JSON lines."""
+    with path.open("w", encoding="utf-8") as file:
+        for line in _lines(history):
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def load(path: Path) -> History:
+    """Read a history back."""
+    history = History([])
+    with path.open(encoding="utf-8") as file:
+        for text in file:
+            line = json.loads(text)
+            if "event" in line:
+                history.events.append(line)
+            elif "store" in line:
+                history.store = _store_from_json(line["store"])
+            else:
+                history.operations.append(_operation_from_json(line))
+    return history
+
+
+def _lines(history: History) -> Iterable[dict[str, Any]]:
+    timed: list[tuple[int, dict[str, Any]]] = [(event["at"], event) for event in history.events]
+    timed += [(operation.returned, _operation_to_json(operation)) for operation in history.operations]
+    yield from (line for _, line in sorted(timed, key=lambda pair: pair[0]))
+    if history.store is not None:
+        yield {"store": _store_to_json(history.store)}
+
+
+def _operation_to_json(operation: Operation) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "id": operation.id,
+        "client": operation.client,
+        "member": operation.member,
+        "life": list(operation.lives),
+        "call": operation.call,
+        "return": operation.returned,
+        "request": encode(operation.request),
+    }
+    if operation.result is not None:
+        return line | {"rev": operation.rev, "by": operation.by, "result": encode(operation.result)}
+    failure = operation.failure
+    if failure is None:
+        return line
+    return line | {"error": {"code": failure.code, "text": failure.text, "definite": failure.definite}}
+
+
+def _operation_from_json(line: dict[str, Any]) -> Operation:
+    first_life, last_life = line["life"]
+    operation = Operation(line["id"], line["client"], line["member"], line["call"], decode(line["request"]))
+    operation.lives = (first_life, last_life)
+    operation.returned = line["return"]
+    if "result" in line:
+        operation.rev, operation.by, operation.result = line["rev"], line["by"], decode(line["result"])
+    elif "error" in line:
+        operation.failure = Failure(**line["error"])
+    return operation
+
+
+def _store_to_json(store: StoreRecord) -> dict[str, Any]:
+    return {
+        "last": store.last,
+        "changes": [[rev, encode(c.kvs), list(c.deleted)] for rev, c in sorted(store.changes.items())],
+        "states": [[rev, encode(kvs)] for rev, kvs in sorted(store.states.items())],
+    }
+
+
+def _store_from_json(data: dict[str, Any]) -> StoreRecord:
+    changes = {rev: Change(decode(kvs), tuple(deleted)) for rev, kvs, deleted in data["changes"]}
+    return StoreRecord(data["last"], changes, {rev: decode(kvs) for rev, kvs in data["states"]})

@@ -1,0 +1,30 @@
+"""The ledger: one line for every run, so that what was tried, and on what, can be counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from jepsen.db import ROOT
+
+LEDGER = ROOT / "jepsen" / "LEDGER.jsonl"
+
+
+def add(entry: dict[str, Any], path: Path = LEDGER) -> None:
+    """Append a line; the commit is added."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"commit": commit(), **entry}, separators=(", ", ": ")) + "\n")
+
+
+def commit() -> str:
+    """The commit under test, with ``-dirty`` when files of the product differ from it."""
+    described = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", "raftkv", "storage", "proto", "jepsen/*.py")
+    return described + ("-dirty" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()

@@ -1,0 +1,201 @@
+"""Faults, whom they hit, and their schedule from a seed.
+
+A fault is injected, perhaps held until the rest of the cluster has acknowledged more writes, healed, and then the
+cluster must show that it works again (the next acknowledged writes) before the next one comes. Nothing is slept
+through: each wait is for a condition with a limit, and a limit that runs out after healing is a finding ("not live").
+
+Faults with targets are named ``<fault>-<target>``, such as ``kill-leader``; ``kill`` alone stands for all of its
+targets. To add one (a partition, a full disk), write a class with ``inject`` and ``heal`` and enter it in ``FAULTS``;
+members' addresses and folders are in ``db.Member``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from jepsen.db import Cluster, Member
+from jepsen.history import Recorder
+from jepsen.probe import Probe
+
+LIVE_S = 30.0
+"""After healing, writes must be acknowledged within this."""
+ACKS = 10
+"""How many acknowledged writes show that the cluster works."""
+
+
+class Fault(Protocol):
+    """One kind of trouble, done to some members and undone again."""
+
+    targets: ClassVar[tuple[str, ...]]
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Do it."""
+        ...
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Undo it, in the order given."""
+        ...
+
+
+class Kill:
+    """``kill -9``, then start again."""
+
+    targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "quorum", "all")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Kill."""
+        cluster.kill(members)
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Start."""
+        cluster.start(members)
+
+
+class Pause:
+    """SIGSTOP, then SIGCONT: a process that believes no time has passed."""
+
+    targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "quorum", "all")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Stop."""
+        cluster.pause(members)
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Go on."""
+        cluster.resume(members)
+
+
+class Wipe:
+    """Kill and destroy the data. No store survives this on all members: it shows that the judges see a loss."""
+
+    targets: ClassVar[tuple[str, ...]] = ("all",)
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Kill and destroy."""
+        cluster.kill(members)
+        for member in members:
+            cluster.wipe(member)
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Start."""
+        cluster.start(members)
+
+
+FAULTS: dict[str, Callable[[], Fault]] = {"kill": Kill, "pause": Pause, "wipe": Wipe}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One entry of a schedule.
+
+    hold_s: keep the fault until more writes are acknowledged, for so long at most; 0: heal at once.
+    settle: afterwards wait for the health of every member, not only for acknowledged writes.
+    shuffle: seed of the order in which members are healed.
+    """
+
+    fault: str
+    target: str
+    hold_s: float
+    settle: bool
+    shuffle: int
+
+
+def parse(names: str, size: int) -> list[tuple[str, str]]:
+    """Faults and targets of a list such as ``kill,pause-leader``, for a cluster of ``size``.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    wanted: list[tuple[str, str]] = []
+    for name in filter(None, names.split(",")):
+        fault, _, target = name.partition("-")
+        known = FAULTS[fault]().targets if fault in FAULTS else ()
+        if not known or (target and target not in known):
+            raise ValueError(f"unknown nemesis {name!r}: have {', '.join(FAULTS)}, each also with -<target>")
+        wanted += [(fault, one) for one in ((target,) if target else known)]
+    return wanted if size > 1 else [(fault, "all") for fault in dict.fromkeys(fault for fault, _ in wanted)]
+
+
+def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
+    """Steps without end: each round has every fault once, in a new order."""
+    rng = random.Random(f"schedule {seed}")
+    while wanted:
+        for fault, target in rng.sample(wanted, len(wanted)):
+            pause = fault == "pause"
+            hold_s = rng.uniform(0.3, 2.0) if pause or rng.random() < 0.4 else 0.0
+            yield Step(fault, target, hold_s, settle=rng.random() < 0.5, shuffle=rng.getrandbits(32))
+
+
+class Nemesis:
+    """Carries out steps and notes them in the history."""
+
+    def __init__(self, cluster: Cluster, probe: Probe, recorder: Recorder) -> None:
+        self.faults = 0
+        self.kills = 0
+        self._cluster, self._probe, self._recorder = cluster, probe, recorder
+
+    async def carry_out(self, step: Step) -> None:
+        """Inject, hold, heal, and wait until the cluster works again."""
+        self.revive()
+        leader = await self._leader()
+        members = self._choose(step, leader)
+        fault = FAULTS[step.fault]()
+        names = [member.name for member in members]
+        self._recorder.event(step.fault, target=step.target, members=names, leader=leader in members)
+        fault.inject(self._cluster, members)
+        self.faults += 1
+        self.kills += len(members) if step.fault != "pause" else 0
+        if step.hold_s:
+            await self._hold(step)
+        self._recorder.event("heal", fault=step.fault, members=names)
+        fault.heal(self._cluster, members)
+        await self.settle(step.settle)
+
+    async def settle(self, everyone: bool) -> None:
+        """Wait until writes are acknowledged again, and if ``everyone``, until every member is well."""
+        if not await self._recorder.wait_acked(ACKS, LIVE_S):
+            self._unhealthy(f"fewer than {ACKS} writes acknowledged within {LIVE_S} s of healing")
+        if everyone and not await self._probe.wait_healthy(LIVE_S):
+            self._unhealthy(f"not every member well within {LIVE_S} s of healing")
+
+    def revive(self) -> None:
+        """Start members that ended by themselves, and note that they did."""
+        for member, status in self._cluster.died():
+            self._recorder.event("died", member=member.name, why=f"status {status}")
+            self._cluster.start([member])
+
+    async def _leader(self) -> Member | None:
+        """The leader; waits for one a while, for a fault that misses its target is a fault less."""
+        leader = await self._probe.leader()
+        if leader is None and await self._recorder.wait_acked(1, LIVE_S):
+            leader = await self._probe.leader()
+        return leader
+
+    async def _hold(self, step: Step) -> None:
+        """Keep the fault for a while: until the rest acknowledged writes in spite of it, if it can."""
+        await self._recorder.wait_acked(ACKS, step.hold_s)
+
+    def _choose(self, step: Step, leader: Member | None) -> list[Member]:
+        rng = random.Random(step.shuffle)
+        members = rng.sample(self._cluster.members, len(self._cluster.members))
+        if step.target == "leader":
+            return [leader] if leader is not None else members[:1]
+        if step.target == "follower":
+            return [member for member in members if member is not leader][:1]
+        count = {"one": 1, "quorum": self._cluster.quorum}.get(step.target, len(members))
+        return members[:count]
+
+    def _unhealthy(self, why: str) -> None:
+        self._recorder.event("unhealthy", why=why)
+
+
+def leader_losses(events: list[dict[str, Any]]) -> list[int]:
+    """When (ns) a leader was killed while the others went on: faults whose cost is a failover."""
+    return [
+        event["at"]
+        for event in events
+        if event["event"] == "kill" and event["leader"] and event["target"] in ("leader", "one")
+    ]

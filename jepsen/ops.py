@@ -1,0 +1,195 @@
+"""The vocabulary of histories: what a client asks, what it is told, and both as JSON.
+
+A request is a ``Put``, ``Range``, ``Delete`` or ``Txn``; its result is the class of the same shape. Keys and values
+are text here (the workloads write only text), so that a history reads well and hand-made ones are short:
+
+>>> request = Txn((Compare("k", "value", "=", "1"),), (Put("k", "2"),), (Range("k"),))
+>>> decode(encode(request)) == request
+True
+
+Left out: leases, watches, nested txns, and the filters and orders of Range; the workloads do not use them yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+END_OF_KEYS = "\0"
+"""As the end of a range: every key from the start on."""
+
+Target = Literal["value", "version", "create", "mod"]
+Relation = Literal["=", "!=", ">", "<"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """One key as the store holds it."""
+
+    key: str
+    value: str
+    create: int
+    mod: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write one key; with ``previous`` the answer carries what it replaced."""
+
+    key: str
+    value: str
+    previous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Read a key, or all of ``[key, end)``; ``rev`` 0 is now; ``serializable`` is a local, maybe stale read."""
+
+    key: str
+    end: str = ""
+    rev: int = 0
+    serializable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a key, or all of ``[key, end)``."""
+
+    key: str
+    end: str = ""
+    previous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """One guard of a txn: ``<target> of key <relation> operand``."""
+
+    key: str
+    target: Target
+    relation: Relation
+    operand: str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Txn:
+    """If all guards hold do ``success``, else ``failure``; one revision for all writes."""
+
+    compares: tuple[Compare, ...]
+    success: tuple[Part, ...]
+    failure: tuple[Part, ...] = ()
+
+
+Part = Put | Range | Delete
+Request = Part | Txn
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """Answer to ``Put``."""
+
+    previous: KeyValue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """Answer to ``Range``."""
+
+    kvs: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteResult:
+    """Answer to ``Delete``."""
+
+    deleted: int
+    previous: tuple[KeyValue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """Answer to ``Txn``: which branch ran, and the answers of its operations."""
+
+    succeeded: bool
+    results: tuple[PartResult, ...]
+
+
+PartResult = PutResult | RangeResult | DeleteResult
+Result = PartResult | TxnResult
+
+_KINDS: dict[str, type[Any]] = {
+    "put": Put,
+    "range": Range,
+    "delete": Delete,
+    "txn": Txn,
+    "put_result": PutResult,
+    "range_result": RangeResult,
+    "delete_result": DeleteResult,
+    "txn_result": TxnResult,
+    "compare": Compare,
+    "kv": KeyValue,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def is_in(key: str, start: str, end: str) -> bool:
+    """Whether ``key`` lies in the interval of a Range or Delete."""
+    if end == "":
+        return key == start
+    return key >= start and (end == END_OF_KEYS or key < end)
+
+
+def branches(request: Request) -> tuple[Part, ...]:
+    """Every operation that a request may run, in either branch."""
+    return (*request.success, *request.failure) if isinstance(request, Txn) else (request,)
+
+
+def ran(request: Request, result: Result) -> Iterator[tuple[Part, PartResult]]:
+    """The operations that an answered request did run, with their answers."""
+    if isinstance(request, Txn) and isinstance(result, TxnResult):
+        yield from zip(request.success if result.succeeded else request.failure, result.results, strict=True)
+    elif not isinstance(request, Txn) and not isinstance(result, TxnResult):
+        yield request, result
+
+
+def may_write(request: Request) -> bool:
+    """Whether a request could change the store."""
+    return any(isinstance(part, Put | Delete) for part in branches(request))
+
+
+def did_write(request: Request, result: Result) -> bool:
+    """Whether an answered request changed the store (a delete of nothing and an unlucky txn do not)."""
+    return any(
+        isinstance(part, Put) or (isinstance(answer, DeleteResult) and answer.deleted > 0)
+        for part, answer in ran(request, result)
+    )
+
+
+def is_serializable(request: Request) -> bool:
+    """Whether the answer may be stale: a local read, or a txn of nothing but local reads."""
+    return all(isinstance(part, Range) and part.serializable for part in branches(request))
+
+
+def puts(request: Request) -> Iterator[Put]:
+    """Every put that a request may run."""
+    return (part for part in branches(request) if isinstance(part, Put))
+
+
+def encode(value: Any) -> Any:
+    """A request or result (or a tuple of them) as JSON data: ``[kind, field, ...]`` without trailing defaults."""
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    name = _NAMES.get(type(value))
+    if name is None:
+        return value
+    return [name, *(encode(getattr(value, slot)) for slot in type(value).__slots__)]
+
+
+def decode(data: Any) -> Any:
+    """The reverse of ``encode``."""
+    if not isinstance(data, list):
+        return data
+    if data and isinstance(data[0], str) and data[0] in _KINDS:
+        return _KINDS[data[0]](*(decode(item) for item in data[1:]))
+    return tuple(decode(item) for item in data)

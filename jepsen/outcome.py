@@ -1,0 +1,62 @@
+"""Did it happen? Every failure of a request is definite (certainly not) or indefinite (perhaps, perhaps later).
+
+A definite verdict under indefinite conditions makes the judges blind or wrong; the reverse only costs them time. So a
+failure is indefinite unless it is in the tables below, matched by code and by the whole text (the text's beginning for
+the failures of grpc itself). Reads are never in doubt: a read that failed changed nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_REFUSALS: dict[str, frozenset[str]] = {
+    # Checked before the request is proposed, or deterministically when it is applied: no effect on any member.
+    "INVALID_ARGUMENT": frozenset(
+        {
+            "etcdserver: key is not provided",
+            "etcdserver: key not found",
+            "etcdserver: value is provided",
+            "etcdserver: lease is provided",
+            "etcdserver: too many operations in txn request",
+            "etcdserver: duplicate key given in txn request",
+            "etcdserver: request is too large",
+        }
+    ),
+    "OUT_OF_RANGE": frozenset(
+        {
+            "etcdserver: mvcc: required revision has been compacted",
+            "etcdserver: mvcc: required revision is a future revision",
+        }
+    ),
+    "RESOURCE_EXHAUSTED": frozenset({"etcdserver: mvcc: database space exceeded"}),
+    "NOT_FOUND": frozenset({"etcdserver: requested lease not found"}),
+    # The gap between committed and applied entries was too large: refused before proposing.
+    "UNKNOWN": frozenset({"etcdserver: too many requests"}),
+}
+
+_NEVER_SENT = (
+    # grpc found no connected address to hand the call to (retries are off: the call had no earlier attempt).
+    ("UNAVAILABLE", "failed to connect to all addresses"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed request: gRPC code name, text, and whether it certainly had no effect."""
+
+    code: str
+    text: str
+    definite: bool
+
+
+def classify(code: str, text: str, writes: bool) -> Failure:
+    """The failure of one request.
+
+    Arguments:
+        code: gRPC status code name, such as ``UNAVAILABLE``.
+        text: status message.
+        writes: whether the request could change the store.
+    """
+    refused = text in _REFUSALS.get(code, ())
+    never_sent = any(code == known and text.startswith(start) for known, start in _NEVER_SENT)
+    return Failure(code, text, definite=refused or never_sent or not writes)

@@ -1,0 +1,242 @@
+"""One run: load under faults, quiet points, heal, read the store back, judge.
+
+    start -> load + faults, every few faults a quiet point -> stop -> last reads -> store read back -> judges
+
+At a quiet point clients are held, all members must be well and at the same revision, and their hashes are compared.
+The folder of a run that passed is removed but for what the report says; that of a failed run stays whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jepsen import nemesis as nemeses
+from jepsen.checker import Verdict, judge
+from jepsen.client import Client, Gate
+from jepsen.db import ROOT, Cluster, Member, Settings, require_disk
+from jepsen.history import History, Recorder, save
+from jepsen.nemesis import LIVE_S, Nemesis
+from jepsen.probe import Probe, ProbeError
+from jepsen.store_reader import StoreReader
+from jepsen.workloads import WORKLOADS
+from jepsen.workloads.base import Workload
+
+RUNS = ROOT / "jepsen" / "runs"
+CLUSTER_CLIENTS = 2
+"""Clients that go round the cluster; the others are pinned to one member each."""
+
+ClientClass = Callable[..., Client]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run.
+
+    faults and time_s: the run ends after so many faults or so long, whichever is first; None is no limit.
+    rate: operations per second wanted of all clients together. timeout_s: of one request.
+    quiet_every: faults between quiet points. acked_min: fewer acknowledged writes fail the run.
+    client_class: how clients are made; tests put liars here, to see them caught.
+    """
+
+    settings: Settings = field(default_factory=Settings)
+    workload: str = "mixed"
+    nemesis: str = "kill"
+    seed: int = 0
+    faults: int | None = None
+    time_s: float | None = 30.0
+    clients: int = 10
+    rate: float = 300.0
+    timeout_s: float = 0.5
+    quiet_every: int = 10
+    acked_min: int = 100
+    runs: Path = RUNS
+    keep: bool = False
+    client_class: ClientClass = Client
+
+
+@dataclass(slots=True)
+class Report:
+    """How a run went."""
+
+    verdict: Verdict
+    figures: dict[str, Any]
+    folder: Path
+
+
+async def run(options: Options) -> Report:
+    """Run once, from an empty store to the verdict.
+
+    Raises:
+        DbError: the run could not take place (no ports, data directory in memory).
+    """
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{options.settings.system}-{options.workload}-{options.seed}"
+    folder = options.runs / f"{name}-{random.SystemRandom().getrandbits(24):06x}"
+    cluster = Cluster(folder, options.settings)
+    require_disk(folder)
+    try:
+        report = await _Run(options, cluster).go()
+    finally:
+        cluster.close()
+    if report.verdict.valid and not options.keep:
+        shutil.rmtree(folder)
+    return report
+
+
+class _Run:
+    def __init__(self, options: Options, cluster: Cluster) -> None:
+        self._options, self._cluster = options, cluster
+        self._recorder, self._gate = Recorder(), Gate()
+        self._workload: Workload = WORKLOADS[options.workload]()
+        self._stopping = False
+
+    async def go(self) -> Report:
+        began = time.monotonic()
+        async with self._probing() as probe:
+            trouble = Nemesis(self._cluster, probe, self._recorder)
+            self._cluster.start(self._cluster.members)
+            if not await probe.wait_healthy(2 * LIVE_S):
+                self._recorder.event("unhealthy", why="the cluster did not come up")
+            else:
+                await self._torment(trouble, probe)
+            loaded = time.monotonic()
+            store = await self._read_back(probe)
+        self._cluster.close()
+        history = History(self._recorder.operations, self._recorder.events, store)
+        save(history, self._cluster.folder / "history.jsonl")
+        verdict = judge(history, self._workload.judges, self._options.acked_min)
+        (self._cluster.folder / "verdict").write_text("\n".join(verdict.lines(1000)) + "\n")
+        figures = self._figures(trouble, loaded - began) | {"judged_s": round(time.monotonic() - loaded, 1)}
+        return Report(verdict, figures, self._cluster.folder)
+
+    async def _torment(self, trouble: Nemesis, probe: Probe) -> None:
+        """Load and faults until enough, then the last quiet point and the last reads."""
+        clients = self._clients()
+        self._gate.open()
+        async with asyncio.TaskGroup() as group:
+            for client in clients:
+                group.create_task(self._load(client))
+            try:
+                await self._faults(trouble, probe)
+            finally:
+                self._stopping = True
+                self._gate.open()
+        await self._quiet_point(trouble, probe)
+        last = self._client("last", self._cluster.members, 10.0)
+        await self._workload.finish(last)
+        self._gate.shut()
+        for client in (*clients, last):
+            await client.close()
+
+    async def _faults(self, trouble: Nemesis, probe: Probe) -> None:
+        options = self._options
+        deadline = None if options.time_s is None else time.monotonic() + options.time_s
+        steps = nemeses.schedule(nemeses.parse(options.nemesis, options.settings.size), options.seed)
+        if not await self._recorder.wait_acked(nemeses.ACKS, LIVE_S):
+            self._recorder.event("unhealthy", why="no load before the first fault")
+        for step in steps:
+            if trouble.faults == options.faults or (deadline is not None and time.monotonic() > deadline):
+                return
+            await trouble.carry_out(step)
+            if trouble.faults % options.quiet_every == 0:
+                await self._quiet_point(trouble, probe)
+        if deadline is not None:
+            await asyncio.sleep(max(0.0, deadline - time.monotonic()))
+
+    async def _quiet_point(self, trouble: Nemesis, probe: Probe) -> None:
+        """Hold the clients, wait for all members, compare their hashes, go on."""
+        self._gate.shut()
+        await self._recorder.wait_idle(60.0)
+        trouble.revive()
+        healthy = await probe.wait_healthy(LIVE_S)
+        if not healthy:
+            self._recorder.event("unhealthy", why=f"not every member well within {LIVE_S} s at a quiet point")
+        with contextlib.suppress(ProbeError):
+            rev = await probe.revision()
+            await probe.wait_revision(rev, LIVE_S)
+            answers = {member.name: await probe.hash_kv(member, rev) for member in self._cluster.members}
+            self._recorder.event("hashes", rev=rev, members=answers)
+        self._gate.open()
+
+    async def _read_back(self, probe: Probe) -> Any:
+        reader = StoreReader(probe)
+        try:
+            await reader.read_up_to(await probe.revision(), self._recorder.operations)
+        except ProbeError as error:
+            self._recorder.event("unhealthy", why=f"the store could not be read back: {error}")
+        return reader.record
+
+    def _clients(self) -> list[Client]:
+        members = self._cluster.members
+        clients = []
+        for number in range(self._options.clients):
+            rounds = number < CLUSTER_CLIENTS
+            at = number % len(members)
+            own = members[at:] + members[:at] if rounds else [members[at]]
+            clients.append(self._client(f"c{number}", own, self._options.timeout_s))
+        return clients
+
+    def _client(self, name: str, members: list[Member], timeout_s: float) -> Client:
+        rng = random.Random(f"{self._options.seed} {name}")
+        return self._options.client_class(name, members, self._recorder, self._gate, timeout_s, rng)
+
+    async def _load(self, client: Client) -> None:
+        """Steps at this client's share of the rate; what a slow answer delayed is not made up for."""
+        interval_s = self._options.clients / self._options.rate
+        due = time.monotonic() + client.rng.uniform(0, interval_s)
+        while not self._stopping:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            await self._workload.step(client)
+            due = max(due + interval_s, time.monotonic())
+
+    @contextlib.asynccontextmanager
+    async def _probing(self) -> AsyncIterator[Probe]:
+        probe = Probe(self._cluster)
+        try:
+            yield probe
+        finally:
+            await probe.close()
+
+    def _figures(self, trouble: Nemesis, loaded_s: float) -> dict[str, Any]:
+        operations = self._recorder.operations
+        kinds = {kind: sum(op.kind == kind for op in operations) for kind in ("ok", "fail", "info")}
+        waits = failovers_s(self._recorder)
+        return {
+            "seconds": round(loaded_s, 1),
+            "faults": trouble.faults,
+            "kills": trouble.kills,
+            "ops": len(operations),
+            **kinds,
+            "acked_writes": len(self._recorder.acked_calls),
+            "ops_per_s": round(len(operations) / loaded_s),
+            "failovers": len(waits),
+            "failover_p50_s": quantile(waits, 0.5),
+            "failover_p99_s": quantile(waits, 0.99),
+            "failover_max_s": quantile(waits, 1.0),
+        }
+
+
+def failovers_s(recorder: Recorder) -> list[float]:
+    """For each loss of a leader, seconds until a write called after it was acknowledged."""
+    acked = sorted((op.call, op.returned) for op in recorder.operations if op.wrote)
+    waits = []
+    for at in nemeses.leader_losses(recorder.events):
+        later = [returned for call, returned in acked if call > at]
+        if later:
+            waits.append((min(later) - at) / 1e9)
+    return waits
+
+
+def quantile(values: list[float], share: float) -> float | None:
+    """The value that a share of all do not exceed (nearest rank)."""
+    if not values:
+        return None
+    rank = max(0, min(len(values) - 1, -(-int(share * 1000) * len(values) // 1000) - 1))
+    return round(sorted(values)[rank], 3)

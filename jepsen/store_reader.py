@@ -1,0 +1,94 @@
+"""Reads the whole history of the store back, revision by revision, for the judge that replays it.
+
+Each revision is asked for alone: ``Range(revision=r, min_mod_revision=r)`` gives the keys written at r, and many such
+reads go in one read-only txn. Where an acknowledged request claims a revision only its keys are asked for, which is
+cheap; elsewhere (writes of unknown fate) the whole store is, and if nothing was written there, what was deleted is
+found by comparing the keys of two revisions. Whole states are read at some revisions besides, so that a change outside
+the keys asked for cannot hide.
+
+Must be called before each compaction, up to the revision to be compacted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jepsen.history import Change, Operation, StoreRecord
+from jepsen.ops import END_OF_KEYS, Delete, Put, branches
+from jepsen.probe import Probe
+from jepsen.wire import key_values
+from raftkv.pb import rpc_pb2
+
+_BATCH = 64
+_STATES = 16
+_TIMEOUT_S = 60.0
+
+Interval = tuple[str, str]
+_WHOLE: Interval = (END_OF_KEYS, END_OF_KEYS)
+
+
+class StoreReader:
+    """Fills a ``StoreRecord`` through linearizable reads."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.record = StoreRecord(last=1)
+        self._probe = probe
+
+    async def read_up_to(self, last: int, operations: list[Operation]) -> None:
+        """Read all revisions not read yet.
+
+        Arguments:
+            last: the last revision to read.
+            operations: what clients were told so far.
+
+        Raises:
+            ProbeError: the cluster did not answer, or refuses a revision.
+        """
+        first = self.record.last + 1
+        acked = {op.rev: span for op in operations if op.wrote and (span := _span(op)) is not None}
+        for start in range(first, last + 1, _BATCH):
+            batch = range(start, min(start + _BATCH, last + 1))
+            intervals = [acked.get(rev, _WHOLE) for rev in batch]
+            for rev, interval, kvs in zip(batch, intervals, await self._changes(batch, intervals), strict=True):
+                deleted = await self._deleted(rev) if interval is _WHOLE and not kvs else ()
+                self.record.changes[rev] = Change(kvs, deleted)
+        for rev in _spread(first, last):
+            self.record.states[rev] = key_values(await self._state(rev))
+        self.record.last = max(last, self.record.last)
+
+    async def _changes(self, revs: range, intervals: list[Interval]) -> list[Any]:
+        reads = [
+            rpc_pb2.RequestOp(
+                request_range=rpc_pb2.RangeRequest(
+                    key=start.encode(), range_end=end.encode(), revision=rev, min_mod_revision=rev
+                )
+            )
+            for rev, (start, end) in zip(revs, intervals, strict=True)
+        ]
+        response = await self._probe.retry(rpc_pb2.TxnRequest(success=reads), _TIMEOUT_S)
+        return [key_values(answer.response_range.kvs) for answer in response.responses]
+
+    async def _deleted(self, rev: int) -> tuple[str, ...]:
+        before = {kv.key for kv in await self._state(rev - 1, keys_only=True)}
+        after = {kv.key for kv in await self._state(rev, keys_only=True)}
+        return tuple(sorted(key.decode() for key in before - after))
+
+    async def _state(self, rev: int, keys_only: bool = False) -> Any:
+        request = rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0", revision=rev, keys_only=keys_only)
+        return (await self._probe.retry(request, _TIMEOUT_S)).kvs
+
+
+def _span(operation: Operation) -> Interval | None:
+    """An interval with every key that the operation may put; None when it has no puts."""
+    keys = sorted(part.key for part in branches(operation.request) if isinstance(part, Put))
+    if keys:
+        return (keys[0], "") if keys[0] == keys[-1] else (keys[0], keys[-1] + "\0")
+    deletes = [part for part in branches(operation.request) if isinstance(part, Delete)]
+    return (deletes[0].key, deletes[0].end) if len(deletes) == 1 else None
+
+
+def _spread(first: int, last: int) -> Iterator[int]:
+    """Some revisions, spread evenly, the last among them."""
+    step = max(1, (last - first + 1) // _STATES)
+    yield from range(last, first - 1, -step)

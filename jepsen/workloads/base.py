@@ -1,0 +1,59 @@
+"""What a workload is, and the rotation of keys that all of them need."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from jepsen.checker import Judge
+from jepsen.client import Client
+
+
+class Workload(Protocol):
+    """A generator of requests and the judges that know what they mean.
+
+    Values written must be unique in the run (``Client.fresh_value``): the judges find requests by them.
+    """
+
+    name: str
+    judges: dict[str, Judge]
+
+    async def step(self, client: Client) -> None:
+        """Send the next request of a client, or a few that belong together."""
+        ...
+
+    async def finish(self, client: Client) -> None:
+        """Last reads, when all faults are healed and all other clients have ended."""
+        ...
+
+
+class Rotation:
+    """A few keys in use, each replaced after some operations, so that no key's history grows long.
+
+    Search (judge 2) takes time that grows steeply with the operations on a key; see ``checkers/linear.py``.
+    """
+
+    def __init__(self, prefix: str, active: int, uses_max: int) -> None:
+        self.used: list[str] = []
+        self._prefix, self._uses_max = prefix, uses_max
+        self._left: dict[str, int] = {}
+        for _ in range(active):
+            self._open()
+
+    @property
+    def active(self) -> list[str]:
+        """Keys in use now."""
+        return list(self._left)
+
+    def take(self, key: str) -> str:
+        """Count one use of a key in use; it is replaced when used up."""
+        if key in self._left:
+            self._left[key] -= 1
+            if self._left[key] <= 0:
+                del self._left[key]
+                self._open()
+        return key
+
+    def _open(self) -> None:
+        key = f"{self._prefix}{len(self.used):05d}"
+        self.used.append(key)
+        self._left[key] = self._uses_max
