@@ -1,1 +1,116 @@
-"""(see ARCHITECTURE.md)"""
+"""The Raft core: consensus as a pure state machine (no clock, no sockets, no disk, no randomness of its own).
+
+``RawNode`` takes inputs (``tick``, ``step``, ``propose_batch``, ``read_index``, ...) and hands out work as ``Ready``.
+It behaves as etcd-io/raft does with asynchronous storage writes. Terms are those of the Raft paper and thesis.
+
+THE CALLER'S DUTIES, in this order, for each ``ready = node.ready()``
+
+1.  Send ``ready.messages`` at once, if you like in parallel with the disk. They may be lost, doubled or reordered.
+2.  Write to the disk: the snapshot if there is one, then ``ready.entries``, then ``ready.hard_state`` (in this order,
+    so that no torn write leaves a commit index without its entries). Entries replace everything in the log from their
+    first index on. With ``ready.must_sync`` the write must be synced; a failed sync ends this member.
+3.  Make the ``LogReader`` hold the same (``MemoryLog.append`` etc.), before duty 4 and in order of the Readys. A
+    snapshot is also installed in the state machine now, with its configuration.
+4.  When all that is durable: ``node.on_append_durable(ready)``, for each Ready in order (several may be on their way;
+    one sync may confirm many).
+5.  Then send ``ready.messages_after_append``. Never before: they are votes and acknowledgements.
+6.  Apply ``ready.committed_entries`` in order. They are durable here already, so this need not wait for duties 2-5.
+    For a membership entry call ``node.apply_conf_change(confchange.decode(entry.data))`` and persist what it returns
+    together with the applied index. Skip empty entries.
+7.  ``node.on_applied(index)`` for the last entry applied.
+8.  Answer reads: a read with ``ReadState(index, context)`` may be served once everything up to ``index`` is applied.
+9.  Call ``tick`` at regular intervals, ``report_unreachable`` when a message could not be delivered, and
+    ``report_snapshot`` when the transfer that a SNAPSHOT message asks for has ended, well or not.
+10. On the receiver, step a SNAPSHOT message only after the data of the snapshot has arrived and was checked.
+
+A caller without overlap does duties 1-7 in one go and calls ``node.advance(ready)`` for 4 and 7.
+
+::
+
+    node = RawNode(RaftConfig(id=1), log, random.Random(7))
+    while running:
+        for message in received: node.step(message)
+        if proposals: node.propose_batch(proposals)
+        if node.has_ready(): carry_out(node.ready())
+"""
+
+from .confchange import Configuration
+from .config import RaftConfig
+from .core import Raft
+from .errors import (
+    CompactedError,
+    ConfChangeError,
+    InvalidMessage,
+    InvariantError,
+    LogError,
+    ProposalDropped,
+    RaftError,
+    SnapshotOutOfDateError,
+    SnapshotTemporarilyUnavailable,
+    StepLocalMessage,
+    StepPeerNotFound,
+    UnavailableError,
+)
+from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog
+from .progress import ProgressState
+from .raw_node import RawNode
+from .status import ProgressStatus, Status
+from .types import (
+    NONE,
+    ConfChange,
+    ConfChangeSingle,
+    ConfChangeTransition,
+    ConfChangeType,
+    ConfState,
+    Entry,
+    EntryType,
+    HardState,
+    Message,
+    MessageType,
+    ReadState,
+    Ready,
+    SnapshotMeta,
+    SoftState,
+    StateRole,
+)
+
+__all__ = [
+    "ENTRY_OVERHEAD_BYTES",
+    "NONE",
+    "CompactedError",
+    "ConfChange",
+    "ConfChangeError",
+    "ConfChangeSingle",
+    "ConfChangeTransition",
+    "ConfChangeType",
+    "ConfState",
+    "Configuration",
+    "Entry",
+    "EntryType",
+    "HardState",
+    "InvalidMessage",
+    "InvariantError",
+    "LogError",
+    "LogReader",
+    "MemoryLog",
+    "Message",
+    "MessageType",
+    "ProgressState",
+    "ProgressStatus",
+    "ProposalDropped",
+    "Raft",
+    "RaftConfig",
+    "RaftError",
+    "RawNode",
+    "ReadState",
+    "Ready",
+    "SnapshotMeta",
+    "SnapshotOutOfDateError",
+    "SnapshotTemporarilyUnavailable",
+    "SoftState",
+    "StateRole",
+    "Status",
+    "StepLocalMessage",
+    "StepPeerNotFound",
+    "UnavailableError",
+]

@@ -233,3 +233,6 @@ class Ready:
     committed_entries: list[Entry] = field(default_factory=list)
     read_states: list[ReadState] = field(default_factory=list)
     must_sync: bool = False
+    """Whether ``messages_after_append`` need an fsync: not for a mere advance of the commit index."""
+    append_number: int = 0
+    """Place among the Readys that have something for the disk or wait for it; 0 for one that has not."""

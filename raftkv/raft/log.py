@@ -1,0 +1,349 @@
+"""The log of one member as the core sees it: the part on disk, the unstable tail, and how far it is committed.
+
+::
+
+    LogReader (on disk)          Unstable
+    1 2 3 4 5 6 7 8        │ 9 10 11 12 13 14
+        ▲   ▲        ▲     │         ▲  ▲      ▲
+        │   applying │     │ in_progress │      last_index
+        applied      committed            not yet handed out
+
+``Unstable`` holds what no disk has confirmed: entries below ``in_progress`` were handed out in a Ready and are being
+written, the others wait for the next Ready. They are dropped here only when it is certain that the reader has them
+and that no write in flight will overwrite them (``RawNode`` explains how that is known).
+
+Invariants
+
+1. ``applied <= applying <= committed <= last_index``; none but ``last_index`` ever goes back.
+2. Committed entries never change. Entries are handed out for applying only when they are on this member's disk.
+3. Unstable entries are contiguous from ``offset``; ``offset <= in_progress <= offset + len(entries)``.
+4. With a pending snapshot nothing is handed out for applying until it is installed.
+5. ``last_index`` and ``last_term`` are those of the last entry (or of the snapshot, or of what was compacted).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from .errors import CompactedError, InvalidMessage, InvariantError, UnavailableError
+from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog, limit_size, size_of
+from .types import Entry, SnapshotMeta
+
+__all__ = ["ENTRY_OVERHEAD_BYTES", "LogReader", "MemoryLog", "RaftLog", "Unstable", "limit_size", "size_of"]
+
+REJECTED = -1
+"""Answer of ``maybe_append``: the logs do not match where the append begins."""
+
+
+class Unstable:
+    """Entries and perhaps a snapshot that are not known to be durable."""
+
+    __slots__ = ("entries", "in_progress", "offset", "snapshot", "snapshot_in_progress")
+
+    def __init__(self, offset: int) -> None:
+        self.entries: list[Entry] = []
+        # entries[i] has index offset + i.
+        self.offset = offset
+        # First index that was not handed out for writing yet.
+        self.in_progress = offset
+        self.snapshot: SnapshotMeta | None = None
+        self.snapshot_in_progress = False
+
+    def term(self, index: int) -> int | None:
+        """Term at ``index`` if it is known here."""
+        at = index - self.offset
+        if 0 <= at < len(self.entries):
+            return self.entries[at].term
+        if self.snapshot is not None and self.snapshot.index == index:
+            return self.snapshot.term
+        return None
+
+    def next_entries(self) -> list[Entry]:
+        """Entries that were not handed out yet."""
+        return self.entries[self.in_progress - self.offset :]
+
+    def next_snapshot(self) -> SnapshotMeta | None:
+        """The snapshot, if it was not handed out yet."""
+        return None if self.snapshot_in_progress else self.snapshot
+
+    def accept(self) -> None:
+        """Everything that is here has been handed out for writing."""
+        self.in_progress = self.offset + len(self.entries)
+        self.snapshot_in_progress = self.snapshot is not None
+
+    def stable_to(self, index: int, term: int) -> None:
+        """Drop the entries up to ``index``: they are durable and no write in flight touches them.
+
+        Does nothing when the entry there is another one by now (it was overwritten meanwhile).
+        """
+        at = index - self.offset
+        if not 0 <= at < len(self.entries) or self.entries[at].term != term:
+            return
+        del self.entries[: at + 1]
+        self.offset = index + 1
+        self.in_progress = max(self.in_progress, self.offset)
+
+    def snapshot_stable_to(self, index: int) -> None:
+        """The snapshot at ``index`` is installed and durable."""
+        if self.snapshot is not None and self.snapshot.index == index:
+            self.snapshot = None
+            self.snapshot_in_progress = False
+
+    def restore(self, snapshot: SnapshotMeta) -> None:
+        """Forget everything for a snapshot."""
+        self.entries = []
+        self.offset = self.in_progress = snapshot.index + 1
+        self.snapshot = snapshot
+        self.snapshot_in_progress = False
+
+    def truncate_and_append(self, entries: list[Entry]) -> None:
+        """Append, replacing from the first of ``entries`` on."""
+        first = entries[0].index
+        if first == self.offset + len(self.entries):
+            self.entries.extend(entries)
+            return
+        if first <= self.offset:
+            # Replaces entries that are on disk already: the next write truncates there.
+            self.entries = list(entries)
+            self.offset = first
+        else:
+            del self.entries[first - self.offset :]
+            self.entries.extend(entries)
+        # What is on its way to the disk behind this point no longer counts as handed out.
+        self.in_progress = min(self.in_progress, first)
+
+
+class RaftLog:
+    """See the head of the module. One per member; only the core changes it."""
+
+    __slots__ = (
+        "_pages",
+        "_slice_bytes",
+        "_slice_entries",
+        "_slice_key",
+        "applied",
+        "applying",
+        "applying_bytes",
+        "applying_paused",
+        "committed",
+        "last_index",
+        "last_term",
+        "max_applying_bytes",
+        "reader",
+        "unstable",
+    )
+
+    def __init__(self, reader: LogReader, max_applying_bytes: int) -> None:
+        first, last = reader.first_index(), reader.last_index()
+        self.reader = reader
+        self.unstable = Unstable(last + 1)
+        self.last_index = last
+        self.last_term = reader.term(last)
+        # What was compacted had been applied, hence committed.
+        self.committed = self.applying = self.applied = first - 1
+        self.max_applying_bytes = max_applying_bytes
+        # Size of what was handed out for applying and not reported back, in all and page by page:
+        # (last index, size, payload). Handing out pauses at the limit.
+        self.applying_bytes = 0
+        self.applying_paused = False
+        self._pages: deque[tuple[int, int, int]] = deque()
+        # The last slice cut for an append message: followers at the same point share one list.
+        self._slice_key = (0, 0, 0)
+        self._slice_entries: list[Entry] = []
+        self._slice_bytes = 0
+
+    # -- terms -------------------------------------------------------------------------------------------------------
+
+    def first_index(self) -> int:
+        """Index of the first entry that can still be read."""
+        snapshot = self.unstable.snapshot
+        return self.reader.first_index() if snapshot is None else snapshot.index + 1
+
+    def term(self, index: int) -> int:
+        """Term at ``index``; raises ``CompactedError`` or ``UnavailableError`` outside what is known."""
+        if index == self.last_index:
+            return self.last_term
+        term = self.unstable.term(index)
+        if term is not None:
+            return term
+        if index > self.last_index:
+            raise UnavailableError(f"term of {index}: the log ends at {self.last_index}")
+        # The term just before the first entry is still known: appends are checked against it.
+        if index + 1 < self.first_index():
+            raise CompactedError(f"term of {index}: the log begins at {self.first_index()}")
+        return self.reader.term(index)
+
+    def term_or_zero(self, index: int) -> int:
+        """Term at ``index``, 0 where it is unknown."""
+        try:
+            return self.term(index)
+        except (CompactedError, UnavailableError):
+            return 0
+
+    def matches(self, index: int, term: int) -> bool:
+        """Whether the entry at ``index`` has this term (then everything before it is equal too)."""
+        if index == self.last_index:
+            return term == self.last_term
+        try:
+            return self.term(index) == term
+        except (CompactedError, UnavailableError):
+            return False
+
+    def is_up_to_date(self, index: int, term: int) -> bool:
+        """Whether a log that ends with ``(index, term)`` is at least as good as ours (paper section 5.4.1)."""
+        return term > self.last_term or (term == self.last_term and index >= self.last_index)
+
+    def find_conflict_by_term(self, index: int, term: int) -> tuple[int, int]:
+        """Where a log known by one ``(index, term)`` may at best match ours: the largest index not above ``index``
+        whose term is not above ``term`` or unknown, and its term (0 if unknown).
+
+        Terms only grow along a log, so all indexes in between cannot match: one probe per term, not per entry.
+        """
+        while index > 0:
+            try:
+                ours = self.term(index)
+            except (CompactedError, UnavailableError):
+                return index, 0
+            if ours <= term:
+                return index, ours
+            index -= 1
+        return 0, 0
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def append(self, entries: list[Entry]) -> None:
+        """Append contiguous entries, replacing what conflicts. Never touches committed entries."""
+        first = entries[0].index
+        if first <= self.committed:
+            raise InvariantError(f"append at {first} would replace committed entries (to {self.committed})")
+        if first <= self.last_index:
+            self._slice_key = (0, 0, 0)
+        self.unstable.truncate_and_append(entries)
+        last = entries[-1]
+        self.last_index = last.index
+        self.last_term = last.term
+
+    def maybe_append(self, index: int, term: int, entries: list[Entry], commit: int) -> int:
+        """Handle an append that follows ``(index, term)``: last index covered, or ``REJECTED`` if it does not match."""
+        if not self.matches(index, term):
+            return REJECTED
+        count = len(entries)
+        last_new = index + count
+        if count:
+            self._check_contiguous(index, term, entries)
+            if index == self.last_index:
+                self.append(entries)
+            else:
+                self._append_new(index, entries)
+        # Beyond last_new the logs may differ, whatever the leader has committed.
+        self.commit_to(min(commit, last_new))
+        return last_new
+
+    def _append_new(self, index: int, entries: list[Entry]) -> None:
+        # Entries that are here already stay (the message may be old: truncating would lose newer ones).
+        for at, entry in enumerate(entries):
+            if not self.matches(entry.index, entry.term):
+                if entry.index <= self.committed:
+                    raise InvariantError(f"entry {entry.index} conflicts with a committed one (to {self.committed})")
+                self.append(entries[at:])
+                return
+
+    @staticmethod
+    def _check_contiguous(index: int, term: int, entries: list[Entry]) -> None:
+        # Only the ends are looked at: it costs nothing and catches a sender that is off.
+        first, last = entries[0], entries[-1]
+        if first.index != index + 1 or last.index != index + len(entries) or not term <= first.term <= last.term:
+            raise InvalidMessage(f"append after {term}/{index} carries {first!r}..{last!r}")
+
+    def commit_to(self, index: int) -> None:
+        """Raise the commit index; a smaller one changes nothing."""
+        if index > self.committed:
+            if index > self.last_index:
+                raise InvariantError(
+                    f"commit {index} is beyond the last entry {self.last_index}: "
+                    "was the log corrupted, truncated or lost?"
+                )
+            self.committed = index
+
+    def restore(self, snapshot: SnapshotMeta) -> None:
+        """Forget the log for a snapshot; it is all committed."""
+        self.committed = snapshot.index
+        self.unstable.restore(snapshot)
+        self.last_index = snapshot.index
+        self.last_term = snapshot.term
+        self._slice_key = (0, 0, 0)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def entries(self, low: int, high: int, max_size_bytes: int) -> list[Entry]:
+        """Entries ``low <= index < high`` in a new list, as many as fit, but at least one."""
+        offset = self.unstable.offset
+        if low >= offset:
+            return limit_size(self.unstable.entries[low - offset : high - offset], max_size_bytes)
+        if low < self.first_index():
+            raise CompactedError(f"entry {low}: the log begins at {self.first_index()}")
+        cut = min(high, offset)
+        stable = self.reader.entries(low, cut, max_size_bytes)
+        if cut == high or len(stable) < cut - low:
+            return stable
+        room = max_size_bytes - size_of(stable)
+        tail = self.unstable.entries[: high - offset]
+        # limit_size gives at least one entry, which here may be one too many.
+        if room <= 0 or len(tail[0].data) + ENTRY_OVERHEAD_BYTES > room:
+            return stable
+        return stable + limit_size(tail, room)
+
+    def entries_to_send(self, low: int, max_size_bytes: int) -> tuple[list[Entry], int]:
+        """Entries from ``low`` on that fit one message, and the bytes of their data.
+
+        Followers that stand at the same point get the same list object: the transport can encode it once.
+        """
+        key = (low, self.last_index, self.last_term)
+        if key != self._slice_key:
+            entries = self.entries(low, self.last_index + 1, max_size_bytes)
+            self._slice_key = key
+            self._slice_entries = entries
+            self._slice_bytes = sum([len(entry.data) for entry in entries])
+        return self._slice_entries, self._slice_bytes
+
+    # -- applying ----------------------------------------------------------------------------------------------------
+
+    def max_appliable(self) -> int:
+        """Last index that is committed and on this member's disk."""
+        return min(self.committed, self.unstable.offset - 1)
+
+    def has_next_committed(self) -> bool:
+        """Whether ``next_committed`` would give something."""
+        return not self.applying_paused and self.unstable.snapshot is None and self.applying < self.max_appliable()
+
+    def next_committed(self) -> list[Entry]:
+        """Committed entries that were not handed out yet, as many as the limit allows; notes that they are."""
+        if not self.has_next_committed():
+            return []
+        high = self.max_appliable()
+        entries = self.reader.entries(self.applying + 1, high + 1, self.max_applying_bytes - self.applying_bytes)
+        if not entries:
+            raise InvariantError(f"no entries in {self.applying + 1}..{high}")
+        payload = sum([len(entry.data) for entry in entries])
+        size = payload + ENTRY_OVERHEAD_BYTES * len(entries)
+        last = entries[-1].index
+        self.applying = last
+        self.applying_bytes += size
+        self._pages.append((last, size, payload))
+        # A page cut short by the limit means that the next entry does not fit until something is applied.
+        self.applying_paused = self.applying_bytes >= self.max_applying_bytes or last < high
+        return entries
+
+    def applied_to(self, index: int) -> int:
+        """The caller applied up to ``index``. Returns the payload bytes of the pages that this completes."""
+        if index < self.applied or index > self.committed:
+            raise InvariantError(f"applied {index} is outside {self.applied}..{self.committed}")
+        self.applied = index
+        self.applying = max(self.applying, index)
+        payload = 0
+        while self._pages and self._pages[0][0] <= index:
+            _, size, page_payload = self._pages.popleft()
+            self.applying_bytes -= size
+            payload += page_payload
+        self.applying_paused = self.applying_bytes >= self.max_applying_bytes
+        return payload

@@ -1,0 +1,174 @@
+"""The part of the log that is on disk, as the core reads it: the ``LogReader`` protocol and ``MemoryLog``.
+
+The core never writes: the caller appends what a ``Ready`` hands out, here and to the disk, and says so
+(``RawNode.on_append_durable``). ``MemoryLog`` keeps the entries since the last compaction in memory; production fills
+it from the WAL at start and keeps it beside the WAL, tests use it alone.
+
+::
+
+    index      1 2 3 4 5 | 6 7 8 9          compact(5) drops 1-5 but remembers the term of 5,
+                         ^ first_index()    so that an append that follows 5 can still be checked
+
+Invariants: entries are contiguous; the term of ``first_index() - 1`` is known; the snapshot is never older than what
+was compacted, because a follower that needs compacted entries gets the snapshot instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .errors import CompactedError, InvariantError, SnapshotOutOfDateError, UnavailableError
+from .types import ConfState, Entry, HardState, SnapshotMeta
+
+ENTRY_OVERHEAD_BYTES = 16
+"""What an entry counts beside its data where sizes are limited: its term, index, type and framing."""
+
+
+class LogReader(Protocol):
+    """What the core asks of the log on disk. All answers come at once, from memory."""
+
+    def initial_state(self) -> tuple[HardState, ConfState]:
+        """What was persisted last, and the configuration as of ``RaftConfig.applied``. Asked once, at start."""
+
+    def entries(self, low: int, high: int, max_size_bytes: int) -> list[Entry]:
+        """Entries ``low <= index < high`` in a new list, as many as fit the size, but at least one.
+
+        Raises ``CompactedError`` when ``low`` is gone, ``UnavailableError`` when ``high - 1`` is not there.
+        """
+
+    def term(self, index: int) -> int:
+        """Term of the entry at ``index``, which is in ``first_index() - 1 .. last_index()``; raises as above."""
+
+    def last_index(self) -> int:
+        """Index of the last entry, or of the snapshot when there is none behind it."""
+
+    def first_index(self) -> int:
+        """Index of the first entry that is kept (or would be)."""
+
+    def snapshot(self) -> SnapshotMeta:
+        """The snapshot to send to a follower that needs compacted entries.
+
+        Raises ``SnapshotTemporarilyUnavailable`` when it has to be made first.
+        """
+
+
+def size_of(entries: Sequence[Entry]) -> int:
+    """Size of the entries where sizes are limited: data plus overhead."""
+    return sum([len(entry.data) for entry in entries]) + ENTRY_OVERHEAD_BYTES * len(entries)
+
+
+def limit_size(entries: list[Entry], max_size_bytes: int) -> list[Entry]:
+    """The longest prefix that fits, but at least one entry."""
+    if size_of(entries) <= max_size_bytes:
+        return entries
+    size = 0
+    for count, entry in enumerate(entries):
+        size += len(entry.data) + ENTRY_OVERHEAD_BYTES
+        if size > max_size_bytes and count > 0:
+            return entries[:count]
+    return entries[:1] if size > max_size_bytes else entries
+
+
+class MemoryLog:
+    """A ``LogReader`` that the caller appends to."""
+
+    def __init__(self, hard_state: HardState | None = None, conf_state: ConfState | None = None) -> None:
+        """``conf_state`` is the configuration as of the applied index the core is started with."""
+        self._hard_state = hard_state or HardState()
+        self._conf_state = conf_state or ConfState()
+        self._snapshot = SnapshotMeta(conf_state=self._conf_state)
+        # Position just before the first entry that is kept.
+        self._offset = 0
+        self._offset_term = 0
+        self._entries: list[Entry] = []
+
+    def initial_state(self) -> tuple[HardState, ConfState]:
+        """See ``LogReader``."""
+        return self._hard_state, self._conf_state
+
+    def set_hard_state(self, hard_state: HardState) -> None:
+        """Remember what was persisted."""
+        self._hard_state = hard_state
+
+    def set_conf_state(self, conf_state: ConfState) -> None:
+        """Remember the configuration as of the applied index, for the next start."""
+        self._conf_state = conf_state
+
+    def first_index(self) -> int:
+        """See ``LogReader``."""
+        return self._offset + 1
+
+    def last_index(self) -> int:
+        """See ``LogReader``."""
+        return self._offset + len(self._entries)
+
+    def term(self, index: int) -> int:
+        """See ``LogReader``."""
+        at = index - self._offset
+        if at <= 0:
+            if at == 0:
+                return self._offset_term
+            raise CompactedError(f"term of {index}: the log begins at {self._offset + 1}")
+        if at > len(self._entries):
+            raise UnavailableError(f"term of {index}: the log ends at {self.last_index()}")
+        return self._entries[at - 1].term
+
+    def entries(self, low: int, high: int, max_size_bytes: int) -> list[Entry]:
+        """See ``LogReader``."""
+        if low <= self._offset:
+            raise CompactedError(f"entry {low}: the log begins at {self._offset + 1}")
+        if high > self.last_index() + 1:
+            raise UnavailableError(f"entry {high - 1}: the log ends at {self.last_index()}")
+        start = low - self._offset - 1
+        return limit_size(self._entries[start : start + high - low], max_size_bytes)
+
+    def snapshot(self) -> SnapshotMeta:
+        """See ``LogReader``."""
+        return self._snapshot
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Append, replacing everything from the first of the entries on. What was compacted is passed over."""
+        if not entries:
+            return
+        first, last = entries[0].index, entries[-1].index
+        if last <= self._offset:
+            return
+        if first <= self._offset:
+            entries = entries[self._offset + 1 - first :]
+            first = self._offset + 1
+        at = first - self._offset - 1
+        if at > len(self._entries):
+            raise InvariantError(f"append at {first} leaves a hole: the log ends at {self.last_index()}")
+        if at < len(self._entries):
+            del self._entries[at:]
+        self._entries.extend(entries)
+
+    def compact(self, index: int) -> None:
+        """Drop the entries up to and including ``index``, which must have been applied."""
+        if index <= self._offset:
+            raise CompactedError(f"compact to {index}: the log begins at {self._offset + 1}")
+        if index > self.last_index():
+            raise InvariantError(f"compact to {index}: the log ends at {self.last_index()}")
+        self._offset_term = self.term(index)
+        del self._entries[: index - self._offset]
+        self._offset = index
+
+    def create_snapshot(self, index: int, conf_state: ConfState) -> SnapshotMeta:
+        """Name a snapshot of the state after ``index``, with the configuration of that moment."""
+        if index <= self._snapshot.index:
+            raise SnapshotOutOfDateError(f"snapshot at {index}: there is one at {self._snapshot.index}")
+        if index > self.last_index():
+            raise InvariantError(f"snapshot at {index}: the log ends at {self.last_index()}")
+        self._snapshot = SnapshotMeta(index, self.term(index), conf_state)
+        return self._snapshot
+
+    def apply_snapshot(self, meta: SnapshotMeta) -> None:
+        """Replace everything by a snapshot received from the leader."""
+        if self._snapshot.index != 0 and meta.index <= self._snapshot.index:
+            raise SnapshotOutOfDateError(f"snapshot at {meta.index}: there is one at {self._snapshot.index}")
+        self._snapshot = meta
+        self._conf_state = meta.conf_state
+        self._offset = meta.index
+        self._offset_term = meta.term
+        self._entries = []

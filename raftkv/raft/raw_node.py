@@ -1,0 +1,294 @@
+"""``RawNode``: the door of the Raft core. Inputs go in as calls, work comes out as ``Ready``.
+
+The caller's duties are the numbered list at the head of ``raftkv/raft/__init__.py``. Not thread-safe, never blocks,
+does no IO; equal calls in equal order give equal results.
+
+WRITES THAT OVERLAP
+
+Several Readys may be in flight to the disk. Each that has something for the disk, or messages that wait for it, gets
+a number; the caller confirms them in that order (``on_append_durable``). With the confirmation entries leave the
+unstable tail, and from then on the core reads them from the ``LogReader``. When is that safe? Take entries 5 and 6:
+
+    Ready 1, term 1   write 5' 6'        from leader A
+    Ready 2, term 2   write 5" 6"        leader C overwrote them
+    Ready 3, term 3   write 5' 6'        A leads again and sends the same entries as before
+
+When write 1 is confirmed, index and term of the unstable tail equal those of Ready 1, yet write 2 is still going to
+overwrite them on the disk. So a confirmation counts only if the *member's term* has not changed since its Ready was
+taken: then nobody has truncated anything meanwhile. So that nothing stays in the tail for ever, each Ready attests
+the whole tail as it stands, not only its own entries; a change of term always makes a Ready (the term must be saved).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from . import candidate, confchange, follower, leader, replication
+from .config import RaftConfig
+from .core import Raft
+from .errors import InvariantError, StepLocalMessage, StepPeerNotFound
+from .memory_log import LogReader
+from .status import Status, status_of
+from .types import (
+    ConfChange,
+    ConfState,
+    Entry,
+    HardState,
+    Message,
+    MessageType,
+    Ready,
+    SoftState,
+    StateRole,
+)
+
+_LOCAL = frozenset(
+    (
+        MessageType.HUP,
+        MessageType.BEAT,
+        MessageType.UNREACHABLE,
+        MessageType.SNAPSHOT_STATUS,
+        MessageType.CHECK_QUORUM,
+        MessageType.FORGET_LEADER,
+    )
+)
+_RESPONSES = frozenset(
+    (
+        MessageType.APPEND_RESPONSE,
+        MessageType.VOTE_RESPONSE,
+        MessageType.HEARTBEAT_RESPONSE,
+        MessageType.READ_INDEX_RESPONSE,
+        MessageType.PRE_VOTE_RESPONSE,
+    )
+)
+
+
+class _Append:
+    """What is to happen when the write of one Ready is confirmed."""
+
+    __slots__ = ("last_index", "last_term", "number", "snapshot_index", "term", "to_self")
+
+    def __init__(self, number: int, raft: Raft, to_self: list[Message], snapshot_index: int) -> None:
+        self.number = number
+        # The member's term, and the end of its log, when the Ready was taken.
+        self.term = raft.term
+        self.last_index = raft.log.last_index
+        self.last_term = raft.log.last_term
+        self.to_self = to_self
+        self.snapshot_index = snapshot_index
+
+
+class RawNode:
+    """One member of one Raft group."""
+
+    def __init__(self, config: RaftConfig, log: LogReader, rng: random.Random) -> None:
+        """Start as a follower from what ``log`` holds; ``rng`` draws election timeouts and nothing else.
+
+        Raises ``InvariantError`` or ``ConfChangeError`` when what was persisted contradicts itself.
+        """
+        self.raft = Raft(config, log, rng)
+        self._soft = (self.raft.leader, self.raft.role)
+        self._hard = self._hard_values()
+        self._appends: deque[_Append] = deque()
+        self._append_number = 0
+
+    # -- inputs ------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """One tick of time has passed."""
+        raft = self.raft
+        raft.tick_role(raft)
+
+    def step(self, message: Message) -> None:
+        """Handle a message from another member. The message is kept and must not be changed afterwards.
+
+        Raises ``StepLocalMessage``, ``StepPeerNotFound``, ``InvalidMessage`` (drop the message), ``ProposalDropped``
+        (a proposal passed on by a follower could not be taken: drop it, the proposer asks again) and
+        ``InvariantError`` (stop).
+        """
+        kind = message.type
+        if kind in _LOCAL:
+            raise StepLocalMessage(f"{MessageType(kind).name} from outside")
+        raft = self.raft
+        if kind in _RESPONSES and message.from_ not in raft.tracker.progress:
+            raise StepPeerNotFound(f"{MessageType(kind).name} from {message.from_}")
+        raft.step(message)
+
+    def propose(self, data: bytes) -> None:
+        """Propose one entry; see ``propose_batch``."""
+        self.propose_batch([data])
+
+    def propose_batch(self, datas: list[bytes]) -> None:
+        """Propose one entry for each of ``datas``, in order, all or none; a follower passes them on to its leader.
+
+        Raises ``ProposalDropped`` when it was not taken. No exception is no promise: a proposal may be lost or
+        (if it was passed on) dropped elsewhere; it is done when it comes back in ``committed_entries``.
+        """
+        if not datas:
+            return
+        raft = self.raft
+        if raft.role == StateRole.LEADER:
+            leader.propose_datas(raft, datas)
+        else:
+            entries = [Entry(0, 0, data) for data in datas]
+            raft.step(Message(MessageType.PROPOSE, from_=raft.id, entries=entries))
+
+    def propose_conf_change(self, change: ConfChange) -> None:
+        """Propose a membership change. One that is not admissible now comes back as an empty normal entry.
+
+        Raises ``ProposalDropped`` when it was not taken.
+        """
+        entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
+        self.raft.step(Message(MessageType.PROPOSE, from_=self.raft.id, entries=[entry]))
+
+    def apply_conf_change(self, change: ConfChange) -> ConfState:
+        """Put a committed membership change into force; call it when its entry is applied, before ``on_applied``.
+
+        Returns the configuration to persist with the applied index. Raises ``ConfChangeError`` if it is illegal on
+        the present configuration (the same on every member).
+        """
+        return self.raft.apply_conf_change(change)
+
+    def read_index(self, context: bytes) -> None:
+        """Ask for a linearizable read. The answer is a ``ReadState`` with ``context`` in a later Ready.
+
+        There may be none (no leader, lost messages, a change of leader): ask again after a while, with a fresh
+        context, so that a late answer to the old question is not taken for one to the new.
+        """
+        self.raft.step(Message(MessageType.READ_INDEX, from_=self.raft.id, context=context))
+
+    def transfer_leader(self, id: int) -> None:
+        """Ask the leader to hand over to ``id``. While that is under way proposals are dropped."""
+        self.raft.step(Message(MessageType.TRANSFER_LEADER, from_=id))
+
+    def campaign(self) -> None:
+        """Campaign now instead of at the timeout."""
+        candidate.hup(self.raft, candidate.first_campaign(self.raft))
+
+    def report_unreachable(self, id: int) -> None:
+        """A message to ``id`` could not be delivered."""
+        if self.raft.role == StateRole.LEADER:
+            leader.report_unreachable(self.raft, id)
+
+    def report_snapshot(self, id: int, ok: bool) -> None:
+        """The snapshot to ``id`` was delivered (or not). Without this report nothing more is sent to it."""
+        if self.raft.role == StateRole.LEADER:
+            leader.report_snapshot(self.raft, id, ok)
+
+    def forget_leader(self) -> None:
+        """A follower forgets its leader, so that it grants pre-votes at once. For a leader that is known to be dead."""
+        if self.raft.role == StateRole.FOLLOWER:
+            follower.forget_leader(self.raft)
+
+    # -- outputs -----------------------------------------------------------------------------------------------------
+
+    def has_ready(self) -> bool:
+        """Whether ``ready`` would give work. (Rarely a Ready turns out empty: handle it as any other.)"""
+        raft = self.raft
+        log = raft.log
+        unstable = log.unstable
+        return bool(
+            raft.append_due
+            or raft.heartbeat_due
+            or raft.messages
+            or raft.messages_after_append
+            or raft.messages_to_self
+            or unstable.in_progress < unstable.offset + len(unstable.entries)
+            or log.has_next_committed()
+            or raft.read_states
+            or unstable.next_snapshot() is not None
+            or self._soft != (raft.leader, raft.role)
+            or self._hard != self._hard_values()
+        )
+
+    def ready(self) -> Ready:
+        """Take the work that has piled up. It is handed out once: the caller must carry it out."""
+        raft = self.raft
+        if raft.append_due or raft.heartbeat_due:
+            replication.flush(raft)
+        log = raft.log
+        unstable = log.unstable
+        ready = Ready()
+        self._take_states(ready)
+        ready.entries = unstable.next_entries()
+        ready.snapshot = unstable.next_snapshot()
+        unstable.accept()
+        ready.committed_entries = log.next_committed()
+        ready.messages, raft.messages = raft.messages, ready.messages
+        ready.messages_after_append, raft.messages_after_append = raft.messages_after_append, []
+        ready.read_states, raft.read_states = raft.read_states, ready.read_states
+        if ready.entries:
+            ready.must_sync = True
+        if (
+            ready.entries
+            or ready.hard_state is not None
+            or ready.snapshot is not None
+            or ready.messages_after_append
+            or raft.messages_to_self
+        ):
+            self._number(ready)
+        return ready
+
+    def _take_states(self, ready: Ready) -> None:
+        """Put what changed of the soft and the hard state into the Ready."""
+        raft = self.raft
+        soft = (raft.leader, raft.role)
+        if soft != self._soft:
+            self._soft = soft
+            ready.soft_state = SoftState(*soft)
+        hard = self._hard_values()
+        if hard != self._hard:
+            # Term and vote must be durable before anything that follows from them; the commit index need not, it
+            # can be found again.
+            ready.must_sync = hard[:2] != self._hard[:2]
+            self._hard = hard
+            ready.hard_state = HardState(*hard)
+
+    def _hard_values(self) -> tuple[int, int, int]:
+        raft = self.raft
+        return raft.term, raft.vote, raft.log.committed
+
+    def _number(self, ready: Ready) -> None:
+        """Remember what the confirmation of this Ready's write will mean."""
+        self._append_number += 1
+        ready.append_number = self._append_number
+        raft = self.raft
+        to_self, raft.messages_to_self = raft.messages_to_self, []
+        snapshot_index = 0 if ready.snapshot is None else ready.snapshot.index
+        self._appends.append(_Append(self._append_number, raft, to_self, snapshot_index))
+
+    def on_append_durable(self, ready: Ready) -> None:
+        """Everything of ``ready`` that is for the disk is durable, and the ``LogReader`` has it.
+
+        A snapshot is also installed in the state machine. Call it for each Ready, in order; for one with
+        ``append_number`` 0 it does nothing.
+        """
+        number = ready.append_number
+        if number == 0:
+            return
+        if not self._appends or self._appends[0].number != number:
+            raise InvariantError(f"append {number} confirmed out of order")
+        append = self._appends.popleft()
+        raft = self.raft
+        for message in append.to_self:
+            raft.step(message)
+        # Counts only if nobody truncated the log meanwhile; see the head of the module.
+        if append.term == raft.term:
+            raft.log.unstable.stable_to(append.last_index, append.last_term)
+        # A snapshot is committed state: it stays valid whatever the term is now.
+        if append.snapshot_index:
+            raft.installed_snapshot(append.snapshot_index)
+
+    def on_applied(self, index: int) -> None:
+        """The state machine holds everything up to and including ``index``."""
+        self.raft.applied_to(index)
+
+    def advance(self, ready: Ready) -> None:
+        """Shorthand for a caller that writes and applies at once: durable, then applied."""
+        self.on_append_durable(ready)
+        if ready.committed_entries:
+            self.on_applied(ready.committed_entries[-1].index)
+
+    def status(self) -> Status:
+        """What this member knows now."""
+        return status_of(self.raft)

@@ -1,0 +1,74 @@
+"""What a member tells about itself: immutable records for status calls, metrics and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .core import Raft
+from .progress import Progress, ProgressState
+from .types import ConfState, StateRole
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressStatus:
+    """What a leader knows of one member; see ``Progress``."""
+
+    match: int
+    next: int
+    state: ProgressState
+    paused: bool
+    pending_snapshot: int
+    recent_active: bool
+    is_learner: bool
+    inflight_messages: int
+    inflight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One member at one moment. ``progress`` is empty unless it leads."""
+
+    id: int
+    term: int
+    vote: int
+    commit: int
+    applied: int
+    last_index: int
+    leader: int
+    role: StateRole
+    transferee: int
+    conf: ConfState
+    progress: Mapping[int, ProgressStatus]
+
+
+def status_of(raft: Raft) -> Status:
+    """The status of a member now."""
+    leads = raft.role == StateRole.LEADER
+    return Status(
+        id=raft.id,
+        term=raft.term,
+        vote=raft.vote,
+        commit=raft.log.committed,
+        applied=raft.log.applied,
+        last_index=raft.log.last_index,
+        leader=raft.leader,
+        role=raft.role,
+        transferee=raft.transferee,
+        conf=raft.tracker.config.conf_state(),
+        progress={member: _progress(each) for member, each in raft.tracker.progress.items()} if leads else {},
+    )
+
+
+def _progress(progress: Progress) -> ProgressStatus:
+    return ProgressStatus(
+        match=progress.match,
+        next=progress.next,
+        state=progress.state,
+        paused=progress.is_paused(),
+        pending_snapshot=progress.pending_snapshot,
+        recent_active=progress.recent_active,
+        is_learner=progress.is_learner,
+        inflight_messages=len(progress.inflights),
+        inflight_bytes=progress.inflights.bytes,
+    )
