@@ -1,1 +1,80 @@
-"""Write-ahead log."""
+"""The write-ahead log: everything that Raft must not forget, in segment files.
+
+``WAL`` (``wal.py``) is the door: ``create``, ``open``, ``append``, ``sync``, ``save_snapshot``, ``release``, ``close``.
+
+Reading order: this page, ``frame.py``, ``tail.py``, ``record.py``, ``segment.py``, ``replay.py``, ``recovery.py``,
+``wal.py``; beside them ``repair.py``, ``spare.py``, ``disk.py`` (the operating system behind a protocol),
+``describe.py`` (dumps) and ``errors.py``.
+
+THE FORMAT, version 1. All numbers little-endian; checksums are CRC32C (Castagnoli).
+
+A *segment* is a file ``<sequence>-<first index>.wal`` (16 hexadecimal digits each), allocated at its full size
+(64 MiB) and zeros where nothing was written yet. It is a sequence of frames::
+
+    | head frame | frame | frame | ... | zeros to the end of the file |
+
+A *frame* is what one append wrote, all or nothing. It begins and ends on a multiple of 8 bytes::
+
+    offset  size
+         0     4  magic a7 72 6b 57
+         4     4  length of the body in bytes
+         8     4  offset of this frame in the segment
+        12     4  durable offset: all bytes of the segment before it were synced before this frame was written
+        16     4  checksum of the frame before (for a head frame: of the last frame of the segment before; else 0)
+        20     4  mask: 0, or the word that the body is XORed with (a body with long runs of zeros is)
+        24     4  checksum of bytes 0..24, seeded with the checksum of the segment's head frame (0 for the head)
+        28     4  68 64 72 5a
+        32     n  body, then 0 to 7 zeros
+       end-8    4  checksum of body and zeros as they are on disk, seeded with the checksum at 24
+       end-4    4  65 6e 64 5a
+
+So the last checksum of a frame depends on every byte of the log before it: the chain.
+
+A body is a sequence of *records*: 4 bytes length of the rest, 1 byte kind, 1 byte kind of entry, 2 bytes 0, the rest::
+
+    kind 1  segment     version u32, size of the file u32, sequence u64, first index u64
+    kind 2  metadata    bytes of the caller
+    kind 3  hard state  term u64, vote u64, commit u64
+    kind 4  entry       term u64, index u64, data
+    kind 5  snapshot    index u64, term u64, four counts u16, auto_leave u64, then the member ids u64:
+                        voters, learners, outgoing voters, next learners
+
+A head frame holds kinds 1, 2, 3, 5 in this order: enough to read on from there without earlier segments. Other
+frames hold entries then a hard state, or a snapshot marker then a hard state.
+
+WHY FRAMES AND NOT SINGLE RECORDS (as etcd has them): one checksum for a batch is several times cheaper than one for
+each entry, a batch is recovered whole or not at all, and the header has room for the two facts that tell a torn
+write from damage: its own checksum, so that a flipped bit in the length is seen at once; and the durable offset, so
+that a later frame testifies what had been synced. The decision itself is ``tail.py``.
+"""
+
+from .describe import describe
+from .disk import Disk, RealDisk
+from .errors import (
+    WALCorruptError,
+    WALExistsError,
+    WALFailedError,
+    WALLockedError,
+    WALNotFoundError,
+    WALSpaceError,
+)
+from .recovery import Recovered
+from .repair import Repair
+from .segment import SEGMENT_BYTES
+from .wal import WAL
+
+__all__ = [
+    "SEGMENT_BYTES",
+    "WAL",
+    "Disk",
+    "RealDisk",
+    "Recovered",
+    "Repair",
+    "WALCorruptError",
+    "WALExistsError",
+    "WALFailedError",
+    "WALLockedError",
+    "WALNotFoundError",
+    "WALSpaceError",
+    "describe",
+]

@@ -1,0 +1,159 @@
+"""The few file operations that the log needs, behind a protocol, and the real ones.
+
+Owns the door between the log and the operating system. Tests pass their own: one that fails at the n-th call, one
+that keeps files in memory and knows what a power cut would leave.
+
+Contract, which the log's promises rest on:
+
+- ``write`` may persist any subset of the written sectors (512 bytes) until ``sync_data`` has returned; a sector is
+  old or new, never a mixture; an allocated sector that was never written reads as zeros.
+- A new name, a rename or a removal survives a power cut only after ``sync_directory``.
+- Every operation raises ``OSError`` when it fails.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from raftkv.storage.datadir import ensure_private_directory, sync_directory
+
+FILE_MODE: Final = 0o600
+_NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+_ZEROS: Final = bytes(1 << 20)
+
+
+class Disk(Protocol):
+    """File operations by path and descriptor."""
+
+    def ensure_directory(self, directory: str) -> None:
+        """Make a directory for this user alone, or check that it is one; ``StorageError`` in one line."""
+
+    def list_names(self, directory: str) -> list[str]:
+        """Names in a directory, in any order."""
+
+    def lock(self, path: str) -> int:
+        """Make or open ``path`` and lock it for this descriptor alone; ``BlockingIOError`` if it is locked."""
+
+    def create(self, path: str) -> int:
+        """A new file, mode 0600, open for reading and writing; an old one of that name is replaced."""
+
+    def open(self, path: str) -> int:
+        """An existing file, open for reading and writing."""
+
+    def size(self, fd: int) -> int:
+        """Length in bytes."""
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes from ``offset``; fewer only at the end of the file."""
+
+    def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> None:
+        """Write all buffers one after the other from ``offset`` on."""
+
+    def allocate(self, fd: int, size: int) -> None:
+        """Make the file ``size`` bytes long, zeros, with its blocks reserved: later writes cannot lack space."""
+
+    def sync_data(self, fd: int) -> None:
+        """Return once the contents are durable."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+
+    def sync_directory(self, directory: str) -> None:
+        """Return once the names in the directory are durable."""
+
+    def close(self, fd: int) -> None:
+        """Give the descriptor (and its lock) back."""
+
+
+class RealDisk:
+    """The operating system's files."""
+
+    def ensure_directory(self, directory: str) -> None:
+        """See ``Disk``."""
+        ensure_private_directory(directory)
+
+    def list_names(self, directory: str) -> list[str]:
+        """See ``Disk``."""
+        return os.listdir(directory)
+
+    def lock(self, path: str) -> int:
+        """See ``Disk``: ``flock``, which the kernel gives back when the process dies, however it dies."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def create(self, path: str) -> int:
+        """See ``Disk``."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+
+    def open(self, path: str) -> int:
+        """See ``Disk``."""
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def size(self, fd: int) -> int:
+        """See ``Disk``."""
+        return os.fstat(fd).st_size
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        """See ``Disk``."""
+        chunks: list[bytes] = []
+        while size > 0 and (chunk := os.pread(fd, size, offset)):
+            chunks.append(chunk)
+            size -= len(chunk)
+            offset += len(chunk)
+        return b"".join(chunks)
+
+    def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> None:
+        """See ``Disk``: one system call; after a short one the rest is tried, for the error that says why."""
+        size = sum(map(len, buffers))
+        written = os.pwritev(fd, buffers, offset)
+        if written < size:
+            self._write_rest(fd, b"".join(buffers), written, offset)
+
+    def _write_rest(self, fd: int, data: bytes, written: int, offset: int) -> None:
+        while written < len(data):
+            count = os.pwrite(fd, data[written:], offset + written)
+            if count == 0:
+                raise OSError(errno.EIO, "write made no progress")
+            written += count
+
+    def allocate(self, fd: int, size: int) -> None:
+        """See ``Disk``: file systems that cannot reserve get zeros written, which takes the space as well."""
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            if error.errno not in _NO_FALLOCATE:
+                raise
+            for offset in range(0, size, len(_ZEROS)):
+                self.write(fd, [_ZEROS[: size - offset]], offset)
+
+    def sync_data(self, fd: int) -> None:
+        """See ``Disk``: ``fdatasync`` also makes the length durable, and skips the times."""
+        os.fdatasync(fd)
+
+    def rename(self, old: str, new: str) -> None:
+        """See ``Disk``."""
+        os.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        """See ``Disk``."""
+        os.unlink(path)
+
+    def sync_directory(self, directory: str) -> None:
+        """See ``Disk``."""
+        sync_directory(directory)
+
+    def close(self, fd: int) -> None:
+        """See ``Disk``."""
+        os.close(fd)

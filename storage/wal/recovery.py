@@ -1,0 +1,126 @@
+"""Opening a log: read every segment, check that they are one chain, fold their records, cut a torn tail.
+
+Owns what is checked across segments (the checks within one are ``segment.py``'s) and what the caller gets to see.
+
+- sequences follow each other; each segment continues the checksum of the one before it; metadata are the same;
+- only the last segment may have a torn tail (``tail.py``): a segment is synced before its successor gets a name;
+- the records make sense in their order (``replay.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from raftkv.raft.types import Entry, HardState, SnapshotMeta
+
+from .disk import Disk
+from .errors import WALCorruptError
+from .record import Record
+from .repair import Repair, cut_tail
+from .replay import LogReplay, ReplayError
+from .segment import SegmentName, SegmentReader, load_segment
+from .tail import Verdict, judge_tail
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a log says when it is opened. All of it is durable."""
+
+    metadata: bytes
+    """The bytes given to ``WAL.create``."""
+    hard_state: HardState
+    """The last one, with a commit index of at least ``snapshot.index``."""
+    entries: list[Entry]
+    """The log behind ``snapshot``, contiguous from ``snapshot.index + 1``; overwritten entries are gone."""
+    snapshot: SnapshotMeta
+    """The marker asked for, else the last one; zeros if there is none."""
+    markers: tuple[SnapshotMeta, ...] = ()
+    """All markers that the kept segments hold, in order."""
+    repair: Repair | None = None
+    """What was cut off the end, if a crash had torn it: worth a line in the log of the member."""
+
+
+class Recovery:
+    """Reads a log once; afterwards the fields say how it goes on."""
+
+    def __init__(self, disk: Disk, directory: str, names: list[SegmentName]) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.names = names
+        self.replay = LogReplay(names[0].first_index)
+        self._torn: tuple[SegmentReader, str] | None = None
+        for name in names:
+            self._read(name)
+
+    def _read(self, name: SegmentName) -> None:
+        reader = load_segment(self.disk, self.directory, name)
+        if name == self.names[0]:
+            self.metadata = reader.metadata
+        else:
+            self._check_link(reader)
+        for head_record in reader.head_state:
+            self._feed(reader, 0, head_record)
+        for frame in reader.frames():
+            for offset, record in reader.records(frame):
+                self._feed(reader, offset, record)
+        self._check_tail(reader, last=name == self.names[-1])
+        self.reader_path, self.size_bytes = reader.path, len(reader.data)
+        self.offset, self.crc, self.seed = reader.offset, reader.crc, reader.seed
+
+    def _check_link(self, reader: SegmentReader) -> None:
+        if reader.previous != self.crc:
+            raise WALCorruptError(self.reader_path, self.offset, f"{reader.path} goes on from other contents")
+        if reader.metadata != self.metadata:
+            raise WALCorruptError(reader.path, 0, "its metadata differ from those of the first segment")
+
+    def _feed(self, reader: SegmentReader, offset: int, record: Record) -> None:
+        try:
+            self.replay.feed(record)
+        except ReplayError as error:
+            raise WALCorruptError(reader.path, offset, str(error)) from error
+
+    def _check_tail(self, reader: SegmentReader, last: bool) -> None:
+        tail = judge_tail(reader.data, reader.offset, reader.seed)
+        if tail.verdict is Verdict.END:
+            return
+        if tail.verdict is Verdict.DAMAGED or not last:
+            raise WALCorruptError(reader.path, reader.offset, tail.reason)
+        self._torn = reader, tail.reason
+
+    def finish(self, snapshot_index: int | None) -> Recovered:
+        """Give the result, after the torn tail (if any) is cut: nothing is changed in a log that is refused."""
+        recovered = self._result(snapshot_index)
+        if self._torn is None:
+            return recovered
+        reader, reason = self._torn
+        repair = cut_tail(self.disk, reader.path, reader.data, reader.offset, reason)
+        return replace(recovered, repair=repair)
+
+    def _result(self, snapshot_index: int | None) -> Recovered:
+        """What the caller sees, from the marker at ``snapshot_index`` on (None: the last one).
+
+        Raises ``WALCorruptError`` when the log does not reach from the marker to the commit index.
+        """
+        try:
+            base = self._base(snapshot_index)
+            entries = self.replay.entries_after(base)
+            hard_state = self.replay.final_hard_state()
+        except ReplayError as error:
+            raise WALCorruptError(self.reader_path, self.offset, str(error)) from error
+        return Recovered(self.metadata, hard_state, entries, base, tuple(self.replay.markers))
+
+    def _base(self, snapshot_index: int | None) -> SnapshotMeta:
+        if snapshot_index is None:
+            return self.replay.snapshot
+        if snapshot_index == 0:
+            return SnapshotMeta()
+        for meta in reversed(self.replay.markers):
+            if meta.index == snapshot_index:
+                return meta
+        raise ReplayError(f"there is no snapshot marker {snapshot_index}")
+
+    @property
+    def path(self) -> str:
+        """Path of the last segment."""
+        return os.path.join(self.directory, str(self.names[-1]))

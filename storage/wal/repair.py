@@ -1,0 +1,70 @@
+"""Cutting a torn tail off the last segment, so that the log goes on where its last good frame ends.
+
+Owns the order of the steps. A crash between any two of them leaves a segment that is judged torn at the same offset
+again: zeroing only adds to what says so. The bytes cut off are kept beside the segment for whoever wants to look.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from raftkv.storage.failpoints import failpoint
+
+from .disk import Disk
+from .segment import TEMPORARY_NAME
+from .tail import written_end
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What was cut off: the bytes of ``path`` from ``offset`` on, ``cut_bytes`` of them; a copy is ``saved_as``."""
+
+    path: str
+    offset: int
+    cut_bytes: int
+    reason: str
+    saved_as: str
+
+
+def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Repair:
+    """Zero ``path`` from ``offset`` on, durably, after a copy of what was written is durable beside it.
+
+    ``data`` is the whole segment. Raises ``OSError``.
+    """
+    failpoint("walBeforeRepair")
+    end = written_end(data)
+    saved_as = _save_copy(disk, path, data[:end])
+    failpoint("walAfterRepairCopy")
+    fd = disk.open(path)
+    try:
+        disk.write(fd, [bytes(end - offset)], offset)
+        disk.sync_data(fd)
+    finally:
+        disk.close(fd)
+    failpoint("walAfterRepair")
+    return Repair(path, offset, end - offset, reason, saved_as)
+
+
+def _save_copy(disk: Disk, path: str, data: bytes) -> str:
+    directory, name = os.path.split(path)
+    saved_as = os.path.join(directory, _free_name(f"{name}.broken", set(disk.list_names(directory))))
+    temporary = os.path.join(directory, TEMPORARY_NAME)
+    fd = disk.create(temporary)
+    try:
+        disk.write(fd, [data], 0)
+        disk.sync_data(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(temporary, saved_as)
+    disk.sync_directory(directory)
+    return saved_as
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """``name``, or ``name.2`` and so on: the copy of an earlier repair is not overwritten."""
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{name}.{number}"
+    return free

@@ -1,0 +1,120 @@
+"""What a log says: the fold of its records, in order, into hard state, entries and snapshot markers.
+
+Owns the meaning of the sequence, as pure code: no file, no offset. ``wal.py`` feeds it every record and gives the
+place to the errors it raises.
+
+    records                                  log afterwards
+    entry 1, entry 2, entry 3                1 2 3
+    entry 2'                                 1 2'           an overwrite truncates what was after it
+    marker at 2', entry 3'                   1 2' 3'        a marker on the log: state up to 2' is saved elsewhere
+    marker at 9                              (9 | nothing)  a snapshot from the leader: the log begins anew
+    entry 10                                 (9 | 10)
+
+Refused, because no correct member writes it: an index with a gap before it, an entry at or below the commit index or
+a marker, a term that falls, a marker or commit index that goes back.
+"""
+
+from __future__ import annotations
+
+from raftkv.raft.types import Entry, HardState, SnapshotMeta
+
+from .record import Metadata, Record, SegmentHead
+
+
+class ReplayError(Exception):
+    """A record cannot follow those before it."""
+
+
+class LogReplay:
+    """The state of a log after the records fed so far.
+
+    Invariants: ``entries`` is contiguous and begins at ``first_index``; ``last_index`` is the index of its last
+    entry, or, while it is empty, of the marker or of the log before ``first_index``.
+    """
+
+    def __init__(self, first_index: int) -> None:
+        self.first_index = first_index
+        self.last_index = first_index - 1
+        self.entries: list[Entry] = []
+        self.hard_state = HardState()
+        self.snapshot = SnapshotMeta()
+        self.markers: list[SnapshotMeta] = []
+
+    def feed(self, record: Record) -> None:
+        """Fold one record in. Raises ``ReplayError``."""
+        if isinstance(record, Entry):
+            self._entry(record)
+        elif isinstance(record, HardState):
+            self._hard_state(record)
+        elif isinstance(record, SnapshotMeta):
+            self._marker(record)
+        elif isinstance(record, SegmentHead | Metadata):
+            raise ReplayError("a record of a segment's head is not at its head")
+
+    def _entry(self, entry: Entry) -> None:
+        index = entry.index
+        if index != self.last_index + 1:
+            self._truncate(index)
+        if entry.term < self._term_before(index):
+            raise ReplayError(f"entry {index} has term {entry.term}, below the term of the entry before it")
+        self.entries.append(entry)
+        self.last_index = index
+
+    def _truncate(self, index: int) -> None:
+        """Make the log end before ``index``."""
+        if index > self.last_index + 1:
+            raise ReplayError(f"entry {index} follows entry {self.last_index}")
+        if index <= max(self.hard_state.commit, self.snapshot.index):
+            raise ReplayError(f"entry {index} overwrites what is committed")
+        self._drop_from(index)
+
+    def _drop_from(self, index: int) -> None:
+        del self.entries[max(index - self.first_index, 0) :]
+        self.first_index = min(self.first_index, index)
+        self.last_index = index - 1
+
+    def _term_before(self, index: int) -> int:
+        if self.entries:
+            return self.entries[-1].term
+        return self.snapshot.term if index == self.snapshot.index + 1 else 0
+
+    def _hard_state(self, state: HardState) -> None:
+        if state.term < self.hard_state.term or state.commit < self.hard_state.commit:
+            raise ReplayError(f"{state} follows {self.hard_state}")
+        self.hard_state = state
+
+    def _marker(self, meta: SnapshotMeta) -> None:
+        if meta.index < self.snapshot.index:
+            raise ReplayError(f"the snapshot marker {meta.index} follows the marker {self.snapshot.index}")
+        if not self._contains(meta):
+            self.entries.clear()
+            self.first_index = meta.index + 1
+            self.last_index = meta.index
+        if meta != self.snapshot:
+            self.markers.append(meta)
+        self.snapshot = meta
+
+    def _contains(self, meta: SnapshotMeta) -> bool:
+        """Whether the log as it is goes through the marker; a leader's snapshot may replace a diverged log."""
+        if meta.index < self.first_index:
+            return meta.index <= self.last_index
+        position = meta.index - self.first_index
+        return position < len(self.entries) and self.entries[position].term == meta.term
+
+    def entries_after(self, meta: SnapshotMeta) -> list[Entry]:
+        """The log behind a marker. Raises ``ReplayError`` when entries between the two are missing."""
+        if meta.index + 1 < self.first_index:
+            raise ReplayError(f"the log begins at entry {self.first_index}, the state ends at entry {meta.index}")
+        return self.entries[meta.index + 1 - self.first_index :]
+
+    def final_hard_state(self) -> HardState:
+        """The hard state, brought up to the last marker: a snapshot stands for committed entries.
+
+        The two may have been appended apart, with the crash between them. A vote belongs to its term.
+        Raises ``ReplayError`` when more was committed than the log holds: its tail is lost.
+        """
+        state, meta = self.hard_state, self.snapshot
+        if state.commit > max(self.last_index, meta.index):
+            raise ReplayError(f"the log ends at entry {self.last_index}, but entry {state.commit} was committed")
+        vote = state.vote if meta.term <= state.term else 0
+        return HardState(max(state.term, meta.term), vote, max(state.commit, meta.index))

@@ -1,0 +1,187 @@
+"""One file of the log: its name, its head, and reading it from end to end.
+
+Owns how a segment is named, made and read. A segment is made under a temporary name at its full size, gets its head
+frame, is synced, and only then gets its real name; so a file with that name is complete, and its length, which the
+head repeats, never changes again. A file of another length is damaged: cutting a file short cannot hide frames.
+
+    directory/
+      lock                                        held by the process that has the log open
+      0000000000000000-0000000000000001.wal       sequence 0, first index 1
+      0000000000000001-00000000000186a1.wal       sequence 1: entries from 100,001 on
+      next.tmp                                    the next segment, allocated ahead
+      0000000000000001-00000000000186a1.wal.broken   what a repair cut off
+
+``first index`` is one more than the last index of the log when the segment was begun. Every entry in earlier
+segments is below it, which is what lets ``release`` delete them.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from raftkv.raft.types import HardState, SnapshotMeta
+
+from .disk import Disk
+from .errors import WALCorruptError, WALSpaceError
+from .frame import Frame, encode_frame, frame_size, read_frame
+from .record import (
+    FORMAT_VERSION,
+    Metadata,
+    Record,
+    RecordError,
+    SegmentHead,
+    decode_records,
+    encode_hard_state,
+    encode_metadata,
+    encode_segment_head,
+    encode_snapshot,
+)
+
+SEGMENT_BYTES: Final = 64 << 20
+SEGMENT_MIN_BYTES: Final = 1 << 10
+SEGMENT_MAX_BYTES: Final = 2 << 30
+LOCK_NAME: Final = "lock"
+TEMPORARY_NAME: Final = "next.tmp"
+
+_NAME: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})\.wal")
+_NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class SegmentName:
+    """What the name of a segment says; sorts in the order of the log."""
+
+    sequence: int
+    first_index: int
+
+    def __str__(self) -> str:
+        return f"{self.sequence:016x}-{self.first_index:016x}.wal"
+
+
+def list_segments(disk: Disk, directory: str) -> list[SegmentName]:
+    """The segments of a log in order. Raises ``WALCorruptError`` when one in the middle is missing."""
+    matches = map(_NAME.fullmatch, disk.list_names(directory))
+    names = sorted(SegmentName(int(match[1], 16), int(match[2], 16)) for match in matches if match)
+    for before, after in itertools.pairwise(names):
+        if after.sequence != before.sequence + 1:
+            path = os.path.join(directory, str(after))
+            raise WALCorruptError(path, 0, f"the segment between {before} and this one is missing or doubled")
+    return names
+
+
+def create_temporary(disk: Disk, path: str, size_bytes: int) -> int:
+    """Allocate a new file of zeros under a temporary name, durably; return its descriptor.
+
+    Raises ``WALSpaceError``, with the file gone again, when the disk has no room for it.
+    """
+    fd = disk.create(path)
+    try:
+        disk.allocate(fd, size_bytes)
+        disk.sync_data(fd)
+    except OSError as error:
+        disk.close(fd)
+        if error.errno in _NO_SPACE:
+            disk.remove(path)
+            raise WALSpaceError(f"no room for {size_bytes} bytes of write-ahead log at {path}") from error
+        raise
+    return fd
+
+
+def encode_head(
+    head: SegmentHead, metadata: bytes, hard_state: HardState, snapshot: SnapshotMeta, previous: int
+) -> tuple[tuple[bytes, bytes, bytes], int]:
+    """The head frame: all that is needed to read on from here without any earlier segment."""
+    body = b"".join(
+        (
+            encode_segment_head(head),
+            encode_metadata(metadata),
+            encode_hard_state(hard_state),
+            encode_snapshot(snapshot),
+        )
+    )
+    return encode_frame(body, 0, 0, previous, 0)
+
+
+def head_size(metadata: bytes, snapshot: SnapshotMeta) -> int:
+    """Bytes that the head frame takes."""
+    (header, body, trailer), _crc = encode_head(SegmentHead(0, 0, 0), metadata, HardState(), snapshot, 0)
+    return len(header) + len(body) + len(trailer)
+
+
+class SegmentReader:
+    """A segment in memory, read frame by frame up to the first place where there is none.
+
+    After the iteration, ``offset`` is where it stopped and ``crc`` the checksum of the last good frame. Raises
+    ``WALCorruptError`` for a head that is not one, and for frames that do not follow each other.
+    """
+
+    def __init__(self, path: str, data: bytes) -> None:
+        self.path = path
+        self.data = data
+        frame = read_frame(data, 0, 0)
+        if frame is None:
+            raise WALCorruptError(path, 0, "the head of the segment is damaged")
+        self.head_frame = frame
+        self.seed = self.crc = frame.crc
+        self.previous = frame.header.previous
+        self.offset = frame.header.end
+        self.head, self.metadata, self.head_state = self._read_head()
+
+    def _read_head(self) -> tuple[SegmentHead, bytes, list[HardState | SnapshotMeta]]:
+        records = [record for _offset, record in self.records(self.head_frame)]
+        match records:
+            case [SegmentHead() as head, Metadata(data), HardState() as hard_state, SnapshotMeta() as snapshot]:
+                self._check_head(head)
+                return head, data, [hard_state, snapshot]
+        raise WALCorruptError(self.path, 0, "the head of the segment lacks its records")
+
+    def _check_head(self, head: SegmentHead) -> None:
+        if head.version != FORMAT_VERSION:
+            raise WALCorruptError(self.path, 0, f"format version {head.version} is not {FORMAT_VERSION}")
+        name = str(SegmentName(head.sequence, head.first_index))
+        if name != os.path.basename(self.path):
+            raise WALCorruptError(self.path, 0, f"its head says that it is {name}")
+        if head.size_bytes != len(self.data):
+            reason = f"the file has {len(self.data)} bytes where its head says {head.size_bytes}"
+            raise WALCorruptError(self.path, min(len(self.data), head.size_bytes), reason)
+
+    def frames(self) -> Iterator[Frame]:
+        """Each frame after the head, in order."""
+        while (frame := read_frame(self.data, self.offset, self.seed)) is not None:
+            if frame.header.previous != self.crc:
+                raise WALCorruptError(self.path, self.offset, "this frame does not follow the one before it")
+            yield frame
+            self.crc = frame.crc
+            self.offset = frame.header.end
+
+    def records(self, frame: Frame) -> Iterator[tuple[int, Record]]:
+        """Each record of a frame with its offset in the file."""
+        try:
+            for offset, record in decode_records(frame.body):
+                yield frame.body_offset + offset, record
+        except RecordError as error:
+            raise WALCorruptError(self.path, frame.body_offset + error.offset, error.reason) from error
+
+
+def load_segment(disk: Disk, directory: str, name: SegmentName) -> SegmentReader:
+    """Read a segment into memory. Raises ``WALCorruptError`` also for a file too long to be one."""
+    path = os.path.join(directory, str(name))
+    fd = disk.open(path)
+    try:
+        size = disk.size(fd)
+        if size > SEGMENT_MAX_BYTES:
+            raise WALCorruptError(path, SEGMENT_MAX_BYTES, f"a file of {size} bytes is not a segment")
+        return SegmentReader(path, disk.read(fd, size, 0))
+    finally:
+        disk.close(fd)
+
+
+def segment_size_for(body_bytes: int, head_bytes: int, segment_bytes: int) -> int:
+    """Size of a segment that the frame of ``body_bytes`` fits in: the usual one, or a larger one of its own."""
+    return max(segment_bytes, head_bytes + frame_size(body_bytes))

@@ -1,0 +1,120 @@
+"""Where a log ends, and whether a crash can have made it end so.
+
+Owns one decision: the bytes at ``offset`` are not the next frame; is that the end of what was written, the trace of
+a write that a crash cut short, or damage? Only the first two let a member start, because a frame that was synced
+may have been acknowledged: cutting it off would lose it silently.
+
+The rule: a crash leaves *new sectors that never arrived*, and those read as zeros, since segments are allocated
+anew and never reused. A frame has no sector of zeros (``frame.py``). So:
+
+    what is at offset                                    verdict
+    zeros to the end of the segment                      END
+    a frame with a sector of zeros in it                 TORN     a power cut
+    a frame that stops, and zeros from there on          TORN     a killed process, a short write
+    a sector of zeros, and remains of later writes       TORN     a power cut, sectors out of order
+    any of these, and later an undamaged frame saying
+      that the bytes here were synced before it          DAMAGED
+    anything else: all sectors there, one is wrong       DAMAGED
+
+    |..frame 7..|..frame 8: header ok, one sector zero..|..frame 9: ok, durable = its start..|   frame 8 was synced
+
+One flipped bit is always DAMAGED inside a frame, whatever its place: it can make neither a sector of zeros nor the
+zero end byte of a header or trailer (both marks end in a byte with four bits set).
+
+Left out: a device that loses whole synced sectors of the *last* group of frames and returns zeros for them looks
+like a power cut; only the other members can know.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from .frame import HEADER_BYTES, MAGIC, SECTOR_BYTES, Frame, Header, read_frame, read_header
+
+
+class Verdict(enum.Enum):
+    """What the bytes after the last good frame are."""
+
+    END = "end"
+    TORN = "torn"
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The verdict, and why, in words for the user."""
+
+    verdict: Verdict
+    reason: str
+
+
+_END: Final = Tail(Verdict.END, "nothing was written from here on")
+
+
+def judge_tail(data: bytes, offset: int, seed: int) -> Tail:
+    """Say what ``data`` (a whole segment) holds at ``offset``, where ``read_frame`` found no frame."""
+    if is_zero(data, offset, len(data)):
+        return _END
+    witness = _synced_witness(data, offset, seed)
+    if witness is not None:
+        where = witness.header.offset
+        return Tail(Verdict.DAMAGED, f"no valid frame, though the one at offset {where} was written after a sync")
+    header = read_header(data, offset, seed)
+    return _judge_body(data, header) if header is not None else _judge_header(data, offset)
+
+
+def _synced_witness(data: bytes, offset: int, seed: int) -> Frame | None:
+    """A later frame that was written when the bytes at ``offset`` were durable already."""
+    return next((frame for frame in intact_frames(data, offset + 8, seed) if frame.header.durable > offset), None)
+
+
+def intact_frames(data: bytes, offset: int, seed: int) -> Iterator[Frame]:
+    """Every undamaged frame from ``offset`` on, whatever lies between them."""
+    while (offset := data.find(MAGIC, offset)) >= 0:
+        frame = read_frame(data, offset, seed)
+        if frame is not None:
+            yield frame
+        offset = offset + 1 if frame is None else frame.header.end
+
+
+def _judge_header(data: bytes, offset: int) -> Tail:
+    sector_end = _sector_end(offset)
+    if is_zero(data, offset, sector_end):
+        return Tail(Verdict.TORN, "the first sector of a write is missing")
+    if sector_end < offset + HEADER_BYTES and is_zero(data, sector_end, sector_end + SECTOR_BYTES):
+        return Tail(Verdict.TORN, "a write stops in its header")
+    if offset + HEADER_BYTES <= len(data) and is_zero(data, offset + HEADER_BYTES - 1, len(data)):
+        return Tail(Verdict.TORN, "a write stops in its header")
+    return Tail(Verdict.DAMAGED, "neither a valid frame header nor the trace of a crash")
+
+
+def _judge_body(data: bytes, header: Header) -> Tail:
+    end = header.end
+    if end > len(data):
+        return Tail(Verdict.DAMAGED, f"a frame of {header.length} bytes is longer than the rest of the segment")
+    sector = _sector_end(header.offset)
+    while sector < end:
+        if is_zero(data, sector, sector + SECTOR_BYTES):
+            return Tail(Verdict.TORN, f"the sector at offset {sector} of a write is missing")
+        sector += SECTOR_BYTES
+    if is_zero(data, end - 1, len(data)):
+        return Tail(Verdict.TORN, "a write stops before its end")
+    return Tail(Verdict.DAMAGED, "checksum mismatch in a frame that was written to its end")
+
+
+def _sector_end(offset: int) -> int:
+    return offset - offset % SECTOR_BYTES + SECTOR_BYTES
+
+
+def is_zero(data: bytes, start: int, end: int) -> bool:
+    """Whether all bytes of ``data[start:end]`` are zero; the end may lie beyond the data."""
+    end = min(end, len(data))
+    return data.count(0, start, end) == end - start
+
+
+def written_end(data: bytes) -> int:
+    """Offset after the last byte that is not zero."""
+    return len(data.rstrip(b"\0"))

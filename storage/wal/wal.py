@@ -1,0 +1,415 @@
+"""The write-ahead log of a member: append, sync, cut, release.
+
+Owns the durability of everything that Raft must not forget. The promise: what was appended before a ``sync`` that
+returned is there after any crash, or ``open`` refuses; what was not synced may be missing, but only from the end.
+
+    wal = WAL.create(directory, metadata)
+    wal.append(ready.hard_state, ready.entries)      # one system call
+    wal.sync()                                       # one fdatasync; only now may the member acknowledge
+
+    wal, recovered = WAL.open(directory)             # after a restart
+
+Invariants:
+
+- ``append`` writes one frame with one system call, in a segment that has room for it: disk space is reserved a
+  segment at a time, so a full disk shows at a cut, before a byte of the batch is written.
+- After a failed write or sync nothing more is ever written or synced by this object (``WALFailedError``).
+- A segment is synced before its successor gets a name; each segment's head repeats hard state and last marker, so
+  that earlier segments can go.
+
+Called from one thread at a time, except ``prepare_next``, which may run in any. Leaves out: when to sync, when to
+release, and what to do when the disk is full: that is the member's loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final, NoReturn
+
+from raftkv.errors import ConfigError, InvariantError
+from raftkv.raft.types import Entry, HardState, SnapshotMeta
+from raftkv.storage.failpoints import failpoint
+
+from .disk import Disk, RealDisk
+from .errors import WALExistsError, WALFailedError, WALLockedError, WALNotFoundError, WALSpaceError
+from .frame import BODY_MAX_BYTES, encode_frame, frame_size
+from .record import SegmentHead, encode_entries, encode_hard_state, encode_snapshot
+from .recovery import Recovered, Recovery
+from .segment import (
+    LOCK_NAME,
+    SEGMENT_BYTES,
+    SEGMENT_MAX_BYTES,
+    SEGMENT_MIN_BYTES,
+    TEMPORARY_NAME,
+    SegmentName,
+    encode_head,
+    head_size,
+    list_segments,
+    segment_size_for,
+)
+from .spare import SpareSegment
+
+REAL_DISK: Final = RealDisk()
+
+
+class WAL:
+    """An open log. Made by ``create`` or ``open``, never directly."""
+
+    def __init__(self, disk: Disk, directory: str, lock_fd: int, metadata: bytes, segment_bytes: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._lock_fd = lock_fd
+        self._metadata = metadata
+        self._segment_bytes = segment_bytes
+        self._spare = SpareSegment(disk, directory, segment_bytes)
+        self._failure: str | None = None
+        """Why nothing more can be done; also set by ``close``."""
+        self._closed = False
+        self._segments: list[SegmentName] = []
+        # the segment being written: descriptor, size, where the next frame goes, what is synced, and the checksums
+        self._fd = -1
+        self._size = 0
+        self._offset = 0
+        self._durable = 0
+        self._crc = 0
+        self._seed = 0
+        # the log as it stands
+        self._hard_state = HardState()
+        self._snapshot = SnapshotMeta()
+        self._last_index = 0
+
+    @staticmethod
+    def exists(directory: str, disk: Disk = REAL_DISK) -> bool:
+        """Whether ``directory`` holds a log. One that a crash interrupted in ``create`` does not count."""
+        try:
+            return bool(list_segments(disk, directory))
+        except FileNotFoundError:
+            return False
+
+    @classmethod
+    def create(
+        cls, directory: str, metadata: bytes, *, segment_bytes: int = SEGMENT_BYTES, disk: Disk = REAL_DISK
+    ) -> WAL:
+        """Begin a new log in ``directory``, which is made if need be; durable on return.
+
+        ``metadata``: bytes of the caller (cluster and member id), given back by every ``open``.
+        Raises ``WALExistsError``, ``WALLockedError``, ``WALSpaceError``, ``StorageError`` for the directory.
+        """
+        with _failure_named("create", directory):
+            disk.ensure_directory(directory)
+            _check_segment_bytes(segment_bytes)
+            wal = cls(disk, directory, _lock(disk, directory), metadata, segment_bytes)
+            with wal._closed_on_failure():
+                if cls.exists(directory, disk):
+                    raise WALExistsError(f"there is a write-ahead log in {directory} already")
+                wal._begin_segment(0)
+        return wal
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        *,
+        snapshot_index: int | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        disk: Disk = REAL_DISK,
+    ) -> tuple[WAL, Recovered]:
+        """Lock and read the log in ``directory``; cut its tail if a crash tore it; go on at its end.
+
+        ``snapshot_index``: the marker whose state the caller has; entries behind it are returned (None: the last
+        marker, 0: from the first entry). ``segment_bytes``: size of segments begun from now on.
+        Raises ``WALNotFoundError``, ``WALLockedError``, ``WALCorruptError``, ``WALFailedError``.
+        """
+        with _failure_named("open", directory):
+            if not cls.exists(directory, disk):
+                raise WALNotFoundError(f"there is no write-ahead log in {directory}")
+            disk.ensure_directory(directory)
+            _check_segment_bytes(segment_bytes)
+            wal = cls(disk, directory, _lock(disk, directory), b"", segment_bytes)
+            with wal._closed_on_failure():
+                return wal, wal._recover(snapshot_index)
+
+    @contextlib.contextmanager
+    def _closed_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._failure = self._failure or str(error)
+            self.close()
+            raise
+
+    def _recover(self, snapshot_index: int | None) -> Recovered:
+        names = list_segments(self._disk, self._directory)
+        recovery = Recovery(self._disk, self._directory, names)
+        recovered = recovery.finish(snapshot_index)
+        self._metadata = recovery.metadata
+        self._segments = names
+        self._size, self._offset = recovery.size_bytes, recovery.offset
+        self._crc, self._seed = recovery.crc, recovery.seed
+        self._hard_state, self._snapshot = recovered.hard_state, recovery.replay.snapshot
+        self._last_index = max(recovery.replay.last_index, self._snapshot.index)
+        self._fd = self._disk.open(recovery.path)
+        self._settle()
+        return recovered
+
+    def _settle(self) -> None:
+        """Make durable what was read: it may have come from the page cache of a killed process.
+
+        Without this, a member could acknowledge an entry on the word of this ``open`` and lose it in a power cut.
+        """
+        self._disk.sync_data(self._fd)
+        self._durable = self._offset
+        if TEMPORARY_NAME in self._disk.list_names(self._directory):
+            self._disk.remove(self._spare.path)
+        self._disk.sync_directory(self._directory)
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def append(self, hard_state: HardState | None, entries: Sequence[Entry]) -> None:
+        """Write a batch, all or nothing, as one frame. Durable after the next ``sync``.
+
+        ``entries`` are contiguous and begin at most one after the last index; an earlier beginning overwrites.
+        Raises ``WALSpaceError`` with nothing written; ``WALFailedError``; ``InvariantError`` for a batch that no
+        correct Raft makes (and ``open`` would refuse), with nothing written.
+        """
+        last_index = self._check_batch(hard_state, entries)
+        parts: list[bytes] = []
+        encode_entries(entries, parts)
+        if hard_state is not None:
+            parts.append(encode_hard_state(hard_state))
+        if parts:
+            self._write(b"".join(parts))
+            self._last_index = last_index
+            if hard_state is not None:
+                self._hard_state = hard_state
+
+    def save_snapshot(self, meta: SnapshotMeta, hard_state: HardState | None = None) -> None:
+        """Mark that the state up to ``meta`` is durable elsewhere; a marker beyond the log begins it anew.
+
+        Pass the hard state of the same Ready, so that no crash comes between the two. Errors as for ``append``.
+        """
+        if meta.index < self._snapshot.index:
+            raise InvariantError(f"snapshot marker {meta.index} follows marker {self._snapshot.index}")
+        last_index = max(self._last_index, meta.index)
+        if hard_state is not None:
+            self._check_hard_state(hard_state, last_index)
+        self._write(encode_snapshot(meta) + (b"" if hard_state is None else encode_hard_state(hard_state)))
+        self._snapshot = meta
+        self._last_index = last_index
+        if hard_state is not None:
+            self._hard_state = hard_state
+
+    def sync(self) -> None:
+        """Make all that was appended durable. One failure is for ever: see ``WALFailedError``."""
+        if self._failure is not None:
+            self._refuse()
+        offset = self._offset
+        if offset == self._durable:
+            return
+        try:
+            failpoint("walBeforeSync")
+            self._disk.sync_data(self._fd)
+            self._durable = offset
+            failpoint("walAfterSync")
+        except BaseException as error:
+            self._fail("sync", error)
+
+    def _check_batch(self, hard_state: HardState | None, entries: Sequence[Entry]) -> int:
+        """The last index after the batch. Costs the same for any number of entries."""
+        last_index = self._last_index
+        if entries:
+            first, last_index = entries[0].index, entries[-1].index
+            if last_index - first != len(entries) - 1 or first > self._last_index + 1:
+                raise InvariantError(
+                    f"entries {first}..{last_index} ({len(entries)}) do not follow entry {self._last_index}"
+                )
+            if first <= self._last_index and first <= max(self._hard_state.commit, self._snapshot.index):
+                raise InvariantError(f"entry {first} overwrites what is committed")
+        if hard_state is not None:
+            self._check_hard_state(hard_state, last_index)
+        return last_index
+
+    def _check_hard_state(self, state: HardState, last_index: int) -> None:
+        if state.term < self._hard_state.term or state.commit < self._hard_state.commit:
+            raise InvariantError(f"{state} follows {self._hard_state}")
+        if state.commit > last_index:
+            raise InvariantError(f"commit index {state.commit} is beyond the last entry {last_index}")
+
+    def _write(self, body: bytes) -> None:
+        if self._failure is not None:
+            self._refuse()
+        size = frame_size(len(body))
+        if self._offset + size > self._size:
+            self._cut(len(body))
+        try:
+            failpoint("walBeforeWrite")
+            buffers, crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
+            self._disk.write(self._fd, buffers, self._offset)
+            self._offset += size
+            self._crc = crc
+            failpoint("walAfterWrite")
+        except BaseException as error:
+            self._fail("write", error)
+
+    # -- segments -----------------------------------------------------------------------------------------------
+
+    @property
+    def needs_next(self) -> bool:
+        """Whether the segment is more than half full and its successor not allocated: call ``prepare_next``."""
+        return self._offset * 2 > self._size and not self._spare.ready
+
+    def prepare_next(self) -> None:
+        """Allocate the next segment, so that the cut to it does not wait for the disk. Any thread.
+
+        Raises ``WALSpaceError`` when the disk is full, while there is still room in this segment.
+        """
+        if self._failure is not None:
+            self._refuse()
+        try:
+            self._spare.prepare()
+        except OSError as error:
+            self._fail("allocate", error)
+
+    def _cut(self, body_bytes: int) -> None:
+        """Go on in a new segment, with room for a frame of ``body_bytes``."""
+        if body_bytes > BODY_MAX_BYTES:
+            raise InvariantError(f"a batch of {body_bytes} bytes is larger than {BODY_MAX_BYTES}")
+        self.sync()
+        failpoint("walBeforeCut")
+        old_fd = self._fd
+        self._begin_segment(body_bytes)
+        self._disk.close(old_fd)
+        failpoint("walAfterCut")
+
+    def _begin_segment(self, body_bytes: int) -> None:
+        sequence = self._segments[-1].sequence + 1 if self._segments else 0
+        size = segment_size_for(body_bytes, head_size(self._metadata, self._snapshot), self._segment_bytes)
+        name = SegmentName(sequence, self._last_index + 1)
+        with self._spare.lock:
+            try:
+                fd = self._spare.take(size)
+                self._name_segment(fd, name, size)
+            except WALSpaceError:
+                raise  # nothing was written: the old segment is whole, and the caller may try again
+            except BaseException as error:
+                self._fail("cut", error)
+        self._fd = fd
+        self._segments.append(name)
+
+    def _name_segment(self, fd: int, name: SegmentName, size: int) -> None:
+        """Give a new segment its head, then its name, each durable before the next step."""
+        head = SegmentHead(name.sequence, name.first_index, size)
+        buffers, crc = encode_head(head, self._metadata, self._hard_state, self._snapshot, self._crc)
+        self._disk.write(fd, buffers, 0)
+        self._disk.sync_data(fd)
+        failpoint("walBeforeCutRename")
+        self._disk.rename(self._spare.path, os.path.join(self._directory, str(name)))
+        self._disk.sync_directory(self._directory)
+        self._size = size
+        self._offset = self._durable = sum(map(len, buffers))
+        self._crc = self._seed = crc
+
+    def release(self, index: int) -> int:
+        """Delete the segments that hold only entries below ``index``, oldest first; return how many.
+
+        Never deletes an entry behind the last snapshot marker, whatever ``index`` is. Raises ``WALFailedError``.
+        """
+        self.sync()  # the marker that makes the entries dispensable is durable before they go
+        limit = min(index, self._snapshot.index + 1)
+        count = 0
+        try:
+            while len(self._segments) > 1 and self._segments[1].first_index <= limit:
+                self._remove_oldest()
+                count += 1
+        except BaseException as error:
+            self._fail("release", error)
+        return count
+
+    def _remove_oldest(self) -> None:
+        failpoint("walBeforeUnlink")
+        self._disk.remove(os.path.join(self._directory, str(self._segments[0])))
+        # Each removal durable before the next: two of them out of order would leave a hole in the sequence.
+        self._disk.sync_directory(self._directory)
+        del self._segments[0]
+        failpoint("walAfterUnlink")
+
+    # -- end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Sync what was appended, unless something failed; give files and lock back. Idempotent.
+
+        Raises ``WALFailedError`` when that last sync fails.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._failure is None and self._fd >= 0:
+                self.sync()
+        finally:
+            self._failure = self._failure or "it is closed"
+            self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            self._spare.close()
+        except OSError:
+            pass  # the next open removes the file
+        if self._fd >= 0:
+            self._disk.close(self._fd)
+        self._disk.close(self._lock_fd)
+
+    def _fail(self, step: str, error: BaseException) -> NoReturn:
+        """Refuse everything from now on, because of ``error``."""
+        self._failure = f"{step} failed: {error}"
+        if isinstance(error, OSError):
+            raise WALFailedError(f"write-ahead log in {self._directory}: {self._failure}") from error
+        raise error
+
+    def _refuse(self) -> NoReturn:
+        raise WALFailedError(f"write-ahead log in {self._directory} is not usable: {self._failure}")
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def directory(self) -> str:
+        """Where the segments are."""
+        return self._directory
+
+    @property
+    def last_index(self) -> int:
+        """Index of the last entry appended, or of the marker behind which there is none."""
+        return self._last_index
+
+    @property
+    def unsynced_bytes(self) -> int:
+        """What the next ``sync`` makes durable."""
+        return self._offset - self._durable
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """Names of the segment files, oldest first."""
+        return tuple(map(str, self._segments))
+
+
+def _check_segment_bytes(segment_bytes: int) -> None:
+    if not SEGMENT_MIN_BYTES <= segment_bytes <= SEGMENT_MAX_BYTES // 2:
+        raise ConfigError(f"a log cannot have segments of {segment_bytes} bytes")
+
+
+@contextlib.contextmanager
+def _failure_named(step: str, directory: str) -> Iterator[None]:
+    """Turn the system's errors into one line that says what could not be done, and where."""
+    try:
+        yield
+    except OSError as error:
+        raise WALFailedError(f"cannot {step} the write-ahead log in {directory}: {error}") from error
+
+
+def _lock(disk: Disk, directory: str) -> int:
+    try:
+        return disk.lock(os.path.join(directory, LOCK_NAME))
+    except BlockingIOError as error:
+        raise WALLockedError(f"the write-ahead log in {directory} is in use by another process") from error

@@ -1,0 +1,168 @@
+"""A disk in memory that knows what a power cut would leave, and fails where it is told to.
+
+Contents that were not synced survive a crash sector by sector, each by a toss; names survive up to a random point
+since the directory was last synced. ``kill`` models the death of the process alone: the page cache stays.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Sequence
+
+SECTOR = 512
+
+
+class Inode:
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.durable = b""
+
+    def after_power_cut(self, rng: random.Random) -> bytes:
+        if bytes(self.data) == self.durable:
+            return self.durable
+        size = rng.choice((len(self.data), len(self.durable)))
+        keep = rng.choice((0.0, 0.5, 0.9, 1.0))
+        old, new = self.durable.ljust(size, b"\0")[:size], bytes(self.data).ljust(size, b"\0")[:size]
+        return b"".join((new if rng.random() < keep else old)[at : at + SECTOR] for at in range(0, size, SECTOR))
+
+
+class SimDisk:
+    def __init__(self) -> None:
+        self.names: dict[str, Inode] = {}
+        self.durable_names: dict[str, Inode] = {}
+        self.pending: list[dict[str, Inode]] = []
+        self.open_files: dict[int, Inode] = {}
+        self.locks: dict[int, str] = {}
+        self.next_fd = 1000
+        self.calls: list[str] = []
+        self.faults: dict[str, tuple[int, int]] = {}
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def fail(self, operation: str, number: int, after: int = 0) -> None:
+        """Let ``operation`` fail with errno ``number``, once ``after`` further calls of it have passed."""
+        self.faults[operation] = (number, after)
+
+    def heal(self) -> None:
+        self.faults.clear()
+
+    def _call(self, operation: str) -> None:
+        self.calls.append(operation)
+        if operation in self.faults:
+            number, after = self.faults[operation]
+            if after == 0:
+                raise OSError(number, os.strerror(number))
+            self.faults[operation] = (number, after - 1)
+
+    def kill(self) -> None:
+        """The process dies, the machine goes on."""
+        self.open_files.clear()
+        self.locks.clear()
+
+    def power_cut(self, rng: random.Random) -> None:
+        self.kill()
+        states = [self.durable_names, *self.pending]
+        names = states[rng.randrange(len(states))]
+        for inode in set(names.values()):
+            inode.durable = inode.after_power_cut(rng)
+            inode.data = bytearray(inode.durable)
+        self.names, self.durable_names, self.pending = dict(names), dict(names), []
+
+    def contents(self) -> dict[str, bytes]:
+        return {name: bytes(inode.data) for name, inode in self.names.items()}
+
+    @classmethod
+    def holding(cls, contents: dict[str, bytes]) -> SimDisk:
+        disk = cls()
+        for name, data in contents.items():
+            inode = disk.names[name] = Inode()
+            inode.data, inode.durable = bytearray(data), data
+        disk.durable_names = dict(disk.names)
+        return disk
+
+    # -- the protocol -------------------------------------------------------------------------------------------
+
+    def ensure_directory(self, directory: str) -> None:
+        self._call("ensure_directory")
+
+    def list_names(self, directory: str) -> list[str]:
+        self._call("list_names")
+        return [os.path.basename(path) for path in self.names if os.path.dirname(path) == directory]
+
+    def lock(self, path: str) -> int:
+        self._call("lock")
+        if path in self.locks.values():
+            raise BlockingIOError(errno.EAGAIN, "locked")
+        self.next_fd += 1
+        self.locks[self.next_fd] = path
+        return self.next_fd
+
+    def create(self, path: str) -> int:
+        self._call("create")
+        self._rename_to({**self.names, path: Inode()})
+        return self.open(path)
+
+    def open(self, path: str) -> int:
+        self._call("open")
+        if path not in self.names:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        self.next_fd += 1
+        self.open_files[self.next_fd] = self.names[path]
+        return self.next_fd
+
+    def size(self, fd: int) -> int:
+        return len(self.open_files[fd].data)
+
+    def read(self, fd: int, size: int, offset: int) -> bytes:
+        self._call("read")
+        return bytes(self.open_files[fd].data[offset : offset + size])
+
+    def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> None:
+        data = b"".join(buffers)
+        file = self.open_files[fd].data
+        try:
+            self._call("write")
+        except OSError:
+            data = data[: len(data) // 2]
+            raise
+        finally:
+            if len(file) < offset + len(data):
+                file.extend(bytes(offset + len(data) - len(file)))
+            file[offset : offset + len(data)] = data
+
+    def allocate(self, fd: int, size: int) -> None:
+        self._call("allocate")
+        self.open_files[fd].data.extend(bytes(size - len(self.open_files[fd].data)))
+
+    def sync_data(self, fd: int) -> None:
+        self._call("sync_data")
+        inode = self.open_files[fd]
+        inode.durable = bytes(inode.data)
+
+    def rename(self, old: str, new: str) -> None:
+        self._call("rename")
+        names = dict(self.names)
+        names[new] = names.pop(old)
+        self._rename_to(names)
+
+    def remove(self, path: str) -> None:
+        self._call("remove")
+        names = dict(self.names)
+        del names[path]
+        self._rename_to(names)
+
+    def _rename_to(self, names: dict[str, Inode]) -> None:
+        self.names = names
+        self.pending.append(names)
+
+    def sync_directory(self, directory: str) -> None:
+        self._call("sync_directory")
+        self.durable_names, self.pending = dict(self.names), []
+
+    def close(self, fd: int) -> None:
+        if fd in self.locks:
+            del self.locks[fd]
+        else:
+            del self.open_files[fd]
