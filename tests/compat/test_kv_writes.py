@@ -119,15 +119,18 @@ def test_reads_are_not_held_to_the_request_limit(store: Store) -> None:
     assert store.ask(txn([compare("VALUE", "EQUAL", b"a", b"x" * (1536 * 1024))])).succeeded is False
 
 
-@pytest.mark.parametrize("over", [1, 4096])
-def test_largest_message(store: Store, over: int) -> None:
+@pytest.mark.parametrize("over", [1, 4096, 3 * 1024 * 1024])
+def test_a_message_over_two_mebibytes_is_not_even_read(store: Store, over: int) -> None:
     limit = 2 * 1024 * 1024
-    request = put(b"a", b"x" * (limit - 7 + over))
-    assert request.ByteSize() == limit + over
-    assert store.refusal(request) == (
-        "RESOURCE_EXHAUSTED",
-        f"grpc: received message larger than max ({limit + over} vs. {limit})",
-    )
+    answer = store.wire.call("etcdserverpb.KV/Put", bytes(limit + over))
+    text = f"grpc: received message larger than max ({limit + over} vs. {limit})"
+    assert (answer.code, answer.text) == ("RESOURCE_EXHAUSTED", text)
+
+
+def test_a_message_of_two_mebibytes_is_read(store: Store) -> None:
+    request = put(b"a", bytes(2 * 1024 * 1024 - 7))
+    assert request.ByteSize() == 2 * 1024 * 1024
+    assert store.refusal(request) == TOO_LARGE
 
 
 # --- DeleteRange --------------------------------------------------------------------------------------------
