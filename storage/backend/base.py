@@ -1,0 +1,81 @@
+"""What the store asks of an engine: atomic durable batches, and reads of one consistent state.
+
+An engine keeps named buckets of bytes to bytes, ordered by key. Duties, the same for every engine and held by one
+test suite:
+
+- ``commit`` makes the whole batch durable or none of it, and returns only then. One thread at a time calls it.
+- A ``ReadTxn`` sees the state of the last commit before it was begun, whatever is committed later, until closed.
+  It may be begun and used on any thread, by one thread at a time.
+- A batch is applied in this order: records are appended, revisions deleted, named values put or deleted.
+
+``records`` need not be sorted by the engine: their keys ascend, and all lie above every key in the bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+
+class WriteBatch:
+    """Everything that goes to disk in one transaction. Never changed once handed to an engine."""
+
+    __slots__ = ("deletes", "records", "values")
+
+    def __init__(self) -> None:
+        self.records: dict[bytes, bytes] = {}
+        """Revision key -> sealed record, in order of revision."""
+        self.deletes: list[bytes] = []
+        """Revision keys that a compaction drops."""
+        self.values: dict[tuple[bytes, bytes], bytes | None] = {}
+        """(bucket, key) -> value, or ``None`` to delete it."""
+
+    def operations(self) -> int:
+        """Number of changes."""
+        return len(self.records) + len(self.deletes) + len(self.values)
+
+
+class ReadTxn(Protocol):
+    """One consistent state."""
+
+    def get(self, bucket: bytes, key: bytes) -> bytes | None:
+        """The value of a key, ``None`` if absent."""
+
+    def get_record(self, revision_key: bytes) -> bytes | None:
+        """The same for the bucket of revisions: the hot path of reads."""
+
+    def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of ``start <= key < end`` in order; ``end=None`` is no bound."""
+
+    def close(self) -> None:
+        """Give the state up. Idempotent; a read after it is a fault of the caller."""
+
+
+class Backend(Protocol):
+    """An engine."""
+
+    def begin_read(self) -> ReadTxn:
+        """Pin the last committed state."""
+
+    def commit(self, batch: WriteBatch) -> None:
+        """Make a batch durable.
+
+        Raises:
+            SpaceError: no room; nothing of the batch is visible and it may be tried again.
+            StorageError: the disk failed; the engine must not be used any more.
+        """
+
+    @property
+    def size_bytes(self) -> int:
+        """Space taken on disk, as of the last commit."""
+
+    @property
+    def size_in_use_bytes(self) -> int:
+        """The part of it that holds data; the rest is free for reuse."""
+
+    def copy_to(self, path: Path) -> None:
+        """Write a consistent compact copy of the last committed state to a new file, durable on return."""
+
+    def close(self) -> None:
+        """Release everything. Read transactions must be closed before."""

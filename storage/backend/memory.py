@@ -1,0 +1,121 @@
+"""The engine in memory: for tests and for the simulator, with the same promises as the one on disk.
+
+The object plays the disk: it outlives a crash of the store that uses it, and holds exactly what was committed.
+Isolation of readers costs only what changes: every open reader has a table of the old values of keys that were
+changed after it began, and looks there first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from sortedcontainers import SortedDict
+
+from raftkv.errors import InvariantError, StorageError
+from raftkv.storage import schema
+from raftkv.storage.backend.base import WriteBatch
+
+
+class MemoryReadTxn:
+    """A state pinned by undo entries; see the module."""
+
+    def __init__(self, backend: MemoryBackend) -> None:
+        self._backend = backend
+        self.undo: dict[tuple[bytes, bytes], bytes | None] = {}
+
+    def get(self, bucket: bytes, key: bytes) -> bytes | None:
+        """See ``ReadTxn``."""
+        place = bucket, key
+        if place in self.undo:
+            return self.undo[place]
+        value: bytes | None = self._backend.buckets[bucket].get(key)
+        return value
+
+    def get_record(self, revision_key: bytes) -> bytes | None:
+        """See ``ReadTxn``."""
+        return self.get(schema.KEY, revision_key)
+
+    def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """See ``ReadTxn``."""
+        now = self._backend.buckets[bucket].irange(start, end, inclusive=(True, False))
+        undone = (key for name, key in self.undo if name == bucket and key >= start and (end is None or key < end))
+        for key in sorted({*now, *undone}):
+            value = self.get(bucket, key)
+            if value is not None:
+                yield key, value
+
+    def close(self) -> None:
+        """See ``ReadTxn``."""
+        self._backend.readers.discard(self)
+
+
+class MemoryBackend:
+    """Buckets of the last commit."""
+
+    def __init__(self) -> None:
+        self.buckets: dict[bytes, SortedDict[bytes, bytes]] = {name: SortedDict() for name in schema.BUCKETS}
+        self.readers: set[MemoryReadTxn] = set()
+        self.commits = 0
+        self._size_bytes = 0
+
+    def clone(self) -> MemoryBackend:
+        """An independent copy of the committed state: a snapshot for another member of a simulation."""
+        other = MemoryBackend()
+        other.buckets = {name: SortedDict(bucket) for name, bucket in self.buckets.items()}
+        other._size_bytes = self._size_bytes
+        return other
+
+    def begin_read(self) -> MemoryReadTxn:
+        """See ``Backend``."""
+        reader = MemoryReadTxn(self)
+        self.readers.add(reader)
+        return reader
+
+    def commit(self, batch: WriteBatch) -> None:
+        """See ``Backend``."""
+        last = self._last_record()
+        for key, record in batch.records.items():
+            if key <= last:
+                raise InvariantError(f"record {key.hex()} is not after {last.hex()}")
+            last = key
+            self._set(schema.KEY, key, record)
+        for key in batch.deletes:
+            self._set(schema.KEY, key, None)
+        for (bucket, key), value in batch.values.items():
+            self._set(bucket, key, value)
+        self.commits += 1
+
+    def _last_record(self) -> bytes:
+        records = self.buckets[schema.KEY]
+        return records.peekitem()[0] if records else b""
+
+    def _set(self, bucket: bytes, key: bytes, value: bytes | None) -> None:
+        items = self.buckets[bucket]
+        old = items.get(key)
+        for reader in self.readers:
+            reader.undo.setdefault((bucket, key), old)
+        if old is not None:
+            self._size_bytes -= len(key) + len(old)
+            del items[key]
+        if value is not None:
+            self._size_bytes += len(key) + len(value)
+            items[key] = value
+
+    @property
+    def size_bytes(self) -> int:
+        """See ``Backend``."""
+        return self._size_bytes
+
+    @property
+    def size_in_use_bytes(self) -> int:
+        """See ``Backend``."""
+        return self._size_bytes
+
+    def copy_to(self, path: Path) -> None:
+        """Not for this engine: a simulation passes ``clone()``."""
+        raise StorageError(f"cannot copy a database in memory to {path}")
+
+    def close(self) -> None:
+        """Nothing to release: what was committed stays, as on a disk."""
+        self.readers.clear()

@@ -1,0 +1,103 @@
+"""Who carries out commits: a thread in production, the caller itself in tools, a script in simulations.
+
+A writer runs jobs one at a time, in order, and reports each on the owner's thread through ``done(error)``. Nothing
+here knows asyncio: the server injects ``loop.call_soon_threadsafe`` as ``notify``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import Protocol
+
+Job = Callable[[], None]
+Done = Callable[[BaseException | None], None]
+
+
+class Writer(Protocol):
+    """Runs jobs in order."""
+
+    def submit(self, job: Job, done: Done) -> None:
+        """Run ``job`` some time; then ``done(None)``, or ``done(error)`` if it raised, on the owner's thread."""
+
+    def close(self) -> None:
+        """Finish what was submitted and stop. Reports that were not delivered yet may be lost."""
+
+
+def _outcome(job: Job) -> BaseException | None:
+    try:
+        job()
+    except Exception as error:
+        return error
+    return None
+
+
+class InlineWriter:
+    """Runs each job inside ``submit``: for tools and for tests of everything but the overlap."""
+
+    def submit(self, job: Job, done: Done) -> None:
+        """See ``Writer``."""
+        done(_outcome(job))
+
+    def close(self) -> None:
+        """See ``Writer``."""
+
+
+class ScriptedWriter:
+    """Holds jobs until told: a simulation decides when a commit ends, or lets a crash lose it."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[tuple[Job, Done]] = deque()
+
+    def submit(self, job: Job, done: Done) -> None:
+        """See ``Writer``."""
+        self._jobs.append((job, done))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def run_next(self) -> None:
+        """Carry out and report the oldest job."""
+        job, done = self._jobs.popleft()
+        done(_outcome(job))
+
+    def run_all(self) -> None:
+        """Carry out everything, also what the reports submit."""
+        while self._jobs:
+            self.run_next()
+
+    def close(self) -> None:
+        """See ``Writer``. Drops what was not run: in a simulation, closing is a crash."""
+        self._jobs.clear()
+
+
+class ThreadWriter:
+    """The backend thread."""
+
+    def __init__(self, notify: Callable[[Callable[[], None]], object], name: str = "backend") -> None:
+        """Start the thread. ``notify(call)`` must have ``call()`` run on the owner's thread, soon, in order."""
+        self._notify = notify
+        self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, done: Done) -> None:
+        """See ``Writer``."""
+        self._jobs.put((job, done))
+
+    def close(self) -> None:
+        """See ``Writer``."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, done = item
+            error = _outcome(job)
+            try:
+                self._notify(partial(done, error))
+            except RuntimeError:  # the loop is closed: the owner is gone, and with it whoever wanted to know
+                return

@@ -1,0 +1,114 @@
+"""Compaction of the history, in slices that the owner fits between other work.
+
+``compact(revision)`` takes effect at once for readers (the store refuses older revisions from then on) and is recorded
+as ``scheduledCompactRev`` in the batch of the log entry that asked for it. The work follows in steps:
+
+1. Visit the keys from which something could be dropped, some per step. What the index drops and is still in memory is
+   forgotten there and never written; the rest is collected for deletion on disk.
+2. Send deletions along with the regular batches, at most ``DELETES_PER_COMMIT`` each.
+3. With the last of them write ``finishedCompactRev``; when that is durable the compaction is done.
+
+A crash loses nothing but progress: on disk ``scheduledCompactRev`` is ahead of ``finishedCompactRev``, the index is
+rebuilt from what is left, and the same steps are gone through again. Deletions are the same whichever were done.
+
+Compactions queue up in order; nothing here knows time or threads. One step of 500 keys takes about 1 ms.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from raftkv.storage import schema
+from raftkv.storage.failpoints import failpoint
+from raftkv.storage.index import Index
+from raftkv.storage.overlay import Overlay
+
+DELETES_PER_COMMIT: Final = 1000
+KEYS_PER_STEP: Final = 500
+
+
+class _Job:
+    __slots__ = ("dirty", "doomed", "is_sent", "on_done", "revision")
+
+    def __init__(self, revision: int, on_done: Callable[[], None] | None) -> None:
+        self.revision = revision
+        self.on_done = on_done
+        self.dirty: dict[bytes, None] | None = None
+        self.doomed: list[bytes] = []
+        self.is_sent = False
+
+
+class Compactor:
+    """The compactions of one store, oldest first."""
+
+    def __init__(self, index: Index, overlay: Overlay) -> None:
+        self._index = index
+        self._overlay = overlay
+        self._jobs: deque[_Job] = deque()
+        self.dropped_total = 0
+        """Revisions dropped since the store was opened."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything asked for is done (and durable)."""
+        return not self._jobs
+
+    def schedule(self, revision: int, on_done: Callable[[], None] | None) -> None:
+        """Queue a compaction; ``on_done`` is called when it is durable."""
+        self._jobs.append(_Job(revision, on_done))
+
+    def step(self, keys_max: int = KEYS_PER_STEP) -> bool:
+        """Do a bounded piece of work.
+
+        Returns:
+            ``False`` when there is nothing to do before a commit is reported, or at all.
+        """
+        job = self._next_job()
+        if job is None:
+            return False
+        if self._visit(job, keys_max):
+            return True
+        return self._send(job)
+
+    def _next_job(self) -> _Job | None:
+        return next((job for job in self._jobs if not job.is_sent), None)
+
+    def _visit(self, job: _Job, keys_max: int) -> bool:
+        if job.dirty is None:
+            job.dirty = self._index.take_dirty()
+        if not job.dirty or len(job.doomed) >= DELETES_PER_COMMIT:
+            return False
+        for _ in range(min(keys_max, len(job.dirty))):
+            key, _none = job.dirty.popitem()
+            for revision_key in self._index.compact_key(key, job.revision):
+                self.dropped_total += 1
+                if not self._overlay.discard(revision_key):
+                    job.doomed.append(revision_key)
+        return True
+
+    def _send(self, job: _Job) -> bool:
+        batch = self._overlay.pending
+        if batch.deletes:
+            return False
+        batch.deletes, job.doomed = job.doomed[:DELETES_PER_COMMIT], job.doomed[DELETES_PER_COMMIT:]
+        if not job.dirty and not job.doomed:
+            self._finish(job)
+        elif not self._overlay.is_busy:
+            self._overlay.commit()
+        return not self._overlay.is_busy
+
+    def _finish(self, job: _Job) -> None:
+        failpoint("compactBeforeSetFinishedCompact")
+        job.is_sent = True
+        finished = schema.encode_integer(job.revision)
+        self._overlay.pending.values[schema.META, schema.META_FINISHED_COMPACT] = finished
+
+        def done() -> None:
+            failpoint("compactAfterSetFinishedCompact")
+            self._jobs.remove(job)
+            if job.on_done is not None:
+                job.on_done()
+
+        self._overlay.flush(done)

@@ -1,0 +1,213 @@
+"""The ordered map of all keys to their histories, in memory (pure; no disk).
+
+Entries are small because there is one for every key of the store:
+
+    one generation, one put (nearly all keys)       the packed revision itself, an ``int``
+    anything else                                   a ``KeyIndex``
+
+Three further structures make the common questions cheap:
+
+- ``_keys``, a sorted list, serves intervals; ``_dead`` is the sorted list of those of them that do not exist now,
+  so the number of live keys of an interval is two subtractions and never a walk.
+- ``_dirty`` holds the keys from which a compaction could drop anything, so a compaction does not visit the others.
+  It is a dict and not a set because its order must not depend on the hash seed (replays must be exact).
+
+Bytes per key, measured at 1,000,000 keys of 64 bytes: about 200 B, of which 97 are the key itself.
+
+An interval is ``(key, end)`` as on the wire: ``end`` empty is the single key, a zero byte is "to the last key",
+otherwise ``key <= x < end``, empty when ``end <= key``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from sortedcontainers import SortedList
+
+from raftkv.errors import InvariantError
+from raftkv.storage.key_index import Found, KeyIndex
+from raftkv.storage.revision import SUB_BITS
+
+TO_THE_LAST: Final = b"\x00"
+"""The ``end`` of an interval without an upper bound."""
+
+
+class Index:
+    """All keys of a store. One owner; no method may be called while an iterator of it is in use."""
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, int | KeyIndex] = {}
+        self._keys: SortedList[bytes] = SortedList()
+        self._dead: SortedList[bytes] = SortedList()
+        self._dirty: dict[bytes, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def live_count(self) -> int:
+        """Number of keys that exist now."""
+        return len(self._keys) - len(self._dead)
+
+    @property
+    def dirty_count(self) -> int:
+        """Number of keys that a compaction would visit."""
+        return len(self._dirty)
+
+    def put(self, key: bytes, revision: int) -> tuple[int, int, int]:
+        """Record a put at a packed revision, newer than all others.
+
+        Returns:
+            main revision of creation, version, packed revision of the value replaced (0 if the key did not exist).
+        """
+        entry = self._entries.get(key)
+        if entry is None:
+            self._entries[key] = revision
+            self._keys.add(key)
+            return revision >> SUB_BITS, 1, 0
+        if isinstance(entry, int):
+            self._entries[key] = KeyIndex(entry >> SUB_BITS, 2, [entry, revision])
+            self._dirty[key] = None
+            return entry >> SUB_BITS, 2, entry
+        return self._put_again(key, entry, revision)
+
+    def _put_again(self, key: bytes, entry: KeyIndex, revision: int) -> tuple[int, int, int]:
+        revisions = entry.revisions
+        previous = revisions[-1] if revisions else 0
+        if not previous:
+            self._dead.remove(key)
+        entry.put(revision)
+        self._dirty[key] = None
+        return entry.created, entry.version, previous
+
+    def tombstone(self, key: bytes, revision: int) -> int:
+        """Record a deletion; returns the packed revision of the value deleted. The key must exist."""
+        entry = self._entries.get(key)
+        if entry is None:
+            raise InvariantError(f"tombstone on the unknown key {key!r}")
+        if isinstance(entry, int):
+            entry = self._entries[key] = KeyIndex(entry >> SUB_BITS, 1, [entry])
+        previous = entry.last()
+        entry.tombstone(revision)
+        self._dead.add(key)
+        self._dirty[key] = None
+        return previous
+
+    def latest(self, key: bytes) -> int:
+        """Packed revision of the current value; 0 when the key does not exist."""
+        entry = self._entries.get(key, 0)
+        if isinstance(entry, int):
+            return entry
+        return _latest(entry)
+
+    def get(self, key: bytes, main: int) -> Found | None:
+        """The state of a key as of a main revision."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        return _get(entry, main)
+
+    def get_latest(self, key: bytes) -> Found | None:
+        """The current state of a key."""
+        entry = self._entries.get(key)
+        return None if entry is None else _get_latest(entry)
+
+    def keys(self, key: bytes, end: bytes) -> Iterator[bytes]:
+        """Every known key of an interval in order, live or not."""
+        if not end:
+            return iter((key,) if key in self._entries else ())
+        if end == TO_THE_LAST:
+            return iter(self._keys.irange(key))
+        if end <= key:
+            return iter(())
+        return iter(self._keys.irange(key, end, inclusive=(True, False)))
+
+    def live(self, key: bytes, end: bytes) -> Iterator[tuple[bytes, int]]:
+        """Key and packed revision of the value of all that exists now in an interval, in order."""
+        entries = self._entries
+        for name in self.keys(key, end):
+            entry = entries[name]
+            revision = entry if isinstance(entry, int) else _latest(entry)
+            if revision:
+                yield name, revision
+
+    def live_at(self, key: bytes, end: bytes, main: int) -> Iterator[tuple[bytes, int]]:
+        """Like ``live``, as of a main revision."""
+        entries = self._entries
+        bound = (main + 1) << SUB_BITS
+        for name in self.keys(key, end):
+            entry = entries[name]
+            if isinstance(entry, int):
+                if entry < bound:
+                    yield name, entry
+            else:
+                found = _get(entry, main)
+                if found is not None:
+                    yield name, found.modified
+
+    def count(self, key: bytes, end: bytes) -> int:
+        """Number of keys of an interval that exist now; logarithmic in the size of the store."""
+        if not end:
+            return 1 if self.latest(key) else 0
+        if end == TO_THE_LAST:
+            return self.live_count - self._live_before(key)
+        if end <= key:
+            return 0
+        return self._live_before(end) - self._live_before(key)
+
+    def _live_before(self, key: bytes) -> int:
+        known: int = self._keys.bisect_left(key)
+        dead: int = self._dead.bisect_left(key)
+        return known - dead
+
+    def take_dirty(self) -> dict[bytes, None]:
+        """Hand over the keys to compact. The caller passes each to ``compact_key`` once; changes go to a new set."""
+        dirty, self._dirty = self._dirty, {}
+        return dirty
+
+    def compact_key(self, key: bytes, main: int) -> list[bytes]:
+        """Compact one key at a main revision; returns the revision keys that it drops."""
+        entry = self._entries.get(key)
+        if entry is None or isinstance(entry, int):
+            return []
+        dropped = entry.compact(main)
+        if entry.is_empty():
+            self._forget(key)
+        elif entry.needs_compaction():
+            self._dirty[key] = None
+        elif entry.version == 1:
+            self._entries[key] = entry.revisions[0]
+        return dropped
+
+    def _forget(self, key: bytes) -> None:
+        del self._entries[key]
+        self._keys.remove(key)
+        self._dead.remove(key)
+        self._dirty.pop(key, None)
+
+    def restore(self, entries: dict[bytes, int | KeyIndex], dead: Iterable[bytes], dirty: Iterable[bytes]) -> None:
+        """Become what a scan of the disk found (``restore.py``); everything known before is dropped."""
+        self._entries = entries
+        self._keys = SortedList(entries)
+        self._dead = SortedList(dead)
+        self._dirty = dict.fromkeys(dirty)
+
+
+def _latest(entry: int | KeyIndex) -> int:
+    if isinstance(entry, int):
+        return entry
+    revisions = entry.revisions
+    return revisions[-1] if revisions else 0
+
+
+def _get_latest(entry: int | KeyIndex) -> Found | None:
+    if isinstance(entry, int):
+        return Found(entry, entry >> SUB_BITS, 1)
+    return Found(entry.revisions[-1], entry.created, entry.version) if entry.revisions else None
+
+
+def _get(entry: int | KeyIndex, main: int) -> Found | None:
+    if isinstance(entry, int):
+        return Found(entry, entry >> SUB_BITS, 1) if entry >> SUB_BITS <= main else None
+    return entry.get(main)

@@ -1,0 +1,163 @@
+"""The history of one key: its generations (pure; no store, no clock, no disk).
+
+A key lives through generations. A put opens one if none is open, a deletion (tombstone) closes it. Example, on one
+key: put at 1, put at 2, delete at 3, put at 4, delete at 5:
+
+    generation 1    1  2  3(t)
+    generation 2    4  5(t)
+    open            none: the key does not exist now
+
+What a compaction leaves (the newest revision at or below the compact revision stays, because reads *at* the compact
+revision are allowed; a tombstone stays only when it is exactly at it, so that a watch from there still sees the
+deletion: etcd issues 18089 and 19179, etcd >= 3.5.16):
+
+    compact(2)      2  3(t) | 4  5(t)
+    compact(3)         3(t) | 4  5(t)
+    compact(4)                4  5(t)
+    compact(5)                   5(t)
+    compact(6)      nothing: the index forgets the key
+
+Revisions are packed integers (``revision.py``). ``created`` is a main revision and ``version`` counts the puts of the
+generation since it was created, also those compacted away since. Invariants: revisions ascend; every closed
+generation ends in a tombstone and holds at least it; the open one has at least one revision or does not exist.
+
+Keys with one generation of one put, nearly all in most stores, never get here: ``index.py`` keeps them as an integer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+from raftkv.errors import InvariantError
+from raftkv.storage.revision import SUB_BITS, to_key, to_tombstone_key
+
+
+class Generation(NamedTuple):
+    """A closed life of the key; the last of ``revisions`` is its tombstone."""
+
+    created: int
+    version: int
+    revisions: tuple[int, ...]
+
+
+class Found(NamedTuple):
+    """Where the state of a key at some revision is recorded."""
+
+    modified: int
+    """Packed revision of the put: the record to read."""
+    created: int
+    """Main revision of the put that opened the generation."""
+    version: int
+
+
+class KeyIndex:
+    """All generations of one key."""
+
+    __slots__ = ("closed", "created", "revisions", "version")
+
+    def __init__(self, created: int = 0, version: int = 0, revisions: list[int] | None = None) -> None:
+        self.closed: tuple[Generation, ...] = ()
+        self.created = created
+        self.version = version
+        self.revisions: list[int] = [] if revisions is None else revisions
+
+    @classmethod
+    def from_tombstone(cls, revision: int) -> KeyIndex:
+        """A key of which only a deletion is left, as found on disk after a compaction."""
+        key_index = cls()
+        key_index.closed = (Generation(0, 1, (revision,)),)
+        return key_index
+
+    def is_live(self) -> bool:
+        """Whether the key exists now."""
+        return bool(self.revisions)
+
+    def is_empty(self) -> bool:
+        """Whether nothing at all is left, so that the index should forget the key."""
+        return not self.revisions and not self.closed
+
+    def needs_compaction(self) -> bool:
+        """Whether a compaction at some later revision could drop anything."""
+        return bool(self.closed) or len(self.revisions) > 1
+
+    def last(self) -> int:
+        """Packed revision of the newest change, a tombstone included; 0 if there is none."""
+        if self.revisions:
+            return self.revisions[-1]
+        return self.closed[-1].revisions[-1] if self.closed else 0
+
+    def put(self, revision: int) -> None:
+        """Record a put. Raises InvariantError unless it is newer than everything known."""
+        if revision <= self.last():
+            raise InvariantError(f"put at {revision} is not after {self.last()}")
+        if not self.revisions:
+            self.created, self.version = revision >> SUB_BITS, 0
+        self.revisions.append(revision)
+        self.version += 1
+
+    def tombstone(self, revision: int) -> None:
+        """Record a deletion. Raises InvariantError when the key does not exist."""
+        if not self.revisions or revision <= self.revisions[-1]:
+            raise InvariantError(f"tombstone at {revision} on a key last changed at {self.last()}")
+        revisions = (*self.revisions, revision)
+        self.closed = (*self.closed, Generation(self.created, self.version + 1, revisions))
+        self.created, self.version, self.revisions = 0, 0, []
+
+    def get(self, main: int) -> Found | None:
+        """The state as of a main revision; ``None`` when the key did not exist then."""
+        bound = (main + 1) << SUB_BITS
+        if self.revisions and self.revisions[0] < bound:
+            return _find(self.created, self.version, self.revisions, bound)
+        for generation in reversed(self.closed):
+            if generation.revisions[-1] < bound:
+                return None
+            if generation.revisions[0] < bound:
+                return _find(generation.created, generation.version, generation.revisions, bound)
+        return None
+
+    def since(self, main: int) -> list[int]:
+        """Packed revisions at or after a main revision, oldest first, the last of each main revision only."""
+        bound = main << SUB_BITS
+        newest: dict[int, int] = {}
+        for revisions in (*(generation.revisions for generation in self.closed), self.revisions):
+            newest.update((revision >> SUB_BITS, revision) for revision in revisions if revision >= bound)
+        return list(newest.values())
+
+    def compact(self, main: int) -> list[bytes]:
+        """Forget what a compaction at a main revision drops; return the revision keys of it, oldest first."""
+        dropped: list[bytes] = []
+        kept: list[Generation] = []
+        for generation in self.closed:
+            if generation.revisions[-1] >> SUB_BITS < main:
+                dropped += _keys_of_closed(generation.revisions)
+            elif kept:
+                kept.append(generation)
+            else:
+                kept.append(_trim(generation, main, dropped))
+        self.closed = tuple(kept)
+        if not kept:
+            first = _first_kept(self.revisions, main)
+            dropped += map(to_key, self.revisions[:first])
+            del self.revisions[:first]
+        return dropped
+
+
+def _find(created: int, version: int, revisions: list[int] | tuple[int, ...], bound: int) -> Found:
+    position = bisect_left(revisions, bound) - 1
+    return Found(revisions[position], created, version - (len(revisions) - 1 - position))
+
+
+def _first_kept(revisions: list[int] | tuple[int, ...], main: int) -> int:
+    """Position of the newest revision at or below ``main``, 0 when there is none."""
+    return max(bisect_left(revisions, (main + 1) << SUB_BITS) - 1, 0)
+
+
+def _trim(generation: Generation, main: int, dropped: list[bytes]) -> Generation:
+    first = _first_kept(generation.revisions, main)
+    dropped += map(to_key, generation.revisions[:first])
+    return generation._replace(revisions=generation.revisions[first:])
+
+
+def _keys_of_closed(revisions: tuple[int, ...]) -> list[bytes]:
+    return [*map(to_key, revisions[:-1]), to_tombstone_key(revisions[-1])]

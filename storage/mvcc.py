@@ -1,0 +1,358 @@
+"""The MVCC store: every key with its history, in memory at apply time, on disk soon after.
+
+    store = Store.open(LMDBBackend(path), ThreadWriter(loop.call_soon_threadsafe))
+    txn = store.begin()
+    txn.put(b"k", b"v")
+    changes = txn.end()                     # the store is at revision 2
+    store.set_applied(index=7, term=1)                 # may send a batch on its way
+    store.range(b"k").kvs                              # [serialized KeyValue]
+
+One thread owns a store (the loop of the member) and makes every call. Durability is the write-ahead log's: the
+backend follows in batches (``overlay.py``), each with the index of the last log entry it contains, and after a crash
+the log is replayed from ``applied_index`` as found on disk.
+
+Duties of the owner:
+
+1. Between ``begin`` and ``end`` do nothing but change and read; then ``set_applied`` once the whole entry is applied.
+2. Call ``commit`` about every 100 ms, never inside an entry.
+3. Call ``compaction_step`` as long as it returns ``True``, other work between, and after each commit.
+4. Stop the member when ``on_fatal`` is called, or when a call raises ``InvariantError`` or one of its kinds.
+
+Invariants: ``revision`` grows by exactly one with each transaction that changes something and never shrinks, crashes
+and compactions included; everything at or after ``compact_revision`` is readable.
+
+Left out: watchers, leases, auth (they keep their state in buckets of their own through ``meta_put``); sorting and
+filtering of results (apply does it, with ``KeyValueView``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from raftkv.errors import CompactedError, FutureRevisionError, InvariantError, StorageError
+from raftkv.raft.types import ConfState
+from raftkv.storage import schema
+from raftkv.storage.backend.base import Backend, WriteBatch
+from raftkv.storage.backend.writer import InlineWriter, Writer
+from raftkv.storage.compaction import KEYS_PER_STEP, Compactor
+from raftkv.storage.hash import KVHash, hash_kv
+from raftkv.storage.mvcc_range import RangePages, RangeResult, Reader, check_revision
+from raftkv.storage.mvcc_txn import WriteTxn
+from raftkv.storage.overlay import Overlay
+from raftkv.storage.restore import Restored, build_index, scan
+from raftkv.storage.revision import pack, to_key
+
+OPERATIONS_MAX = 10_000
+"""A batch of this many changes is sent without waiting for the owner's timer."""
+
+FIRST_REVISION = 1
+"""Of a store without any change; the first change makes revision 2."""
+
+
+class Store:
+    """See the module. ``Store.open`` makes one."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        writer: Writer,
+        restored: Restored,
+        operations_max: int,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self.backend = backend
+        self._operations_max = operations_max
+        self._overlay = Overlay(backend, writer, self._stamp, on_fatal)
+        self._leases = restored.leases
+        self._index = build_index(restored.entries)
+        self._reader = Reader(self._index, self._overlay, self._leases)
+        self._txn = WriteTxn(self._index, self._overlay, self._reader, self._leases, self._changed)
+        self._compactor = Compactor(self._index, self._overlay)
+        self.revision = FIRST_REVISION
+        """Main revision of the last transaction that changed something."""
+        self.compact_revision = -1
+        """Oldest readable main revision; -1 if never compacted."""
+        self.applied_index = 0
+        """Index of the last log entry applied."""
+        self.applied_term = 0
+        """Its term."""
+        self.durable_index = 0
+        """Index of the last log entry whose changes are in the backend: the log may forget what is before it."""
+        self.conf_state = ConfState()
+        """Members of the cluster as of ``applied_index``."""
+        self._load(restored.last_revision)
+
+    @classmethod
+    def open(
+        cls,
+        backend: Backend,
+        writer: Writer | None = None,
+        *,
+        operations_max: int = OPERATIONS_MAX,
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> Store:
+        """Rebuild the state that a backend holds and go on from there.
+
+        Arguments:
+            backend: the engine; closed by its owner, after the store.
+            writer: carries out commits; the default does so inside each call.
+            operations_max: changes after which ``set_applied`` sends a batch by itself.
+            on_fatal: told of a failed commit (the default raises it in the thread of the owner).
+
+        Raises:
+            CorruptRecordError: a record on disk is not what was written; names its revision.
+            StorageError: the database has another format.
+        """
+        read = backend.begin_read()
+        try:
+            _check_format(read.get(schema.META, schema.META_FORMAT_VERSION))
+            restored = scan(read)
+        finally:
+            read.close()
+        return cls(backend, writer or InlineWriter(), restored, operations_max, on_fatal or _raise)
+
+    def _load(self, last_revision: int) -> None:
+        get = self._overlay.value
+        scheduled, finished = schema.read_compact_revisions(get)
+        self.compact_revision = max(scheduled, finished)
+        self.revision = max(FIRST_REVISION, last_revision, self.compact_revision)
+        self.applied_index = schema.decode_integer(get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
+        self.applied_term = schema.decode_integer(get(schema.META, schema.META_TERM)) or 0
+        self.conf_state = schema.decode_conf_state(get(schema.META, schema.META_CONF_STATE))
+        self.durable_index = self.applied_index
+        if scheduled > finished:
+            self._compactor.schedule(scheduled, None)
+
+    def _stamp(self, batch: WriteBatch) -> Callable[[], None]:
+        index = self.applied_index
+        batch.values.update(
+            {
+                (schema.META, schema.META_CONSISTENT_INDEX): schema.encode_integer(index),
+                (schema.META, schema.META_TERM): schema.encode_integer(self.applied_term),
+                (schema.META, schema.META_CONF_STATE): schema.encode_conf_state(self.conf_state),
+                (schema.META, schema.META_FORMAT_VERSION): schema.encode_integer(schema.FORMAT_VERSION),
+            }
+        )
+        return partial(self._durable, index)
+
+    def _durable(self, index: int) -> None:
+        self.durable_index = index
+        if self._overlay.pending.operations() >= self._operations_max:
+            self._overlay.commit()
+
+    # Changes.
+
+    def begin(self) -> WriteTxn:
+        """Open the write transaction of one log entry; its ``end`` closes it. One at a time."""
+        txn = self._txn
+        txn.open(self.revision + 1, self.compact_revision)
+        return txn
+
+    def _changed(self, main: int) -> None:
+        self.revision = main
+
+    def set_applied(self, index: int, term: int) -> None:
+        """Note that everything up to a log entry is applied; once per entry or per run of entries.
+
+        Raises:
+            InvariantError: the index goes back, or a transaction is still open.
+        """
+        if index < self.applied_index or self._txn.is_open:
+            raise InvariantError(f"applied index {index} after {self.applied_index}, open: {self._txn.is_open}")
+        self.applied_index = index
+        self.applied_term = term
+        overlay = self._overlay
+        overlay.touch()
+        if len(overlay.pending.records) >= self._operations_max and not overlay.is_busy:
+            overlay.commit()
+
+    def set_conf_state(self, conf_state: ConfState) -> None:
+        """Note the members of the cluster, as part of the entry being applied."""
+        self.conf_state = conf_state
+        self._overlay.touch()
+
+    def meta_put(self, bucket: bytes, key: bytes, value: bytes) -> None:
+        """Write a value of another bucket, in the batch of the entry being applied.
+
+        Arguments:
+            bucket: one of ``schema.BUCKETS`` other than ``key`` and ``meta``.
+            key: 1 to ``schema.META_KEY_BYTES_MAX`` bytes.
+        """
+        self._overlay.pending.values[self._checked(bucket, key)] = value
+
+    def meta_delete(self, bucket: bytes, key: bytes) -> None:
+        """Delete a value of another bucket, present or not."""
+        self._overlay.pending.values[self._checked(bucket, key)] = None
+
+    @staticmethod
+    def _checked(bucket: bytes, key: bytes) -> tuple[bytes, bytes]:
+        if bucket not in schema.BUCKETS or bucket in (schema.KEY, schema.META):
+            raise InvariantError(f"bucket {bucket!r} is not open to others")
+        if not 0 < len(key) <= schema.META_KEY_BYTES_MAX:
+            raise InvariantError(f"a key of {len(key)} bytes does not fit in bucket {bucket!r}")
+        return bucket, key
+
+    # Reads.
+
+    def meta_get(self, bucket: bytes, key: bytes) -> bytes | None:
+        """The current value in another bucket."""
+        return self._overlay.value(bucket, key)
+
+    def meta_items(self, bucket: bytes) -> list[tuple[bytes, bytes]]:
+        """Everything in another bucket, in order of key."""
+        return self._overlay.values(bucket)
+
+    def get(self, key: bytes) -> bytes | None:
+        """The current serialized KeyValue of a key: the shortest way to one."""
+        return self._reader.get(key)
+
+    def key_lease(self, key: bytes) -> int:
+        """The lease that a key is attached to now, 0 for none."""
+        return self._leases.get(key, 0)
+
+    def leased_keys(self) -> dict[bytes, int]:
+        """Every key attached to a lease, and the lease; the live table, not to be changed."""
+        return self._leases
+
+    def range(
+        self,
+        key: bytes,
+        range_end: bytes = b"",
+        *,
+        revision: int = 0,
+        limit: int = 0,
+        count_only: bool = False,
+        keys_only: bool = False,
+    ) -> RangeResult:
+        """Read an interval.
+
+        Arguments:
+            key, range_end: as on the wire (``index.py``).
+            revision: main revision to read at; 0 or less is the present.
+            limit: return at most so many KeyValues; 0 or less is no limit. ``count`` ignores it.
+            count_only: return none.
+            keys_only: leave values out.
+
+        Raises:
+            FutureRevisionError, CompactedError: the revision cannot be read.
+            CorruptRecordError: fatal.
+        """
+        current = self.revision
+        if revision <= 0 or revision == current:
+            kvs, count = self._reader.latest(key, range_end, limit, count_only, keys_only)
+        else:
+            check_revision(revision, current, self.compact_revision)
+            kvs, count = self._reader.at(revision, key, range_end, limit, count_only, keys_only)
+        return RangeResult(kvs, count, current)
+
+    def pages(self, key: bytes, range_end: bytes = b"", *, revision: int = 0) -> RangePages:
+        """Read an interval piece by piece at one revision, pinned now; raises like ``range``.
+
+        Each ``next_page`` needs the ``compact_revision`` of that moment.
+        """
+        count = self.range(key, range_end, revision=revision, count_only=True).count
+        return RangePages(self._reader, key, range_end, revision if revision > 0 else self.revision, count)
+
+    def history(self, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
+        """Revision key and KeyValue of every change of main revisions ``first..last``, oldest first.
+
+        A deletion has an 18-byte revision key and a KeyValue of the key alone. Revisions before ``compact_revision``
+        may have gaps. The caller must finish before anything else happens to the store.
+        """
+        return self._overlay.records(to_key(pack(max(first, 0), 0)), to_key(pack(last + 1, 0)))
+
+    # Durability.
+
+    def commit(self) -> None:
+        """Send what was written on its way to disk; does not wait. Duty 2 of the owner."""
+        if self._txn.is_open:
+            raise InvariantError("commit inside a write transaction")
+        self._overlay.commit()
+
+    def flush(self, on_durable: Callable[[], None]) -> None:
+        """Commit, and call back once everything written so far is on disk."""
+        if self._txn.is_open:
+            raise InvariantError("flush inside a write transaction")
+        self._overlay.flush(on_durable)
+
+    @property
+    def space_error(self) -> StorageError | None:
+        """Why the last commit found no room (the batch is kept and tried again); ``None`` when all is well."""
+        return self._overlay.space_error
+
+    @property
+    def pending_operations(self) -> int:
+        """Changes that wait for the next batch: the owner may slow its clients by it."""
+        return self._overlay.pending.operations()
+
+    @property
+    def size_bytes(self) -> int:
+        """Space that the backend takes, as of the last commit; what the quota is compared with."""
+        return self.backend.size_bytes
+
+    @property
+    def size_in_use_bytes(self) -> int:
+        """The part of it that is not free for reuse."""
+        return self.backend.size_in_use_bytes
+
+    @property
+    def key_count(self) -> int:
+        """Number of keys that exist now."""
+        return self._index.live_count
+
+    # Compaction and hashes.
+
+    def compact(self, revision: int, on_done: Callable[[], None] | None = None) -> None:
+        """Make a main revision the oldest readable one; the work is left to ``compaction_step``.
+
+        Arguments:
+            on_done: called when everything dropped is gone from disk too (``physical``).
+
+        Raises:
+            CompactedError: not after the present compact revision.
+            FutureRevisionError: after the present revision.
+        """
+        if revision <= self.compact_revision:
+            raise CompactedError
+        if revision > self.revision:
+            raise FutureRevisionError
+        self.compact_revision = revision
+        scheduled = schema.encode_integer(revision)
+        self._overlay.pending.values[schema.META, schema.META_SCHEDULED_COMPACT] = scheduled
+        self._compactor.schedule(revision, on_done)
+
+    def compaction_step(self, keys_max: int = KEYS_PER_STEP) -> bool:
+        """Do about a millisecond of compaction; ``False`` when nothing can be done before the next commit."""
+        return self._compactor.step(keys_max)
+
+    @property
+    def is_compacting(self) -> bool:
+        """Whether a compaction is not finished and durable yet."""
+        return not self._compactor.is_idle
+
+    def hash_kv(self, revision: int, on_ready: Callable[[Callable[[], KVHash]], None]) -> None:
+        """Hash the history up to a main revision (0: the present).
+
+        ``on_ready(job)`` is called once the revision is on disk; ``job()`` computes, on any thread.
+
+        Raises:
+            FutureRevisionError, CompactedError: at once, or from the job if compacted since.
+        """
+        revision = revision or self.revision
+        check_revision(revision, self.revision, self.compact_revision)
+        self.flush(lambda: on_ready(partial(hash_kv, self.backend, revision)))
+
+    def close(self) -> None:
+        """Stop; what is not committed is left to the log. The backend stays open."""
+        self._overlay.close()
+
+
+def _check_format(data: bytes | None) -> None:
+    version = schema.decode_integer(data)
+    if version is not None and version != schema.FORMAT_VERSION:
+        raise StorageError(f"the database has format {version}; this program reads format {schema.FORMAT_VERSION}")
+
+
+def _raise(error: BaseException) -> None:
+    raise error

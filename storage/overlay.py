@@ -1,0 +1,233 @@
+"""The edge between memory and disk: the batch being filled, the batch being committed, and the pinned state below.
+
+Writes go into ``pending`` at apply time and are visible at once. ``commit`` hands the whole of it to the writer
+(another thread in production) and starts an empty one; until that commit is reported, its records stay readable here:
+
+    read:   pending  ->  committing  ->  read transaction on the last commit
+
+When the report arrives, the read transaction is renewed first and the committed batch dropped after, so no moment
+exists in which a revision can be found in neither. At most one batch is on its way; what is written meanwhile goes
+together in the next. Nothing here ever waits.
+
+What may be in one batch is decided by the owner: ``commit`` must be called between log entries, never inside one,
+because ``stamp`` adds the applied index and both must agree.
+
+A full disk (``SpaceError``) keeps the batch where it is, readable, to be tried again by the next ``commit``. Every
+other failure goes to ``on_fatal``: after a failed write the state of the disk is not known, so the member stops.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from raftkv.errors import InvariantError, SpaceError
+from raftkv.storage import schema
+from raftkv.storage.backend.base import Backend, WriteBatch
+from raftkv.storage.backend.writer import Writer
+from raftkv.storage.failpoints import failpoint
+from raftkv.storage.record import SEAL_BYTES, unseal
+
+
+class Overlay:
+    """Uncommitted changes over a backend."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        writer: Writer,
+        stamp: Callable[[WriteBatch], Callable[[], None]],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        """Begin over the last commit.
+
+        Arguments:
+            stamp: adds the applied index and the like to a batch about to go; what it returns is called when the
+                batch is durable.
+            on_fatal: told of a failure that the member must not survive.
+        """
+        self._backend = backend
+        self._writer = writer
+        self._stamp = stamp
+        self._on_fatal = on_fatal
+        self._read = backend.begin_read()
+        self._get_record = self._read.get_record
+        self.pending = WriteBatch()
+        self._committing: WriteBatch | None = None
+        self._on_durable: Callable[[], None] = _nothing
+        self._busy = False
+        self._commit_again = False
+        self._touched = False
+        self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
+        self._filling = 1
+        self._durable = 0
+        self.space_error: SpaceError | None = None
+        self.closed = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch or another job of the writer is on its way."""
+        return self._busy
+
+    def touch(self) -> None:
+        """The stamp has changed: there is something to commit even if no record was written."""
+        self._touched = True
+
+    def load(self, revision_key: bytes) -> bytes:
+        """The KeyValue of a revision known to the index. Raises CorruptRecordError (fatal)."""
+        record = self.pending.records.get(revision_key)
+        if record is None and self._committing is not None:
+            record = self._committing.records.get(revision_key)
+        if record is not None:
+            return record[SEAL_BYTES:]
+        return unseal(revision_key, self._get_record(revision_key))
+
+    def discard(self, revision_key: bytes) -> bool:
+        """Drop a record that did not leave memory yet; ``False`` when it must be deleted on disk."""
+        return self.pending.records.pop(revision_key, None) is not None
+
+    def records(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Revision keys and KeyValues of ``start <= revision key < end``, oldest first.
+
+        The caller must finish before anything else happens to the store.
+        """
+        for key, record in self._read.items(schema.KEY, start, end):
+            yield key, unseal(key, record)
+        for batch in (self._committing, self.pending):
+            for key, record in batch.records.items() if batch is not None else ():
+                if start <= key < end:
+                    yield key, record[SEAL_BYTES:]
+
+    def value(self, bucket: bytes, key: bytes) -> bytes | None:
+        """A value of a bucket other than ``key``."""
+        for batch in (self.pending, self._committing):
+            if batch is not None and (bucket, key) in batch.values:
+                return batch.values[bucket, key]
+        return self._read.get(bucket, key)
+
+    def values(self, bucket: bytes) -> list[tuple[bytes, bytes]]:
+        """All values of a bucket other than ``key``, in order of key."""
+        found: dict[bytes, bytes | None] = dict(self._read.items(bucket))
+        for batch in (self._committing, self.pending):
+            if batch is not None:
+                found.update({key: value for (name, key), value in batch.values.items() if name == bucket})
+        return sorted((key, value) for key, value in found.items() if value is not None)
+
+    def commit(self) -> None:
+        """Send what is pending on its way, now or as soon as the writer is free."""
+        if self.closed:
+            return
+        if self._busy:
+            self._commit_again = True
+            return
+        batch = self._committing or self._fill()
+        if batch is None:
+            return
+        self._busy = True
+        self._writer.submit(lambda: _write(self._backend, batch), self._committed)
+
+    def _fill(self) -> WriteBatch | None:
+        if not self._has_pending():
+            return None
+        self._touched = False
+        batch, self.pending = self.pending, WriteBatch()
+        self._on_durable = self._stamp(batch)
+        self._committing = batch
+        self._filling += 1
+        return batch
+
+    def _has_pending(self) -> bool:
+        return self._touched or self.pending.operations() > 0
+
+    def _committed(self, error: BaseException | None) -> None:
+        self._busy = False
+        if self.closed:
+            return
+        if error is None:
+            self._settle()
+        elif isinstance(error, SpaceError):
+            self.space_error = error
+        else:
+            self._on_fatal(error)
+            return
+        if self._commit_again and error is None:
+            self._commit_again = False
+            self.commit()
+
+    def _settle(self) -> None:
+        self._renew()
+        failpoint("beforeWritebackBuf")
+        self._committing = None
+        failpoint("afterWritebackBuf")
+        self.space_error = None
+        self._durable = self._filling - 1
+        self._on_durable()
+        while self._waiters and self._waiters[0][0] <= self._durable:
+            self._waiters.popleft()[1]()
+
+    def _renew(self) -> None:
+        self._read.close()
+        self._read = self._backend.begin_read()
+        self._get_record = self._read.get_record
+
+    def flush(self, on_durable: Callable[[], None]) -> None:
+        """Commit now; call back (on the owner's thread) once everything written so far is durable."""
+        if self._has_pending():
+            self._waiters.append((self._filling, on_durable))
+        elif self._committing is not None:
+            self._waiters.append((self._filling - 1, on_durable))
+        else:
+            on_durable()
+        self.commit()
+
+    def exclusive(
+        self, job: Callable[[], None], swap: Callable[[], None], done: Callable[[BaseException | None], None]
+    ) -> None:
+        """Run a job on the writer with commits held back, then ``swap`` here with no read transaction of ours open.
+
+        For the online compacting copy: the file that ``job`` writes stays complete because nothing is committed
+        meanwhile; writes go on into ``pending``. A job that fails changes nothing: ``done(error)`` tells.
+
+        Raises:
+            InvariantError: a batch is on its way (``flush`` first).
+        """
+        if self._busy or self._committing is not None:
+            raise InvariantError("a batch is on its way to the disk")
+
+        def finish(error: BaseException | None) -> None:
+            self._busy = False
+            if self.closed:
+                return
+            if error is None:
+                self._read.close()
+                swap()
+                self._renew()
+            done(error)
+            self.commit()
+
+        self._busy = True
+        self._writer.submit(job, finish)
+
+    def close(self) -> None:
+        """Stop. What was not committed is forgotten (the log has it)."""
+        self.closed = True
+        self._writer.close()
+        self._read.close()
+
+
+def _write(backend: Backend, batch: WriteBatch) -> None:
+    """Commit, with the points at which a compaction can be cut short; runs on the writer's thread."""
+    schedules = (schema.META, schema.META_SCHEDULED_COMPACT) in batch.values
+    if schedules:
+        failpoint("compactBeforeCommitScheduledCompact")
+    if batch.deletes:
+        failpoint("compactBeforeCommitBatch")
+    backend.commit(batch)
+    if schedules:
+        failpoint("compactAfterCommitScheduledCompact")
+    if batch.deletes:
+        failpoint("compactAfterCommitBatch")
+
+
+def _nothing() -> None:
+    pass

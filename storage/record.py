@@ -1,0 +1,48 @@
+"""Sealed records: a KeyValue with its checksum, because LMDB notices no flipped bit.
+
+    4 bytes    CRC32C, little-endian, over the revision key followed by the KeyValue
+    n bytes    KeyValue (``key_value.py``)
+
+The revision key is part of the sum, so a record that turns up under another revision is refused as well. Every read
+from disk opens the seal; the failure names the revision and is fatal for the member (it must never serve, hash or
+copy onward what nobody wrote).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from google_crc32c import value as crc32c
+
+from raftkv.errors import CorruptionError
+from raftkv.storage.revision import describe
+
+SEAL_BYTES: Final = 4
+
+_SEAL = struct.Struct("<I")
+pack_seal = _SEAL.pack
+_read_seal = _SEAL.unpack_from
+
+
+class CorruptRecordError(CorruptionError):
+    """The record of a revision is missing or its checksum does not match. Names the revision."""
+
+
+def seal(revision_key: bytes, data: bytes) -> bytes:
+    """The record to store under ``revision_key`` for a serialized KeyValue."""
+    return pack_seal(crc32c(revision_key + data)) + data
+
+
+def unseal(revision_key: bytes, record: bytes | None) -> bytes:
+    """The serialized KeyValue of a record read from disk.
+
+    Raises:
+        CorruptRecordError: the record is absent, too short, or not what ``seal`` made for this revision.
+    """
+    if record is None:
+        raise CorruptRecordError(f"record of revision {describe(revision_key)} is missing")
+    data = record[4:]
+    if len(record) < SEAL_BYTES or _read_seal(record)[0] != crc32c(revision_key + data):
+        raise CorruptRecordError(f"record of revision {describe(revision_key)} is corrupt: its checksum is wrong")
+    return data

@@ -1,0 +1,73 @@
+"""Revisions: where a change stands in the history of the store, in memory and on disk.
+
+A revision is a pair: ``main`` counts transactions, ``sub`` the changes within one. In memory it is one integer,
+``main << 24 | sub``, because the index keeps millions of them and an integer below 2**60 takes 32 bytes where a
+tuple of two takes 120. On disk it is the key of its record in the bucket ``key``, in etcd's form:
+
+    00 00 00 00 00 00 00 05  5f  00 00 00 00 00 00 00 01        revision 5.1
+    00 00 00 00 00 00 00 06  5f  00 00 00 00 00 00 00 00  74    revision 6.0, a tombstone ('t')
+
+Both forms sort in the order of history. Zero stands for "no revision" (``main`` starts at 1).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from raftkv.errors import InvariantError
+
+SUB_BITS: Final = 24
+SUB_MASK: Final = (1 << SUB_BITS) - 1
+"""Largest ``sub``: a transaction makes at most 16,777,216 changes."""
+
+TOMBSTONE_MARK: Final = b"t"
+KEY_BYTES: Final = 17
+
+_FORM = struct.Struct(">QBQ")
+_SEPARATOR = ord("_")
+pack_key = _FORM.pack
+"""``pack_key(main, 95, sub)``: for callers on the hot path; others use ``to_key``."""
+
+
+def pack(main: int, sub: int) -> int:
+    """The integer form. Raises InvariantError when ``sub`` does not fit."""
+    if not 0 <= sub <= SUB_MASK:
+        raise InvariantError(f"sub-revision {sub} of revision {main} is out of range")
+    return main << SUB_BITS | sub
+
+
+def to_key(revision: int) -> bytes:
+    """The 17-byte key of a put at this packed revision."""
+    return _FORM.pack(revision >> SUB_BITS, _SEPARATOR, revision & SUB_MASK)
+
+
+def to_tombstone_key(revision: int) -> bytes:
+    """The 18-byte key of a deletion at this packed revision."""
+    return _FORM.pack(revision >> SUB_BITS, _SEPARATOR, revision & SUB_MASK) + TOMBSTONE_MARK
+
+
+def from_key(key: bytes) -> int:
+    """The packed revision of a key of either length. Raises InvariantError when it is not such a key."""
+    if not is_well_formed(key):
+        raise InvariantError(f"{key.hex()} is not a revision key")
+    main, _, sub = _FORM.unpack_from(key)
+    return pack(main, sub)
+
+
+def is_well_formed(key: bytes) -> bool:
+    """Whether the bytes have the form of a revision key."""
+    return len(key) >= KEY_BYTES and key[8] == _SEPARATOR and key[KEY_BYTES:] in (b"", TOMBSTONE_MARK)
+
+
+def is_tombstone(key: bytes) -> bool:
+    """Whether a revision key marks a deletion."""
+    return len(key) > KEY_BYTES
+
+
+def describe(key: bytes) -> str:
+    """A revision key as people write it: ``5.1``, or ``6.0(t)`` for a tombstone."""
+    if not is_well_formed(key):
+        return key.hex()
+    main, _, sub = _FORM.unpack_from(key)
+    return f"{main}.{sub}{'(t)' if is_tombstone(key) else ''}"
