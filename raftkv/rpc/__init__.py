@@ -1,1 +1,37 @@
-"""(see ARCHITECTURE.md)"""
+"""gRPC and HTTP/1.1 on one port: the RPC layer that server, peers and client library share.
+
+Read in this order: ``status`` and ``metadata`` (gRPC's vocabulary), ``framing`` (messages in a byte stream), ``h2``
+(the only module that knows the HTTP/2 library), ``server_core`` and ``client_core`` (sans-IO: bytes in, calls out),
+``server`` and ``channel`` (the asyncio shells). ``http1`` answers HTTP/1.1 on the same port.
+
+Invariants of the package:
+
+1. The core modules do no I/O and read no clock of their own: bytes, times and wake-ups are given to them.
+2. What one turn of the loop produces for one connection leaves in one write.
+3. Everything a peer can make grow has a named limit in ``limits``.
+4. A failed call says whether the request certainly never reached a handler (``RpcError.definite``).
+"""
+
+from raftkv.rpc.calls import UnaryCall
+from raftkv.rpc.channel import Channel, ChannelState
+from raftkv.rpc.client_stream import ClientStream
+from raftkv.rpc.http import HttpRequest, HttpResponse
+from raftkv.rpc.limits import ChannelOptions, ServerLimits
+from raftkv.rpc.server import Server
+from raftkv.rpc.server_stream import StreamCall
+from raftkv.rpc.status import Code, RpcError
+
+__all__ = [
+    "Channel",
+    "ChannelOptions",
+    "ChannelState",
+    "ClientStream",
+    "Code",
+    "HttpRequest",
+    "HttpResponse",
+    "RpcError",
+    "Server",
+    "ServerLimits",
+    "StreamCall",
+    "UnaryCall",
+]

@@ -1,0 +1,209 @@
+"""A connection from accept on: TLS handshake, which protocol it speaks, and then the right protocol object.
+
+The first bytes decide: HTTP/2's preface or anything else (HTTP/1.1). Under TLS the ALPN choice decides, and a client
+without ALPN is sniffed like a plain one. Both steps are timed: a connection that says nothing is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl as ssl_module
+from typing import TYPE_CHECKING, cast
+
+from raftkv.rpc.h2 import PREFACE
+from raftkv.rpc.http1 import Http1Protocol
+from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
+from raftkv.rpc.protocol import H2Protocol
+from raftkv.rpc.server_core import Peer, ServerCore
+
+if TYPE_CHECKING:
+    from raftkv.rpc.server import Server
+
+_SNIFF_BYTES = 4
+
+
+class ServerH2Protocol(H2Protocol):
+    """A server's HTTP/2 connection: adds keepalive and the graceful close."""
+
+    def __init__(self, connection: Connection, core: ServerCore, transport: asyncio.Transport) -> None:
+        limits = core.limits
+        loop = asyncio.get_running_loop()
+        super().__init__(
+            core,
+            transport,
+            loop,
+            buffer_bytes=limits.transport_buffer_bytes,
+            blocked_input_bytes=limits.connection_window_bytes + limits.blocked_input_bytes,
+            write_stall_timeout_s=limits.write_stall_timeout_s,
+        )
+        self._connection = connection
+        self._server_core = core
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._keepalive = Keepalive(
+            loop,
+            limits.keepalive_time_s,
+            limits.keepalive_timeout_s,
+            last_read_s=lambda: self.last_read_s,
+            active=lambda: True,
+            ping=self._ping,
+            dead=transport.abort,
+        )
+
+    def _ping(self) -> None:
+        self._server_core.h2.ping(KEEPALIVE_PING)
+        self._server_core.wake()
+
+    def drain(self) -> None:
+        """Close gracefully: see ``ServerCore.begin_drain``."""
+        if self._drain_timer is None:
+            self._server_core.begin_drain()
+            timeout_s = self._server_core.limits.goaway_notice_timeout_s
+            self._drain_timer = self._loop.call_later(timeout_s, self._server_core.finish_drain)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport has gone."""
+        self._keepalive.close()
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+        super().connection_lost(exc)
+        self._connection.released()
+
+
+class Connection(asyncio.Protocol):
+    """One accepted connection; hands its transport to the protocol it turns out to speak."""
+
+    def __init__(self, server: Server, ssl: ssl_module.SSLContext | None) -> None:
+        self._server = server
+        self._ssl = ssl
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._h2: ServerH2Protocol | None = None
+        self._http1: Http1Protocol | None = None
+        self._handshake: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self._transport = cast(asyncio.Transport, transport)
+        if not self._server.add(self):
+            self._transport.abort()
+        elif self._ssl is not None:
+            self._transport.pause_reading()
+            self._handshake = self._server.spawn(self._start_tls(self._transport, self._ssl))
+        else:
+            self._sniff()
+
+    async def _start_tls(self, transport: asyncio.Transport, context: ssl_module.SSLContext) -> None:
+        timeout_s = self._server.limits.tls_handshake_timeout_s
+        loop = asyncio.get_running_loop()
+        try:
+            tls = await loop.start_tls(
+                transport, self, context, server_side=True, ssl_handshake_timeout=timeout_s, ssl_shutdown_timeout=1.0
+            )
+        except (OSError, ssl_module.SSLError, TimeoutError):
+            tls = None  # a failed handshake is the client's affair
+        except asyncio.CancelledError:
+            transport.abort()
+            self.released()
+            raise
+        if tls is None or tls.is_closing():
+            transport.abort()
+            self.released()
+            return
+        self._transport = tls
+        self._choose_by_alpn(self._transport)
+
+    def _choose_by_alpn(self, tls: asyncio.Transport) -> None:
+        protocol = tls.get_extra_info("ssl_object").selected_alpn_protocol()
+        if protocol == "h2":
+            self._become_h2(tls)
+        elif protocol == "http/1.1":
+            self._become_http1(tls)
+        else:
+            self._sniff()
+
+    def _sniff(self) -> None:
+        timeout_s = self._server.limits.preface_timeout_s
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Decide by the first bytes."""
+        self._buffer += data
+        if len(self._buffer) < _SNIFF_BYTES or self._transport is None or self._timer is None:
+            return
+        if self._buffer[:_SNIFF_BYTES] == PREFACE[:_SNIFF_BYTES]:
+            self._become_h2(self._transport)
+        else:
+            self._become_http1(self._transport)
+
+    def _become_h2(self, transport: asyncio.Transport) -> None:
+        core = ServerCore(
+            self._server.router, self._server.limits, self._server.environment(), _peer_of(transport), self._mark
+        )
+        self._h2 = ServerH2Protocol(self, core, transport)
+        self._hand_over(transport, self._h2)
+        core.wake()  # our SETTINGS
+
+    def _become_http1(self, transport: asyncio.Transport) -> None:
+        peer = _peer_of(transport)
+        handler = self._server.http_handler
+        self._http1 = Http1Protocol(handler, self._server.limits, transport, peer, self._server, self.released)
+        self._hand_over(transport, self._http1)
+
+    def _hand_over(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+        self._stop_timer()
+        transport.set_protocol(protocol)
+        buffered, self._buffer = self._buffer, b""
+        if buffered:
+            protocol.data_received(buffered)
+
+    def _mark(self) -> None:
+        self._server.mark(self)
+
+    def flush(self) -> None:
+        """Send what the connection's core has."""
+        if self._h2 is not None:
+            self._h2.flush()
+
+    def drain(self) -> None:
+        """Close gracefully, as far as the protocol knows how."""
+        if self._h2 is not None:
+            self._h2.drain()
+        elif self._http1 is not None:
+            self._http1.drain()
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def eof_received(self) -> bool | None:
+        """The client has gone before it said anything."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone before its protocol was known."""
+        self.released()
+
+    def released(self) -> None:
+        """Whatever spoke for this connection is done."""
+        self._stop_timer()
+        self._server.discard(self)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _peer_of(transport: asyncio.Transport) -> Peer:
+    name = transport.get_extra_info("peername")
+    address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix:"
+    if isinstance(name, tuple) and ":" in name[0]:
+        address = f"[{name[0]}]:{name[1]}"
+    ssl_object = transport.get_extra_info("ssl_object")
+    if ssl_object is None:
+        return Peer(address)
+    return Peer(address, ssl_object.getpeercert() or None, tls=True)

@@ -1,0 +1,97 @@
+"""Deadlines of many calls behind one timer.
+
+A wheel of buckets: adding and removing cost O(1) and leave nothing behind, so a million finished calls with long
+deadlines hold no memory. Near deadlines share a bucket of one tick; far ones share coarser buckets (rounded *down*,
+and sorted in again when that time comes), so there are at most 64 buckets for each power of two of ticks.
+
+No clock and no timer inside: the owner calls ``expire(now)`` when it was told to, through ``on_earlier``.
+A deadline never fires early, and at most one tick late (plus the owner's own delay).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Protocol
+
+TICK_S = 0.01
+_PER_S = 1 / TICK_S
+_EXACT_TICKS = 64
+
+
+class Expiring(Protocol):
+    """What can sit in a wheel; both attributes belong to the wheel while it does."""
+
+    bucket: dict[Expiring, None] | None
+    deadline: float | None
+
+    def expire(self) -> None:
+        """Called once when the deadline has passed."""
+
+    def __hash__(self) -> int: ...
+
+
+class DeadlineWheel:
+    """The deadlines of one server or channel.
+
+    ``on_earlier(when)`` is called when the next expiry moves to an earlier time (seconds of the owner's clock).
+    """
+
+    def __init__(self, on_earlier: Callable[[float], None]) -> None:
+        self._on_earlier = on_earlier
+        self._buckets: dict[int, dict[Expiring, None]] = {}
+        self._ticks: list[int] = []
+
+    def add(self, entry: Expiring, deadline: float, now: float) -> None:
+        """Watch ``entry``; ``deadline`` and ``now`` are times of the owner's clock."""
+        entry.deadline = deadline
+        tick = int(deadline * _PER_S) + 1
+        ahead = tick - int(now * _PER_S)
+        if ahead > _EXACT_TICKS:
+            shift = ahead.bit_length() - 6
+            tick = tick >> shift << shift
+        bucket = self._buckets.get(tick)
+        if bucket is None:
+            bucket = self._open(tick)
+        bucket[entry] = None
+        entry.bucket = bucket
+
+    def _open(self, tick: int) -> dict[Expiring, None]:
+        bucket: dict[Expiring, None] = {}
+        self._buckets[tick] = bucket
+        heapq.heappush(self._ticks, tick)
+        if self._ticks[0] == tick:
+            self._on_earlier(tick * TICK_S)
+        return bucket
+
+    def next_expiry(self) -> float | None:
+        """Return when ``expire`` is due next, or None."""
+        return self._ticks[0] * TICK_S if self._ticks else None
+
+    def expire(self, now: float) -> None:
+        """Fire everything whose deadline has passed."""
+        while self._ticks and self._ticks[0] * TICK_S <= now:
+            for entry in list(self._buckets.pop(heapq.heappop(self._ticks))):
+                self._fire(entry, now)
+
+    def _fire(self, entry: Expiring, now: float) -> None:
+        if entry.bucket is None:
+            return  # an earlier entry of this bucket has finished it
+        entry.bucket = None
+        if entry.deadline is not None and entry.deadline > now:
+            self.add(entry, entry.deadline, now)
+        else:
+            entry.expire()
+
+    @property
+    def bucket_count(self) -> int:
+        """Buckets held (for tests of the memory bound)."""
+        return len(self._ticks)
+
+
+def forget(entry: Expiring) -> None:
+    """Stop watching ``entry``; harmless if it is not watched."""
+    bucket = entry.bucket
+    if bucket is not None:
+        bucket.pop(entry, None)
+        entry.bucket = None

@@ -1,0 +1,114 @@
+"""Length-prefixed messages: gRPC's five bytes in front of each message, and their reassembly.
+
+::
+
+    | 0 | 00 00 00 05 | hello |        compressed flag, length (big endian), message
+
+Any cutting of the bytes gives the same messages. The length is checked when the prefix is known, before a byte of
+the message is kept, so a peer can make us hold at most one message below the limit per stream.
+Compression is not offered: a set flag is an error, worded as grpc-go words it.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from raftkv.rpc.status import Code, RpcError
+
+PREFIX = Struct(">BI")
+PREFIX_BYTES = PREFIX.size
+_pack = PREFIX.pack
+_unpack = PREFIX.unpack_from
+
+
+def frame(message: bytes) -> bytes:
+    """Return the message with its prefix."""
+    return _pack(0, len(message)) + message
+
+
+def prefix_of(message: bytes) -> bytes:
+    """Return only the prefix: for large messages, whose bytes should not be copied."""
+    return _pack(0, len(message))
+
+
+def message_too_large(length: int, limit: int) -> RpcError:
+    """Return the error of grpc-go for a message above the limit (bytes)."""
+    return RpcError(Code.RESOURCE_EXHAUSTED, f"grpc: received message larger than max ({length} vs. {limit})")
+
+
+def check_prefix(flag: int, length: int, limit: int, encoding: bytes | None, on_server: bool = True) -> None:
+    """Raise the RpcError of grpc-go for a prefix that cannot be accepted."""
+    if flag == 1:
+        raise _compressed(encoding, on_server)
+    if flag != 0:
+        raise RpcError(Code.INTERNAL, f"grpc: received unexpected payload format {flag}")
+    if length > limit:
+        raise message_too_large(length, limit)
+
+
+def _compressed(encoding: bytes | None, on_server: bool) -> RpcError:
+    if encoding in (None, b"", b"identity"):
+        return RpcError(Code.INTERNAL, "grpc: compressed flag set with identity or empty encoding")
+    return decompressor_missing(encoding or b"", on_server)
+
+
+def decompressor_missing(encoding: bytes, on_server: bool = True) -> RpcError:
+    """Return the error of grpc-go for a ``grpc-encoding`` that is not installed."""
+    quoted = '"' + encoding.decode("latin-1") + '"'
+    code = Code.UNIMPLEMENTED if on_server else Code.INTERNAL
+    return RpcError(code, f"grpc: Decompressor is not installed for grpc-encoding {quoted}")
+
+
+class MessageAssembler:
+    """Turns the DATA payloads of one stream into messages.
+
+    Attributes:
+        held_bytes: bytes of the unfinished message (with its prefix) that are kept here.
+    """
+
+    __slots__ = ("_chunks", "_encoding", "_limit", "_need", "_on_server", "held_bytes")
+
+    def __init__(self, limit_bytes: int, encoding: bytes | None = None, on_server: bool = True) -> None:
+        self._limit = limit_bytes
+        self._encoding = encoding
+        self._on_server = on_server
+        self._chunks: list[bytes] = []
+        self._need = 0
+        self.held_bytes = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take a payload, return the messages it completes.
+
+        Raises:
+            RpcError: a prefix announces a message that is too large, compressed or malformed.
+        """
+        if self._chunks:
+            self._chunks.append(data)
+            self.held_bytes += len(data)
+            if self.held_bytes < self._need:
+                return []
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        return self._split(data)
+
+    def _split(self, data: bytes) -> list[bytes]:
+        messages = []
+        offset, size = 0, len(data)
+        self._need = PREFIX_BYTES
+        while size - offset >= PREFIX_BYTES:
+            flag, length = _unpack(data, offset)
+            if flag or length > self._limit:
+                check_prefix(flag, length, self._limit, self._encoding, self._on_server)
+            end = offset + PREFIX_BYTES + length
+            if end > size:
+                self._need = PREFIX_BYTES + length
+                break
+            messages.append(data[offset + PREFIX_BYTES : end])
+            offset = end
+        self._keep(data[offset:])
+        return messages
+
+    def _keep(self, rest: bytes) -> None:
+        self.held_bytes = len(rest)
+        if rest:
+            self._chunks.append(rest)

@@ -1,0 +1,112 @@
+"""The receiving half of a stream: messages in, one reader, windows given back as the reader takes them.
+
+Used by both ends. Bytes of finished messages that nobody has taken yet keep the stream's window closed; bytes of an
+unfinished message do not (else a message larger than the window could never arrive): those are bounded by the message
+limit instead. So one stream holds at most its window plus one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from raftkv.rpc.framing import PREFIX_BYTES, MessageAssembler
+
+
+class Inbox:
+    """Messages of one stream, read by one task.
+
+    ``consume(bytes)`` is called with what may be given back to the peer's window.
+    """
+
+    __slots__ = (
+        "_consume",
+        "_ended",
+        "_error",
+        "_messages",
+        "_received",
+        "_returned",
+        "_waiter",
+        "assembler",
+        "unread",
+    )
+
+    def __init__(self, assembler: MessageAssembler, consume: Callable[[int], None]) -> None:
+        self.assembler = assembler
+        self.unread = 0
+        self._consume = consume
+        self._messages: deque[bytes] = deque()
+        self._received = 0
+        self._returned = 0
+        self._ended = False
+        self._error: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Take a DATA payload. RpcError as MessageAssembler.feed raises it."""
+        self._received += len(data)
+        try:
+            for message in self.assembler.feed(data):
+                self._messages.append(message)
+                self.unread += PREFIX_BYTES + len(message)
+        finally:
+            self._settle()
+        self._wake()
+
+    def end(self) -> None:
+        """The peer has sent its last message."""
+        self._ended = True
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Every later read raises ``error``, once the messages that came before are read."""
+        if self._error is None:
+            self._error = error
+        self._wake()
+
+    def discard(self) -> None:
+        """Drop what is unread and give all of it back."""
+        self._messages.clear()
+        self.unread = 0
+        self._settle()
+
+    @property
+    def ended(self) -> bool:
+        """True once the peer has half-closed."""
+        return self._ended
+
+    async def get(self) -> bytes | None:
+        """Return the next message; None after the last; raise what ``fail`` was given."""
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            await self._wait()
+        return self._take()
+
+    def _take(self) -> bytes:
+        message = self._messages.popleft()
+        self.unread -= PREFIX_BYTES + len(message)
+        self._settle()
+        return message
+
+    async def _wait(self) -> None:
+        if self._waiter is not None:
+            raise RuntimeError("two tasks read one stream")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _settle(self) -> None:
+        amount = self._received - self.unread - self._returned
+        if amount > 0:
+            self._returned += amount
+            self._consume(amount)

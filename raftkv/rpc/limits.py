@@ -1,0 +1,153 @@
+"""Every limit of the RPC layer, by name, with its number and the reason for the number.
+
+All are on by default. Sizes are bytes, times seconds. Nothing else in this package holds a number that a peer's
+behaviour is measured against.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What a server accepts from one connection, and from all of them.
+
+    Attributes:
+        max_receive_message_bytes: largest request message; etcd's 1.5 MiB request limit plus 512 KiB.
+        max_concurrent_streams: open calls a connection; more are refused (REFUSED_STREAM), never queued.
+        stream_window_bytes: request bytes a stream may send ahead of its handler.
+        connection_window_bytes: the same for a whole connection; bounds what slow handlers can make us hold.
+        assembly_bytes: unfinished messages of a connection, all streams together.
+        stream_send_buffer_bytes: ``StreamCall.send`` waits while more than this is queued.
+        connection_send_buffer_bytes: above this, new calls are refused until the client reads its answers.
+        transport_buffer_bytes: serialized bytes waiting for the socket before we stop serializing.
+        blocked_input_bytes: control input accepted while the peer does not read us; then we stop reading it.
+        write_stall_timeout_s: a peer that reads nothing for so long is disconnected.
+        header_list_bytes: decoded size of one header block; a larger one ends the connection.
+        header_count: fields in one header block.
+        continuations: CONTINUATION frames after one HEADERS (CVE-2024-27316 family).
+        settings_entries: entries in one SETTINGS frame.
+        outbound_acks: SETTINGS and PING acknowledgements waiting to be sent.
+        reset_burst: RST_STREAM frames taken at once (CVE-2023-44487); a watch-heavy client cancels in bursts.
+        reset_per_s: RST_STREAM frames taken each second after the burst.
+        glitch_burst: suspicious frames taken at once, as libnghttp2 counts them.
+        glitch_per_s: suspicious frames taken each second after the burst.
+        control_burst: SETTINGS, PRIORITY_UPDATE and empty DATA frames taken at once.
+        control_per_s: the same each second after the burst.
+        connections: open connections of the server, unfinished handshakes included.
+        preface_timeout_s: from accept (or end of handshake) to the first complete sign of HTTP.
+        tls_handshake_timeout_s: from accept to the end of the TLS handshake.
+        ping_interval_min_s: a client may ping so often while it has open calls (etcd's MinTime).
+        ping_interval_idle_min_s: and so often while it has none (etcd: PermitWithoutStream=false; grpc-go's 2 h).
+        ping_permit_without_stream: treat a connection without calls like one with.
+        ping_strikes_max: early pings forgiven before GOAWAY too_many_pings.
+        keepalive_time_s: silence after which we ping the client (etcd's 2 h).
+        keepalive_timeout_s: and how long its answer may take (etcd's 20 s).
+        http1_header_timeout_s: from connection (or first byte of a next request) to the end of its header.
+        http1_idle_timeout_s: a kept-alive connection without a request.
+        http1_header_bytes: request line and header of an HTTP/1.1 request.
+        http_body_bytes: body of a plain HTTP request, either version.
+        goaway_notice_timeout_s: how long a graceful close waits for the client to have seen the first GOAWAY.
+    """
+
+    max_receive_message_bytes: int = 2 * MIB
+    max_concurrent_streams: int = 2000
+    stream_window_bytes: int = 1 * MIB
+    connection_window_bytes: int = 16 * MIB
+    assembly_bytes: int = 64 * MIB
+    stream_send_buffer_bytes: int = 1 * MIB
+    connection_send_buffer_bytes: int = 64 * MIB
+    transport_buffer_bytes: int = 256 * KIB
+    blocked_input_bytes: int = 1 * MIB
+    write_stall_timeout_s: float = 60.0
+    header_list_bytes: int = 16 * KIB
+    header_count: int = 128
+    continuations: int = 8
+    settings_entries: int = 32
+    outbound_acks: int = 1000
+    reset_burst: int = 1000
+    reset_per_s: int = 100
+    glitch_burst: int = 10_000
+    glitch_per_s: int = 330
+    control_burst: int = 1000
+    control_per_s: float = 100.0
+    connections: int = 10_000
+    preface_timeout_s: float = 10.0
+    tls_handshake_timeout_s: float = 10.0
+    ping_interval_min_s: float = 5.0
+    ping_interval_idle_min_s: float = 7200.0
+    ping_permit_without_stream: bool = False
+    ping_strikes_max: int = 2
+    keepalive_time_s: float = 7200.0
+    keepalive_timeout_s: float = 20.0
+    http1_header_timeout_s: float = 10.0
+    http1_idle_timeout_s: float = 75.0
+    http1_header_bytes: int = 32 * KIB
+    http_body_bytes: int = 2 * MIB
+    goaway_notice_timeout_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_windows(self.stream_window_bytes, self.connection_window_bytes)
+        if self.max_concurrent_streams < 1 or self.max_receive_message_bytes < 0:
+            raise ValueError("max_concurrent_streams and max_receive_message_bytes must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelOptions:
+    """How a channel connects, and what it accepts from the server.
+
+    Attributes:
+        max_receive_message_bytes: largest response message (etcd's clients set no limit but gRPC's own).
+        stream_window_bytes: response bytes a stream may receive ahead of its reader.
+        connection_window_bytes: the same for the whole connection.
+        stream_send_buffer_bytes: ``ClientStream.send`` waits while more than this is queued.
+        transport_buffer_bytes: serialized bytes waiting for the socket before we stop serializing.
+        queued_calls: calls waiting for a connection or for a free stream; more fail with RESOURCE_EXHAUSTED.
+        assumed_concurrent_streams: streams we open before the server's SETTINGS have told its limit.
+        header_list_bytes: decoded size of one response header block.
+        connect_timeout_s: TCP connect and TLS handshake of one address.
+        settings_timeout_s: from connect to the server's SETTINGS; a port that accepts and says nothing fails so.
+        backoff_base_s: wait before the second attempt to connect.
+        backoff_factor: growth of that wait with each failure.
+        backoff_jitter: share of the wait that is random, to both sides.
+        backoff_max_s: longest wait.
+        keepalive_time_s: silence after which we ping the server; None never. Below 5 s etcd servers object.
+        keepalive_timeout_s: and how long its answer may take before the connection is given up.
+        keepalive_without_calls: ping even while no call is open.
+        wait_for_ready: calls wait for a connection; False: they fail at once while connecting fails.
+        authority: ``:authority`` and TLS server name; empty takes the target's host.
+        user_agent: ``user-agent`` field.
+    """
+
+    max_receive_message_bytes: int = 2**31 - 1
+    stream_window_bytes: int = 1 * MIB
+    connection_window_bytes: int = 16 * MIB
+    stream_send_buffer_bytes: int = 1 * MIB
+    transport_buffer_bytes: int = 256 * KIB
+    queued_calls: int = 100_000
+    assumed_concurrent_streams: int = 100
+    header_list_bytes: int = 64 * KIB
+    connect_timeout_s: float = 5.0
+    settings_timeout_s: float = 5.0
+    backoff_base_s: float = 0.1
+    backoff_factor: float = 1.6
+    backoff_jitter: float = 0.2
+    backoff_max_s: float = 5.0
+    keepalive_time_s: float | None = None
+    keepalive_timeout_s: float = 20.0
+    keepalive_without_calls: bool = False
+    wait_for_ready: bool = False
+    authority: str = ""
+    user_agent: str = "raftkv-grpc/0.1"
+
+    def __post_init__(self) -> None:
+        _check_windows(self.stream_window_bytes, self.connection_window_bytes)
+
+
+def _check_windows(stream: int, connection: int) -> None:
+    if not 65_535 <= stream <= connection <= 2**31 - 1:
+        raise ValueError("windows must satisfy 65535 <= stream_window_bytes <= connection_window_bytes < 2**31")

@@ -1,0 +1,58 @@
+"""What a server holds against a client's control frames: token buckets and grpc-go's ping strikes.
+
+Pure: times come in as arguments. Source of the ping rules: grpc-go, ``keepalive.EnforcementPolicy``.
+"""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """``burst`` events at once, ``per_s`` each second after that."""
+
+    __slots__ = ("_burst", "_per_s", "_since", "_tokens")
+
+    def __init__(self, burst: float, per_s: float) -> None:
+        self._burst = burst
+        self._per_s = per_s
+        self._tokens = burst
+        self._since = 0.0
+
+    def take(self, now: float) -> bool:
+        """Count one event; False when the bucket is empty."""
+        self._tokens = min(self._burst, self._tokens + (now - self._since) * self._per_s)
+        self._since = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class PingPolicy:
+    """Counts early pings of one connection.
+
+    A ping is early when it follows the last one by less than ``interval_min_s`` (with open calls) or
+    ``interval_idle_min_s`` (without). Whatever we send as an answer wipes the slate: the client may then ping once
+    for its bandwidth estimate.
+    """
+
+    __slots__ = ("_idle_min_s", "_interval_min_s", "_last", "_strikes", "_strikes_max", "forgiven")
+
+    def __init__(self, interval_min_s: float, interval_idle_min_s: float, strikes_max: int) -> None:
+        self._interval_min_s = interval_min_s
+        self._idle_min_s = interval_idle_min_s
+        self._strikes_max = strikes_max
+        self._strikes = 0
+        self._last = float("-inf")
+        self.forgiven = False
+
+    def too_many(self, now: float, has_calls: bool) -> bool:
+        """Count one ping; True when the connection has used up its strikes."""
+        interval = self._interval_min_s if has_calls else self._idle_min_s
+        early = now - self._last < interval
+        self._last = now
+        if self.forgiven:
+            self.forgiven = False
+            self._strikes = 0
+        elif early:
+            self._strikes += 1
+        return self._strikes > self._strikes_max

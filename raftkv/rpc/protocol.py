@@ -1,0 +1,121 @@
+"""The asyncio side of an HTTP/2 connection, the same for both ends: bytes between a transport and a core.
+
+Invariants:
+
+1. One write per loop turn and connection, unless there is more than ``transport_buffer_bytes`` to say.
+2. While the peer does not read (the transport's buffer is above its high-water mark) nothing is pulled from the core,
+   so what waits is bounded by the core's own limits; and a peer that keeps sending control frames meanwhile is not
+   read either.
+3. A peer that reads nothing for ``write_stall_timeout_s`` is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+
+class Core(Protocol):
+    """What a connection core offers its transport."""
+
+    closing: bool
+
+    def receive(self, data: bytes) -> None: ...  # noqa: D102
+    def pull(self, amount: int) -> bytes: ...  # noqa: D102
+    def lost(self) -> None: ...  # noqa: D102
+
+
+class DrainWatcher(Protocol):
+    """A stream whose sender waits for room in its send buffer."""
+
+    @property
+    def send_buffer_size(self) -> int: ...  # noqa: D102
+    def drained(self) -> None: ...  # noqa: D102
+    def __hash__(self) -> int: ...
+
+
+class H2Protocol(asyncio.Protocol):
+    """Moves bytes between one transport and one core."""
+
+    def __init__(
+        self,
+        core: Core,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        buffer_bytes: int,
+        blocked_input_bytes: int,
+        write_stall_timeout_s: float,
+    ) -> None:
+        self.core = core
+        self.transport = transport
+        self.last_read_s = loop.time()
+        self.writable = True
+        self._loop = loop
+        self._buffer_bytes = buffer_bytes
+        self._blocked_input_bytes = blocked_input_bytes
+        self._blocked_input = 0
+        self._write_stall_timeout_s = write_stall_timeout_s
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._finished = False
+        transport.set_write_buffer_limits(high=buffer_bytes, low=buffer_bytes // 4)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand bytes to the core."""
+        self.last_read_s = self._loop.time()
+        if not self.writable:
+            self._count_blocked_input(data)
+        self.core.receive(data)
+
+    def _count_blocked_input(self, data: bytes) -> None:
+        self._blocked_input += len(data)
+        if self._blocked_input > self._blocked_input_bytes:
+            self.transport.pause_reading()
+
+    def flush(self) -> None:
+        """Send what the core has, as far as the peer reads it."""
+        pull, size = self.core.pull, self._buffer_bytes
+        while self.writable and not self._finished:
+            data = pull(size)
+            if data:
+                self.transport.write(data)
+            if len(data) < size:
+                break
+        if self.core.closing and self.writable:
+            self.finish()
+
+    def finish(self) -> None:
+        """Close the transport after what is written has gone out."""
+        if not self._finished:
+            self._finished = True
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        """The peer does not keep up: stop pulling."""
+        self.writable = False
+        self._blocked_input = 0
+        self._stall_timer = self._loop.call_later(self._write_stall_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The peer has caught up."""
+        self.writable = True
+        self._cancel_stall_timer()
+        if self._blocked_input > self._blocked_input_bytes and not self._finished:
+            self.transport.resume_reading()
+        self.flush()
+
+    def eof_received(self) -> bool | None:
+        """The peer will send nothing more: HTTP/2 has no half-closed connections, so close."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport has gone."""
+        self._finished = True
+        self.writable = False
+        self._cancel_stall_timer()
+        self.core.lost()
+
+    def _cancel_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None

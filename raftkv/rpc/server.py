@@ -1,0 +1,246 @@
+"""The asyncio server: listeners, connections, and registration of methods.
+
+::
+
+    server = Server()
+    server.unary("/pkg.Echo/Say", lambda call, message: call.reply(message))
+    await server.listen("127.0.0.1", 2379)
+    …
+    await server.close(grace_s=5)
+
+One port serves gRPC over HTTP/2 (by its preface, or by ALPN under TLS) and HTTP/1.1 (``http1``). All connections that
+have something to send are flushed by one callback a loop turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl as ssl_module
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from raftkv.rpc.accept import Connection
+from raftkv.rpc.calls import UnaryCall, UnaryHandler
+from raftkv.rpc.deadlines import DeadlineWheel
+from raftkv.rpc.http import HttpHandler
+from raftkv.rpc.http2_plain import http_route
+from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.router import Route, Router
+from raftkv.rpc.server_core import Environment
+from raftkv.rpc.server_stream import StreamCall, StreamHandler
+from raftkv.rpc.status import RpcError
+from raftkv.rpc.timers import WheelTimer
+
+_log = logging.getLogger(__name__)
+
+AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes]]
+
+
+class Server:
+    """Serves registered methods on any number of listeners.
+
+    Args:
+        limits: what connections may do.
+        http_handler: answers HTTP requests that are not gRPC; None refuses them.
+        report: told of exceptions that escape from handlers (method path, exception); default: the log.
+        translate: makes an RpcError of an exception a handler raised, or None for INTERNAL "internal error".
+
+    Methods are registered before ``listen``.
+    """
+
+    def __init__(
+        self,
+        limits: ServerLimits | None = None,
+        http_handler: HttpHandler | None = None,
+        *,
+        report: Callable[[str, BaseException], None] | None = None,
+        translate: Callable[[BaseException], RpcError | None] | None = None,
+    ) -> None:
+        self.limits = limits or ServerLimits()
+        self.http_handler = http_handler
+        self.connections: set[Connection] = set()
+        self.router = Router()
+        if http_handler is not None:
+            self.router.http = http_route(http_handler)
+        self._report = report or _log_exception
+        self._translate = translate or (lambda error: None)
+        self._listeners: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._dirty: list[Connection] = []
+        self._environment: Environment | None = None
+        self._timer: WheelTimer | None = None
+        self._idle: asyncio.Event | None = None
+
+    # ---- registration
+
+    def unary(self, path: str, handler: UnaryHandler) -> None:
+        """Register a unary method; ``handler(call, message)`` is called from the loop and must not block."""
+        self.router.add(Route(path, UnaryCall, handler))
+
+    def unary_async(self, path: str, handler: AsyncUnaryHandler) -> None:
+        """Register a unary method whose ``await handler(message, call)`` returns the response message."""
+
+        def start(call: UnaryCall, message: bytes) -> None:
+            task = self.spawn(self._run_async(handler, call, message))
+            call.on_cancel(lambda: _cancel(task))
+
+        self.router.add(Route(path, UnaryCall, start))
+
+    def stream(self, path: str, handler: StreamHandler) -> None:
+        """Register a streaming method of any kind; one task runs ``await handler(call)`` for each call."""
+        self.router.add(Route(path, StreamCall, handler))
+
+    async def _run_async(self, handler: AsyncUnaryHandler, call: UnaryCall, message: bytes) -> None:
+        try:
+            response = await handler(message, call)
+        except asyncio.CancelledError:
+            if not call.done:
+                call.fail(14, "the server is stopping")
+            raise
+        except Exception as error:
+            call.fail_with(self.translate(call.path, error))
+        else:
+            if not call.done:
+                call.reply(response)
+
+    def translate(self, path: str, error: BaseException) -> RpcError:
+        """Return the status for an exception of a handler; report it if it is none that is meant for clients."""
+        known = error if isinstance(error, RpcError) else self._translate(error)
+        if known is None:
+            self._report(path, error)
+            return RpcError(13, "internal error")
+        return known
+
+    def report(self, path: str, error: BaseException) -> None:
+        """Pass on an exception that a handler let escape."""
+        self._report(path, error)
+
+    # ---- life
+
+    async def listen(
+        self, host: str | None, port: int = 0, ssl: ssl_module.SSLContext | None = None, *, unix: str | None = None
+    ) -> list[tuple[str, int]]:
+        """Open a listener and return the addresses it got.
+
+        Args:
+            host: name or address; None for all interfaces (ignored with ``unix``).
+            port: TCP port; 0 takes a free one.
+            ssl: serve TLS; its ALPN protocols are set to h2 and http/1.1.
+            unix: path of a unix socket to listen on instead.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        if ssl is not None:
+            ssl.set_alpn_protocols(["h2", "http/1.1"])
+        self.environment()
+
+        def factory() -> Connection:
+            return Connection(self, ssl)
+
+        if unix is not None:
+            self._listeners.append(await loop.create_unix_server(factory, unix, backlog=1024))
+            return [(unix, 0)]
+        listener = await loop.create_server(factory, host, port, backlog=1024)
+        self._listeners.append(listener)
+        return [(name[0], name[1]) for name in (sock.getsockname() for sock in listener.sockets)]
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Stop: no new connections, GOAWAY to open ones, calls under way get ``grace_s`` seconds, then all is cut."""
+        self.stop_listening()
+        self.drain()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._wait_idle()
+        except TimeoutError:
+            pass
+        for connection in list(self.connections):
+            connection.abort()
+        await self._stop_tasks()
+        await self._wait_idle()
+        if self._timer is not None:
+            self._timer.close()
+
+    def stop_listening(self) -> None:
+        """Close the listeners; connections stay."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    def drain(self) -> None:
+        """Ask every client to go: GOAWAY now, each connection closes after its last call."""
+        for connection in list(self.connections):
+            connection.drain()
+
+    async def _stop_tasks(self) -> None:
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait_idle(self) -> None:
+        while self.connections:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    # ---- what connections use
+
+    def environment(self) -> Environment:
+        """Return what cores of this server need, made at first use, on the running loop."""
+        if self._environment is None:
+            loop = asyncio.get_running_loop()
+            self._timer = WheelTimer(loop)
+            self._environment = Environment(
+                clock=loop.time,
+                wheel=self._timer.wheel,
+                spawn=self.spawn,
+                report=self._report,
+                translate=self._translate,
+            )
+        return self._environment
+
+    @property
+    def wheel(self) -> DeadlineWheel:
+        """The deadlines of all calls."""
+        return self.environment().wheel
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine as a task that ``close`` waits for."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def add(self, connection: Connection) -> bool:
+        """Count a new connection; False if there are too many."""
+        if len(self.connections) >= self.limits.connections:
+            return False
+        self.connections.add(connection)
+        return True
+
+    def discard(self, connection: Connection) -> None:
+        """The connection has gone."""
+        self.connections.discard(connection)
+        if not self.connections and self._idle is not None:
+            self._idle.set()
+
+    def mark(self, connection: Connection) -> None:
+        """Flush ``connection`` at the start of the loop's next turn."""
+        if not self._dirty:
+            asyncio.get_running_loop().call_soon(self._flush_dirty)
+        self._dirty.append(connection)
+
+    def _flush_dirty(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for connection in dirty:
+            connection.flush()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _log_exception(path: str, error: BaseException) -> None:
+    _log.error("unhandled exception in %s", path, exc_info=error)

@@ -1,0 +1,186 @@
+"""The server's side of a streaming call: an async iterator of requests, and ``send`` for responses.
+
+One task runs the handler. Returning answers OK; raising RpcError answers with its status. A cancelled call cancels
+the task. ``send`` waits while more than ``ServerLimits.stream_send_buffer_bytes`` of this stream is queued, so a
+client that does not read stops its handler and nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from raftkv.rpc.calls import ANSWERED, CANCELLED, LARGE_BYTES, OPEN, ServerCall
+from raftkv.rpc.framing import frame
+from raftkv.rpc.h2 import OK_TRAILERS, RESPONSE_HEADERS, H2Error
+from raftkv.rpc.inbox import Inbox
+from raftkv.rpc.status import Code, Headers, RpcError
+
+if TYPE_CHECKING:
+    from raftkv.rpc.router import Route
+    from raftkv.rpc.server_core import ServerCore
+
+StreamHandler = Callable[["StreamCall"], Awaitable[None]]
+
+
+class StreamCall(ServerCall):
+    """A client-, server- or bidi-streaming call, as its handler sees it.
+
+    ::
+
+        async def echo(call: StreamCall) -> None:
+            async for message in call:
+                await call.send(message)
+    """
+
+    __slots__ = ("_drained", "_initial", "_sent_headers", "_task", "_trailers", "inbox")
+
+    def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
+        super().__init__(core, stream_id, headers, route)
+        self.inbox = Inbox(core.assembler(), self._consume)
+        self._drained: asyncio.Future[None] | None = None
+        self._initial: Headers = ()
+        self._sent_headers = False
+        self._trailers: Headers = ()
+        self._task = core.spawn(self._run())
+
+    # ---- what handlers use
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        message = await self.inbox.get()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def receive(self) -> bytes | None:
+        """Return the next request message, or None when the client has half-closed."""
+        return await self.inbox.get()
+
+    async def send(self, message: bytes) -> None:
+        """Queue a response message, after waiting for room in this stream's send buffer."""
+        while self._state == OPEN and self.send_buffer_size > self._core.limits.stream_send_buffer_bytes:
+            await self._wait_drained()
+        self.send_nowait(message)
+
+    def send_nowait(self, message: bytes) -> None:
+        """Queue a response message whatever is queued already; nothing happens on a call that is over."""
+        if self._state != OPEN:
+            return
+        core = self._core
+        try:
+            self.send_headers()
+            if len(message) > LARGE_BYTES:
+                core.h2.send_message(self.stream_id, message)
+            else:
+                core.h2.send_data(self.stream_id, frame(message))
+        except H2Error:
+            return  # the close of the stream is about to be reported
+        core.answered()
+
+    def send_headers(self, metadata: Headers = ()) -> None:
+        """Send the response header now, with initial metadata (header form); only the first call counts."""
+        if not self._sent_headers:
+            self._sent_headers = True
+            self._core.h2.send_response(self.stream_id, RESPONSE_HEADERS + metadata)
+            self._core.answered()
+
+    def set_trailers(self, trailers: Headers) -> None:
+        """Set the trailing metadata (header form) that goes out with the status."""
+        self._trailers = trailers
+
+    @property
+    def send_buffer_size(self) -> int:
+        """Bytes of this stream that are queued and not yet taken for the wire."""
+        return self._core.h2.queued_body_size(self.stream_id)
+
+    # ---- what the core uses
+
+    def on_data(self, data: bytes, end_stream: bool) -> None:
+        """Take a piece of the request stream."""
+        core = self._core
+        held = self.inbox.assembler.held_bytes
+        try:
+            try:
+                self.inbox.feed(data)
+            finally:
+                core.hold(self.inbox.assembler.held_bytes - held)
+            core.check_held()
+            if end_stream:
+                self._half_closed()
+        except RpcError as error:
+            self.request_done = end_stream
+            self._abort(error)
+
+    def _half_closed(self) -> None:
+        self.request_done = True
+        if self.inbox.assembler.held_bytes:
+            raise RpcError(Code.INTERNAL, "unexpected EOF")
+        self.inbox.end()
+
+    def _abort(self, error: RpcError) -> None:
+        """Answer over the handler's head, and stop it."""
+        if self._state == OPEN:
+            self.fail_with(error)
+            self._stop_task()
+
+    def headers_sent(self) -> bool:
+        """True if a status must go as trailers."""
+        return self._sent_headers
+
+    def released(self) -> None:
+        """Stop the handler of a cancelled call, wake its sender, give the windows back."""
+        self._core.hold(-self.inbox.assembler.held_bytes)
+        self.inbox.assembler.held_bytes = 0
+        self.inbox.discard()
+        self.drained()
+        if self._state == CANCELLED:
+            self._stop_task()
+
+    def drained(self) -> None:
+        """There is room again in the send buffer, or no need for it."""
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _stop_task(self) -> None:
+        if not self._task.done():
+            self._task.cancel()
+
+    def _consume(self, amount: int) -> None:
+        self._core.consume(amount, self.stream_id)
+
+    async def _wait_drained(self) -> None:
+        self._drained = asyncio.get_running_loop().create_future()
+        self._core.watch_drain(self)
+        try:
+            await self._drained
+        finally:
+            self._drained = None
+            self._core.unwatch_drain(self)
+
+    async def _run(self) -> None:
+        try:
+            await self.route.handler(self)
+        except RpcError as error:
+            self.fail_with(error)
+        except asyncio.CancelledError:
+            self.fail_with(RpcError(Code.UNAVAILABLE, "the server is stopping"))
+            raise
+        except Exception as error:
+            self.fail_with(self._core.translate(self.route.path, error))
+        else:
+            self._finish_ok()
+
+    def _finish_ok(self) -> None:
+        if self._state != OPEN:
+            return
+        self._state = ANSWERED
+        try:
+            self.send_headers()
+            self._core.h2.send_trailers(self.stream_id, OK_TRAILERS + self._trailers)
+        except H2Error:
+            self._state = CANCELLED
+        self._core.finished(self)
