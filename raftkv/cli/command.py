@@ -1,0 +1,241 @@
+"""Commands with Go's flag rules, on click.
+
+Owns the glue: a ``Leaf`` is a click command whose words are read by ``pflag``; ``dispatch`` finds it and runs it.
+click gives the tree, the help pages and the shell completion. Which word is the command is decided as etcdctl does:
+flags may stand before it, and an unambiguous beginning of its name is enough (``raftkvctl endp st``).
+
+Leaves name their function as ``module:function`` and it is imported when it runs: ``raftkvctl version`` must not wait
+for the parts that talk to a cluster.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from raftkv.cli import pflag
+from raftkv.cli.exits import ERROR, SUCCESS, CommandError
+from raftkv.cli.pflag import BOOL, Flag
+
+
+@dataclass
+class Invocation:
+    """One run of a command: the values of its flags, which were given, and its arguments."""
+
+    values: dict[str, Any]
+    changed: set[str] = field(default_factory=set)
+    arguments: list[str] = field(default_factory=list)
+    flags: dict[str, Flag] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+Run = Callable[[Invocation], None]
+
+
+def _imported(target: str) -> Any:
+    module, _, function = target.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+class _FlagOption(click.Option):
+    """A flag as click shows it in help pages and offers it in completion; parsing is not click's."""
+
+    def __init__(self, flag: Flag) -> None:
+        names = [f"--{flag.name}", *([f"-{flag.short}"] if flag.short else [])]
+        kind = click.Choice(flag.choices) if flag.choices else None
+        super().__init__(names, help=flag.usage, is_flag=flag.kind == BOOL, type=kind, metavar=_metavar(flag))
+
+
+def _metavar(flag: Flag) -> str | None:
+    return None if flag.kind == BOOL or flag.choices else flag.kind.upper()
+
+
+class Leaf(click.Command):
+    """A command that does something.
+
+    Arguments:
+        name: the word.
+        target: ``module:function`` to run; the function takes an ``Invocation``.
+        usage: what follows the name on the usage line.
+        short: one line of help.
+        flags: its own flags; ``shared`` are those of every command.
+        details: more help.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: str,
+        *,
+        usage: str = "",
+        short: str = "",
+        flags: Sequence[Flag] = (),
+        shared: Sequence[Flag] = (),
+        details: str = "",
+    ) -> None:
+        self.flags = [*flags, *shared]
+        self.target = target
+        text = f"{short}.\n\n{details}" if details else f"{short}."
+        super().__init__(name, params=[_FlagOption(flag) for flag in self.flags], help=text, short_help=short)
+        self.usage = usage
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """What the usage line shows after the command."""
+        return [piece for piece in (self.usage, "[flags]") if piece]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let ``pflag`` read the words; while completing, errors do not matter."""
+        try:
+            parsed = pflag.parse(self.flags, args)
+        except pflag.HelpRequested:
+            if ctx.resilient_parsing:
+                return []
+            click.echo(ctx.get_help())
+            ctx.exit(SUCCESS)
+        except pflag.FlagError as error:
+            if ctx.resilient_parsing:
+                return []
+            raise CommandError(str(error), ERROR) from None
+        ctx.obj = Invocation(parsed.values, parsed.changed, parsed.arguments, {flag.name: flag for flag in self.flags})
+        return []
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Import the function and run it."""
+        run: Run = _imported(self.target)
+        run(ctx.obj)
+
+
+class External(click.Command):
+    """A command that reads its words itself: its target takes them and returns the exit code, or is a click command."""
+
+    def __init__(self, name: str, target: str, short: str) -> None:
+        super().__init__(name, help=short, short_help=short, add_help_option=False)
+        self.target = target
+
+    def run(self, words: Sequence[str], program: str) -> int:
+        """Import the function and hand it the words."""
+        function = _imported(self.target)
+        if isinstance(function, click.Command):
+            return int(function.main(list(words), prog_name=program, standalone_mode=False) or SUCCESS)
+        return int(function(list(words)) or SUCCESS)
+
+
+class Branch(click.Group):
+    """A word under which commands stand; alone it prints its help."""
+
+    def __init__(self, name: str, short: str, children: Sequence[click.Command], shared: Sequence[Flag] = ()) -> None:
+        self.flags = list(shared)
+        params = [_FlagOption(flag) for flag in shared]
+        super().__init__(name, commands={c.name or "": c for c in children}, params=list(params), help=short)
+        self.short_help = short
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of declaration."""
+        return list(self.commands)
+
+    def find(self, word: str) -> click.Command | None:
+        """The command of that name, or the only one whose name begins so."""
+        if word in self.commands:
+            return self.commands[word]
+        found = [command for name, command in self.commands.items() if name.startswith(word)]
+        return found[0] if len(found) == 1 else None
+
+
+def resolve(root: Branch, words: Sequence[str]) -> tuple[list[click.Command], list[str]]:
+    """Find the command that the words mean.
+
+    Returns:
+        The way to it from the root, and the words without the command's names.
+    """
+    path: list[click.Command] = [root]
+    rest = list(words)
+    while isinstance(branch := path[-1], Branch):
+        position = _first_argument(rest, branch)
+        child = None if position is None else branch.find(rest[position])
+        if position is None or child is None:
+            break
+        path.append(child)
+        del rest[position]
+    return path, rest
+
+
+def _first_argument(words: Sequence[str], branch: Branch) -> int | None:
+    """Where the first word stands that is neither a flag nor the value of one."""
+    switches = {f"--{flag.name}" for flag in branch.flags if flag.kind == BOOL} | {"--help", "-h"}
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if word == "--":
+            return None
+        if not word.startswith("-") or word == "-":
+            return position if word else None
+        takes_next = "=" not in word and word not in switches and (word.startswith("--") or len(word) == 2)
+        position += 2 if takes_next else 1
+    return None
+
+
+def dispatch(root: Branch, words: Sequence[str]) -> int:
+    """Run the command that the words mean.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        CommandError: the command failed, or there is none.
+    """
+    path, rest = resolve(root, words)
+    if path[-1] is root and (position := _first_argument(rest, root)) is not None:
+        if rest[position] == "help":
+            path, rest = resolve(root, rest[:position] + rest[position + 1 :])
+            return _show_help(path)
+        raise CommandError(_unknown(root, rest[position]), ERROR)
+    leaf = path[-1]
+    if isinstance(leaf, External):
+        return leaf.run(rest, f"{root.name} {leaf.name}")
+    if not isinstance(leaf, Leaf):
+        _refuse_unknown_flags(leaf, rest)
+        return _show_help(path)
+    context = _context(path)
+    try:
+        leaf.parse_args(context, rest)
+        leaf.invoke(context)
+    except click.exceptions.Exit as exit_request:
+        return exit_request.exit_code
+    return SUCCESS
+
+
+def _refuse_unknown_flags(branch: click.Command, words: Sequence[str]) -> None:
+    assert isinstance(branch, Branch)
+    try:
+        pflag.parse(branch.flags, words)
+    except pflag.HelpRequested:
+        return
+    except pflag.FlagError as error:
+        raise CommandError(str(error), ERROR) from None
+
+
+def _context(path: Sequence[click.Command]) -> click.Context:
+    context: click.Context | None = None
+    for command in path:
+        context = click.Context(command, parent=context, info_name=command.name)
+    assert context is not None
+    return context
+
+
+def _show_help(path: Sequence[click.Command]) -> int:
+    click.echo(path[-1].get_help(_context(path)))
+    return SUCCESS
+
+
+def _unknown(root: Branch, word: str) -> str:
+    import difflib
+
+    text = f'unknown command "{word}" for "{root.name}"'
+    near = difflib.get_close_matches(word, list(root.commands), n=1)
+    return f"{text} (did you mean {near[0]}?)" if near else text

@@ -1,0 +1,200 @@
+"""raftkvctl: the command line of a cluster, with etcdctl's commands, flags, output and exit codes.
+
+Owns the tree of commands. What they do is in ``ctl_kv``, ``ctl_txn``, ``ctl_cluster`` and ``ctl_about``; how they
+reach the cluster in ``ctl_session``; how answers look in ``printer``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from raftkv.cli.command import Branch, External, Leaf, dispatch
+from raftkv.cli.exits import ERROR, CommandError
+from raftkv.cli.pflag import BOOL, DURATION, INT, LIST, Flag
+
+NAME = "raftkvctl"
+COMPLETION_VARIABLE = "_RAFTKVCTL_COMPLETE"
+FORMATS = ("simple", "fields", "json", "protobuf", "table")
+INTERRUPTED = 130
+
+GLOBAL_FLAGS = (
+    Flag("endpoints", LIST, ("127.0.0.1:2379",), "members to talk to, host:port or URLs"),
+    Flag("write-out", default="simple", usage="output format", short="w", choices=FORMATS),
+    Flag("hex", BOOL, usage="print keys and values in hexadecimal"),
+    Flag("command-timeout", DURATION, 5.0, "time for the command, without dialling"),
+    Flag("dial-timeout", DURATION, 2.0, "time for a connection"),
+    Flag("keepalive-time", DURATION, 2.0, "idle time before a connection is probed"),
+    Flag("keepalive-timeout", DURATION, 6.0, "time for the answer to a probe"),
+    Flag("max-request-bytes", INT, usage="largest request sent (0: 2 MiB)"),
+    Flag("max-recv-bytes", INT, usage="largest answer accepted (0: 2 GiB)"),
+    Flag("user", usage="name[:password]; the password is asked for if it is missing"),
+    Flag("password", usage="password; then --user is the name alone"),
+    Flag("cacert", usage="authorities that the members' certificates must come from"),
+    Flag("cert", usage="certificate to show"),
+    Flag("key", usage="its key"),
+    Flag("insecure-transport", BOOL, True, "allow connections without TLS"),
+    Flag("insecure-skip-tls-verify", BOOL, usage="accept any certificate (for tests alone)"),
+    Flag("insecure-discovery", BOOL, True, "accept endpoints without TLS from DNS"),
+    Flag("discovery-srv", usage="domain of SRV records naming the endpoints", short="d"),
+    Flag("discovery-srv-name", usage="suffix of the SRV service name"),
+    Flag("debug", BOOL, usage="print the settings in force to standard error"),
+)
+
+_CONSISTENCY = Flag("consistency", default="l", usage="l: linearizable, s: serializable", choices=("l", "s"))
+GET_FLAGS = (
+    _CONSISTENCY,
+    Flag("order", usage="order of the result (ASCEND)", choices=("ASCEND", "DESCEND")),
+    Flag("sort-by", usage="what is ordered", choices=("CREATE", "KEY", "MODIFY", "VALUE", "VERSION")),
+    Flag("limit", INT, usage="most keys to return"),
+    Flag("prefix", BOOL, usage="all keys that begin with KEY"),
+    Flag("from-key", BOOL, usage="all keys from KEY on"),
+    Flag("rev", INT, usage="read at this revision"),
+    Flag("keys-only", BOOL, usage="leave the values out"),
+    Flag("count-only", BOOL, usage="only count; needs --write-out=fields"),
+    Flag("print-value-only", BOOL, usage="only the values; needs --write-out=simple"),
+    Flag("min-create-rev", INT, usage="leave out keys created before"),
+    Flag("max-create-rev", INT, usage="leave out keys created after"),
+    Flag("min-mod-rev", INT, usage="leave out keys last changed before"),
+    Flag("max-mod-rev", INT, usage="leave out keys last changed after"),
+)
+PUT_FLAGS = (
+    Flag("lease", default="0", usage="lease to attach, in hexadecimal"),
+    Flag("prev-kv", BOOL, usage="return what the key held before"),
+    Flag("ignore-value", BOOL, usage="keep the value, change the lease"),
+    Flag("ignore-lease", BOOL, usage="keep the lease, change the value"),
+)
+DELETE_FLAGS = (
+    Flag("prefix", BOOL, usage="all keys that begin with KEY"),
+    Flag("prev-kv", BOOL, usage="return what was deleted"),
+    Flag("from-key", BOOL, usage="all keys from KEY on"),
+    Flag("range", BOOL, usage="accepted: a range needs no confirmation here"),
+)
+_CLUSTER = Flag("cluster", BOOL, usage="all members, as the cluster lists them")
+
+_PUT_DETAILS = """Without VALUE it is read from standard input.  A VALUE that begins with '-' would be taken for a
+flag: put it behind '--', as in: put KEY -- -1"""
+_TXN_DETAILS = """Reads comparisons, then the requests to do if all hold, then those to do otherwise; an empty line ends
+each part.
+
+\b
+mod("k") = "3"         also create, version, value, lease; also != < >
+put k "new value"
+get k
+
+\b
+del k"""
+
+
+def _kv_commands() -> list[Leaf]:
+    return [
+        _leaf("get", "ctl_kv:get", "KEY [END]", "Read a key, or the keys from KEY up to END", GET_FLAGS),
+        _leaf("put", "ctl_kv:put", "KEY [VALUE]", "Write a key", PUT_FLAGS, _PUT_DETAILS),
+        _leaf("del", "ctl_kv:delete", "KEY [END]", "Delete a key, or the keys from KEY up to END", DELETE_FLAGS),
+        _leaf(
+            "txn",
+            "ctl_txn:txn",
+            "",
+            "Compare and change keys in one step",
+            (Flag("interactive", BOOL, usage="ask for each part", short="i"),),
+            _TXN_DETAILS,
+        ),
+        _leaf(
+            "compaction",
+            "ctl_kv:compaction",
+            "REVISION",
+            "Forget the history before a revision",
+            (Flag("physical", BOOL, usage="wait until it is removed from the database"),),
+        ),
+    ]
+
+
+def _cluster_commands() -> list[Branch]:
+    revision = Flag("rev", INT, usage="hash up to this revision (0: all)")
+    member_list = _leaf("list", "ctl_cluster:member_list", "", "List the members", (_CONSISTENCY,))
+    endpoint = [
+        _leaf("health", "ctl_cluster:endpoint_health", "", "Tell whether endpoints can commit", (_CLUSTER,)),
+        _leaf("status", "ctl_cluster:endpoint_status", "", "Print the status of endpoints", (_CLUSTER,)),
+        _leaf("hashkv", "ctl_cluster:endpoint_hashkv", "", "Print history hashes", (_CLUSTER, revision)),
+    ]
+    alarm = [
+        _leaf("list", "ctl_cluster:alarm_list", "", "List all alarms"),
+        _leaf("disarm", "ctl_cluster:alarm_disarm", "", "Disarm all alarms"),
+    ]
+    return [
+        Branch("member", "Commands about members", [member_list], GLOBAL_FLAGS),
+        Branch("endpoint", "Commands about endpoints", endpoint, (*GLOBAL_FLAGS, _CLUSTER)),
+        Branch("alarm", "Commands about alarms", alarm, GLOBAL_FLAGS),
+    ]
+
+
+def _about_commands() -> list[click.Command]:
+    commands: list[click.Command] = [
+        _leaf("version", "ctl_about:version", "", "Print the version"),
+        _leaf("completion", "ctl_about:completion", "bash|zsh|fish", "Print a completion script for a shell"),
+    ]
+    if importlib.util.find_spec("raftkv.cli.bench") is not None:
+        commands.append(External("bench", "raftkv.cli.bench:bench", "Measure a cluster"))
+    return commands
+
+
+def _leaf(name: str, target: str, usage: str, short: str, flags: Sequence[Flag] = (), details: str = "") -> Leaf:
+    return Leaf(
+        name,
+        f"raftkv.cli.{target}",
+        usage=usage,
+        short=short,
+        flags=flags,
+        shared=GLOBAL_FLAGS,
+        details=details,
+    )
+
+
+def make_tree() -> Branch:
+    """All commands."""
+    children = [*_kv_commands(), *_cluster_commands(), *_about_commands()]
+    return Branch(NAME, "Talk to a raftkv or etcd cluster.", children, GLOBAL_FLAGS)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run raftkvctl.
+
+    Arguments:
+        words: the command line after the program's name; None: this process's.
+
+    Returns:
+        The exit code.
+    """
+    tree = make_tree()
+    if instruction := os.environ.get(COMPLETION_VARIABLE):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(tree, {}, NAME, COMPLETION_VARIABLE, instruction)
+    try:
+        _check_api_version()
+        return dispatch(tree, sys.argv[1:] if words is None else words)
+    except CommandError as error:
+        if str(error):
+            sys.stdout.flush()
+            print(f"Error: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has what it wanted (raftkvctl get ... | head): leave without a word, and let nothing flush later.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ERROR
+
+
+def _check_api_version() -> None:
+    version = os.environ.pop("ETCDCTL_API", "")
+    if version not in ("", "3"):
+        raise CommandError(f"unsupported API version: {version}", ERROR)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""``raftkvctl version``, ``completion``, and the way to ``bench``."""
+
+from __future__ import annotations
+
+from raftkv import __version__
+from raftkv.cli.command import Invocation
+from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
+
+API_VERSION = "3.6"
+"""Version of etcd's API that is spoken."""
+SHELLS = ("bash", "zsh", "fish")
+
+
+def version(invocation: Invocation) -> None:
+    """Print the version of this program and of the API."""
+    print(f"raftkvctl version: {__version__}")
+    print(f"API version: {API_VERSION}")
+
+
+def completion(invocation: Invocation) -> None:
+    """Print the script that makes a shell complete raftkvctl's commands and flags."""
+    if len(invocation.arguments) != 1:
+        raise CommandError(f"accepts 1 arg(s), received {len(invocation.arguments)}")
+    shell = invocation.arguments[0]
+    if shell not in SHELLS:
+        raise CommandError(f'unknown shell "{shell}": one of {", ".join(SHELLS)}', BAD_ARGUMENTS)
+    from click import shell_completion
+
+    from raftkv.cli import ctl
+
+    kind = shell_completion.get_completion_class(shell)
+    if kind is None:
+        raise CommandError(f"no completion for {shell}")
+    script = kind(ctl.make_tree(), {}, ctl.NAME, ctl.COMPLETION_VARIABLE)
+    print(script.source_template % script.source_vars())

@@ -1,0 +1,65 @@
+"""Where a cluster is: endpoints as people write them.
+
+>>> parse_endpoint("127.0.0.1:2379")
+Endpoint(text='127.0.0.1:2379', host='127.0.0.1', port=2379, secure=None)
+>>> parse_endpoint("https://[::1]").secure
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from raftkv.errors import ConfigError
+
+DEFAULT_PORT = 2379
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One address of a member. ``secure`` is None when the text does not say: then the client's TLS settings decide."""
+
+    text: str
+    host: str
+    port: int
+    secure: bool | None
+
+    @property
+    def target(self) -> str:
+        """``host:port`` for a socket, an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Read ``host:port``, ``host``, or an ``http://`` or ``https://`` URL of these.
+
+    Raises:
+        ConfigError: no host, a bad port, or another scheme.
+    """
+    stripped = text.strip()
+    scheme, separator, _ = stripped.partition("://")
+    if separator and scheme not in ("http", "https"):
+        raise ConfigError(f"endpoint {text!r} is not host:port, http:// or https://")
+    try:
+        parts = urlsplit(stripped if separator else f"//{stripped}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ConfigError(f"endpoint {text!r} has no valid host and port") from None
+    if not host:
+        raise ConfigError(f"endpoint {text!r} has no host")
+    return Endpoint(text, host, DEFAULT_PORT if port is None else port, scheme == "https" if separator else None)
+
+
+def parse_endpoints(given: str | Iterable[str]) -> list[Endpoint]:
+    """Read endpoints from a comma-separated text or a list; equal ones once.
+
+    Raises:
+        ConfigError: there is none, or one is malformed.
+    """
+    texts = given.split(",") if isinstance(given, str) else list(given)
+    endpoints = {text.strip(): parse_endpoint(text) for text in texts if text.strip()}
+    if not endpoints:
+        raise ConfigError("at least one endpoint must be given")
+    return list(endpoints.values())

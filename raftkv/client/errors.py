@@ -1,0 +1,95 @@
+"""From a gRPC status to raftkv's errors.
+
+Owns the reverse of what a server does: the text of a status is looked up in the tree of ``raftkv.errors``, so a caller
+catches ``CompactedError`` whether the answer came over the wire or not. A status that is not in the tree becomes an
+``UnknownStatus``, which prints as Go's clients print it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from raftkv import errors
+from raftkv.errors import CODE_NAMES, StatusError
+
+
+class WireStatus(StatusError):
+    """A status that has no class in the tree: code and definiteness are this answer's, not the class's."""
+
+    def __init__(self, code: int, text: str, definite: bool = True) -> None:
+        super().__init__(text)
+        self.__dict__.update(code=code, definite=definite)
+
+
+class UnknownStatus(WireStatus):
+    """A status that is not in etcd's table either; ``desc`` is its text without the frame."""
+
+    def __init__(self, code: int, desc: str, definite: bool = False) -> None:
+        super().__init__(code, f"rpc error: code = {CODE_NAMES.get(code, f'Code({code})')} desc = {desc}", definite)
+        self.desc = desc
+
+
+class AuthenticationFailed(StatusError):
+    """The user could not be authenticated, so no call was made; ``cause`` says why."""
+
+    def __init__(self, cause: StatusError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.__dict__.update(code=cause.code)
+
+
+# Rows of etcd's table that no part of raftkv raises yet. Go's clients print them without the "rpc error" frame.
+_OTHER_TEXTS = frozenset(
+    f"etcdserver: {text}"
+    for text in (
+        "user name is empty",
+        "role name is empty",
+        "authentication failed, invalid user ID or password",
+        "permission not given",
+        "invalid auth management",
+        "revision of auth store is old",
+        "wrong downgrade target version format",
+        "invalid downgrade target version",
+        "root user does not exist",
+        "root user does not have root role",
+        "user name already exists",
+        "user name not found",
+        "role name already exists",
+        "role name not found",
+        "role is not granted to the user",
+        "permission is not granted to the role",
+        "not capable",
+        "cluster version not found during downgrade",
+        "cluster has a downgrade job in progress",
+        "no inflight downgrade job",
+        "watch canceled",
+        "request canceled",
+    )
+)
+
+
+def _classes(root: type[StatusError]) -> Iterator[type[StatusError]]:
+    for child in root.__subclasses__():
+        yield child
+        yield from _classes(child)
+
+
+_BY_TEXT = {kind.text: kind for kind in _classes(StatusError) if kind.text and kind.__module__ == errors.__name__}
+
+
+def from_status(code: int, text: str, *, definite: bool = False) -> StatusError:
+    """The error for a status.
+
+    Arguments:
+        code: gRPC code, not OK.
+        text: its message.
+        definite: whether the request certainly never reached a handler.
+    """
+    kind = _BY_TEXT.get(text)
+    if kind is not None:
+        error = kind()
+        error.__dict__["code"] = code
+        return error
+    if text in _OTHER_TEXTS:
+        return WireStatus(code, text)
+    return UnknownStatus(code, text, definite)
