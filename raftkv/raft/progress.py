@@ -14,7 +14,7 @@ A follower is in one of three states (etcd-io/raft ``design.md``)::
 - REPLICATE: append optimistically, advancing ``next`` as messages leave, as far as the window allows.
 - SNAPSHOT: nothing is appended; a snapshot up to ``pending_snapshot`` is on its way.
 
-Invariants: ``0 <= match < next``; in SNAPSHOT ``next == pending_snapshot + 1``; indexes in the window ascend.
+Invariants: ``0 <= match < next``; in SNAPSHOT ``next > pending_snapshot``; indexes in the window ascend.
 Sending itself is elsewhere (``replication.py``): this module only keeps the books.
 """
 
