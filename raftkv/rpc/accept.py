@@ -33,7 +33,7 @@ class ServerH2Protocol(H2Protocol):
             transport,
             loop,
             buffer_bytes=limits.transport_buffer_bytes,
-            blocked_input_bytes=limits.connection_window_bytes + limits.blocked_input_bytes,
+            blocked_input_bytes=limits.blocked_input_bytes,
             write_stall_timeout_s=limits.write_stall_timeout_s,
         )
         self._connection = connection
@@ -141,21 +141,24 @@ class Connection(asyncio.Protocol):
             self._server.router, self._server.limits, self._server.environment(), _peer_of(transport), self._mark
         )
         self._h2 = ServerH2Protocol(self, core, transport)
-        self._hand_over(transport, self._h2)
+        buffered = self._hand_over(transport, self._h2)
+        if buffered:
+            self._h2.feed(buffered)
         core.wake()  # our SETTINGS
 
     def _become_http1(self, transport: asyncio.Transport) -> None:
         peer = _peer_of(transport)
         handler = self._server.http_handler
         self._http1 = Http1Protocol(handler, self._server.limits, transport, peer, self._server, self.released)
-        self._hand_over(transport, self._http1)
+        buffered = self._hand_over(transport, self._http1)
+        if buffered:
+            self._http1.data_received(buffered)
 
-    def _hand_over(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+    def _hand_over(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> bytes:
         self._stop_timer()
         transport.set_protocol(protocol)
         buffered, self._buffer = self._buffer, b""
-        if buffered:
-            protocol.data_received(buffered)
+        return buffered
 
     def _mark(self) -> None:
         self._server.mark(self)

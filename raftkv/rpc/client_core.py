@@ -118,7 +118,7 @@ class ClientCore:
 
     # ---- bytes in
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, data: bytes | memoryview) -> None:
         """Take bytes from the server; afterwards the shell pulls."""
         try:
             self.h2.receive_data(data)

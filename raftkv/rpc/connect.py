@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from raftkv.rpc.client_core import ClientCore
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
+from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.protocol import H2Protocol
 from raftkv.rpc.status import Code
 
@@ -35,12 +36,34 @@ def split_target(target: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+class ClientH2Protocol(H2Protocol):
+    """A client's HTTP/2 connection: tells its owner when the transport has gone."""
+
+    def __init__(self, connection: ClientConnection, transport: asyncio.Transport, options: ChannelOptions) -> None:
+        super().__init__(
+            connection.core,
+            transport,
+            asyncio.get_running_loop(),
+            buffer_bytes=options.transport_buffer_bytes,
+            blocked_input_bytes=_BLOCKED_INPUT_BYTES,
+            write_stall_timeout_s=_WRITE_STALL_TIMEOUT_S,
+        )
+        self._connection = connection
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport has gone: every call on it fails."""
+        self._connection.transport_lost()
+        super().connection_lost(exc)
+        self._connection.finished()
+
+
 class ClientConnection(asyncio.Protocol):
-    """One connection of a channel: transport, core, keepalive.
+    """One connection of a channel: transport, core, keepalive. It is itself the protocol until the transport is up.
 
     Attributes:
         gone: set once the connection takes no more calls.
         lost: set once its transport has gone.
+        settled: set once the server's SETTINGS have come, or never will.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -50,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
         self.settled = asyncio.Event()
         self._channel = channel
         self._loop = asyncio.get_running_loop()
-        self._protocol: H2Protocol | None = None
+        self._protocol: ClientH2Protocol | None = None
         self._keepalive: Keepalive | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -63,40 +86,24 @@ class ClientConnection(asyncio.Protocol):
         if ssl_object is not None and ssl_object.selected_alpn_protocol() not in ("h2", None):
             self._transport.abort()
             return
-        options = self._channel.options
-        self._protocol = H2Protocol(
-            self.core,
-            self._transport,
-            self._loop,
-            buffer_bytes=options.transport_buffer_bytes,
-            blocked_input_bytes=_BLOCKED_INPUT_BYTES,
-            write_stall_timeout_s=_WRITE_STALL_TIMEOUT_S,
-        )
-        self.data_received = self._protocol.data_received  # type: ignore[method-assign]
+        self._protocol = ClientH2Protocol(self, self._transport, self._channel.options)
+        self._transport.set_protocol(self._protocol)
         self._channel.opened(self)
         self._protocol.flush()
 
-    def pause_writing(self) -> None:
-        """Pass on."""
-        if self._protocol is not None:
-            self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass on."""
-        if self._protocol is not None:
-            self._protocol.resume_writing()
-
-    def eof_received(self) -> bool | None:
-        """The server has closed."""
-        return False
-
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport has gone: every call on it fails."""
+        """The transport has gone before it was ours."""
+        self.transport_lost()
+        self.finished()
+
+    def transport_lost(self) -> None:
+        """Start no more calls here."""
         if self._keepalive is not None:
             self._keepalive.close()
         self._channel.retired(self)
-        if self._protocol is not None:
-            self._protocol.connection_lost(exc)
+
+    def finished(self) -> None:
+        """Nothing is left of the connection."""
         self.gone.set()
         self.settled.set()
         self.lost.set()

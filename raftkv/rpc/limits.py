@@ -25,7 +25,7 @@ class ServerLimits:
         stream_send_buffer_bytes: ``StreamCall.send`` waits while more than this is queued.
         connection_send_buffer_bytes: above this, new calls are refused until the client reads its answers.
         transport_buffer_bytes: serialized bytes waiting for the socket before we stop serializing.
-        blocked_input_bytes: control input accepted while the peer does not read us; then we stop reading it.
+        blocked_input_bytes: input accepted while the peer does not read our answers; then we stop reading it too.
         write_stall_timeout_s: a peer that reads nothing for so long is disconnected.
         header_list_bytes: decoded size of one header block; a larger one ends the connection.
         header_count: fields in one header block.
@@ -62,7 +62,7 @@ class ServerLimits:
     stream_send_buffer_bytes: int = 1 * MIB
     connection_send_buffer_bytes: int = 64 * MIB
     transport_buffer_bytes: int = 256 * KIB
-    blocked_input_bytes: int = 1 * MIB
+    blocked_input_bytes: int = 2 * MIB
     write_stall_timeout_s: float = 60.0
     header_list_bytes: int = 16 * KIB
     header_count: int = 128

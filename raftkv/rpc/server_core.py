@@ -119,10 +119,11 @@ class ServerCore:
 
     # ---- bytes in
 
-    def receive(self, data: bytes) -> None:
+    def receive(self, data: bytes | memoryview) -> None:
         """Take bytes from the peer; afterwards the shell pulls."""
         try:
             self.h2.receive_data(data)
+            self._overloaded = self.h2.queued_body_size() > self.limits.connection_send_buffer_bytes
             self._dispatch(self.h2.events())
         except H2Error as error:
             self._engine_failed(error)
@@ -314,12 +315,10 @@ class ServerCore:
         return data
 
     def _after_full_pull(self, amount: int) -> bytes:
-        """All that may leave has left: end early-answered streams, wake senders, measure what is stuck."""
+        """All that may leave has left: end early-answered streams, wake senders."""
         h2 = self.h2
         if self._drain_watch:
             self._wake_drained()
-        stuck = h2.queued_body_size()
-        self._overloaded = stuck > self.limits.connection_send_buffer_bytes
         if not self._linger:
             return b""
         for stream_id in [one for one in self._linger if not h2.queued_body_size(one)]:
