@@ -22,8 +22,8 @@ from jepsen.probe import Probe
 
 LIVE_S = 30.0
 """After healing, writes must be acknowledged within this."""
-ACKS = 10
-"""How many acknowledged writes show that the cluster works."""
+ACKS_MIN, ACKS_MAX = 10, 80
+"""How many acknowledged writes show that the cluster works; drawn anew for each step, to vary where faults fall."""
 
 
 class Fault(Protocol):
@@ -92,13 +92,15 @@ class Step:
     """One entry of a schedule.
 
     hold_s: keep the fault until more writes are acknowledged, for so long at most; 0: heal at once.
-    settle: afterwards wait for the health of every member, not only for acknowledged writes.
+    acks: acknowledged writes to wait for, before healing (if held) and after.
+    settle: afterwards wait for the health of every member too.
     shuffle: seed of the order in which members are healed.
     """
 
     fault: str
     target: str
     hold_s: float
+    acks: int
     settle: bool
     shuffle: int
 
@@ -126,7 +128,8 @@ def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
         for fault, target in rng.sample(wanted, len(wanted)):
             pause = fault == "pause"
             hold_s = rng.uniform(0.3, 2.0) if pause or rng.random() < 0.4 else 0.0
-            yield Step(fault, target, hold_s, settle=rng.random() < 0.5, shuffle=rng.getrandbits(32))
+            acks = rng.randint(ACKS_MIN, ACKS_MAX)
+            yield Step(fault, target, hold_s, acks, settle=rng.random() < 0.5, shuffle=rng.getrandbits(32))
 
 
 class Nemesis:
@@ -149,15 +152,15 @@ class Nemesis:
         self.faults += 1
         self.kills += len(members) if step.fault != "pause" else 0
         if step.hold_s:
-            await self._hold(step)
+            await self._recorder.wait_acked(step.acks, step.hold_s)
         self._recorder.event("heal", fault=step.fault, members=names)
         fault.heal(self._cluster, members)
-        await self.settle(step.settle)
+        await self.settle(step.acks, step.settle)
 
-    async def settle(self, everyone: bool) -> None:
+    async def settle(self, acks: int, everyone: bool) -> None:
         """Wait until writes are acknowledged again, and if ``everyone``, until every member is well."""
-        if not await self._recorder.wait_acked(ACKS, LIVE_S):
-            self._unhealthy(f"fewer than {ACKS} writes acknowledged within {LIVE_S} s of healing")
+        if not await self._recorder.wait_acked(acks, LIVE_S):
+            self._unhealthy(f"fewer than {acks} writes acknowledged within {LIVE_S} s of healing")
         if everyone and not await self._probe.wait_healthy(LIVE_S):
             self._unhealthy(f"not every member well within {LIVE_S} s of healing")
 
@@ -173,10 +176,6 @@ class Nemesis:
         if leader is None and await self._recorder.wait_acked(1, LIVE_S):
             leader = await self._probe.leader()
         return leader
-
-    async def _hold(self, step: Step) -> None:
-        """Keep the fault for a while: until the rest acknowledged writes in spite of it, if it can."""
-        await self._recorder.wait_acked(ACKS, step.hold_s)
 
     def _choose(self, step: Step, leader: Member | None) -> list[Member]:
         rng = random.Random(step.shuffle)

@@ -139,7 +139,7 @@ class _Run:
         options = self._options
         deadline = None if options.time_s is None else time.monotonic() + options.time_s
         steps = nemeses.schedule(nemeses.parse(options.nemesis, options.settings.size), options.seed)
-        if not await self._recorder.wait_acked(nemeses.ACKS, LIVE_S):
+        if not await self._recorder.wait_acked(nemeses.ACKS_MIN, LIVE_S):
             self._recorder.event("unhealthy", why="no load before the first fault")
         for step in steps:
             if trouble.faults == options.faults or (deadline is not None and time.monotonic() > deadline):

@@ -11,8 +11,8 @@ revision, replay all of them on the model, and demand
 - *real time*: no operation returned before one placed earlier was called.
 
 Writes of unknown fate are looked up in the store as it was read back (``StoreRecord``): values are unique, so a value
-names its request. Deletes leave no value; an unexplained deletion is given to the unknown delete that could have done
-it and was called first, which can always be exchanged for any other choice.
+names its request. A plain delete leaves no value; an unexplained deletion is given to the unknown delete of that key
+that was called first, which can always be exchanged for any other choice. (Txns that delete must also put.)
 
 The judge is sound (an accepted history has the replay as its witness) and, because revision order is promised,
 complete. Judge 2 (``linear.py``) does not believe revisions.
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from jepsen.checkers import Violation
 from jepsen.checkers.model import Model
 from jepsen.history import Change, History, Operation, StoreRecord
-from jepsen.ops import Delete, KeyValue, branches, is_in, is_serializable, may_write, puts
+from jepsen.ops import Delete, KeyValue, is_in, is_serializable, may_write, puts
 
 FIRST_REVISION = 1
 """The revision of an empty store."""
@@ -73,7 +73,7 @@ class _Replay:
                 self._claim(operation)
             elif operation.kind == "ok":
                 self.reads[operation.rev].append(operation)
-            elif operation.kind == "info" and any(isinstance(p, Delete) for p in branches(operation.request)):
+            elif operation.kind == "info" and isinstance(operation.request, Delete):
                 self.unknown_deletes.append(operation)
         self.unknown_deletes.sort(key=lambda operation: operation.call)
 
@@ -188,8 +188,8 @@ def real_time(order: Iterable[list[Operation]]) -> list[Violation]:
 
 
 def _could_delete(operation: Operation, deleted: tuple[str, ...]) -> bool:
-    parts = [part for part in branches(operation.request) if isinstance(part, Delete)]
-    return all(any(is_in(key, part.key, part.end) for part in parts) for key in deleted)
+    request = operation.request
+    return isinstance(request, Delete) and all(is_in(key, request.key, request.end) for key in deleted)
 
 
 def _show(kvs: Iterable[KeyValue]) -> str:

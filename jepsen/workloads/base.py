@@ -11,7 +11,8 @@ from jepsen.client import Client
 class Workload(Protocol):
     """A generator of requests and the judges that know what they mean.
 
-    Values written must be unique in the run (``Client.fresh_value``): the judges find requests by them.
+    Values written must be unique in the run (``Client.fresh_value``): the judges find requests by them. For the same
+    reason a txn that deletes must also put, in the same branch; a plain delete needs no such mark.
     """
 
     name: str

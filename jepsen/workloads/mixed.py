@@ -56,4 +56,4 @@ class Mixed:
             case _:
                 keys = [self._txn_keys.take(name) for name in rng.sample(self._txn_keys.active, 3)]
                 puts = tuple(Put(name, client.fresh_value()) for name in keys[:2])
-                return Txn((Compare(keys[2], "version", "<", 50),), (*puts, Range(keys[2])), (Delete(keys[0]),))
+                return Txn((Compare(keys[2], "version", "<", 50),), (*puts, Range(keys[2])), (Delete(keys[0]), puts[1]))

@@ -1,6 +1,7 @@
 """Random transactions over a few keys: guards of every kind, and puts, deletes and reads in both branches.
 
-Nothing is judged here but by replay, which knows what each of them must answer and write.
+Nothing is judged here but by replay, which knows what each of them must answer and write. A branch with a delete
+always has a put too: the value it leaves tells whose deletion it was, should the answer be lost.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import random
 
 from jepsen.checker import Judge
 from jepsen.client import Client
-from jepsen.history import Operation
 from jepsen.ops import Compare, Delete, Part, Put, Range, Relation, Target, Txn
 from jepsen.workloads.base import Rotation
 
@@ -49,8 +49,11 @@ class Transactions:
 
     def _branch(self, client: Client, keys: list[str]) -> tuple[Part, ...]:
         """Parts on distinct keys, as a key may be written once only."""
-        rng = client.rng
-        return tuple(_part(client, key) for key in rng.sample(keys, rng.randint(1, 4)))
+        marked, *others = client.rng.sample(keys, client.rng.randint(1, 4))
+        parts = tuple(_part(client, key) for key in others)
+        if any(isinstance(part, Delete) for part in parts):
+            return (*parts, Put(marked, client.fresh_value()))
+        return (*parts, Range(marked))
 
 
 def _operand(rng: random.Random, target: Target, last_rev: int) -> int:
@@ -64,9 +67,3 @@ def _part(client: Client, key: str) -> Part:
     if choice < 0.7:
         return Delete(key, previous=True)
     return Range(key) if choice < 0.9 else Range(_START, _END)
-
-
-def is_pure_read(operation: Operation) -> bool:
-    """Whether neither branch writes."""
-    request = operation.request
-    return isinstance(request, Txn) and all(isinstance(p, Range) for p in (*request.success, *request.failure))
