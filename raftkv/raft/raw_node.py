@@ -217,7 +217,7 @@ class RawNode:
         ready.messages, raft.messages = raft.messages, ready.messages
         ready.messages_after_append, raft.messages_after_append = raft.messages_after_append, []
         ready.read_states, raft.read_states = raft.read_states, ready.read_states
-        if ready.entries:
+        if ready.entries or ready.snapshot is not None:
             ready.must_sync = True
         if (
             ready.entries
