@@ -34,19 +34,18 @@ class WriteTxn(txn.WriteView, Protocol):
 class Store(ReadView, MetaStore, Protocol):
     """The part of the MVCC store that applying needs."""
 
-    @property
-    def revision(self) -> int:
-        """Current revision."""
-
-    @property
-    def compact_revision(self) -> int:
-        """Revisions below are gone."""
+    revision: int
+    compact_revision: int
 
     def begin(self) -> WriteTxn:
         """Open a write txn."""
 
-    def compact(self, revision: int) -> None:
+    def compact(self, revision: int, on_done: Callable[[], None] | None = None) -> None:
         """Make revisions below unreadable and schedule their removal."""
+
+    @property
+    def is_compacting(self) -> bool:
+        """Whether a removal is not finished yet."""
 
 
 class NoLeases:
@@ -99,6 +98,7 @@ class Applier:
         self.alarms = alarms
         self.membership = membership
         self._leases = leases
+        self._when_compacted: list[Callable[[], None]] = []
         self._handlers: dict[int, Callable[[Any], Outcome]] = {
             Kind.PUT: self._put,
             Kind.DELETE_RANGE: self._delete_range,
@@ -169,12 +169,21 @@ class Applier:
         return Outcome(self.store.revision, txn.execute(view, path))
 
     def _compact(self, request: rpc_pb2.CompactionRequest) -> Outcome:
-        if request.revision <= self.store.compact_revision:
-            raise errors.CompactedError(self.store.compact_revision)
-        if request.revision > self.store.revision:
-            raise errors.FutureRevisionError
-        self.store.compact(request.revision)
+        self.store.compact(request.revision, self._compacted)
         return Outcome(self.store.revision)
+
+    def when_compacted(self, callback: Callable[[], None]) -> None:
+        """Call back once the removal of every compaction so far is durable on this member."""
+        if self.store.is_compacting:
+            self._when_compacted.append(callback)
+        else:
+            callback()
+
+    def _compacted(self) -> None:
+        if not self.store.is_compacting:
+            waiting, self._when_compacted = self._when_compacted, []
+            for callback in waiting:
+                callback()
 
     def _alarm(self, request: rpc_pb2.AlarmRequest) -> Outcome:
         response = rpc_pb2.AlarmResponse(alarms=self.alarms.execute(request))

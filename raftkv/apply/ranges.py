@@ -48,7 +48,14 @@ class ReadView(Protocol):
     """The store, or a write txn in progress (which sees its own writes)."""
 
     def range(
-        self, key: bytes, range_end: bytes = b"", *, revision: int = 0, limit: int = 0, count_only: bool = False
+        self,
+        key: bytes,
+        range_end: bytes = b"",
+        *,
+        revision: int = 0,
+        limit: int = 0,
+        count_only: bool = False,
+        keys_only: bool = False,
     ) -> RangeResult:
         """Read an interval; ``range_end`` as on the wire, revision and limit <= 0 for current and none."""
 

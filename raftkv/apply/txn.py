@@ -13,7 +13,7 @@ Nothing in pass 3 can fail, so every member ends with the same state and the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -47,11 +47,11 @@ class WriteView(ranges.ReadView, Protocol):
     def compact_revision(self) -> int:
         """Revisions below are gone."""
 
-    def put(self, key: bytes, value: bytes, lease: int) -> int:
-        """Write a key; returns the revision of the txn."""
+    def put(self, key: bytes, value: bytes, lease: int = 0) -> object:
+        """Write a key."""
 
-    def delete_range(self, key: bytes, range_end: bytes = b"") -> int:
-        """Delete an interval, ``range_end`` as on the wire; returns how many keys it had."""
+    def delete_range(self, key: bytes, end: bytes = b"") -> Sized:
+        """Delete an interval, its end as on the wire; what was deleted."""
 
 
 def is_readonly(request: rpc_pb2.TxnRequest) -> bool:
@@ -203,8 +203,8 @@ def put(view: WriteView, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
             kept = kv_pb2.KeyValue.FromString(prev)
             value = kept.value if request.ignore_value else value
             lease = kept.lease if request.ignore_lease else lease
-    revision = view.put(request.key, value, lease)
-    return revision, response.put_body(prev if request.prev_kv else None)
+    view.put(request.key, value, lease)
+    return view.revision, response.put_body(prev if request.prev_kv else None)
 
 
 def check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases) -> None:
@@ -218,5 +218,5 @@ def check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases
 def delete_range(view: WriteView, request: rpc_pb2.DeleteRangeRequest) -> tuple[int, bytes]:
     """Delete an interval; the revision and the body of the DeleteRangeResponse."""
     prev_kvs = view.range(request.key, request.range_end).kvs if request.prev_kv else []
-    deleted = view.delete_range(request.key, request.range_end)
+    deleted = len(view.delete_range(request.key, request.range_end))
     return view.revision, response.delete_range_body(deleted, prev_kvs)

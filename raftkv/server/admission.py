@@ -1,0 +1,103 @@
+"""What a member refuses before anything else happens: no leader, learner, too large, no space.
+
+Owns the reading of the ``hasleader`` metadata, the size limit of writes, and the quota. Applying is deterministic and
+cannot look at this member's disk; so space is checked here, where a write enters the cluster, and the first member
+that finds none raises the NOSPACE alarm through the log, which then refuses on all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from raftkv import errors
+from raftkv.apply.alarms import can_grow
+from raftkv.apply.applier import Applier
+from raftkv.pb import rpc_pb2
+from raftkv.raft.types import NONE
+from raftkv.rpc.calls import ServerCall
+from raftkv.server.node import Node
+
+REQUEST_OVERHEAD_BYTES: Final = 18
+"""What etcd's own framing of a proposal adds to the request that its size limit counts."""
+
+PUT_OVERHEAD_BYTES: Final = 256
+"""What the quota charges for a write beside its bytes (etcd: kvOverhead)."""
+
+DISK_RESERVE_BYTES: Final = 80 * 1024 * 1024
+"""Free disk below which writes are refused: room for log segments, a database commit, and the deletes that free space."""
+
+
+class Admission:
+    """The checks, against this member's state.
+
+    Arguments:
+        node: for the leader and the role.
+        applier: for the alarms.
+        max_request_bytes: etcd's max-request-bytes.
+        quota_bytes: None for no quota.
+        size_bytes: the database's present size.
+        data_dir: whose free disk is watched.
+        raise_no_space: starts the proposal of the alarm.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        applier: Applier,
+        *,
+        max_request_bytes: int,
+        quota_bytes: int | None,
+        size_bytes: Callable[[], int],
+        data_dir: str,
+        raise_no_space: Callable[[], None],
+    ) -> None:
+        self._node = node
+        self._applier = applier
+        self._max_request_bytes = max_request_bytes
+        self._quota_bytes = quota_bytes
+        self._size_bytes = size_bytes
+        self._data_dir = data_dir
+        self._raise_no_space = raise_no_space
+        self._disk_free_bytes = 0
+        self.is_learner = False
+        self.watch_disk()
+
+    def watch_disk(self) -> None:
+        """Look at the free disk; called about once a second, since asking costs a system call."""
+        stat = os.statvfs(self._data_dir)
+        self._disk_free_bytes = stat.f_bavail * stat.f_frsize
+
+    def check_metadata(self, call: ServerCall) -> None:
+        """Refuse a caller that insists on a leader when there is none, or whose version is no text."""
+        metadata = call.metadata
+        if not metadata:
+            return
+        if metadata.get("hasleader") == "true" and self._node.leader == NONE:
+            raise errors.NoLeaderError
+
+    def check_read(self, call: ServerCall, serializable: bool) -> None:
+        """Before a read."""
+        self.check_metadata(call)
+        if self.is_learner and not serializable:
+            raise errors.NotSupportedForLearnerError
+
+    def check_write(self, call: ServerCall, kind: int, data: bytes, request: Any) -> None:
+        """Before a proposal."""
+        self.check_metadata(call)
+        if self.is_learner:
+            raise errors.NotSupportedForLearnerError
+        if len(data) + REQUEST_OVERHEAD_BYTES > self._max_request_bytes:
+            raise errors.RequestTooLargeError
+        if can_grow(kind, request):
+            self._check_space(len(data))
+
+    def _check_space(self, size_bytes: int) -> None:
+        if self._applier.alarms.is_raised(rpc_pb2.NOSPACE):
+            raise errors.NoSpaceError
+        cost = size_bytes + PUT_OVERHEAD_BYTES
+        over_quota = self._quota_bytes is not None and self._size_bytes() + cost >= self._quota_bytes
+        if over_quota or self._disk_free_bytes - cost < DISK_RESERVE_BYTES:
+            self._raise_no_space()
+            raise errors.NoSpaceError

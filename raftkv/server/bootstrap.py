@@ -1,0 +1,172 @@
+"""How a member comes up: a new one from its flags, an old one from its data directory.
+
+    DATA/member/wal/            write-ahead log
+    DATA/member/snap/db         database, and snapshots on their way
+
+The log is made last, so its presence says that the member exists: from then on flags about the cluster are ignored,
+as etcd does, and the ids are those in the log. A database with history but without its log is refused, because such
+a member would have forgotten its votes and acknowledgements.
+
+A restart reads the database first: its applied index is where replay of the log begins. A log whose last marker lies
+beyond the database is that of a member that was stopped while it installed a snapshot; the installation is finished.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from raftkv import cluster_id
+from raftkv.apply.membership import Membership
+from raftkv.config import ServerConfig
+from raftkv.errors import ConfigError, CorruptionError, StorageError
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.types import ConfState, HardState, SnapshotMeta
+from raftkv.server.snapshots import remove_leftovers, snapshot_path
+from raftkv.storage import schema
+from raftkv.storage.backend.lmdb import LMDBBackend
+from raftkv.storage.backend.writer import Writer
+from raftkv.storage.datadir import ensure_private_directory
+from raftkv.storage.mvcc import Store
+from raftkv.storage.wal import WAL, Recovered
+
+_log = logging.getLogger(__name__)
+MAP_MIN_BYTES: Final = 16 * 1024**3
+"""Address space reserved for the database at least; the file itself only grows with its data."""
+
+
+@dataclass(slots=True)
+class Durable:
+    """What a member has on its disks, opened.
+
+    Attributes:
+        cluster_id, member_id: as the log says.
+        wal: open log.
+        log: its entries, for the core.
+        backend, store: the database.
+        snapshots: directory of databases on their way.
+    """
+
+    cluster_id: int
+    member_id: int
+    wal: WAL
+    log: MemoryLog
+    backend: LMDBBackend
+    store: Store
+    snapshots: Path
+
+
+def open_durable(config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseException], None]) -> Durable:
+    """Open what is there, or begin.
+
+    Raises:
+        ConfigError: the flags do not describe a cluster with this member in it.
+        StorageError: a directory or file cannot be used, or belongs to another process.
+        CorruptionError: what is on disk is not what was written.
+    """
+    wal_dir = config.wal_dir or str(Path(config.data_dir) / "member" / "wal")
+    snapshots = Path(config.data_dir) / "member" / "snap"
+    if not WAL.exists(wal_dir):
+        _check_new(config)
+    for directory in (config.data_dir, str(snapshots)):
+        ensure_private_directory(directory)
+    if not WAL.exists(wal_dir):
+        _begin(config, wal_dir, snapshots)
+    wal, recovered = WAL.open(wal_dir)
+    try:
+        if recovered.repair is not None:
+            _log.warning("repaired the end of the write-ahead log: %s", recovered.repair)
+        backend = _open_database(config, snapshots, recovered.snapshot)
+        store = Store.open(backend, writer, operations_max=config.backend_batch_limit, on_fatal=on_fatal)
+        log = _memory_log(recovered, store)
+    except BaseException:
+        wal.close()
+        raise
+    metadata = raft_pb2.WALMetadata.FromString(recovered.metadata)
+    return Durable(metadata.cluster_id, metadata.member_id, wal, log, backend, store, snapshots)
+
+
+def _check_new(config: ServerConfig) -> None:
+    """Whether the flags can found a cluster."""
+    config.check_bootstrap()
+    if config.initial_cluster_state != "new":
+        raise ConfigError(
+            f"--initial-cluster-state={config.initial_cluster_state}: there is no data of a member in {config.data_dir}, "
+            "and joining a running cluster is not supported yet"
+        )
+
+
+def _begin(config: ServerConfig, wal_dir: str, snapshots: Path) -> None:
+    """Write the state that a new member starts with; the log last."""
+    founders = config.founding_members()
+    backend = LMDBBackend(snapshots / "db", _map_size_bytes(config))
+    try:
+        store = Store.open(backend)
+        if store.applied_index > 0:
+            raise StorageError(
+                f"the write-ahead log in {wal_dir} is missing, but {backend.path} holds entries up to "
+                f"{store.applied_index}: bring the log back, or remove both"
+            )
+        members = [rpc_pb2.Member(ID=id, name=name, peerURLs=urls) for id, (name, urls) in founders.items()]
+        Membership(store, schema.MEMBERS).bootstrap(members)
+        store.set_conf_state(ConfState(voters=tuple(sorted(founders))))
+        store.commit()
+        store.close()
+    finally:
+        backend.close()
+    metadata = raft_pb2.WALMetadata(cluster_id=cluster_id.cluster_id(founders), member_id=config.member_id)
+    WAL.create(wal_dir, metadata.SerializeToString()).close()
+
+
+def _open_database(config: ServerConfig, snapshots: Path, marker: SnapshotMeta) -> LMDBBackend:
+    """The database, after finishing an installation that was interrupted."""
+    backend = LMDBBackend(snapshots / "db", _map_size_bytes(config))
+    try:
+        applied = _applied_index(backend)
+        received = snapshot_path(snapshots, marker.index)
+        if applied < marker.index:
+            if not received.exists():
+                raise CorruptionError(
+                    f"the log says that the database has entries up to {marker.index}, but {backend.path} "
+                    f"has them up to {applied}, and there is no {received.name}"
+                )
+            _log.warning("finishing the installation of a snapshot at %d", marker.index)
+            backend.replace(received)
+        remove_leftovers(snapshots)
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+def _applied_index(backend: LMDBBackend) -> int:
+    read = backend.begin_read()
+    try:
+        return schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
+    finally:
+        read.close()
+
+
+def _memory_log(recovered: Recovered, store: Store) -> MemoryLog:
+    """The log that the core reads, agreeing with what is applied already."""
+    log = MemoryLog()
+    if recovered.snapshot.index > 0:
+        log.apply_snapshot(recovered.snapshot)
+    log.append(recovered.entries)
+    if log.last_index() < store.applied_index:
+        raise CorruptionError(
+            f"the log ends at {log.last_index()}, but entries up to {store.applied_index} are in the database"
+        )
+    state = recovered.hard_state
+    # The commit index on disk may lag: what is applied was committed.
+    log.set_hard_state(HardState(state.term, state.vote, max(state.commit, store.applied_index)))
+    log.set_conf_state(store.conf_state)
+    return log
+
+
+def _map_size_bytes(config: ServerConfig) -> int:
+    return max(MAP_MIN_BYTES, 2 * (config.quota_bytes or 0))

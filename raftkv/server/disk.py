@@ -1,0 +1,172 @@
+"""Where a Ready becomes durable: the write-ahead log, written inline or by a thread of its own.
+
+Owns the only calls of ``WAL.append`` and ``WAL.sync`` while a member runs. Batches become durable in the order they
+are submitted, and their callback runs on the event loop, never before the fsync that covers them returned.
+
+A short fsync is cheaper done inline: handing a batch to a thread and back costs two wake-ups, more than the sync
+itself on a fast disk. A long one would hold the loop, so as soon as the average of the recent syncs passes
+``INLINE_SYNC_MAX_S`` batches go to the thread, where all that gathered during one sync share the next.
+
+A failed write or sync is final: after fsync reported an error the kernel may have dropped the dirty pages, so trying
+again could acknowledge what is not on disk. The member stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from raftkv.raft.types import Entry, HardState, SnapshotMeta
+
+INLINE_SYNC_MAX_S: Final = 0.000_5
+"""Average duration of a sync up to which it is done on the event loop."""
+
+_AVERAGE_WEIGHT: Final = 0.1
+
+
+class Log(Protocol):
+    """The part of the write-ahead log used here."""
+
+    def append(self, hard_state: HardState | None, entries: Sequence[Entry]) -> None:
+        """Write records."""
+
+    def save_snapshot(self, meta: SnapshotMeta, hard_state: HardState | None = None) -> None:
+        """Mark what is durable elsewhere."""
+
+    def release(self, index: int) -> int:
+        """Drop segments below an index."""
+
+    def sync(self) -> None:
+        """Make everything durable."""
+
+
+class Batch:
+    """One Ready's records and what to do once they are durable."""
+
+    __slots__ = ("done", "entries", "hard_state", "must_sync")
+
+    def __init__(
+        self, hard_state: HardState | None, entries: Sequence[Entry], must_sync: bool, done: Callable[[], None]
+    ) -> None:
+        self.hard_state = hard_state
+        self.entries = entries
+        self.must_sync = must_sync
+        self.done = done
+
+    def write(self, log: Log) -> None:
+        """Write the records."""
+        log.append(self.hard_state, self.entries)
+
+
+class Mark(Batch):
+    """A marker that everything up to ``meta`` is durable in the database, and the release of what that dispenses with."""
+
+    __slots__ = ("meta",)
+
+    def __init__(self, meta: SnapshotMeta, done: Callable[[], None]) -> None:
+        super().__init__(None, (), True, done)
+        self.meta = meta
+
+    def write(self, log: Log) -> None:
+        """Write the marker, then delete the segments before it."""
+        log.save_snapshot(self.meta)
+        log.release(self.meta.index)
+
+
+class Disk:
+    """Makes batches durable in order.
+
+    Arguments:
+        log: the open write-ahead log.
+        loop: the member's event loop.
+        on_failure: called on the loop with the error that ends the member.
+        observe_sync: called with the seconds of each sync (a metric).
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        loop: asyncio.AbstractEventLoop,
+        on_failure: Callable[[BaseException], None],
+        observe_sync: Callable[[float], None],
+    ) -> None:
+        self._log = log
+        self._loop = loop
+        self._on_failure = on_failure
+        self._observe_sync = observe_sync
+        self._queue: queue.SimpleQueue[Batch | threading.Event | None] = queue.SimpleQueue()
+        self._outstanding = 0
+        self._average_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="raftkv-wal", daemon=True)
+        self._thread.start()
+
+    @property
+    def outstanding(self) -> int:
+        """Batches handed to the thread and not yet durable."""
+        return self._outstanding
+
+    def submit(self, batch: Batch) -> None:
+        """Make a batch durable, then call its ``done`` on the loop (possibly before this returns)."""
+        if self._outstanding == 0 and self._average_s < INLINE_SYNC_MAX_S:
+            self._write((batch,))
+            batch.done()
+            return
+        self._outstanding += 1
+        self._queue.put(batch)
+
+    def drain(self) -> None:
+        """Block until everything submitted is durable: before a snapshot replaces the log. Callbacks run later."""
+        drained = threading.Event()
+        self._queue.put(drained)
+        drained.wait()
+
+    def close(self) -> None:
+        """Finish what was submitted and end the thread; callbacks still pending on the loop are not awaited."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _write(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            batch.write(self._log)
+        if any(batch.must_sync for batch in batches):
+            started = time.perf_counter()
+            self._log.sync()
+            seconds = time.perf_counter() - started
+            self._average_s += (seconds - self._average_s) * _AVERAGE_WEIGHT
+            self._observe_sync(seconds)
+
+    def _run(self) -> None:
+        """The thread: take everything that waits, write it, sync once, report."""
+        while True:
+            batches, after = self._take()
+            if batches:
+                try:
+                    self._write(batches)
+                except Exception as error:
+                    self._loop.call_soon_threadsafe(self._on_failure, error)
+                    return
+                self._loop.call_soon_threadsafe(self._finish, batches)
+            if after is None:
+                return
+            after.set()
+
+    def _take(self) -> tuple[list[Batch], threading.Event | None]:
+        """All batches that wait, and what to do after them: set the event, or end the thread."""
+        batches: list[Batch] = []
+        item = self._queue.get()
+        while isinstance(item, Batch):
+            batches.append(item)
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return batches, threading.Event()
+        return batches, item
+
+    def _finish(self, batches: list[Batch]) -> None:
+        self._outstanding -= len(batches)
+        for batch in batches:
+            batch.done()

@@ -1,0 +1,119 @@
+"""What a member does beside serving: commits to disk, compaction in slices, cutting the log, watching the disk.
+
+Runs on the loop in small steps. None of it is needed for an acknowledgement to be safe; all of it is needed for a
+member that runs for months.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from raftkv.raft.types import SnapshotMeta
+from raftkv.server.admission import Admission
+from raftkv.server.disk import Disk, Mark
+from raftkv.server.node import Node
+from raftkv.storage.mvcc import Store
+from raftkv.storage.wal import WAL, WALSpaceError
+
+_log = logging.getLogger(__name__)
+DISK_WATCH_S: Final = 1.0
+
+
+class Housekeeping:
+    """The periodic work of a member.
+
+    Arguments:
+        node, store, wal, disk, admission: of the member.
+        commit_interval_s: longest time between commits of the database.
+        compaction_pause_s: rest between two slices of a compaction.
+        snapshot_entries: applied entries after which the log is cut.
+        catchup_entries: entries kept behind the cut for slow followers.
+        hold_log: whether a snapshot is being sent, so that the entries after it must stay.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        store: Store,
+        wal: WAL,
+        disk: Disk,
+        admission: Admission,
+        *,
+        commit_interval_s: float,
+        compaction_pause_s: float,
+        snapshot_entries: int,
+        catchup_entries: int,
+        hold_log: Callable[[], bool],
+    ) -> None:
+        self._node = node
+        self._store = store
+        self._wal = wal
+        self._disk = disk
+        self._admission = admission
+        self._commit_interval_s = commit_interval_s
+        self._compaction_pause_s = compaction_pause_s
+        self._snapshot_entries = snapshot_entries
+        self._catchup_entries = catchup_entries
+        self._hold_log = hold_log
+        self._marking = False
+
+    async def run(self) -> None:
+        """Work until cancelled; an error ends the member."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._commit())
+                group.create_task(self._compact())
+                group.create_task(self._watch_disk())
+        except* Exception as errors:
+            self._node.fatal(errors.exceptions[0])
+
+    async def _commit(self) -> None:
+        while True:
+            await asyncio.sleep(self._commit_interval_s)
+            self._store.commit()
+            self._cut_log()
+
+    async def _compact(self) -> None:
+        while True:
+            await asyncio.sleep(self._compaction_pause_s)
+            if self._store.is_compacting:
+                self._store.compaction_step()
+
+    async def _watch_disk(self) -> None:
+        while True:
+            await asyncio.sleep(DISK_WATCH_S)
+            self._admission.watch_disk()
+            if self._wal.needs_next:
+                await self._prepare_segment()
+
+    async def _prepare_segment(self) -> None:
+        try:
+            await asyncio.to_thread(self._wal.prepare_next)
+        except WALSpaceError as error:
+            # There is room in the present segment; writes that can grow the store are refused by now.
+            _log.warning("no room for the next log segment: %s", error)
+
+    def _cut_log(self) -> None:
+        """Mark what the database holds, so that the log before it can go."""
+        log, durable = self._node.log, self._store.durable_index
+        marked = log.snapshot().index
+        if self._marking or self._hold_log() or durable - marked < self._snapshot_entries:
+            return
+        if durable < self._node.conf_changed_at:
+            return  # the configuration of that moment is known once the database has caught up
+        self._marking = True
+        meta = SnapshotMeta(durable, log.term(durable), self._store.conf_state)
+        self._disk.submit(Mark(meta, lambda: self._marked(meta)))
+
+    def _marked(self, meta: SnapshotMeta) -> None:
+        self._marking = False
+        log = self._node.log
+        if meta.index <= log.snapshot().index:
+            return  # a received snapshot replaced the log meanwhile
+        log.create_snapshot(meta.index, meta.conf_state)
+        cut = meta.index - self._catchup_entries
+        if cut >= log.first_index():
+            log.compact(cut)

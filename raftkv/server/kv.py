@@ -1,0 +1,240 @@
+"""The KV service: reads, writes, txns, compaction.
+
+Owns the way of a request through this member: parsed and checked, then proposed (writes) or confirmed with the leader
+(linearizable reads) or answered at once (serializable reads). Handlers are plain callbacks, without a task each; the
+object that waits for the outcome holds the call and answers it.
+
+    Put -> check -> node.propose(bytes) ... entry applied -> _PendingWrite.finish -> header + body -> call.reply
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from raftkv import errors
+from raftkv.apply import check, ranges, txn
+from raftkv.apply.applier import Applier, Outcome
+from raftkv.apply.request import Kind
+from raftkv.apply.response import HeaderEncoder
+from raftkv.pb import rpc_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.rpc.calls import UnaryCall
+from raftkv.rpc.server import Server
+from raftkv.server.admission import Admission
+from raftkv.server.node import Node
+from raftkv.server.proposals import Waiter
+
+_METHODS: Final = SERVICES["etcdserverpb.KV"]
+
+
+class PendingWrite(Waiter):
+    """Answers a call with the outcome of its proposal."""
+
+    __slots__ = ("call", "request_id", "service")
+
+    def __init__(self, service: Responder, call: UnaryCall, request: Any) -> None:
+        self.service = service
+        self.call = call
+        self.request = request
+        self.request_id = 0
+
+    def finish(self, outcome: Outcome) -> None:
+        """Reply, or refuse as applying refused."""
+        if outcome.error is not None:
+            fail(self.call, outcome.error)
+        else:
+            self.service.reply(self.call, outcome.revision, outcome.body)
+
+    def fail(self, error: errors.StatusError) -> None:
+        """Tell the client that no answer will come."""
+        fail(self.call, error)
+
+    def cancel(self) -> None:
+        """The client is gone: forget the proposal if it is not under way yet."""
+        self.service.node.proposals.pop(self.request_id)
+
+
+class _PendingCompaction(PendingWrite):
+    """Answers a physical compaction when the old revisions are gone from the disk."""
+
+    __slots__ = ()
+
+    def finish(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            fail(self.call, outcome.error)
+        else:
+            self.service.applier.when_compacted(lambda: self.service.reply(self.call, self.service.revision()))
+
+
+class PendingRead:
+    """Serves a read once the member is recent enough."""
+
+    __slots__ = ("call", "execute", "request")
+
+    def __init__(self, call: UnaryCall, request: Any, execute: Callable[[UnaryCall, Any], None]) -> None:
+        self.call = call
+        self.request = request
+        self.execute = execute
+
+    def ready(self) -> None:
+        self.execute(self.call, self.request)
+
+    def fail(self, error: errors.StatusError) -> None:
+        fail(self.call, error)
+
+
+def fail(call: UnaryCall, error: errors.StatusError) -> None:
+    """Answer with an error's own code and text."""
+    call.fail(error.code, str(error))
+
+
+def parse(call: UnaryCall, message: type[Any], data: bytes) -> Any | None:
+    """The request, or None after the call was refused because its bytes are none."""
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        call.fail(errors.INTERNAL, f"grpc: error unmarshalling request: {error}")
+        return None
+
+
+class Responder:
+    """What services of one member share: the node, the applier, and the header of responses."""
+
+    def __init__(
+        self,
+        node: Node,
+        applier: Applier,
+        header: HeaderEncoder,
+        admission: Admission,
+    ) -> None:
+        self.node = node
+        self.applier = applier
+        self.header = header
+        self.admission = admission
+
+    def revision(self) -> int:
+        """Current revision of the store."""
+        return self.applier.store.revision
+
+    def reply(self, call: UnaryCall, revision: int, body: bytes = b"") -> None:
+        """Answer with a header and a body."""
+        call.reply(self.header.encode(revision, self.node.term) + body)
+
+    def propose(self, call: UnaryCall, kind: int, data: bytes, waiter: PendingWrite) -> None:
+        """Put a request into the log, or answer why not."""
+        try:
+            self.admission.check_write(call, kind, data, waiter.request)
+            waiter.request_id = self.node.propose(kind, data, waiter)
+        except errors.StatusError as error:
+            fail(call, error)
+            return
+        call.on_cancel(waiter.cancel)
+
+
+class KVService:
+    """Handlers of etcdserverpb.KV.
+
+    Arguments:
+        responder: the member's shared parts.
+        txn_operations_max: etcd's max-txn-ops.
+    """
+
+    def __init__(self, responder: Responder, txn_operations_max: int) -> None:
+        self._responder = responder
+        self._node = responder.node
+        self._applier = responder.applier
+        self._store = responder.applier.store
+        self._admission = responder.admission
+        self._txn_operations_max = txn_operations_max
+
+    def register(self, server: Server) -> None:
+        """Serve the unary methods."""
+        server.unary(_METHODS["Range"].path, self.range)
+        server.unary(_METHODS["Put"].path, self.put)
+        server.unary(_METHODS["DeleteRange"].path, self.delete_range)
+        server.unary(_METHODS["Txn"].path, self.txn)
+        server.unary(_METHODS["Compact"].path, self.compact)
+
+    def range(self, call: UnaryCall, data: bytes) -> None:
+        """Read an interval, here or confirmed with the leader."""
+        request = parse(call, rpc_pb2.RangeRequest, data)
+        if request is None:
+            return
+        try:
+            check.check_range(request)
+            self._admission.check_read(call, request.serializable)
+            if request.serializable:
+                self._serve_range(call, request)
+            else:
+                self._node.read(PendingRead(call, request, self._serve_range))
+        except errors.StatusError as error:
+            fail(call, error)
+
+    def _serve_range(self, call: UnaryCall, request: rpc_pb2.RangeRequest) -> None:
+        if call.cancelled:
+            return
+        try:
+            revision, body = ranges.execute(self._store, request)
+        except errors.StatusError as error:
+            fail(call, error)
+            return
+        self._responder.reply(call, revision, body)
+
+    def put(self, call: UnaryCall, data: bytes) -> None:
+        """Write one key."""
+        request = parse(call, rpc_pb2.PutRequest, data)
+        if request is not None:
+            self._write(call, Kind.PUT, data, request, check.check_put)
+
+    def delete_range(self, call: UnaryCall, data: bytes) -> None:
+        """Delete an interval."""
+        request = parse(call, rpc_pb2.DeleteRangeRequest, data)
+        if request is not None:
+            self._write(call, Kind.DELETE_RANGE, data, request, check.check_delete_range)
+
+    def _write(self, call: UnaryCall, kind: int, data: bytes, request: Any, checks: Callable[[Any], None]) -> None:
+        try:
+            checks(request)
+        except errors.StatusError as error:
+            fail(call, error)
+            return
+        self._responder.propose(call, kind, data, PendingWrite(self._responder, call, request))
+
+    def txn(self, call: UnaryCall, data: bytes) -> None:
+        """Compare and write; a txn of ranges alone stays out of the log."""
+        request = parse(call, rpc_pb2.TxnRequest, data)
+        if request is None:
+            return
+        try:
+            check.check_txn(request, self._txn_operations_max)
+            if not txn.is_readonly(request):
+                self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, request))
+                return
+            serializable = txn.is_serializable(request)
+            self._admission.check_read(call, serializable)
+            if serializable:
+                self._serve_txn(call, request)
+            else:
+                self._node.read(PendingRead(call, request, self._serve_txn))
+        except errors.StatusError as error:
+            fail(call, error)
+
+    def _serve_txn(self, call: UnaryCall, request: rpc_pb2.TxnRequest) -> None:
+        if call.cancelled:
+            return
+        try:
+            outcome = self._applier.read_txn(request)
+        except errors.StatusError as error:
+            fail(call, error)
+            return
+        self._responder.reply(call, outcome.revision, outcome.body)
+
+    def compact(self, call: UnaryCall, data: bytes) -> None:
+        """Discard history."""
+        request = parse(call, rpc_pb2.CompactionRequest, data)
+        if request is not None:
+            waiter = _PendingCompaction if request.physical else PendingWrite
+            self._responder.propose(call, Kind.COMPACT, data, waiter(self._responder, call, request))

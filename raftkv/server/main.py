@@ -1,0 +1,74 @@
+"""The server process: settings in, exit code out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+from typing import Final
+
+from raftkv.config import ServerConfig
+from raftkv.errors import ConfigError, CorruptionError, StorageError
+from raftkv.server import logs
+from raftkv.server.member import Member
+
+_log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S: Final = 0.000_5
+"""How long the loop may keep the interpreter when the log or database thread wants it (Python's default: 5 ms)."""
+
+GC_THRESHOLDS: Final = (100_000, 50, 100)
+"""Collections are rarer than by default: a member makes many short-lived objects and few cycles."""
+
+
+def run(config: ServerConfig) -> int:
+    """Serve until a signal or a failure.
+
+    Returns:
+        The exit code: 0 never (a signal ends the process as that signal would), 1 for a failure.
+    """
+    if sys.flags.optimize:
+        return _complain("python -O is refused: it removes checks that keep members from diverging")
+    logs.configure(config)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*GC_THRESHOLDS)
+    os.umask(0o077)
+    try:
+        received, failure = asyncio.run(_serve(config))
+    except (ConfigError, StorageError, CorruptionError) as error:
+        return _complain(str(error))
+    if failure is not None:
+        return _complain(f"stopped: {failure}")
+    # Ended by a signal, and to look so: the default action gives the exit status that callers expect.
+    signal.signal(received, signal.SIG_DFL)
+    os.kill(os.getpid(), received)
+    return 1
+
+
+async def _serve(config: ServerConfig) -> tuple[signal.Signals, BaseException | None]:
+    member = Member(config)
+    gc.collect()
+    gc.freeze()
+    received = signal.SIGTERM
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal received
+        received = number
+        _log.info("stopping on %s", number.name)
+        member.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, on_signal, number)
+    await member.run()
+    return received, member.failure
+
+
+def _complain(text: str) -> int:
+    print(f"raftkv: {text}", file=sys.stderr)
+    return 1

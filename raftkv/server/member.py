@@ -1,0 +1,409 @@
+"""One member, put together and run: durable state, core, loop, transport, services, listeners.
+
+Owns the order of start and stop. Start: read the disk, listen (so that a port in use is found before anything is
+promised), take part, serve. Stop: hand leadership over, finish calls under way, leave, close the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from raftkv import cluster_id
+from raftkv.apply.alarms import Alarms
+from raftkv.apply.applier import Applier, NoLeases, Outcome
+from raftkv.apply.membership import Membership
+from raftkv.apply.request import Kind
+from raftkv.apply.response import HeaderEncoder
+from raftkv.config import ServerConfig
+from raftkv.errors import ConfigError, StatusError
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.raft.config import RaftConfig
+from raftkv.raft.raw_node import RawNode
+from raftkv.raft.types import NONE, SnapshotMeta
+from raftkv.rpc.channel import Channel
+from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.server import Server
+from raftkv.server import health, metrics, tls
+from raftkv.server.admission import Admission
+from raftkv.server.bootstrap import Durable, open_durable
+from raftkv.server.cluster import ClusterService
+from raftkv.server.disk import Disk
+from raftkv.server.housekeeping import Housekeeping
+from raftkv.server.http import HttpService
+from raftkv.server.kv import KVService, Responder
+from raftkv.server.maintenance import MaintenanceService
+from raftkv.server.node import Node, NodeSettings
+from raftkv.server.peer_service import PeerService
+from raftkv.server.proposals import Waiter
+from raftkv.server.range_stream import RangeStreamService
+from raftkv.server.request_ids import request_ids
+from raftkv.server.snapshots import SnapshotReceiver, SnapshotSender, snapshot_path
+from raftkv.server.transport import Transport, peer_metadata
+from raftkv.storage import schema
+from raftkv.storage.backend.writer import ThreadWriter
+
+_log = logging.getLogger(__name__)
+
+RECEIVE_OVERHEAD_BYTES: Final = 512 * 1024
+"""What a message may be larger than max-request-bytes before it is refused unread (etcd: grpcOverheadBytes)."""
+
+PEER_LIMITS: Final = ServerLimits(
+    max_receive_message_bytes=64 * 1024 * 1024,
+    assembly_bytes=256 * 1024 * 1024,
+    stream_window_bytes=16 * 1024 * 1024,
+    connection_window_bytes=32 * 1024 * 1024,
+    ping_interval_min_s=0.5,
+    ping_interval_idle_min_s=0.5,
+    ping_permit_without_stream=True,
+)
+"""Members trust each other's volume, not each other's bytes."""
+
+STOP_GRACE_S: Final = 5.0
+
+
+class _AlarmRaised(Waiter):
+    """Nobody waits for an alarm that the member raised by itself; it may be raised again once this ended."""
+
+    __slots__ = ("on_end",)
+
+    def __init__(self, request: rpc_pb2.AlarmRequest, on_end: Callable[[], None]) -> None:
+        self.request = request
+        self.on_end = on_end
+
+    def finish(self, outcome: Outcome) -> None:
+        self.on_end()
+
+    def fail(self, error: StatusError) -> None:
+        self.on_end()
+
+
+class _Published(Waiter):
+    """The member's own attributes on their way into the log."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, request: raft_pb2.MemberRecord) -> None:
+        self.request = request
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def finish(self, outcome: Outcome) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def fail(self, error: StatusError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Member:
+    """A member; ``run`` serves until it is told to stop.
+
+    Arguments:
+        config: its settings.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.failure: BaseException | None = None
+        self._stop = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._raising_no_space = False
+        self._durable = open_durable(config, ThreadWriter(self._notify), self._fatal)
+        self._registry = metrics.new_registry()
+        self._assemble(self._durable)
+
+    def _notify(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(call)
+
+    # -- assembly ----------------------------------------------------------------------------------------------------
+
+    def _assemble(self, durable: Durable) -> None:
+        store = durable.store
+        self._disk = Disk(durable.wal, self._loop, self._fatal, metrics.DiskHistograms(self._registry).wal_sync.observe)
+        self._membership = Membership(store, schema.MEMBERS)
+        self._applier = Applier(store, Alarms(store, schema.ALARM), self._membership, NoLeases())
+        self._snapshots = SnapshotSender(
+            store, durable.snapshots, self._channel, self._introduction, self._report_snapshot
+        )
+        self._transport = Transport(
+            durable.cluster_id,
+            durable.member_id,
+            tls.client_context(self.config.peer_tls),
+            self._report_unreachable,
+            self._snapshots.send,
+        )
+        self.node = self._make_node(durable)
+        self._admission = Admission(
+            self.node,
+            self._applier,
+            max_request_bytes=self.config.max_request_bytes,
+            quota_bytes=self.config.quota_bytes,
+            size_bytes=lambda: store.size_bytes,
+            data_dir=self.config.data_dir,
+            raise_no_space=self._raise_no_space,
+        )
+        self._housekeeping = Housekeeping(
+            self.node,
+            store,
+            durable.wal,
+            self._disk,
+            self._admission,
+            commit_interval_s=self.config.backend_batch_interval_s,
+            compaction_pause_s=self.config.compaction_sleep_interval_s,
+            snapshot_entries=self.config.snapshot_count,
+            catchup_entries=self.config.snapshot_catchup_entries,
+            hold_log=lambda: self._snapshots.in_flight,
+        )
+        quota_bytes = self.config.quota_bytes or 0
+        self._registry.register(metrics.MemberCollector(self.node, store, self._transport, quota_bytes))
+        self._client_server = self._make_client_server(durable, quota_bytes)
+        self._peer_server = self._make_peer_server(durable)
+
+    def _make_node(self, durable: Durable) -> Node:
+        config, store = self.config, durable.store
+        raft_config = RaftConfig(
+            id=durable.member_id,
+            election_ticks=config.election_ticks,
+            heartbeat_ticks=1,
+            pre_vote=config.pre_vote,
+            applied=store.applied_index,
+        )
+        seed = random.SystemRandom().getrandbits(64)
+        return Node(
+            raw=RawNode(raft_config, durable.log, random.Random(seed)),
+            log=durable.log,
+            disk=self._disk,
+            store=store,
+            applier=self._applier,
+            sender=self._transport,
+            settings=NodeSettings(durable.member_id, config.heartbeat_interval_s, config.election_timeout_s),
+            ids=request_ids(durable.member_id, time.time_ns() // 1_000_000),
+            conf_state=store.conf_state,
+            applied=store.applied_index,
+            on_fatal=self._fatal,
+            install_snapshot=self._install_snapshot,
+        )
+
+    def _make_client_server(self, durable: Durable, quota_bytes: int) -> Server:
+        config = self.config
+        header = HeaderEncoder(durable.cluster_id, durable.member_id)
+        responder = Responder(self.node, self._applier, header, self._admission)
+        http = HttpService(self.node, self._applier, metrics.exposition(self._registry))
+        server = Server(_client_limits(config), http.handle)
+        KVService(responder, config.max_txn_ops).register(server)
+        RangeStreamService(responder, config.max_request_bytes).register(server)
+        ClusterService(responder).register(server)
+        MaintenanceService(responder, durable.store, quota_bytes).register(server)
+        health.register(server)
+        return server
+
+    def _make_peer_server(self, durable: Durable) -> Server:
+        server = Server(PEER_LIMITS)
+        PeerService(
+            durable.cluster_id,
+            durable.member_id,
+            self._membership.members.__contains__,
+            self.node.receive,
+            SnapshotReceiver(durable.snapshots),
+        ).register(server)
+        return server
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self, on_ready: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Serve until ``stop``, or until the member fails: ``failure`` says why.
+
+        Raises:
+            ConfigError: an address cannot be listened on.
+        """
+        await self._listen()
+        for member in self._membership.list():
+            if self._durable.member_id != member.ID:
+                self._transport.add_peer(member.ID, member.peerURLs)
+        self._log_start()
+        self.node.start()
+        if self.config.initial_election_tick_advance:
+            self._advance_ticks()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._housekeeping.run()), group.create_task(self._publish())]
+            await self._stop.wait()
+            for task in tasks:
+                task.cancel()
+        await self._shut_down()
+
+    def stop(self) -> None:
+        """Begin to stop."""
+        self._stop.set()
+
+    async def _listen(self) -> None:
+        client_tls = tls.server_context(self.config.client_tls)
+        peer_tls = tls.server_context(self.config.peer_tls)
+        for url in self.config.listen_peer_urls:
+            await _listen(self._peer_server, url, peer_tls)
+        for url in (*self.config.listen_client_urls, *self.config.listen_metrics_urls):
+            await _listen(self._client_server, url, client_tls)
+
+    def _log_start(self) -> None:
+        durable = self._durable
+        _log.info(
+            "member %x (%s) of cluster %x: clients on %s, peers on %s, applied %d, revision %d",
+            durable.member_id,
+            self.config.name,
+            durable.cluster_id,
+            ",".join(self.config.listen_client_urls),
+            ",".join(self.config.listen_peer_urls),
+            durable.store.applied_index,
+            durable.store.revision,
+        )
+        if self.config.client_tls.is_empty:
+            _log.warning("client traffic is not encrypted: anyone who reaches the port may read and write")
+
+    def _advance_ticks(self) -> None:
+        """A member that just started has nobody to wait for: most of its first election timeout is skipped."""
+        only_voter = self.node.conf_state.voters == (self._durable.member_id,)
+        ticks = self.config.election_ticks - 1
+        if only_voter:
+            self.node.raw.campaign()
+            return
+        # Leave enough for a heartbeat of a leader that is there already.
+        for _ in range(ticks - 2):
+            self.node.raw.tick()
+
+    async def _publish(self) -> None:
+        """Tell the cluster our name and client URLs, unless it knows them."""
+        record = raft_pb2.MemberRecord(
+            member=rpc_pb2.Member(
+                ID=self._durable.member_id, name=self.config.name, clientURLs=self.config.advertise_client_urls
+            ),
+            update=True,
+        )
+        while not self._is_published():
+            waiter = _Published(record)
+            try:
+                self.node.propose(Kind.MEMBER_ATTRIBUTES, record.SerializeToString(), waiter)
+                await waiter.done
+            except StatusError as error:
+                _log.warning("could not publish this member's client URLs yet: %s", error)
+                await asyncio.sleep(self.config.election_timeout_s)
+
+    def _is_published(self) -> bool:
+        mine = self._membership.members.get(self._durable.member_id)
+        return mine is None or (mine.name, tuple(mine.clientURLs)) == (
+            self.config.name,
+            tuple(self.config.advertise_client_urls),
+        )
+
+    async def _shut_down(self) -> None:
+        if self.failure is None:
+            await self._hand_over()
+        self._client_server.stop_listening()
+        await self._client_server.close(STOP_GRACE_S if self.failure is None else 0.0)
+        self.node.stop()
+        await self._snapshots.close()
+        await self._transport.close()
+        await self._peer_server.close()
+        self._durable.store.close()
+        if self.failure is None:
+            self._disk.close()
+            self._durable.wal.close()
+            self._durable.backend.close()
+
+    async def _hand_over(self) -> None:
+        """Give leadership to the member that has been connected longest, as etcd does."""
+        node = self.node
+        connected = {
+            peer_id: since
+            for peer_id in node.conf_state.voters
+            if (since := self._transport.connected_since(peer_id)) is not None
+        }
+        if node.leader != self._durable.member_id or not connected:
+            return
+        changed = asyncio.Event()
+
+        def on_leader_change() -> None:
+            if node.leader not in (NONE, self._durable.member_id):
+                changed.set()
+
+        node.on_leader_change.append(on_leader_change)
+        node.transfer_leader(min(connected, key=connected.__getitem__))
+        try:
+            async with asyncio.timeout(self.config.election_timeout_s):
+                await changed.wait()
+        except TimeoutError:
+            _log.warning("leadership was not taken over in time")
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def _fatal(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+            _log.critical("the member stops: %s", error, exc_info=error)
+            self.node.stop()
+            self._stop.set()
+
+    def _channel(self, peer_id: int) -> Channel | None:
+        peer = self._transport.peers.get(peer_id)
+        return peer.channel if peer is not None else None
+
+    def _introduction(self, peer_id: int) -> tuple[tuple[str, str], ...]:
+        return peer_metadata(self._durable.cluster_id, self._durable.member_id, peer_id)
+
+    def _report_unreachable(self, peer_id: int) -> None:
+        self.node.report_unreachable(peer_id)
+
+    def _report_snapshot(self, peer_id: int, ok: bool) -> None:
+        self.node.report_snapshot(peer_id, ok)
+
+    def _raise_no_space(self) -> None:
+        if self._raising_no_space:
+            return
+        request = rpc_pb2.AlarmRequest(
+            action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=self._durable.member_id, alarm=rpc_pb2.NOSPACE
+        )
+        _log.warning("no space left: raising the NOSPACE alarm")
+        self._raising_no_space = True
+        try:
+            self.node.propose(Kind.ALARM, request.SerializeToString(), _AlarmRaised(request, self._no_space_raised))
+        except StatusError:
+            self._raising_no_space = False
+
+    def _no_space_raised(self) -> None:
+        self._raising_no_space = False
+
+    def _install_snapshot(self, meta: SnapshotMeta) -> None:
+        """Replace database and log by a received snapshot; the marker in the log decides which of the two holds."""
+        durable = self._durable
+        self._disk.drain()
+        durable.wal.save_snapshot(meta, durable.log.initial_state()[0])
+        durable.wal.sync()
+        durable.store.install(snapshot_path(durable.snapshots, meta.index))
+        durable.log.apply_snapshot(meta)
+        durable.wal.release(meta.index)
+        self._membership.reload()
+        self._applier.alarms.reload()
+        _log.info("installed a snapshot at %d", meta.index)
+
+
+def _client_limits(config: ServerConfig) -> ServerLimits:
+    default = ServerLimits()
+    return ServerLimits(
+        max_receive_message_bytes=config.max_request_bytes + RECEIVE_OVERHEAD_BYTES,
+        max_concurrent_streams=min(config.max_concurrent_streams, default.max_concurrent_streams),
+        ping_interval_min_s=config.grpc_keepalive_min_time_s,
+        keepalive_time_s=config.grpc_keepalive_interval_s or default.keepalive_time_s,
+        keepalive_timeout_s=config.grpc_keepalive_timeout_s or default.keepalive_timeout_s,
+    )
+
+
+async def _listen(server: Server, url: str, ssl: SSLContext | None) -> None:
+    scheme, host, port = cluster_id.split_url(url)
+    try:
+        await server.listen(host, port, ssl if scheme in ("https", "unixs") else None)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {url}: {reason}") from error

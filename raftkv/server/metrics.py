@@ -1,0 +1,119 @@
+"""What a member tells Prometheus, under etcd's names, so that etcd's dashboards and alerts work.
+
+Values are read from the member's own counters when scraped: the hot path counts with plain integers and takes no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Histogram, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from raftkv.server.node import Node
+from raftkv.server.transport import Transport
+from raftkv.server.version import ETCD_CLUSTER_VERSION, ETCD_VERSION
+from raftkv.storage.mvcc import Store
+
+_DISK_BUCKETS_S: Final = tuple(0.001 * 2**power for power in range(14))
+
+
+class DiskHistograms:
+    """Durations of the disk's work."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.wal_sync = Histogram(
+            "etcd_disk_wal_fsync_duration_seconds",
+            "The latency distributions of fsync called by WAL.",
+            buckets=_DISK_BUCKETS_S,
+            registry=registry,
+        )
+
+
+class MemberCollector(Collector):
+    """Reads a member's state at each scrape."""
+
+    def __init__(self, node: Node, store: Store, transport: Transport, quota_bytes: int) -> None:
+        self._node = node
+        self._store = store
+        self._transport = transport
+        self._quota_bytes = quota_bytes
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        yield from self._server()
+        yield from self._store_sizes()
+        yield from self._peers()
+        for name, label, value in (
+            ("etcd_server_version", "server_version", ETCD_VERSION),
+            ("etcd_cluster_version", "cluster_version", ETCD_CLUSTER_VERSION),
+            ("etcd_server_id", "server_id", f"{self._node.settings.member_id:x}"),
+        ):
+            family = GaugeMetricFamily(name, f"Which {label} is running.", labels=[label])
+            family.add_metric([value], 1)
+            yield family
+
+    def _server(self) -> Iterator[Metric]:
+        node = self._node
+        gauges: dict[str, tuple[str, float]] = {
+            "etcd_server_has_leader": ("Whether or not a leader exists.", node.leader != 0),
+            "etcd_server_is_leader": ("Whether this member leads.", node.leader == node.settings.member_id),
+            "etcd_server_is_learner": (
+                "Whether this member is a learner.",
+                node.settings.member_id in node.conf_state.learners,
+            ),
+            "etcd_server_proposals_committed_total": ("Consensus proposals committed.", node.committed),
+            "etcd_server_proposals_applied_total": ("Consensus proposals applied.", node.applied),
+            "etcd_server_proposals_pending": ("Proposals waiting to be committed.", len(node.proposals)),
+            "etcd_server_quota_backend_bytes": ("Backend storage quota.", self._quota_bytes),
+        }
+        yield from (GaugeMetricFamily(name, text, float(value)) for name, (text, value) in gauges.items())
+        counters = {
+            "etcd_server_leader_changes_seen": ("Leader changes seen.", node.leader_changes),
+            "etcd_server_proposals_failed": ("Failed proposals seen.", node.proposals.failed),
+            "etcd_server_slow_read_indexes": ("Read rounds asked again.", node.reads.rounds_retried),
+            "etcd_server_read_indexes_failed": ("Reads that timed out.", node.reads.reads_failed),
+        }
+        yield from (CounterMetricFamily(name, text, float(value)) for name, (text, value) in counters.items())
+
+    def _store_sizes(self) -> Iterator[Metric]:
+        store = self._store
+        gauges = {
+            "etcd_mvcc_db_total_size_in_bytes": ("Size of the database on disk.", store.size_bytes),
+            "etcd_mvcc_db_total_size_in_use_in_bytes": ("Part of it in use.", store.size_in_use_bytes),
+            "etcd_debugging_mvcc_current_revision": ("The current revision.", store.revision),
+            "etcd_debugging_mvcc_compact_revision": ("The compact revision.", store.compact_revision),
+            "etcd_debugging_mvcc_keys_total": ("Keys.", store.key_count),
+        }
+        yield from (GaugeMetricFamily(name, text, float(value)) for name, (text, value) in gauges.items())
+
+    def _peers(self) -> Iterator[Metric]:
+        sent = CounterMetricFamily("etcd_network_peer_sent_bytes", "Bytes sent to peers.", labels=["To"])
+        failures = CounterMetricFamily("etcd_network_peer_sent_failures", "Batches dropped.", labels=["To"])
+        active = GaugeMetricFamily("etcd_network_active_peers", "Connected peers.", labels=["Local", "Remote"])
+        lost = CounterMetricFamily(
+            "etcd_network_disconnected_peers", "Lost connections to peers.", labels=["Local", "Remote"]
+        )
+        local = f"{self._node.settings.member_id:x}"
+        for peer_id, peer in sorted(self._transport.peers.items()):
+            remote = f"{peer_id:x}"
+            sent.add_metric([remote], peer.sent_bytes)
+            failures.add_metric([remote], peer.send_failures)
+            active.add_metric([local, remote], float(peer.active_since is not None))
+            lost.add_metric([local, remote], peer.disconnects)
+        yield from (sent, failures, active, lost)
+
+
+def new_registry() -> CollectorRegistry:
+    """A registry with what is known of the process."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    return registry
+
+
+def exposition(registry: CollectorRegistry) -> Callable[[], bytes]:
+    """The text that /metrics answers."""
+    return lambda: generate_latest(registry)

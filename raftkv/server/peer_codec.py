@@ -1,0 +1,145 @@
+"""Raft messages to and from the bytes that members exchange (``proto/raft.proto``).
+
+Encoding is by hand, because a leader sends the same entries to every follower: the bytes of a run of entries are made
+once and shared. Decoding is protobuf's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from raftkv.apply.response import field, integer, varint
+from raftkv.pb import raft_pb2
+from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType, SnapshotMeta
+
+BATCH_BYTES: Final = 1024 * 1024
+"""Size at which a batch is closed; one raft message may be larger."""
+
+_ENTRY_TYPES: Final = tuple(EntryType)
+_MESSAGE_TYPES: Final = {int(kind): kind for kind in MessageType}
+
+
+class BatchEncoder:
+    """Encodes the messages of one loop turn, remembering the last run of entries."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._entries_bytes = b""
+
+    def batches(self, messages: Iterable[Message]) -> Iterator[bytes]:
+        """MessageBatches of about ``BATCH_BYTES`` at most; usually one."""
+        parts: list[bytes] = []
+        size_bytes = 0
+        for message in messages:
+            part = field(1, self._message(message))
+            if parts and size_bytes + len(part) > BATCH_BYTES:
+                yield b"".join(parts)
+                parts, size_bytes = [], 0
+            parts.append(part)
+            size_bytes += len(part)
+        yield b"".join(parts)
+
+    def _message(self, message: Message) -> bytes:
+        parts = [
+            integer(1, message.type),
+            b"\x11" + message.to.to_bytes(8, "little"),
+            b"\x19" + message.from_.to_bytes(8, "little"),
+            integer(4, message.term),
+            integer(5, message.log_term),
+            integer(6, message.index),
+        ]
+        if message.entries:
+            parts.append(self._run(message.entries))
+        parts.append(integer(8, message.commit))
+        if message.reject:
+            parts.append(b"\x48\x01" + integer(10, message.reject_hint))
+        if message.snapshot is not None:
+            parts.append(field(11, encode_snapshot_meta(message.snapshot).SerializeToString()))
+        if message.context:
+            parts.append(field(12, message.context))
+        return b"".join(parts)
+
+    def _run(self, entries: list[Entry]) -> bytes:
+        # The core hands one list to all followers that stand at the same point.
+        if entries is not self._entries:
+            self._entries = entries
+            self._entries_bytes = b"".join([_entry(entry) for entry in entries])
+        return self._entries_bytes
+
+
+def _entry(entry: Entry) -> bytes:
+    """Field 7 of a Message: one Entry."""
+    data = entry.data
+    body = b"".join(
+        (
+            b"\x08",
+            varint(entry.term),
+            b"\x10",
+            varint(entry.index),
+            b"\x18" + varint(entry.type) if entry.type else b"",
+            b"\x22",
+            varint(len(data)),
+            data,
+        )
+    )
+    return b"\x3a" + varint(len(body)) + body
+
+
+def decode(batch: bytes) -> list[Message]:
+    """The messages of a MessageBatch.
+
+    Raises:
+        google.protobuf.message.DecodeError: the bytes are not a batch.
+        KeyError: a message kind that this version does not know.
+    """
+    return [_decode_message(message) for message in raft_pb2.MessageBatch.FromString(batch).messages]
+
+
+def _decode_message(message: raft_pb2.Message) -> Message:
+    return Message(
+        type=_MESSAGE_TYPES[message.type],
+        to=message.to_id,
+        from_=message.from_id,
+        term=message.term,
+        log_term=message.log_term,
+        index=message.index,
+        entries=[Entry(entry.term, entry.index, entry.data, _ENTRY_TYPES[entry.type]) for entry in message.entries],
+        commit=message.commit,
+        reject=message.reject,
+        reject_hint=message.reject_hint,
+        snapshot=decode_snapshot_meta(message.snapshot) if message.HasField("snapshot") else None,
+        context=message.context,
+    )
+
+
+def encode_snapshot_meta(meta: SnapshotMeta) -> raft_pb2.SnapshotMeta:
+    """The wire form of a snapshot's point in the log."""
+    return raft_pb2.SnapshotMeta(index=meta.index, term=meta.term, conf_state=encode_conf_state(meta.conf_state))
+
+
+def decode_snapshot_meta(meta: raft_pb2.SnapshotMeta) -> SnapshotMeta:
+    """The inverse of ``encode_snapshot_meta``."""
+    return SnapshotMeta(meta.index, meta.term, decode_conf_state(meta.conf_state))
+
+
+def encode_conf_state(state: ConfState) -> raft_pb2.ConfState:
+    """The wire form of who votes."""
+    return raft_pb2.ConfState(
+        voters=state.voters,
+        learners=state.learners,
+        voters_outgoing=state.voters_outgoing,
+        learners_next=state.learners_next,
+        auto_leave=state.auto_leave,
+    )
+
+
+def decode_conf_state(state: raft_pb2.ConfState) -> ConfState:
+    """The inverse of ``encode_conf_state``."""
+    return ConfState(
+        voters=tuple(state.voters),
+        learners=tuple(state.learners),
+        voters_outgoing=tuple(state.voters_outgoing),
+        learners_next=tuple(state.learners_next),
+        auto_leave=state.auto_leave,
+    )

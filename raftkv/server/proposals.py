@@ -1,0 +1,122 @@
+"""Proposals on their way through the log, and who waits for each.
+
+A proposal is *unsent* until the Raft core took it (there may be no leader for a while), then *sent* until its entry is
+applied here. The caller's answer comes from the entry as this member applies it, wherever the leader is.
+
+A waiter that gives up (client gone, time out) is forgotten. If its proposal was unsent it will never be proposed;
+if it was sent, it may still commit, and the caller is told nothing definite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from raftkv import errors
+from raftkv.apply import request as requests
+from raftkv.apply.applier import Outcome
+
+PENDING_MAX: Final = 20_000
+"""Proposals that may wait at a time; more are refused with "too many requests"."""
+
+PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Bytes of unsent proposals; more are refused likewise."""
+
+
+class Waiter:
+    """Whoever waits for a proposal.
+
+    Attributes:
+        request: the parsed request, so that applying need not parse it again.
+        started_at: loop time of the proposal.
+    """
+
+    __slots__ = ("request", "started_at")
+
+    request: Any
+    started_at: float
+
+    def finish(self, outcome: Outcome) -> None:
+        """The entry was applied."""
+        raise NotImplementedError
+
+    def fail(self, error: errors.StatusError) -> None:
+        """No answer will come."""
+        raise NotImplementedError
+
+
+class Proposals:
+    """The proposals of a member.
+
+    Arguments:
+        ids: fresh request ids.
+        timeout_s: longest wait of a caller.
+    """
+
+    def __init__(self, ids: Iterator[int], timeout_s: float) -> None:
+        self._ids = ids
+        self._timeout_s = timeout_s
+        # In order of proposal, hence of deadline.
+        self._waiters: dict[int, Waiter] = {}
+        self._unsent: list[tuple[int, bytes]] = []
+        self._unsent_bytes = 0
+        self.failed = 0
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits to be proposed."""
+        return bool(self._unsent)
+
+    def add(self, kind: int, body: bytes, waiter: Waiter, now: float) -> int:
+        """Queue a proposal; its request id.
+
+        Raises:
+            TooManyRequestsError: too much is pending already.
+        """
+        if len(self._waiters) >= PENDING_MAX or self._unsent_bytes > PENDING_BYTES_MAX:
+            raise errors.TooManyRequestsError
+        request_id = next(self._ids)
+        waiter.started_at = now
+        self._waiters[request_id] = waiter
+        self._unsent.append((request_id, requests.encode(kind, request_id, body)))
+        self._unsent_bytes += len(body)
+        return request_id
+
+    def take_unsent(self) -> list[tuple[int, bytes]]:
+        """Everything unsent whose caller still waits; it counts as sent unless given back."""
+        unsent = [item for item in self._unsent if item[0] in self._waiters]
+        self._unsent = []
+        self._unsent_bytes = 0
+        return unsent
+
+    def give_back(self, unsent: list[tuple[int, bytes]]) -> None:
+        """The core did not take these: there is no leader, or its limit is reached."""
+        self._unsent = unsent + self._unsent
+        self._unsent_bytes += sum(len(data) for _, data in unsent)
+
+    def pop(self, request_id: int) -> Waiter | None:
+        """Who waits for this id, if anybody here; it waits no more."""
+        return self._waiters.pop(request_id, None)
+
+    def take_expired(self, now: float) -> list[tuple[Waiter, bool]]:
+        """Waiters whose time is up, each with whether its proposal was sent."""
+        expired: list[tuple[Waiter, bool]] = []
+        unsent = {request_id for request_id, _ in self._unsent}
+        for request_id, waiter in list(self._waiters.items()):
+            if waiter.started_at > now - self._timeout_s:
+                break
+            del self._waiters[request_id]
+            expired.append((waiter, request_id not in unsent))
+        self.failed += len(expired)
+        return expired
+
+    def close(self) -> None:
+        """Fail everything: the member stops."""
+        waiters = list(self._waiters.values())
+        self._waiters.clear()
+        self.take_unsent()
+        for waiter in waiters:
+            waiter.fail(errors.StoppedError())

@@ -1,0 +1,134 @@
+"""Linearizable reads, batched: all that wait share one ReadIndex round (thesis section 6.4).
+
+    read arrives --> waiting --> round started --> index confirmed by a quorum --> applied >= index --> served
+                     (while another round is under way)
+
+Owns who waits for which round. A reader joins only a round that starts after it arrived: a round already under way
+may have been confirmed before the last write that the reader must see.
+
+A round is asked again with a **fresh** id when no answer comes: an id used twice could be answered by an old
+confirmation that a paused process finds in its socket (etcd issue 20418). Every id of a round was issued after all
+its readers arrived, so the answer to any of them will do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+from raftkv import errors
+
+RETRY_S: Final = 0.5
+"""A round without an answer is asked again after this time (etcd: readIndexRetryTime)."""
+
+
+class Reader(Protocol):
+    """A request that waits until the member's state is recent enough."""
+
+    def ready(self) -> None:
+        """Serve it now."""
+
+    def fail(self, error: errors.StatusError) -> None:
+        """It cannot be served."""
+
+
+class _Round:
+    __slots__ = ("asked_at", "contexts", "readers", "started_at")
+
+    def __init__(self, readers: list[Reader], now: float) -> None:
+        self.readers = readers
+        self.contexts: set[bytes] = set()
+        self.started_at = now
+        self.asked_at = now
+
+
+class ReadQueue:
+    """The waiting reads of a member.
+
+    Arguments:
+        ask: starts a ReadIndex with this context in the Raft core; it may be lost.
+        ids: fresh request ids.
+        timeout_s: longest wait of a reader.
+    """
+
+    def __init__(self, ask: Callable[[bytes], None], ids: Iterator[int], timeout_s: float) -> None:
+        self._ask = ask
+        self._ids = ids
+        self._timeout_s = timeout_s
+        self._waiting: list[Reader] = []
+        self._waiting_since = 0.0
+        self._round: _Round | None = None
+        self._confirmed: deque[tuple[int, float, list[Reader]]] = deque()
+        self.rounds_retried = 0
+        self.reads_failed = 0
+
+    def add(self, reader: Reader, now: float) -> None:
+        """Queue a reader; ``start`` begins its round."""
+        if not self._waiting:
+            self._waiting_since = now
+        self._waiting.append(reader)
+
+    def start(self, now: float) -> None:
+        """Begin a round for all that wait, unless one is under way."""
+        if self._round is None and self._waiting:
+            self._round = _Round(self._waiting, now)
+            self._waiting = []
+            self._ask_round(self._round, now)
+
+    def confirm(self, context: bytes, index: int, applied: int, now: float) -> None:
+        """A quorum confirmed a round at ``index``; an answer to no round of ours is ignored."""
+        current = self._round
+        if current is None or context not in current.contexts:
+            return
+        self._round = None
+        self._confirmed.append((index, current.started_at, current.readers))
+        self.applied(applied)
+        self.start(now)
+
+    def applied(self, index: int) -> None:
+        """Serve the readers of rounds confirmed at or below the applied index."""
+        while self._confirmed and self._confirmed[0][0] <= index:
+            for reader in self._confirmed.popleft()[2]:
+                reader.ready()
+
+    def leader_changed(self, now: float) -> None:
+        """Ask the new leader: the old one may never answer."""
+        if self._round is not None:
+            self._ask_round(self._round, now)
+
+    def tick(self, now: float) -> None:
+        """Ask again what was not answered; give up on what waited too long."""
+        oldest = now - self._timeout_s
+        if self._round is not None and self._round.started_at < oldest:
+            self._fail(self._round.readers, errors.RequestTimeoutError())
+            self._round = None
+        elif self._round is not None and self._round.asked_at < now - RETRY_S:
+            self.rounds_retried += 1
+            self._ask_round(self._round, now)
+        while self._confirmed and self._confirmed[0][1] < oldest:
+            self._fail(self._confirmed.popleft()[2], errors.WaitAppliedTimeoutError())
+        if self._waiting and self._waiting_since < oldest:
+            waiting, self._waiting = self._waiting, []
+            self._fail(waiting, errors.RequestTimeoutError())
+        self.start(now)
+
+    def close(self) -> None:
+        """Fail everything: the member stops."""
+        readers = [reader for _, _, group in self._confirmed for reader in group]
+        readers += self._waiting + (self._round.readers if self._round else [])
+        self._confirmed.clear()
+        self._waiting = []
+        self._round = None
+        self._fail(readers, errors.StoppedError())
+
+    def _ask_round(self, current: _Round, now: float) -> None:
+        context = next(self._ids).to_bytes(8, "big")
+        current.contexts.add(context)
+        current.asked_at = now
+        self._ask(context)
+
+    def _fail(self, readers: list[Reader], error: errors.StatusError) -> None:
+        self.reads_failed += len(readers)
+        for reader in readers:
+            reader.fail(error)
