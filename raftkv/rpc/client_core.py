@@ -125,7 +125,8 @@ class ClientCore:
             self._dispatch(self.h2.events())
         except H2Error as error:
             self._engine_failed(error)
-        self.wake()
+        if self.closing or self.goaway_text or self.h2.want_write:
+            self.wake()
 
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
@@ -212,6 +213,8 @@ class ClientCore:
         del self.calls[call.stream_id]
         call.on_end(error, trailers)
         self._events.room()
+        if self.goaway_text:
+            self.wake()  # the last call of a draining connection closes it
 
     def _on_closed(self, event: StreamClosed) -> None:
         call = self.calls[event.stream_id]

@@ -127,7 +127,8 @@ class ServerCore:
             self._dispatch(self.h2.events())
         except H2Error as error:
             self._engine_failed(error)
-        self.wake()
+        if self.closing or self.h2.want_write:
+            self.wake()
 
     def _dispatch(self, events: list[Event]) -> None:
         calls = self._calls
