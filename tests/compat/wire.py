@@ -91,6 +91,16 @@ class Wire:
         payload = request if isinstance(request, bytes) else request.SerializeToString()
         return self.start(method, payload, member, metadata).answer()
 
+    def stream(self, method: str, request: Any, member: int = 0) -> tuple[Answer, list[Any]]:
+        """Call a method that answers with a stream; return how it ended (without a message) and what came."""
+        call = self._channels[member].unary_stream(f"/{method}")(request.SerializeToString(), timeout=DEADLINE_S)
+        messages: list[Any] = []
+        try:
+            messages.extend(response_class(method).FromString(part) for part in call)
+        except grpc.RpcError:
+            pass  # the status is read below
+        return Answer(call.code().name, call.details() or "", None), messages
+
     def close(self) -> None:
         """Close every connection."""
         for channel in self._channels:
