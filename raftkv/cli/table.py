@@ -67,8 +67,7 @@ def _title(name: str) -> str:
 
 def _centre(text: str, columns: int) -> str:
     gap = columns - width(text)
-    left = (gap + 1) // 2
-    return " " * left + text + " " * (gap - left)
+    return " " * (gap // 2) + text + " " * (gap - gap // 2)
 
 
 def _right(text: str, columns: int) -> str:

@@ -1,0 +1,122 @@
+"""raftkv: the server's command line.
+
+Owns the choice of what to do (serve is the default, as for etcd) and the last word on failures: whatever a user can
+cause ends in one line, ``raftkv: ...``, on standard error. Exit codes are etcd's: 0 stopped as asked, 1 could not
+run, 2 a flag that cannot be read.
+
+    raftkv --name a --listen-client-urls http://127.0.0.1:2379 ...    serve (``raftkv serve`` is the same)
+    raftkv cluster --size 3                                           a local cluster in this terminal
+    raftkv version
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+
+from raftkv import __version__
+from raftkv.cli.exits import ERROR, SUCCESS, CommandError
+
+API_VERSION = "3.6"
+INTERRUPTED = 130
+_ABSENT = ("gateway", "grpc-proxy")
+
+USAGE = """\
+Usage:
+  raftkv [serve] [flags]     run a member
+  raftkv cluster [options]   run a local cluster of several members
+  raftkv version             print the version
+
+Flags are etcd's, with one dash or two; every flag is also an environment variable: ETCD_ and its name in capitals.
+--config-file FILE reads a YAML file instead of both."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run raftkv.
+
+    Arguments:
+        words: the command line after the program's name; None: this process's.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        return _run(list(sys.argv[1:] if words is None else words))
+    except CommandError as error:
+        if str(error):
+            print(f"raftkv: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(words: list[str]) -> int:
+    if not __debug__:
+        raise CommandError("refusing to run with assertions off (python -O)")
+    command = words[0] if words and not words[0].startswith("-") else "serve"
+    rest = words[1:] if words[:1] == [command] else words
+    if command == "serve":
+        return _serve(rest)
+    if command == "cluster":
+        from raftkv.cli import cluster
+
+        return cluster.main(rest)
+    if command == "version":
+        return _version()
+    if command == "help":
+        return _help()
+    if command in _ABSENT:
+        raise CommandError(f"{command} is not implemented in raftkv")
+    raise CommandError(f"'{command}' is not a valid flag or command; see raftkv --help")
+
+
+def _serve(words: list[str]) -> int:
+    from raftkv.cli.server_options import read_options
+    from raftkv.errors import RaftKVError
+
+    options = read_options(words, os.environ)
+    if options.help:
+        return _help()
+    if options.version:
+        return _version()
+    for warning in options.warnings:
+        print(f"raftkv: {warning}", file=sys.stderr)
+    from raftkv.server.main import run
+
+    try:
+        return run(options.config)
+    except RaftKVError as error:
+        raise CommandError(_one_line(str(error)), ERROR) from None
+    except OSError as error:
+        raise CommandError(_one_line(_described(error)), ERROR) from None
+
+
+def _described(error: OSError) -> str:
+    if error.filename is None:
+        return str(error.strerror or error)
+    return f"{error.filename}: {error.strerror}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _version() -> int:
+    print(f"raftkv Version: {__version__}")
+    print(f"API Version: {API_VERSION}")
+    print(f"Python Version: {platform.python_version()}")
+    return SUCCESS
+
+
+def _help() -> int:
+    from raftkv.cli import server_flags
+
+    print(USAGE)
+    print(server_flags.usage())
+    return SUCCESS
+
+
+if __name__ == "__main__":
+    sys.exit(main())
