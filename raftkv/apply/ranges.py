@@ -18,6 +18,7 @@ from raftkv.pb import kv_pb2, rpc_pb2
 _NONE: Final = rpc_pb2.RangeRequest.NONE
 _DESCEND: Final = rpc_pb2.RangeRequest.DESCEND
 _KEY: Final = rpc_pb2.RangeRequest.KEY
+_LIMIT_MAX: Final = 2**63 - 1
 
 _SORT_KEYS: Final[dict[int, Callable[[kv_pb2.KeyValue], Any]]] = {
     rpc_pb2.RangeRequest.KEY: lambda kv: kv.key,
@@ -70,7 +71,8 @@ def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:
     limit = request.limit
     order, target = request.sort_order, request.sort_target
     filtered = _is_filtered(request)
-    fetch = 0 if order != _NONE or filtered or limit <= 0 else limit + 1
+    # The largest limit has no successor in 64 bits, and cuts nothing.
+    fetch = 0 if order != _NONE or filtered or not 0 < limit < _LIMIT_MAX else limit + 1
     result = view.range(
         request.key, request.range_end, revision=request.revision, limit=fetch, count_only=request.count_only
     )
