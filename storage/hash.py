@@ -51,7 +51,7 @@ def hash_kv(backend: Backend, revision: int) -> KVHash:
         scheduled, finished = schema.read_compact_revisions(read.get)
         compacted = max(scheduled, finished)
         if revision < compacted:
-            raise CompactedError
+            raise CompactedError(compacted)
         return KVHash(_hash(read, compacted, revision, finished < compacted), compacted, revision)
     finally:
         read.close()

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 from raftkv.errors import CompactedError, FutureRevisionError, InvariantError, StorageError
 from raftkv.raft.types import ConfState
@@ -36,6 +37,7 @@ from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.writer import InlineWriter, Writer
 from raftkv.storage.compaction import KEYS_PER_STEP, Compactor
+from raftkv.storage.failpoints import failpoint
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.mvcc_range import RangePages, RangeResult, Reader, check_revision
 from raftkv.storage.mvcc_txn import WriteTxn
@@ -110,7 +112,8 @@ class Store:
             restored = scan(read)
         finally:
             read.close()
-        return cls(backend, writer or InlineWriter(), restored, operations_max, on_fatal or _raise)
+        writer = InlineWriter() if writer is None else writer
+        return cls(backend, writer, restored, operations_max, on_fatal or _raise)
 
     def _load(self, last_revision: int) -> None:
         get = self._overlay.value
@@ -314,7 +317,7 @@ class Store:
             FutureRevisionError: after the present revision.
         """
         if revision <= self.compact_revision:
-            raise CompactedError
+            raise CompactedError(self.compact_revision)
         if revision > self.revision:
             raise FutureRevisionError
         self.compact_revision = revision
@@ -342,6 +345,27 @@ class Store:
         revision = revision or self.revision
         check_revision(revision, self.revision, self.compact_revision)
         self.flush(lambda: on_ready(partial(hash_kv, self.backend, revision)))
+
+    def defragment(self, copy: Path, on_done: Callable[[BaseException | None], None]) -> None:
+        """Give free pages back to the file system: go on with a compact copy of the database.
+
+        Reads and writes go on; only commits wait, in memory, until the copy is made. Then it takes the place of the
+        database, which holds the owner for as long as it takes to open it (milliseconds).
+
+        Arguments:
+            copy: a path on the same file system, where nothing is.
+            on_done: told of the end, with the error when it failed (the database is as it was, the copy removed).
+        """
+
+        def finish(error: BaseException | None) -> None:
+            copy.unlink(missing_ok=True)
+            on_done(error)
+
+        def begin() -> None:
+            failpoint("defragBeforeCopy")
+            self._overlay.exclusive(partial(self.backend.copy_to, copy), partial(self.backend.replace, copy), finish)
+
+        self.flush(begin)
 
     def close(self) -> None:
         """Stop; what is not committed is left to the log. The backend stays open."""

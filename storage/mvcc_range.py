@@ -115,7 +115,7 @@ def check_revision(revision: int, current: int, compacted: int) -> None:
     if revision > current:
         raise FutureRevisionError
     if revision < compacted:
-        raise CompactedError
+        raise CompactedError(compacted)
 
 
 class RangePages:
@@ -140,7 +140,7 @@ class RangePages:
         if self.done:
             return []
         if self.revision < compacted:
-            raise CompactedError
+            raise CompactedError(compacted)
         kvs = self._reader.page(self.revision, self._key, self._end, keys_max, size_bytes_max)
         self._left -= len(kvs)
         if self._left:

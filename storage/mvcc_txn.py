@@ -60,7 +60,7 @@ class WriteTxn:
         "_reader",
         "_records",
         "changes",
-        "compacted",
+        "compact_revision",
         "is_open",
         "main",
     )
@@ -83,18 +83,19 @@ class WriteTxn:
         self._base = 0
         self.main = 0
         """Main revision that changes of this transaction take."""
-        self.compacted = -1
+        self.compact_revision = -1
+        """Oldest main revision that reads of this transaction may ask for."""
         self.changes: list[Change] = []
         """What was done so far, in order."""
         self.is_open = False
 
-    def open(self, main: int, compacted: int) -> None:
+    def open(self, main: int, compact_revision: int) -> None:
         """Start over at the revision ``main``. For the store only."""
         if self.is_open:
             raise InvariantError("a write transaction is open already")
         self.is_open = True
         self.main = main
-        self.compacted = compacted
+        self.compact_revision = compact_revision
         self.changes = []
         self._base = main << SUB_BITS
         self._mod_field = b""
@@ -191,10 +192,10 @@ class WriteTxn:
     ) -> RangeResult:
         """Read an interval; see ``Store.range``. The present is this transaction's."""
         current = self.revision
-        check_revision(revision, current, self.compacted if revision > 0 else -1)
         if revision <= 0 or revision == current:
             kvs, count = self._reader.latest(key, range_end, limit, count_only, keys_only)
         else:
+            check_revision(revision, current, self.compact_revision)
             kvs, count = self._reader.at(revision, key, range_end, limit, count_only, keys_only)
         return RangeResult(kvs, count, current)
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from raftkv.errors import InvariantError, SpaceError
+from raftkv.errors import InvariantError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.writer import Writer
@@ -150,7 +150,7 @@ class Overlay:
         else:
             self._on_fatal(error)
             return
-        if self._commit_again and error is None:
+        if error is None and (self._commit_again or self._waiters):
             self._commit_again = False
             self.commit()
 
@@ -199,14 +199,22 @@ class Overlay:
             if self.closed:
                 return
             if error is None:
-                self._read.close()
-                swap()
-                self._renew()
+                error = self._swap(swap)
             done(error)
             self.commit()
 
         self._busy = True
         self._writer.submit(job, finish)
+
+    def _swap(self, swap: Callable[[], None]) -> StorageError | None:
+        self._read.close()
+        try:
+            swap()
+        except StorageError as error:
+            return error
+        finally:
+            self._renew()
+        return None
 
     def close(self) -> None:
         """Stop. What was not committed is forgotten (the log has it)."""

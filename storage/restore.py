@@ -15,11 +15,12 @@ from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn
 from raftkv.storage.index import Index
 from raftkv.storage.key_index import KeyIndex
-from raftkv.storage.key_value import KeyValueView, varint
+from raftkv.storage.key_value import VALUE_HEADS, KeyValueView, varint
 from raftkv.storage.record import CorruptRecordError, unseal
-from raftkv.storage.revision import KEY_BYTES, SUB_BITS, describe, from_key, is_well_formed
+from raftkv.storage.revision import KEY_BYTES, SUB_BITS, describe, from_key
 
 _FIRST_VERSION = b"\x20\x01"
+_SMALL = len(VALUE_HEADS)
 
 
 @dataclass(slots=True)
@@ -43,10 +44,8 @@ def scan(read: ReadTxn) -> Restored:
     revision = 0
     for revision_key, record in read.items(schema.KEY):
         data = unseal(revision_key, record)
-        if not is_well_formed(revision_key):
-            raise CorruptionError(f"{revision_key.hex()} is not a revision key")
         revision = from_key(revision_key)
-        key = _key_of_plain_record(data, revision, len(revision_key))
+        key = _key_of_plain_record(data, revision >> SUB_BITS) if len(revision_key) == KEY_BYTES else None
         if key is None or key in entries:
             _restore_any(restored, revision_key, revision, data)
         else:
@@ -55,30 +54,20 @@ def scan(read: ReadTxn) -> Restored:
     return restored
 
 
-def _key_of_plain_record(data: bytes, revision: int, revision_key_bytes: int) -> bytes | None:
-    """The key, when the record is the first version of a short key and has no lease; else ``None``."""
-    if revision_key_bytes != KEY_BYTES or len(data) < 2 or data[1] > 0x7F:
+def _key_of_plain_record(data: bytes, main: int) -> bytes | None:
+    """The key, when the record is the first version of a short key and has a short value and no lease."""
+    size = data[1]
+    if size > 0x7F:
         return None
-    end = 2 + data[1]
-    main = varint(revision >> SUB_BITS)
-    expected = b"\x10" + main + b"\x18" + main + _FIRST_VERSION
-    if not data.startswith(expected, end):
-        return None
-    return data[2:end] if _ends_in_value(data, end + len(expected)) else None
-
-
-def _ends_in_value(data: bytes, position: int) -> bool:
-    """Whether nothing follows ``position`` but a value (or not even that)."""
+    end = 2 + size
+    number = varint(main)
+    middle = b"\x10" + number + b"\x18" + number + _FIRST_VERSION
+    position = end + len(middle)
     rest = len(data) - position
-    if rest == 0:
-        return True
-    if rest < 3 or data[position] != 0x2A:
-        return False
-    size = data[position + 1]
-    if size < 0x80:
-        return size == rest - 2
-    high = data[position + 2]
-    return high < 0x80 and (size & 0x7F | high << 7) == rest - 3
+    # Nothing but a value may follow: its length must be what is left after its tag and the length itself.
+    if 2 < rest < _SMALL and data.startswith(middle + VALUE_HEADS[rest - (2 if rest < 0x82 else 3)], end):
+        return data[2:end]
+    return None
 
 
 def _restore_any(restored: Restored, revision_key: bytes, revision: int, data: bytes) -> None:

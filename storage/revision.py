@@ -26,6 +26,7 @@ KEY_BYTES: Final = 17
 
 _FORM = struct.Struct(">QBQ")
 _SEPARATOR = ord("_")
+_read_form = _FORM.unpack_from
 pack_key = _FORM.pack
 """``pack_key(main, 95, sub)``: for callers on the hot path; others use ``to_key``."""
 
@@ -49,10 +50,12 @@ def to_tombstone_key(revision: int) -> bytes:
 
 def from_key(key: bytes) -> int:
     """The packed revision of a key of either length. Raises InvariantError when it is not such a key."""
-    if not is_well_formed(key):
+    if len(key) != KEY_BYTES and not is_well_formed(key):
         raise InvariantError(f"{key.hex()} is not a revision key")
-    main, _, sub = _FORM.unpack_from(key)
-    return pack(main, sub)
+    main, separator, sub = _read_form(key)
+    if separator != _SEPARATOR or sub > SUB_MASK:
+        raise InvariantError(f"{key.hex()} is not a revision key")
+    return int(main << SUB_BITS | sub)
 
 
 def is_well_formed(key: bytes) -> bool:

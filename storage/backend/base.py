@@ -77,5 +77,12 @@ class Backend(Protocol):
     def copy_to(self, path: Path) -> None:
         """Write a consistent compact copy of the last committed state to a new file, durable on return."""
 
+    def replace(self, path: Path) -> None:
+        """Go on with another database, made by ``copy_to``, moved over this one.
+
+        Raises:
+            StorageError: a read transaction or a copy is open; nothing is changed.
+        """
+
     def close(self) -> None:
         """Release everything. Read transactions must be closed before."""

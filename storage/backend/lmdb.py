@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -39,9 +41,13 @@ _META_PAGES: Final = 2
 class LMDBReadTxn:
     """One pinned state of an environment."""
 
-    def __init__(self, environment: lmdb.Environment, handles: dict[bytes, lmdb._Database]) -> None:
+    def __init__(
+        self, environment: lmdb.Environment, handles: dict[bytes, lmdb._Database], on_close: Callable[[], None]
+    ) -> None:
         self._txn = environment.begin(db=handles[schema.KEY])
         self._handles = handles
+        self._on_close = on_close
+        self._is_open = True
         self.get_record = self._txn.get  # bound here once: the hot path pays no Python frame
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
@@ -63,24 +69,32 @@ class LMDBReadTxn:
 
     def close(self) -> None:
         """See ``ReadTxn``."""
-        self._txn.abort()
+        if self._is_open:
+            self._is_open = False
+            self._txn.abort()
+            self._on_close()
 
 
 class LMDBBackend:
     """A database file. ``LMDBBackend(path)`` opens it, or makes it when absent."""
 
-    def __init__(self, path: Path, map_size_bytes: int = MAP_SIZE_BYTES) -> None:
+    def __init__(self, path: Path, map_size_bytes: int = MAP_SIZE_BYTES, *, read_only: bool = False) -> None:
         """Open or create.
 
         Arguments:
             path: the database file; its directory exists.
             map_size_bytes: upper bound of the file, reserved as address space.
+            read_only: look at a file that nobody has open, and leave no trace.
 
         Raises:
             StorageError: the file cannot be opened or is no database.
         """
         self.path = path
         self._map_size_bytes = map_size_bytes
+        self._read_only = read_only
+        self._users = 0
+        self._users_lock = threading.Lock()
+        """Held while ``_users`` changes and while the environment is exchanged."""
         self._open()
 
     def _open(self) -> None:
@@ -93,15 +107,26 @@ class LMDBBackend:
                 max_readers=READERS_MAX,
                 max_spare_txns=2,
                 mode=FILE_MODE,
+                readonly=self._read_only,
+                lock=not self._read_only,
+                create=not self._read_only,
             )
-            for name in (self.path, lock_path(self.path)):
-                name.chmod(FILE_MODE)
-            self._environment.reader_check()
-            self._handles = {name: self._environment.open_db(name) for name in schema.BUCKETS}
+            if not self._read_only:
+                for name in (self.path, lock_path(self.path)):
+                    name.chmod(FILE_MODE)
+                self._environment.reader_check()
+            self._handles = self._open_buckets()
         except (lmdb.Error, OSError) as error:
             raise StorageError(f"cannot open the database {self.path}: {error}") from error
         self._page_bytes = self._environment.stat()["psize"]
         self._measure()
+
+    def _open_buckets(self) -> dict[bytes, lmdb._Database]:
+        open_bucket = self._environment.open_db
+        if self._read_only:
+            return {name: open_bucket(name, create=False) for name in schema.BUCKETS}
+        with self._environment.begin(write=True) as txn:
+            return {name: open_bucket(name, txn=txn) for name in schema.BUCKETS}
 
     def _measure(self) -> None:
         with self._environment.begin() as txn:
@@ -112,7 +137,13 @@ class LMDBBackend:
 
     def begin_read(self) -> LMDBReadTxn:
         """See ``Backend``."""
-        return LMDBReadTxn(self._environment, self._handles)
+        with self._users_lock:
+            self._users += 1
+            return LMDBReadTxn(self._environment, self._handles, self._leave)
+
+    def _leave(self) -> None:
+        with self._users_lock:
+            self._users -= 1
 
     def commit(self, batch: WriteBatch) -> None:
         """See ``Backend``."""
@@ -161,7 +192,8 @@ class LMDBBackend:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
             try:
                 os.fchmod(descriptor, FILE_MODE)
-                self._environment.copyfd(descriptor, compact=True)
+                with closing(self.begin_read()):  # keeps ``replace`` away
+                    self._environment.copyfd(descriptor, compact=True)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -169,10 +201,14 @@ class LMDBBackend:
             raise _declared(error, path) from error
 
     def replace(self, path: Path) -> None:
-        """Take over another database file, made by ``copy_to``, under this one's name. No reader may be open."""
-        self._environment.close()
-        replace_file(path, self.path)
-        self._open()
+        """See ``Backend``."""
+        with self._users_lock:
+            if self._users:
+                raise StorageError(f"the database {self.path} is being read")
+            failpoint("defragBeforeRename")
+            self._environment.close()
+            replace_file(path, self.path)
+            self._open()
 
     def close(self) -> None:
         """See ``Backend``."""

@@ -116,6 +116,10 @@ class MemoryBackend:
         """Not for this engine: a simulation passes ``clone()``."""
         raise StorageError(f"cannot copy a database in memory to {path}")
 
+    def replace(self, path: Path) -> None:
+        """Not for this engine."""
+        raise StorageError(f"cannot replace a database in memory by {path}")
+
     def close(self) -> None:
         """Nothing to release: what was committed stays, as on a disk."""
         self.readers.clear()

@@ -1,0 +1,107 @@
+"""Snapshots: a database copied out of a running member, and one received put in its place.
+
+    sender      info = write_snapshot(store.backend, path)       any thread; writers go on
+                ... the file and ``info`` travel ...
+    receiver    install_snapshot(received, db_path, info)        the old database is closed before
+                Store.open(LMDBBackend(db_path), ...)
+
+Rules:
+
+- The copy is one consistent state, compact, and carries its own applied index, term and members: ``info`` repeats
+  them for Raft and adds size and SHA-256 for the wire.
+- Nothing is replaced by a file that is not, byte for byte, what was sent, or that says something else than ``info``.
+- Every crash leaves either the old database or the new one under the name, whole: the received file is durable before
+  the rename, the rename is durable before the function returns. A leftover received file is the caller's to delete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from raftkv.errors import CorruptionError
+from raftkv.raft.types import ConfState
+from raftkv.storage import schema
+from raftkv.storage.backend.base import Backend
+from raftkv.storage.backend.lmdb import LMDBBackend, replace_file
+from raftkv.storage.failpoints import failpoint
+
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """What a snapshot file is."""
+
+    index: int
+    """Last log entry contained."""
+    term: int
+    conf_state: ConfState
+    size_bytes: int
+    sha256: bytes
+
+
+def write_snapshot(backend: Backend, path: Path) -> SnapshotInfo:
+    """Copy the last committed state of a backend to a new file; durable on return. Runs on any thread.
+
+    Raises:
+        SpaceError, StorageError: the file could not be written; it is removed.
+    """
+    try:
+        backend.copy_to(path)
+        return describe_snapshot(path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def describe_snapshot(path: Path) -> SnapshotInfo:
+    """What a snapshot file says, and its hash.
+
+    Raises:
+        StorageError: it is no database.
+    """
+    with closing(LMDBBackend(path, read_only=True)) as backend, closing(backend.begin_read()) as read:
+        index = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
+        term = schema.decode_integer(read.get(schema.META, schema.META_TERM)) or 0
+        conf_state = schema.decode_conf_state(read.get(schema.META, schema.META_CONF_STATE))
+    return SnapshotInfo(index, term, conf_state, path.stat().st_size, _sha256(path))
+
+
+def _sha256(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.digest()
+
+
+def verify_snapshot(path: Path, info: SnapshotInfo) -> None:
+    """Refuse a file that is not exactly the one described.
+
+    Raises:
+        CorruptionError: size, hash or content differ; names the file.
+    """
+    size_bytes = path.stat().st_size
+    if size_bytes != info.size_bytes or _sha256(path) != info.sha256:
+        raise CorruptionError(f"snapshot {path} ({size_bytes} bytes) is not the one sent ({info.size_bytes} bytes)")
+    found = describe_snapshot(path)
+    if found != info:
+        raise CorruptionError(f"snapshot {path} is of entry {found.index}, announced was {info.index}")
+
+
+def install_snapshot(received: Path, target: Path, info: SnapshotInfo) -> None:
+    """Put a received database in the place of ``target``, which nobody has open.
+
+    Raises:
+        CorruptionError: the file is not the one described; nothing is changed.
+    """
+    verify_snapshot(received, info)
+    with received.open("rb") as file:
+        os.fsync(file.fileno())
+    failpoint("snapshotBeforeRename")
+    replace_file(received, target)

@@ -1,0 +1,168 @@
+"""One key's generations: the worked example as a golden script, and random histories against a plain list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftkv.errors import InvariantError
+from raftkv.storage.key_index import Found, KeyIndex
+from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, pack
+from tests.raft import golden
+
+STORIES = sorted((Path(__file__).parent / "testdata").glob("key_index_*.txt"))
+
+
+class Script:
+    """Verbs: put REV, delete REV, compact MAIN, get MAIN..., since MAIN, show."""
+
+    def __init__(self) -> None:
+        self.key_index = KeyIndex()
+
+    def execute(self, line: str) -> str:
+        verb, *arguments = line.split()
+        return str(getattr(self, f"_{verb}")(*arguments))
+
+    def _put(self, revision: str) -> str:
+        self.key_index.put(_parse(revision))
+        return ""
+
+    def _delete(self, revision: str) -> str:
+        try:
+            self.key_index.tombstone(_parse(revision))
+        except InvariantError as error:
+            return f"refused: {error}\n"
+        return ""
+
+    def _new(self) -> str:
+        self.key_index = KeyIndex()
+        return ""
+
+    def _compact(self, main: str) -> str:
+        dropped = self.key_index.compact(int(main))
+        return f"drops {' '.join(map(describe, dropped)) or 'nothing'}\n" + self._show()
+
+    def _get(self, *mains: str) -> str:
+        return "".join(f"at {main}: {_words(self.key_index.get(int(main)))}\n" for main in mains)
+
+    def _since(self, main: str) -> str:
+        return " ".join(_text(revision) for revision in self.key_index.since(int(main))) + "\n"
+
+    def _show(self) -> str:
+        if self.key_index.is_empty():
+            return "empty\n"
+        out = ""
+        for number, closed in enumerate(self.key_index.closed, 1):
+            texts = [_text(revision) for revision in closed.revisions]
+            out += f"closed {number}: created {closed.created} version {closed.version}: {' '.join(texts)}(t)\n"
+        if self.key_index.revisions:
+            texts = [_text(revision) for revision in self.key_index.revisions]
+            out += f"open: created {self.key_index.created} version {self.key_index.version}: {' '.join(texts)}\n"
+        return out
+
+
+def _parse(text: str) -> int:
+    main, _, sub = text.partition(".")
+    return pack(int(main), int(sub or 0))
+
+
+def _text(revision: int) -> str:
+    return f"{revision >> SUB_BITS}.{revision & 0xFFFFFF}"
+
+
+def _words(found: Found | None) -> str:
+    return "none" if found is None else f"{_text(found.modified)} created {found.created} version {found.version}"
+
+
+@pytest.mark.parametrize("path", STORIES, ids=[path.stem for path in STORIES])
+def test_story(path: Path, rewrite: bool) -> None:
+    golden.run(path, Script().execute, rewrite)
+
+
+def test_there_are_stories() -> None:
+    assert len(STORIES) >= 2
+
+
+class ListModel:
+    """The history as a list of (packed revision, whether a put); everything is a search through it."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[int, bool]] = []
+        self.compacted = -1
+
+    def is_live(self) -> bool:
+        return bool(self.changes) and self.changes[-1][1]
+
+    def get(self, main: int) -> tuple[int, int, int] | None:
+        created, version, modified = 0, 0, 0
+        for revision, is_put in self.changes:
+            if revision >> SUB_BITS > main:
+                break
+            created, version = (created or revision >> SUB_BITS, version + 1) if is_put else (0, 0)
+            modified = revision
+        return (modified, created, version) if version else None
+
+    def kept(self, main: int) -> set[int]:
+        """What a compaction keeps: all after it, the state at it, a tombstone exactly at it."""
+        later = {revision for revision, _ in self.changes if revision >> SUB_BITS > main}
+        state = self.get(main)
+        last = [(revision, is_put) for revision, is_put in self.changes if revision >> SUB_BITS <= main][-1:]
+        at = {revision for revision, is_put in last if not is_put and revision >> SUB_BITS == main}
+        return later | ({state[0]} if state else set()) | at
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 3)), min_size=1, max_size=14),
+    st.lists(st.integers(0, 3), max_size=4),
+    st.lists(st.booleans(), max_size=8),
+)
+def test_random_histories(steps: list[tuple[bool, int]], compactions: list[int], later: list[bool]) -> None:
+    key_index, model = KeyIndex(), ListModel()
+    main = 1
+    for wants_put, advance in steps:
+        main += advance
+        _change(key_index, model, main, wants_put)
+    present = {revision for revision, _ in model.changes}
+    compacted = 0
+    for step in compactions:
+        compacted = min(compacted + step, main)
+        dropped = {from_key(key) for key in key_index.compact(compacted)}
+        assert dropped == present - model.kept(compacted), compacted
+        present -= dropped
+        assert key_index.is_empty() == (not present)
+    for wants_put in later:
+        main += 1
+        _change(key_index, model, main, wants_put)
+    for at in range(compacted, main + 1):
+        assert key_index.get(at) == model.get(at)
+    assert key_index.is_live() == model.is_live()
+
+
+def _change(key_index: KeyIndex, model: ListModel, main: int, wants_put: bool) -> None:
+    is_put = wants_put or not model.is_live()
+    revision = pack(main, 0)
+    model.changes.append((revision, is_put))
+    if is_put:
+        key_index.put(revision)
+    else:
+        key_index.tombstone(revision)
+
+
+def test_dropped_tombstones_are_marked() -> None:
+    key_index = KeyIndex()
+    key_index.put(pack(1, 0))
+    key_index.tombstone(pack(2, 5))
+    assert [is_tombstone(key) for key in key_index.compact(3)] == [False, True]
+
+
+def test_history_does_not_go_back() -> None:
+    key_index = KeyIndex()
+    key_index.put(pack(3, 1))
+    for revision in (pack(3, 1), pack(3, 0), pack(2, 9)):
+        with pytest.raises(InvariantError):
+            key_index.put(revision)
+        with pytest.raises(InvariantError):
+            key_index.tombstone(revision)

@@ -1,0 +1,74 @@
+"""The hand-written KeyValue codec against protobuf's own, and the seal over it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftkv.errors import CorruptionError
+from raftkv.pb import kv_pb2
+from raftkv.storage.key_value import KeyValueView, encode, encode_tombstone, varint
+from raftkv.storage.record import CorruptRecordError, seal, unseal
+from raftkv.storage.revision import pack, to_key
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+REVISIONS = st.one_of(st.integers(0, 300), st.integers(0, 2**63 - 1))
+SIZED = st.one_of(st.binary(max_size=300), st.integers(120, 1100).map(lambda size: b"x" * size))
+
+
+@given(SIZED, REVISIONS, REVISIONS, REVISIONS, SIZED, st.one_of(st.just(0), INT64))
+def test_encoding_is_protobuf_s_canonical_one(
+    key: bytes, create: int, mod: int, version: int, value: bytes, lease: int
+) -> None:
+    if not key:
+        key = b"k"
+    message = kv_pb2.KeyValue(
+        key=key, create_revision=create, mod_revision=mod, version=version, value=value, lease=lease
+    )
+    data = encode(key, create, mod, version, value, lease)
+    assert data == message.SerializeToString(deterministic=True)
+    view = KeyValueView(data)
+    assert (view.key, view.create_revision, view.mod_revision) == (key, create, mod)
+    assert (view.version, view.value, view.lease) == (version, value, lease)
+    message.ClearField("value")
+    assert view.without_value() == message.SerializeToString(deterministic=True)
+
+
+@given(st.binary(min_size=1, max_size=2000))
+def test_tombstone_is_the_key_alone(key: bytes) -> None:
+    assert encode_tombstone(key) == kv_pb2.KeyValue(key=key).SerializeToString()
+
+
+@pytest.mark.parametrize("bits", range(64))
+def test_varint_at_every_size(bits: int) -> None:
+    for number in (2**bits - 1, 2**bits, 2**bits + 1):
+        expected = kv_pb2.KeyValue(version=number).SerializeToString() if number < 2**63 else None
+        assert expected is None or number == 0 or varint(number) == expected[1:]
+
+
+@pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x05abc", b"\x10\x80", b"\x38\x01", b"\x12\x00", b"\x2a\x7f"])
+def test_what_is_no_key_value_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        KeyValueView(data)
+
+
+@given(st.binary(min_size=1, max_size=60), st.data())
+def test_every_flipped_bit_breaks_the_seal(data: bytes, draw: st.DataObject) -> None:
+    key = to_key(pack(7, 3))
+    record = bytearray(seal(key, data))
+    assert unseal(key, bytes(record)) == data
+    bit = draw.draw(st.integers(0, len(record) * 8 - 1))
+    record[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptRecordError, match=r"7\.3"):
+        unseal(key, bytes(record))
+
+
+def test_a_record_belongs_to_its_revision() -> None:
+    record = seal(to_key(pack(7, 3)), b"data")
+    with pytest.raises(CorruptRecordError, match=r"7\.4 is corrupt"):
+        unseal(to_key(pack(7, 4)), record)
+    with pytest.raises(CorruptRecordError, match=r"7\.3 is missing"):
+        unseal(to_key(pack(7, 3)), None)
+    with pytest.raises(CorruptRecordError, match="is corrupt"):
+        unseal(to_key(pack(7, 3)), record[:3])
