@@ -43,6 +43,7 @@ class Options:
     faults and time_s: the run ends after so many faults or so long, whichever is first; None is no limit.
     rate: operations per second wanted of all clients together. timeout_s: of one request.
     quiet_every: faults between quiet points. acked_min: fewer acknowledged writes fail the run.
+    read_back_s: how long each read of the store at the end may be retried.
     client_class: how clients are made; tests put liars here, to see them caught.
     """
 
@@ -57,6 +58,7 @@ class Options:
     timeout_s: float = 0.5
     quiet_every: int = 10
     acked_min: int = 100
+    read_back_s: float = 60.0
     runs: Path = RUNS
     keep: bool = False
     client_class: ClientClass = Client
@@ -168,7 +170,8 @@ class _Run:
     async def _read_back(self, probe: Probe) -> Any:
         reader = StoreReader(probe)
         try:
-            await reader.read_up_to(await probe.revision(), self._recorder.operations)
+            last = await probe.revision(self._options.read_back_s)
+            await reader.read_up_to(last, self._recorder.operations)
         except ProbeError as error:
             self._recorder.event("unhealthy", why=f"the store could not be read back: {error}")
         return reader.record

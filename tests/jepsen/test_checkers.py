@@ -296,6 +296,11 @@ def test_an_unseen_lost_put_may_explain_a_blind_failure() -> None:
     assert linear.check(story.history()) == []
 
 
+def test_lost_puts_of_one_value_are_not_left_out() -> None:
+    story = Story(Put("k", "a")).lost(Put("k", "a"), 0, 1).lost(Put("k", "a"), 0, 1).read("k", 2, 2, 3)
+    assert linear.check(story.history()) == []
+
+
 def added(number: int, kind: str = "ok") -> Operation:
     """The put of one element of a set."""
     story = Story()

@@ -1,0 +1,151 @@
+"""The whole harness on real etcd 3.5.1: a sound cluster passes, and each planted lie or loss is caught.
+
+A judge that never says no proves nothing. Here clients lie about what they did, or the data of a member is destroyed,
+while everything else is as in a storm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jepsen.client import Client
+from jepsen.db import ROOT, Settings
+from jepsen.history import Operation
+from jepsen.ops import Put, PutResult, Range
+from jepsen.outcome import Failure
+from jepsen.runner import RUNS, Options, Report, run
+
+ETCD = Settings(system="etcd", size=1, heartbeat_ms=20, election_ms=200)
+
+
+def run_quietly(**options: Any) -> Report:
+    """One run on a cluster of one without faults, short, the folder removed whatever the verdict."""
+    defaults = {"settings": ETCD, "nemesis": "", "time_s": 1.0, "acked_min": 50, "seed": 5}
+    return asyncio.run(run(Options(**(defaults | options))))
+
+
+def rules(report: Report) -> set[str]:
+    """Names of everything found."""
+    return {violation.rule for found in report.verdict.violations.values() for violation in found}
+
+
+class SometimesLiar(Client):
+    """Honest but for every fourth put."""
+
+    _puts = 0
+
+    async def _send(self, operation: Operation) -> None:
+        if isinstance(operation.request, Put):
+            self._puts += 1
+            if self._puts % 4 == 0:
+                await self._lie(operation)
+                return
+        await super()._send(operation)
+
+    async def _lie(self, operation: Operation) -> None:
+        raise NotImplementedError
+
+
+class AcknowledgesUnsent(SometimesLiar):
+    """Says that a put was done, at the next revision, and never sends it: an acknowledged write is lost."""
+
+    async def _lie(self, operation: Operation) -> None:
+        operation.result, operation.rev, operation.by = PutResult(), self.last_rev + 1, 1
+
+
+class SendsTwice(SometimesLiar):
+    """Sends a put two times: what a retry in the wrong place does."""
+
+    async def _lie(self, operation: Operation) -> None:
+        await super()._send(operation)
+        await super()._send(operation)
+
+
+class DeniesDone(SometimesLiar):
+    """Does a put and says that it certainly did not happen."""
+
+    async def _lie(self, operation: Operation) -> None:
+        await super()._send(operation)
+        operation.result, operation.rev = None, 0
+        operation.failure = Failure("INVALID_ARGUMENT", "etcdserver: key not found", definite=True)
+
+
+class RemembersReads(Client):
+    """Answers every read of a key as it first did: stale reads."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._first: dict[Range, Operation] = {}
+
+    async def _send(self, operation: Operation) -> None:
+        request = operation.request
+        known = self._first.get(request) if isinstance(request, Range) and not request.end else None
+        if known is not None:
+            operation.result, operation.rev, operation.by = known.result, known.rev, known.by
+            return
+        await super()._send(operation)
+        if isinstance(request, Range) and operation.result is not None:
+            self._first[request] = dataclasses.replace(operation)
+
+
+class LiesAboutRevisions(Client):
+    """Says that reads saw the newest revision, whatever they saw: for the search, which believes values only."""
+
+    async def _send(self, operation: Operation) -> None:
+        await super()._send(operation)
+        if isinstance(operation.request, Put):
+            operation.rev += 1
+
+
+@pytest.mark.parametrize(
+    ("liar", "expected"),
+    [
+        (AcknowledgesUnsent, "duplicate revision"),
+        (SendsTwice, "applied twice"),
+        (DeniesDone, "refused but done"),
+        (RemembersReads, "real time"),
+        (LiesAboutRevisions, "wrong write"),
+    ],
+)
+@pytest.mark.parametrize("workload", ["register"])
+def test_a_lie_is_caught(liar: type[Client], expected: str, workload: str, tmp_runs: Path) -> None:
+    report = run_quietly(client_class=liar, workload=workload, runs=tmp_runs)
+    assert expected in rules(report)
+    assert (report.folder / "history.jsonl").exists()
+
+
+def test_search_and_set_judges_catch_on_their_own(tmp_runs: Path) -> None:
+    stale = run_quietly(client_class=RemembersReads, workload="register", runs=tmp_runs)
+    assert stale.verdict.violations["linear"]
+    lost = run_quietly(client_class=AcknowledgesUnsent, workload="set", runs=tmp_runs)
+    assert {violation.rule for violation in lost.verdict.violations["set"]} == {"lost element"}
+
+
+def test_destroyed_data_is_caught(tmp_runs: Path) -> None:
+    report = run_quietly(nemesis="wipe", faults=1, time_s=None, workload="mixed", runs=tmp_runs)
+    assert {"duplicate revision", "not linearizable"} <= rules(report)
+
+
+def test_a_cluster_that_never_comes_up_fails(tmp_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jepsen.runner.LIVE_S", 0.5)
+    settings = dataclasses.replace(ETCD, flags=("--no-such-flag",))
+    report = run_quietly(settings=settings, runs=tmp_runs, read_back_s=1.0)
+    assert {"not live", "too little load"} <= rules(report)
+
+
+@pytest.mark.parametrize("workload", ["mixed", "append"])
+def test_etcd_under_kills_passes(workload: str, tmp_runs: Path) -> None:
+    settings = dataclasses.replace(ETCD, size=3)
+    report = run_quietly(settings=settings, nemesis="kill", faults=5, time_s=None, workload=workload, runs=tmp_runs)
+    assert report.verdict.lines() == []
+    assert report.figures["kills"] == 8
+    assert not report.folder.exists()
+
+
+def test_runs_are_kept_on_disk_in_the_repository() -> None:
+    assert RUNS.is_relative_to(ROOT)
