@@ -1,0 +1,227 @@
+"""Closed-loop load on any etcd v3 endpoints: so many clients, each with one call under way.
+
+Owns the making of requests and the counting of answers. A client here is a callback that starts its next call when
+the last one is answered, without a task of its own: the generator shares the machine with what it measures, and what
+it costs is taken from the server.
+
+    load = Load(endpoints, clients=100, connections=10)
+    result = await load.run(puts(key_size=8, value_size=256), total=10_000)
+    result.rate, result.percentile_s(99), result.errors
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from raftkv.client import ClientOptions, methods
+from raftkv.client.endpoints import parse_endpoints
+from raftkv.client.transport import Transport, open_transport
+from raftkv.pb import rpc_pb2
+
+Request = tuple[str, bytes]
+"""Path of the method and bytes of the request."""
+
+CALL_TIMEOUT_S: Final = 30.0
+
+
+@dataclass
+class Result:
+    """What a run measured.
+
+    Attributes:
+        latencies_s: of the successful calls, sorted.
+        seconds: length of the run.
+        errors: texts of failures, counted.
+    """
+
+    latencies_s: list[float]
+    seconds: float
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rate(self) -> float:
+        """Successful calls per second."""
+        return len(self.latencies_s) / self.seconds if self.seconds else 0.0
+
+    def percentile_s(self, percent: float) -> float:
+        """Latency below which so many per cent of the calls stayed; 0 without calls."""
+        if not self.latencies_s:
+            return 0.0
+        return self.latencies_s[min(len(self.latencies_s) - 1, int(len(self.latencies_s) * percent / 100))]
+
+    def summary(self) -> dict[str, Any]:
+        """Rate, latencies in milliseconds and errors, for programs."""
+        return {
+            "rate": round(self.rate, 1),
+            "calls": len(self.latencies_s),
+            "seconds": round(self.seconds, 3),
+            **{f"p{percent}_ms": round(self.percentile_s(percent) * 1000, 3) for percent in (50, 90, 99)},
+            "errors": dict(self.errors),
+        }
+
+
+def _keys(size: int, space: int, sequential: bool, rng: random.Random) -> Iterator[bytes]:
+    number = -1
+    while True:
+        number = (number + 1) % space if sequential else rng.randrange(space)
+        # The number comes last, so that keys are spread evenly whatever their size.
+        yield number.to_bytes(max(8, size), "big")[-size:]
+
+
+def puts(*, key_size: int, value_size: int, key_space: int, sequential: bool, seed: int) -> Iterator[Request]:
+    """Puts of random bytes."""
+    rng = random.Random(seed)
+    values = [rng.randbytes(value_size) for _ in range(64)]
+    for key in _keys(key_size, key_space, sequential, rng):
+        request = rpc_pb2.PutRequest(key=key, value=values[key[-1] & 63])
+        yield methods.PUT.path, request.SerializeToString()
+
+
+def ranges(*, keys: Sequence[bytes], range_end: bytes, limit: int, serializable: bool) -> Iterator[Request]:
+    """Reads of the given keys, in turn."""
+    requests = [
+        rpc_pb2.RangeRequest(key=key, range_end=range_end, limit=limit, serializable=serializable).SerializeToString()
+        for key in keys
+    ]
+    while True:
+        for request in requests:
+            yield methods.RANGE.path, request
+
+
+def txns(*, key_size: int, value_size: int, key_space: int, operations: int, seed: int) -> Iterator[Request]:
+    """Txns of puts to different keys, without a compare, as etcd's own benchmark makes them."""
+    rng = random.Random(seed)
+    value = rng.randbytes(value_size)
+    keys = _keys(key_size, key_space, True, rng)
+    while True:
+        success = [
+            rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=next(keys), value=value)) for _ in range(operations)
+        ]
+        yield methods.TXN.path, rpc_pb2.TxnRequest(success=success).SerializeToString()
+
+
+def mixed(reads: Iterator[Request], writes: Iterator[Request], read_share: float, seed: int) -> Iterator[Request]:
+    """Reads and writes, at random."""
+    rng = random.Random(seed)
+    while True:
+        yield next(reads if rng.random() < read_share else writes)
+
+
+class Load:
+    """Clients on connections.
+
+    Arguments:
+        endpoints: connections are spread over them in turn.
+        clients: calls under way at a time.
+        connections: shared by the clients.
+        options: how to connect.
+        on_progress: told now and then how many calls are answered.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        clients: int,
+        connections: int,
+        options: ClientOptions | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self._endpoints = parse_endpoints(endpoints)
+        self._clients = clients
+        self._connections = connections
+        self._options = options or ClientOptions()
+        self._on_progress = on_progress
+
+    async def run(self, requests: Iterator[Request], *, total: int) -> Result:
+        """Make ``total`` calls and measure them."""
+        transports = [
+            open_transport(self._endpoints[number % len(self._endpoints)], self._options)
+            for number in range(self._connections)
+        ]
+        try:
+            await _connect(transports)
+            return await self._measure(transports, requests, total)
+        finally:
+            await asyncio.gather(*(transport.close() for transport in transports))
+
+    async def _measure(self, transports: list[Transport], requests: Iterator[Request], total: int) -> Result:
+        run = _Run(requests, total, self._on_progress)
+        gc.collect()
+        gc.freeze()
+        started = time.perf_counter()
+        for number in range(min(self._clients, total)):
+            _Caller(run, transports[number % len(transports)]).start()
+        await run.finished
+        seconds = time.perf_counter() - started
+        return Result(sorted(run.latencies_s), seconds, run.errors)
+
+
+async def _connect(transports: list[Transport]) -> None:
+    """Open every connection before the clock runs."""
+    request = rpc_pb2.StatusRequest().SerializeToString()
+    await asyncio.gather(*(transport.unary(methods.STATUS.path, request, 10.0) for transport in transports))
+
+
+class _Run:
+    """The calls of one run: what is left to do and what came of the rest."""
+
+    def __init__(self, requests: Iterator[Request], total: int, on_progress: Callable[[int], None] | None) -> None:
+        self.requests = requests
+        self.left = total
+        self.open = 0
+        self.latencies_s: list[float] = []
+        self.errors: Counter[str] = Counter()
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_progress = on_progress
+        self.report_every = max(1, total // 100)
+
+    def ended(self) -> None:
+        """One call is over."""
+        answered = len(self.latencies_s)
+        if self.on_progress is not None and answered % self.report_every == 0:
+            self.on_progress(answered)
+        if self.left == 0 and self.open == 0 and not self.finished.done():
+            self.finished.set_result(None)
+
+
+class _Caller:
+    """One client."""
+
+    __slots__ = ("run", "started_at", "transport")
+
+    def __init__(self, run: _Run, transport: Transport) -> None:
+        self.run = run
+        self.transport = transport
+        self.started_at = 0.0
+
+    def start(self) -> None:
+        """Make the next call, if any is left."""
+        run = self.run
+        if run.left == 0:
+            return
+        run.left -= 1
+        run.open += 1
+        path, message = next(run.requests)
+        self.started_at = time.perf_counter()
+        future: Any = self.transport.unary(path, message, CALL_TIMEOUT_S)
+        future.add_done_callback(self.answered)
+
+    def answered(self, future: asyncio.Future[bytes]) -> None:
+        """Count the answer and go on."""
+        run = self.run
+        run.open -= 1
+        error = future.exception()
+        if error is None:
+            run.latencies_s.append(time.perf_counter() - self.started_at)
+        else:
+            run.errors[str(error)] += 1
+        self.start()
+        run.ended()

