@@ -26,7 +26,7 @@ PUT_OVERHEAD_BYTES: Final = 256
 """What the quota charges for a write beside its bytes (etcd: kvOverhead)."""
 
 DISK_RESERVE_BYTES: Final = 80 * 1024 * 1024
-"""Free disk below which writes are refused: room for log segments, a database commit, and the deletes that free space."""
+"""Free disk below which writes are refused: room for the log, a database commit, and deletes that free space."""
 
 
 class Admission:

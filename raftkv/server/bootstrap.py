@@ -95,7 +95,7 @@ def _check_new(config: ServerConfig) -> None:
     config.check_bootstrap()
     if config.initial_cluster_state != "new":
         raise ConfigError(
-            f"--initial-cluster-state={config.initial_cluster_state}: there is no data of a member in {config.data_dir}, "
+            f"--initial-cluster-state={config.initial_cluster_state}: no data of a member in {config.data_dir}, "
             "and joining a running cluster is not supported yet"
         )
 
@@ -111,7 +111,7 @@ def _begin(config: ServerConfig, wal_dir: str, snapshots: Path) -> None:
                 f"the write-ahead log in {wal_dir} is missing, but {backend.path} holds entries up to "
                 f"{store.applied_index}: bring the log back, or remove both"
             )
-        members = [rpc_pb2.Member(ID=id, name=name, peerURLs=urls) for id, (name, urls) in founders.items()]
+        members = [rpc_pb2.Member(ID=key, name=name, peerURLs=urls) for key, (name, urls) in founders.items()]
         Membership(store, schema.MEMBERS).bootstrap(members)
         store.set_conf_state(ConfState(voters=tuple(sorted(founders))))
         store.commit()

@@ -63,7 +63,7 @@ class Batch:
 
 
 class Mark(Batch):
-    """A marker that everything up to ``meta`` is durable in the database, and the release of what that dispenses with."""
+    """A marker that everything up to ``meta`` is durable in the database; the log before it is released."""
 
     __slots__ = ("meta",)
 

@@ -80,9 +80,11 @@ class PendingRead:
         self.execute = execute
 
     def ready(self) -> None:
+        """Serve it."""
         self.execute(self.call, self.request)
 
     def fail(self, error: errors.StatusError) -> None:
+        """Tell the client that it cannot be served."""
         fail(self.call, error)
 
 

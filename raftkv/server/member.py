@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from ssl import SSLContext
 from typing import Final
 
 from raftkv import cluster_id
