@@ -190,6 +190,9 @@ class Progress:
             self.next = self.match + 1
             self.sent_commit = min(self.sent_commit, self.next - 1)
             return True
+        # Answers a probe from before the snapshot left.
+        if self.state is SNAPSHOT:
+            return False
         # Only one probe is on its way at a time; an answer to another one is stale.
         if self.next - 1 != rejected:
             return False

@@ -1,0 +1,325 @@
+"""The judge that looks after every event: R1-R9 of the reliability bar, each as a few cheap comparisons.
+
+Owns what has been true so far: a ledger of every entry ever written by anyone, of what is committed, of the state
+after each index and of the membership at each index. Because the ledgers are global, a check costs O(1) per changed
+thing instead of comparing members pairwise:
+
+    R1  one leader (one *incarnation* of one member) per term
+    R2  an (index, term) has one content and one predecessor: with induction, log matching
+    R3  a new leader of term T holds the newest entry that was committed in a term below T
+    R4  one entry per committed index; one state digest per applied index (also K9: a double apply changes it)
+    R5  term, commit and applied never go back; after a restart not behind what was durable
+    R6  what a message promises is durable on its sender; what is committed is durable on a quorum
+    R7  a leader's commit index stands on an entry of its own term
+    R8  with PreVote a tick raises no term; with CheckQuorum a leader that hears no quorum is gone in time
+    R9  learners and strangers neither campaign nor lead; a membership step keeps old and new quorums overlapping
+
+It stands apart from the faults and touches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from raftkv.raft import InvariantError, invariants
+from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType, Ready, StateRole
+
+from .history import ViolationError
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+    from .member import Member
+
+_LEADER_KINDS = frozenset((MessageType.APPEND, MessageType.HEARTBEAT, MessageType.SNAPSHOT, MessageType.TIMEOUT_NOW))
+_CAMPAIGN_ROLES = frozenset((StateRole.LEADER, StateRole.CANDIDATE, StateRole.PRE_CANDIDATE))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was last seen of one incarnation of one member."""
+
+    term: int = 0
+    commit: int = 0
+    applied: int = 0
+    role: StateRole = StateRole.FOLLOWER
+    ticks: int = 0
+    heard: dict[int, int] = field(default_factory=dict)
+    heard_default: int = 0
+    invariants: invariants.Checker | None = None
+
+
+@dataclass(slots=True)
+class _Durable:
+    """The most that has been durable on one disk."""
+
+    term: int = 0
+    commit: int = 0
+    applied: int = 0
+
+
+def is_quorum(conf: ConfState, ids: Collection[int]) -> bool:
+    """Whether ``ids`` holds a majority of the voters, of both halves in joint consensus."""
+    return all(
+        2 * sum(1 for voter in half if voter in ids) > len(half) for half in (conf.voters, conf.voters_outgoing) if half
+    )
+
+
+class Checkers:
+    """Raises ``ViolationError`` at the first event after which a property does not hold."""
+
+    def __init__(self, cluster: Cluster, disabled: frozenset[str] = frozenset()) -> None:
+        self._cluster = cluster
+        self._disabled = disabled
+        self._seen: dict[int, _Seen] = {}
+        self._durable: dict[int, _Durable] = {}
+        self._leaders: dict[int, tuple[int, int]] = {}
+        self._entries: dict[tuple[int, int], tuple[int | None, EntryType, bytes]] = {}
+        self._committed: dict[int, int] = {}
+        self._committed_in_term: dict[int, int] = {}
+        self._states: dict[int, tuple[bytes, int]] = {}
+        self._confs: dict[int, ConfState] = {}
+        self.log_data: dict[int, bytes] = {}
+        self.checks_count = 0
+        self.leaders_count = 0
+        self.conf_changes_count = 0
+
+    def _fail(self, property_id: str, text: str) -> None:
+        if property_id not in self._disabled:
+            raise ViolationError(property_id, f"{text} (at {self._cluster.scheduler.now_us} us)")
+
+    # -- a member starts ------------------------------------------------------------------------------------
+
+    def started(self, member: Member) -> None:
+        """A member came up: it must remember at least what was durable (R5)."""
+        raft = member.core
+        durable = self._durable.setdefault(member.id, _Durable())
+        for name, now, before in (
+            ("term", raft.term, durable.term),
+            ("commit", raft.log.committed, durable.commit),
+            ("applied", member.machine.applied_index, durable.applied),
+        ):
+            if now < before:
+                self._fail("R5", f"{member.id} restarted with {name} {now}, {before} was durable")
+        commit = member.machine.applied_index
+        self._seen[member.id] = _Seen(raft.term, commit, commit, invariants=invariants.Checker(raft))
+        self._check_state(member)
+        self.after_event(member)
+
+    # -- after every event ----------------------------------------------------------------------------------
+
+    def after_event(self, member: Member) -> None:
+        """Everything that can be seen from outside one member after it has handled something."""
+        if member.node is None:
+            return
+        self.checks_count += 1
+        seen, raft = self._seen[member.id], member.core
+        self._check_invariants(seen)
+        term, commit, role = raft.term, raft.log.committed, raft.role
+        if term < seen.term or commit < seen.commit:
+            self._fail("R5", f"{member.id} went back from {seen.term}/{seen.commit} to {term}/{commit}")
+        if role is StateRole.LEADER and (seen.role is not role or seen.term != term):
+            self._became_leader(member, term)
+        if role in _CAMPAIGN_ROLES:
+            self._check_may_campaign(member, role)
+        seen.term, seen.role = term, role
+        if commit > seen.commit:
+            self._committed_more(member, seen, commit, role)
+        self._note_durable(member)
+
+    def _check_invariants(self, seen: _Seen) -> None:
+        try:
+            if seen.invariants is not None:
+                seen.invariants.check()
+        except InvariantError as error:
+            self._fail("invariants", str(error))
+
+    def _note_durable(self, member: Member) -> None:
+        durable, disk = self._durable[member.id], member.disk
+        hard_state = disk.log.hard_state
+        durable.term = max(durable.term, hard_state.term)
+        durable.commit = max(durable.commit, hard_state.commit)
+        if disk.image is not None:
+            durable.applied = max(durable.applied, disk.image.applied_index)
+
+    def _became_leader(self, member: Member, term: int) -> None:
+        me = (member.id, member.incarnation)
+        other = self._leaders.setdefault(term, me)
+        self.leaders_count += other is me
+        if other != me:
+            self._fail("R1", f"term {term} has two leaders (member, incarnation): {other} and {me}")
+        seen = self._seen[member.id]
+        seen.heard.clear()
+        seen.heard_default = seen.ticks
+        index = max((i for t, i in self._committed_in_term.items() if t < term), default=0)
+        if index and self._term(member, index) not in (self._committed[index], None):
+            self._fail("R3", f"leader {member.id} of term {term} lacks the committed entry {index}")
+        if index > member.last_index():
+            self._fail("R3", f"leader {member.id} of term {term} ends before the committed entry {index}")
+
+    def _check_may_campaign(self, member: Member, role: StateRole) -> None:
+        conf = member.machine.conf_state
+        if member.id not in conf.voters and member.id not in conf.voters_outgoing:
+            self._fail("R9", f"{member.id} is {role.name}, but no voter of {conf}")
+
+    def _term(self, member: Member, index: int) -> int | None:
+        """The term of an entry in the member's log, None where it is compacted or absent."""
+        return member.term_at(index)
+
+    def _committed_more(self, member: Member, seen: _Seen, commit: int, role: StateRole) -> None:
+        term_at_commit = self._term(member, commit)
+        if role is StateRole.LEADER:
+            self._check_commit_of_leader(member, commit, term_at_commit)
+        for index in range(seen.commit + 1, commit + 1):
+            term = self._term(member, index)
+            if term is not None and self._committed.setdefault(index, term) != term:
+                known = self._committed[index]
+                self._fail("R4", f"{member.id} commits {index} of term {term}, committed was term {known}")
+        seen.commit = commit
+
+    def _check_commit_of_leader(self, member: Member, commit: int, term: int | None) -> None:
+        if term != member.core.term:
+            self._fail("R7", f"leader {member.id} of term {member.core.term} commits {commit} of term {term}")
+        if term is None:
+            return
+        holders = [other.id for other in self._cluster.members.values() if self._holds(other, commit, term)]
+        conf = member.machine.conf_state
+        if not is_quorum(conf, holders):
+            self._fail("R6", f"{member.id} commits {commit}, durable only on {holders} of {conf}")
+        previous = self._committed_in_term.get(term, 0)
+        self._committed_in_term[term] = max(previous, commit)
+
+    @staticmethod
+    def _holds(member: Member, index: int, term: int) -> bool:
+        log = member.disk.log
+        return log.snapshot.index >= index or log.term(index) == term
+
+    # -- entries, application, membership -------------------------------------------------------------------
+
+    def ready(self, member: Member, ready: Ready) -> None:
+        """New entries enter the ledger (R2); a leader has one membership change under way at most (R9)."""
+        if member.is_leader():
+            self._check_one_conf_change(member, ready)
+        previous_term = self._term(member, ready.entries[0].index - 1) if ready.entries else None
+        for entry in ready.entries:
+            content = (previous_term, entry.type, entry.data)
+            known = self._entries.setdefault((entry.index, entry.term), content)
+            same_before = None in (known[0], previous_term) or known[0] == previous_term
+            if known[1:] != content[1:] or not same_before:
+                self._fail("R2", f"{member.id} has {entry} after term {previous_term}, elsewhere {known}")
+            previous_term = entry.term
+
+    def _check_one_conf_change(self, member: Member, ready: Ready) -> None:
+        for entry in ready.entries:
+            if entry.type is EntryType.NORMAL or entry.term != member.term:
+                continue
+            log = member.core.log
+            for earlier in log.entries(member.machine.applied_index + 1, entry.index, 1 << 40):
+                if earlier.type is not EntryType.NORMAL:
+                    self._fail("R9", f"{member.id} appends {entry} while {earlier} is not applied")
+
+    def applied(self, member: Member, entry: Entry) -> None:
+        """An entry was applied: contiguous (R5), only what is committed, and the same as everywhere (R4)."""
+        seen = self._seen[member.id]
+        if entry.index != seen.applied + 1:
+            self._fail("R5", f"{member.id} applies {entry.index} after {seen.applied}")
+        if entry.index > member.core.log.committed:
+            self._fail("R4", f"{member.id} applies {entry.index}, which it has not committed")
+        if not self._holds(member, entry.index, entry.term):
+            self._fail("K4", f"{member.id} applies {entry.index} before it is durable there")
+        self.log_data.setdefault(entry.index, entry.data if entry.type is EntryType.NORMAL else b"")
+        if entry.type is not EntryType.NORMAL:
+            self._check_conf(member, entry.index)
+        self._check_state(member)
+
+    def installed(self, member: Member) -> None:
+        """A snapshot replaced the state."""
+        if member.machine.applied_index < self._seen[member.id].applied:
+            self._fail("R5", f"{member.id} installed a snapshot older than its state")
+        self._check_state(member)
+
+    def _check_state(self, member: Member) -> None:
+        machine = member.machine
+        self._seen[member.id].applied = machine.applied_index
+        state = (machine.digest, machine.revision)
+        if self._states.setdefault(machine.applied_index, state) != state:
+            self._fail("R4", f"{member.id} has another state than others at index {machine.applied_index}")
+
+    def _check_conf(self, member: Member, index: int) -> None:
+        seen = self._seen[member.id]
+        seen.heard.clear()
+        seen.heard_default = seen.ticks
+        conf = member.machine.conf_state
+        if index in self._confs:
+            if self._confs[index] != conf:
+                self._fail("R9", f"{member.id} has {conf} at {index}, others {self._confs[index]}")
+            return
+        before = self._confs[max((i for i in self._confs if i < index), default=0)]
+        self._confs[index] = conf
+        self.conf_changes_count += 1
+        if not _overlaps(before, conf):
+            self._fail("R9", f"from {before} to {conf} two majorities need not overlap")
+
+    def bootstrapped(self, conf: ConfState) -> None:
+        """The membership that the cluster starts with."""
+        self._confs[0] = conf
+
+    # -- messages -------------------------------------------------------------------------------------------
+
+    def sent(self, member: Member, message: Message) -> None:
+        """R6: what this message promises must be on the sender's disk already."""
+        durable = member.disk.log
+        kind = message.type
+        if kind in _LEADER_KINDS and durable.hard_state.term < message.term:
+            self._fail("R6", f"{member.id} leads term {message.term}, durable is {durable.hard_state}")
+        if kind is MessageType.VOTE_RESPONSE and not message.reject:
+            self._check_vote(member, message)
+        if kind is MessageType.APPEND_RESPONSE and not message.reject:
+            self._check_acknowledgement(member, message)
+
+    def _check_vote(self, member: Member, message: Message) -> None:
+        hard_state = member.disk.log.hard_state
+        if (hard_state.term, hard_state.vote) != (message.term, message.to) and hard_state.term <= message.term:
+            self._fail("R6", f"{member.id} votes for {message.to} in {message.term}, durable is {hard_state}")
+
+    def _check_acknowledgement(self, member: Member, message: Message) -> None:
+        durable = member.disk.log
+        if durable.last_index() < message.index and durable.hard_state.term <= message.term:
+            self._fail("R6", f"{member.id} acknowledges {message.index}, durable is {durable.last_index()}")
+
+    # -- R8 -------------------------------------------------------------------------------------------------
+
+    def ticked(self, member: Member) -> None:
+        """PreVote: time alone raises no term. CheckQuorum: a deaf leader steps down."""
+        seen, raft, parameters = self._seen[member.id], member.core, self._cluster.parameters.member
+        seen.ticks += 1
+        conf = member.machine.conf_state
+        if parameters.pre_vote and raft.term > seen.term and len(conf.voters) > 1:
+            self._fail("R8", f"{member.id} raised its term to {raft.term} by a tick")
+        if not parameters.check_quorum or raft.role is not StateRole.LEADER or seen.role is not raft.role:
+            return
+        oldest = seen.ticks - 2 * parameters.election_ticks - 1
+        voters = {*conf.voters, *conf.voters_outgoing}
+        heard = [v for v in voters if v == member.id or seen.heard.get(v, seen.heard_default) >= oldest]
+        if not is_quorum(conf, heard):
+            self._fail("R8", f"{member.id} still leads and has heard only {heard} of {conf} for long")
+
+    def delivered(self, member: Member, message: Message) -> None:
+        """Note who was heard; a pre-vote request must not raise the term of who receives it."""
+        seen, raft = self._seen[member.id], member.core
+        if message.type in (MessageType.APPEND_RESPONSE, MessageType.HEARTBEAT_RESPONSE):
+            seen.heard[message.from_] = seen.ticks
+        if message.type is MessageType.PRE_VOTE and raft.term > seen.term:
+            self._fail("R8", f"{member.id} raised its term to {raft.term} by a pre-vote of {message.from_}")
+
+
+def _overlaps(before: ConfState, after: ConfState) -> bool:
+    """Whether every majority of ``before`` meets every majority of ``after`` by the rules of thesis section 4."""
+    if not before.voters_outgoing and not after.voters_outgoing:
+        return len(set(before.voters) ^ set(after.voters)) <= 1
+    if not before.voters_outgoing:
+        return after.voters_outgoing == before.voters
+    if not after.voters_outgoing:
+        return after.voters == before.voters
+    return (after.voters, after.voters_outgoing) == (before.voters, before.voters_outgoing)
