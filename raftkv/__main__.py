@@ -1,6 +1,8 @@
 """``python -m raftkv`` is the server command."""
 
+import sys
+
 from raftkv.cli.main import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

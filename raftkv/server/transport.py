@@ -102,7 +102,8 @@ class Peer:
     def send(self, messages: list[Message], encoder: BatchEncoder) -> None:
         """Send what one turn has for this peer, or drop it."""
         stream = self._stream
-        if stream is None or stream.send_buffer_size > SEND_BUFFER_MAX_BYTES:
+        # A stream may have ended without its task having run since: then there is nobody to send to either.
+        if stream is None or stream.done or stream.send_buffer_size > SEND_BUFFER_MAX_BYTES:
             self.send_failures += 1
             self._on_unreachable(self.peer_id)
             return
