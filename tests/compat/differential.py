@@ -18,7 +18,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,12 +141,32 @@ class Side:
             raise CannotAlignError(f"{one_line(request)}: {describe_answer(answer)}")
         return answer
 
+    def hash_kv(self, member: int) -> int:
+        """Return the hash of a member's whole history, once it has applied all."""
+        self.wire.call("etcdserverpb.KV/Range", rpc_pb2.RangeRequest(key=b"a"), member)
+        answer = self.wire.call("etcdserverpb.Maintenance/HashKV", rpc_pb2.HashKVRequest(), member)
+        return int(answer.message.hash)
+
 
 class Player:
-    """Plays steps on both sides and compares; see the module's text."""
+    """Plays steps on both sides and compares; see the module's text.
 
-    def __init__(self, oracle: Wire, tested: Wire, seed: int, replays_max: int = 200) -> None:
+    `trouble` is called before every `trouble_every`-th step, while nothing is in flight: it may kill and restart
+    members, which the comparison must not notice.
+    """
+
+    def __init__(
+        self,
+        oracle: Wire,
+        tested: Wire,
+        seed: int,
+        replays_max: int = 200,
+        trouble: Callable[[], None] | None = None,
+        trouble_every: int = 300,
+    ) -> None:
         self.seed = seed
+        self._trouble = trouble
+        self._trouble_every = self._next_trouble = trouble_every
         self.sides = (Side(oracle, seed), Side(tested, seed))
         self.report = Report()
         self.replays_max = replays_max
@@ -166,11 +186,27 @@ class Player:
             episode += 1
         return self.report
 
+    def hashes_of_one_history(self, steps: int) -> list[int]:
+        """Play steps without compactions from an equal start; return HashKV of every member of both sides.
+
+        No compaction may fall on a deletion: etcd before 3.5.16 drops that tombstone, so that the hashes differ.
+        """
+        self._start_over()
+        for side in self.sides:
+            compacted = side.call(rpc_pb2.PutRequest(key=b"~")).revision
+            side.call(rpc_pb2.CompactionRequest(revision=compacted, physical=True))
+        view = View(base=compacted, revision=compacted, compacted=compacted)
+        found = self._play_episode(Generator(seed=-self.seed, view=view, compactions=False), steps)
+        if found is not None:
+            self.report.differences.append(found)
+        return [side.hash_kv(member) for side in self.sides for member in range(len(side.wire.endpoints))]
+
     # --- one episode ----------------------------------------------------------------------------------------
 
     def _play_episode(self, generator: Generator, steps: int) -> Difference | None:
         history: list[Any] = []
         for batch in _batches(generator, steps):
+            self._make_trouble()
             answered = self._play_batch(batch)
             for step, answers in zip(batch, answered, strict=True):
                 history.append(step.request)
@@ -180,6 +216,13 @@ class Player:
                     return Difference(self.seed, self.report.steps, step, what, answers, history)
                 generator.observe(step, answers[0])
         return None
+
+    def _make_trouble(self) -> None:
+        if self._trouble is not None and self.report.steps >= self._next_trouble:
+            self._next_trouble += self._trouble_every
+            self._trouble()
+            for side in self.sides:
+                side.wire.reconnect()
 
     def _play_batch(self, batch: Sequence[Step]) -> list[tuple[Answer, Answer]]:
         pending = [[side.start(step) for side in self.sides] for step in batch]

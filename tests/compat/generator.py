@@ -89,6 +89,7 @@ class Generator:
 
     seed: int
     view: View
+    compactions: bool = True
     random: random.Random = field(init=False)
     mixture: Mixture = field(init=False)
 
@@ -119,7 +120,8 @@ class Generator:
     def _draw_mixture(self) -> Mixture:
         draw = self.random.randint
         rare = 1 if self.random.random() < 0.05 else 0
-        weights = [draw(0, 60), draw(10, 60), draw(0, 15), draw(5, 60), draw(0, 3), rare]
+        compactions = draw(0, 3) if self.compactions else 0
+        weights = [draw(0, 60), draw(10, 60), draw(0, 15), draw(5, 60), compactions, rare]
         return Mixture(weights, draw(20, 120))
 
     def _often(self, percent: float) -> bool:
@@ -295,7 +297,7 @@ class Generator:
             getattr(txn, part).extend(operations)
 
     def compare(self) -> rpc_pb2.Compare:
-        """A comparison of any target, result and interval; sometimes its operand does not fit its target."""
+        """A comparison of any target, result and interval; rarely without the operand of its target, or unknown."""
         target = self.random.randrange(5)
         request = rpc_pb2.Compare(result=self.random.randrange(4), target=target, key=self.key())
         operand = target if self._often(95) else self.random.randrange(5)
@@ -310,6 +312,8 @@ class Generator:
             setattr(request, "create_revision" if operand == rpc_pb2.Compare.CREATE else "mod_revision", revision)
         if self._often(25):
             request.range_end = self.range_end(request.key)
+        if self._often(1):
+            setattr(request, self.random.choice(("result", "target")), self.random.choice((-1, 9)))
         return request
 
 

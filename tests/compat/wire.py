@@ -72,8 +72,16 @@ class Wire:
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self.endpoints = list(endpoints)
-        self._channels = [grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS) for endpoint in endpoints]
+        self._connect()
+
+    def _connect(self) -> None:
+        self._channels = [grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS) for endpoint in self.endpoints]
         self._calls: dict[tuple[int, str], Any] = {}
+
+    def reconnect(self) -> None:
+        """Begin with new connections: an old one would wait before it tries again to reach a restarted member."""
+        self.close()
+        self._connect()
 
     def start(
         self, method: str, payload: bytes, member: int = 0, metadata: Sequence[tuple[str, str | bytes]] = ()
