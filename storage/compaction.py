@@ -59,6 +59,12 @@ class Compactor:
         """Queue a compaction; ``on_done`` is called when it is durable."""
         self._jobs.append(_Job(revision, on_done))
 
+    def reset(self) -> list[Callable[[], None]]:
+        """Forget everything queued, and return whom to tell when it is done all the same."""
+        waiting = [job.on_done for job in self._jobs if job.on_done is not None]
+        self._jobs.clear()
+        return waiting
+
     def step(self, keys_max: int = KEYS_PER_STEP) -> bool:
         """Do a bounded piece of work.
 
@@ -107,6 +113,8 @@ class Compactor:
 
         def done() -> None:
             failpoint("compactAfterSetFinishedCompact")
+            if job not in self._jobs:
+                return
             self._jobs.remove(job)
             if job.on_done is not None:
                 job.on_done()

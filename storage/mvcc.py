@@ -28,6 +28,7 @@ filtering of results (apply does it, with ``KeyValueView``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -39,14 +40,18 @@ from raftkv.storage.backend.writer import InlineWriter, Writer
 from raftkv.storage.compaction import KEYS_PER_STEP, Compactor
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.hash import KVHash, hash_kv
+from raftkv.storage.index import Index
 from raftkv.storage.mvcc_range import RangePages, RangeResult, Reader, check_revision
 from raftkv.storage.mvcc_txn import WriteTxn
 from raftkv.storage.overlay import Overlay
-from raftkv.storage.restore import Restored, build_index, scan
+from raftkv.storage.restore import fill_index, scan
 from raftkv.storage.revision import pack, to_key
 
 OPERATIONS_MAX = 10_000
 """A batch of this many changes is sent without waiting for the owner's timer."""
+
+READERS_TIMEOUT_S = 60.0
+"""How long ``install`` waits for hashes and copies on other threads to end."""
 
 FIRST_REVISION = 1
 """Of a store without any change; the first change makes revision 2."""
@@ -59,15 +64,14 @@ class Store:
         self,
         backend: Backend,
         writer: Writer,
-        restored: Restored,
         operations_max: int,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self.backend = backend
         self._operations_max = operations_max
         self._overlay = Overlay(backend, writer, self._stamp, on_fatal)
-        self._leases = restored.leases
-        self._index = build_index(restored.entries)
+        self._leases: dict[bytes, int] = {}
+        self._index = Index()
         self._reader = Reader(self._index, self._overlay, self._leases)
         self._txn = WriteTxn(self._index, self._overlay, self._reader, self._leases, self._changed)
         self._compactor = Compactor(self._index, self._overlay)
@@ -83,7 +87,11 @@ class Store:
         """Index of the last log entry whose changes are in the backend: the log may forget what is before it."""
         self.conf_state = ConfState()
         """Members of the cluster as of ``applied_index``."""
-        self._load(restored.last_revision)
+        try:
+            self._load()
+        except BaseException:
+            self._overlay.close()
+            raise
 
     @classmethod
     def open(
@@ -106,26 +114,30 @@ class Store:
             CorruptRecordError: a record on disk is not what was written; names its revision.
             StorageError: the database has another format.
         """
-        read = backend.begin_read()
-        try:
-            _check_format(read.get(schema.META, schema.META_FORMAT_VERSION))
-            restored = scan(read)
-        finally:
-            read.close()
         writer = InlineWriter() if writer is None else writer
-        return cls(backend, writer, restored, operations_max, on_fatal or _raise)
+        return cls(backend, writer, operations_max, on_fatal or _raise)
 
-    def _load(self, last_revision: int) -> None:
+    def _load(self) -> None:
+        """Take the state of the database for the present one."""
         get = self._overlay.value
+        _check_format(get(schema.META, schema.META_FORMAT_VERSION))
+        with closing(self.backend.begin_read()) as read:
+            restored = scan(read)
+        fill_index(self._index, restored.entries)
+        self._leases.clear()
+        self._leases.update(restored.leases)
         scheduled, finished = schema.read_compact_revisions(get)
         self.compact_revision = max(scheduled, finished)
-        self.revision = max(FIRST_REVISION, last_revision, self.compact_revision)
+        self.revision = max(FIRST_REVISION, restored.last_revision, self.compact_revision)
         self.applied_index = schema.decode_integer(get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
         self.applied_term = schema.decode_integer(get(schema.META, schema.META_TERM)) or 0
         self.conf_state = schema.decode_conf_state(get(schema.META, schema.META_CONF_STATE))
         self.durable_index = self.applied_index
+        waiting = self._compactor.reset()
         if scheduled > finished:
-            self._compactor.schedule(scheduled, None)
+            self._compactor.schedule(scheduled, partial(_call_all, waiting))
+        else:
+            _call_all(waiting)
 
     def _stamp(self, batch: WriteBatch) -> Callable[[], None]:
         index = self.applied_index
@@ -346,6 +358,24 @@ class Store:
         check_revision(revision, self.revision, self.compact_revision)
         self.flush(lambda: on_ready(partial(hash_kv, self.backend, revision)))
 
+    def install(self, received: Path) -> None:
+        """Replace everything by a received database, made by ``copy_to`` on another member and verified.
+
+        Holds the owner until the new state is read (about 3 s for a million keys). Changes not yet committed are
+        dropped: the received state contains them.
+
+        Raises:
+            StorageError: the database could not be replaced.
+            InvariantError: the received state is older than the present one.
+        """
+        if self._txn.is_open:
+            raise InvariantError("a snapshot inside a write transaction")
+        applied, revision = self.applied_index, self.revision
+        self._overlay.exchange(partial(self.backend.replace, received, READERS_TIMEOUT_S))
+        self._load()
+        if self.applied_index < applied or self.revision < revision:
+            raise InvariantError(f"snapshot of entry {self.applied_index} replaced the state of entry {applied}")
+
     def defragment(self, copy: Path, on_done: Callable[[BaseException | None], None]) -> None:
         """Give free pages back to the file system: go on with a compact copy of the database.
 
@@ -370,6 +400,11 @@ class Store:
     def close(self) -> None:
         """Stop; what is not committed is left to the log. The backend stays open."""
         self._overlay.close()
+
+
+def _call_all(calls: list[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 def _check_format(data: bytes | None) -> None:

@@ -20,13 +20,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from raftkv.errors import InvariantError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.writer import Writer
 from raftkv.storage.failpoints import failpoint
-from raftkv.storage.record import SEAL_BYTES, unseal
+from raftkv.storage.record import SEAL_BYTES, CorruptRecordError, unseal
+from raftkv.storage.revision import describe
 
 
 class Overlay:
@@ -59,6 +61,8 @@ class Overlay:
         self._commit_again = False
         self._touched = False
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
+        self._epoch = 0
+        """Counts exchanges of the database: reports of commits to an earlier one are not for us."""
         self._filling = 1
         self._durable = 0
         self.space_error: SpaceError | None = None
@@ -80,7 +84,11 @@ class Overlay:
             record = self._committing.records.get(revision_key)
         if record is not None:
             return record[SEAL_BYTES:]
-        return unseal(revision_key, self._get_record(revision_key))
+        try:
+            record = self._get_record(revision_key)
+        except Exception as error:
+            raise CorruptRecordError(f"revision {describe(revision_key)} cannot be read: {error}") from error
+        return unseal(revision_key, record)
 
     def discard(self, revision_key: bytes) -> bool:
         """Drop a record that did not leave memory yet; ``False`` when it must be deleted on disk."""
@@ -124,7 +132,7 @@ class Overlay:
         if batch is None:
             return
         self._busy = True
-        self._writer.submit(lambda: _write(self._backend, batch), self._committed)
+        self._writer.submit(lambda: _write(self._backend, batch), partial(self._committed, self._epoch))
 
     def _fill(self) -> WriteBatch | None:
         if not self._has_pending():
@@ -139,10 +147,10 @@ class Overlay:
     def _has_pending(self) -> bool:
         return self._touched or self.pending.operations() > 0
 
-    def _committed(self, error: BaseException | None) -> None:
-        self._busy = False
-        if self.closed:
+    def _committed(self, epoch: int, error: BaseException | None) -> None:
+        if self.closed or epoch != self._epoch:
             return
+        self._busy = False
         if error is None:
             self._settle()
         elif isinstance(error, SpaceError):
@@ -162,6 +170,9 @@ class Overlay:
         self.space_error = None
         self._durable = self._filling - 1
         self._on_durable()
+        self._tell_waiters()
+
+    def _tell_waiters(self) -> None:
         while self._waiters and self._waiters[0][0] <= self._durable:
             self._waiters.popleft()[1]()
 
@@ -194,10 +205,13 @@ class Overlay:
         if self._busy or self._committing is not None:
             raise InvariantError("a batch is on its way to the disk")
 
+        epoch = self._epoch
+
         def finish(error: BaseException | None) -> None:
-            self._busy = False
-            if self.closed:
+            if self.closed or epoch != self._epoch:
+                done(InvariantError("overtaken by another database"))
                 return
+            self._busy = False
             if error is None:
                 error = self._swap(swap)
             done(error)
@@ -215,6 +229,25 @@ class Overlay:
         finally:
             self._renew()
         return None
+
+    def exchange(self, replace: Callable[[], None]) -> None:
+        """Forget every uncommitted change and go on over another database, which contains them.
+
+        Waits for the batch on its way, because its file is about to be replaced. Whoever waits for ``flush`` is told.
+        """
+        self._writer.drain()
+        self._epoch += 1
+        self._busy = self._commit_again = self._touched = False
+        self._committing, self.pending = None, WriteBatch()
+        self._read.close()
+        try:
+            replace()
+        finally:
+            self._renew()
+        self.space_error = None
+        self._durable = self._filling
+        self._filling += 1
+        self._tell_waiters()
 
     def close(self) -> None:
         """Stop. What was not committed is forgotten (the log has it)."""

@@ -112,13 +112,11 @@ def _widened(restored: Restored, key: bytes, entry: int | KeyIndex) -> KeyIndex:
     return entry
 
 
-def build_index(entries: dict[bytes, int | KeyIndex]) -> Index:
-    """The index over scanned entries."""
+def fill_index(index: Index, entries: dict[bytes, int | KeyIndex]) -> None:
+    """Let an index be that of scanned entries, which it takes over."""
     histories = [(key, entry) for key, entry in entries.items() if isinstance(entry, KeyIndex)]
-    index = Index()
     index.restore(
         entries,
         dead=(key for key, entry in histories if not entry.is_live()),
         dirty=(key for key, entry in histories if entry.needs_compaction()),
     )
-    return index

@@ -77,11 +77,14 @@ class Backend(Protocol):
     def copy_to(self, path: Path) -> None:
         """Write a consistent compact copy of the last committed state to a new file, durable on return."""
 
-    def replace(self, path: Path) -> None:
+    def replace(self, path: Path, timeout_s: float = 0.0) -> None:
         """Go on with another database, made by ``copy_to``, moved over this one.
 
+        Arguments:
+            timeout_s: how long to wait for read transactions and copies of other threads to end.
+
         Raises:
-            StorageError: a read transaction or a copy is open; nothing is changed.
+            StorageError: one is open still; nothing is changed.
         """
 
     def close(self) -> None:

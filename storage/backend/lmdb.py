@@ -27,7 +27,7 @@ from typing import Final
 
 import lmdb
 
-from raftkv.errors import InvariantError, SpaceError, StorageError
+from raftkv.errors import CorruptionError, InvariantError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.failpoints import failpoint
@@ -56,16 +56,16 @@ class LMDBReadTxn:
 
     def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """See ``ReadTxn``."""
-        with self._txn.cursor(self._handles[bucket]) as cursor:
-            if not (cursor.set_range(start) if start else cursor.first()):
-                return
-            if end is None:
-                yield from cursor.iternext()
-                return
-            for key, value in cursor.iternext():
-                if key >= end:
+        try:
+            with self._txn.cursor(self._handles[bucket]) as cursor:
+                if not (cursor.set_range(start) if start else cursor.first()):
                     return
-                yield key, value
+                for item in cursor.iternext():
+                    if end is not None and item[0] >= end:
+                        return
+                    yield item
+        except lmdb.Error as error:
+            raise CorruptionError(f"the database cannot be read in bucket {bucket.decode()}: {error}") from error
 
     def close(self) -> None:
         """See ``ReadTxn``."""
@@ -93,7 +93,7 @@ class LMDBBackend:
         self._map_size_bytes = map_size_bytes
         self._read_only = read_only
         self._users = 0
-        self._users_lock = threading.Lock()
+        self._idle = threading.Condition()
         """Held while ``_users`` changes and while the environment is exchanged."""
         self._open()
 
@@ -137,13 +137,14 @@ class LMDBBackend:
 
     def begin_read(self) -> LMDBReadTxn:
         """See ``Backend``."""
-        with self._users_lock:
+        with self._idle:
             self._users += 1
             return LMDBReadTxn(self._environment, self._handles, self._leave)
 
     def _leave(self) -> None:
-        with self._users_lock:
+        with self._idle:
             self._users -= 1
+            self._idle.notify_all()
 
     def commit(self, batch: WriteBatch) -> None:
         """See ``Backend``."""
@@ -200,10 +201,10 @@ class LMDBBackend:
         except (lmdb.Error, OSError) as error:
             raise _declared(error, path) from error
 
-    def replace(self, path: Path) -> None:
+    def replace(self, path: Path, timeout_s: float = 0.0) -> None:
         """See ``Backend``."""
-        with self._users_lock:
-            if self._users:
+        with self._idle:
+            if not self._idle.wait_for(lambda: not self._users, timeout_s):
                 raise StorageError(f"the database {self.path} is being read")
             failpoint("defragBeforeRename")
             self._environment.close()

@@ -116,7 +116,7 @@ class MemoryBackend:
         """Not for this engine: a simulation passes ``clone()``."""
         raise StorageError(f"cannot copy a database in memory to {path}")
 
-    def replace(self, path: Path) -> None:
+    def replace(self, path: Path, timeout_s: float = 0.0) -> None:
         """Not for this engine."""
         raise StorageError(f"cannot replace a database in memory by {path}")
 

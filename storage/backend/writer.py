@@ -23,6 +23,9 @@ class Writer(Protocol):
     def submit(self, job: Job, done: Done) -> None:
         """Run ``job`` some time; then ``done(None)``, or ``done(error)`` if it raised, on the owner's thread."""
 
+    def drain(self) -> None:
+        """Wait until the jobs submitted so far have run; their reports may come later."""
+
     def close(self) -> None:
         """Finish what was submitted and stop. Reports that were not delivered yet may be lost."""
 
@@ -35,12 +38,19 @@ def _outcome(job: Job) -> BaseException | None:
     return None
 
 
+def _ignore(error: BaseException | None) -> None:
+    """The report of a job that nobody asks for."""
+
+
 class InlineWriter:
     """Runs each job inside ``submit``: for tools and for tests of everything but the overlap."""
 
     def submit(self, job: Job, done: Done) -> None:
         """See ``Writer``."""
         done(_outcome(job))
+
+    def drain(self) -> None:
+        """See ``Writer``."""
 
     def close(self) -> None:
         """See ``Writer``."""
@@ -69,6 +79,10 @@ class ScriptedWriter:
         while self._jobs:
             self.run_next()
 
+    def drain(self) -> None:
+        """See ``Writer``."""
+        self.run_all()
+
     def close(self) -> None:
         """See ``Writer``. Drops what was not run: in a simulation, closing is a crash."""
         self._jobs.clear()
@@ -87,6 +101,12 @@ class ThreadWriter:
     def submit(self, job: Job, done: Done) -> None:
         """See ``Writer``."""
         self._jobs.put((job, done))
+
+    def drain(self) -> None:
+        """See ``Writer``."""
+        drained = threading.Event()
+        self._jobs.put((drained.set, _ignore))
+        drained.wait()
 
     def close(self) -> None:
         """See ``Writer``."""

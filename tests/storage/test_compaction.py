@@ -1,0 +1,260 @@
+"""Compaction: what is left, on disk too; a crash at every step of it; queues of it; its slices."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+
+from raftkv.errors import CompactedError, FutureRevisionError
+from raftkv.storage import schema
+from raftkv.storage.backend.base import Backend
+from raftkv.storage.backend.memory import MemoryBackend
+from raftkv.storage.backend.writer import ScriptedWriter
+from raftkv.storage.compaction import DELETES_PER_COMMIT
+from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all, hits
+from raftkv.storage.hash import KVHash, hash_kv
+from raftkv.storage.mvcc import Store
+from raftkv.storage.revision import describe, from_key
+from tests.storage.conftest import Engine
+
+STEPS = [
+    "compactBeforeCommitScheduledCompact",
+    "compactAfterCommitScheduledCompact",
+    "compactBeforeCommitBatch",
+    "compactAfterCommitBatch",
+    "compactBeforeSetFinishedCompact",
+    "compactAfterSetFinishedCompact",
+]
+
+
+def fill(store: Store, changes: int, seed: int = 1) -> None:
+    """A history with many overwritten and some deleted keys."""
+    rng = random.Random(seed)
+    for number in range(changes):
+        txn = store.begin()
+        key = b"k%02d" % rng.randrange(40)
+        if rng.random() < 0.2:
+            txn.delete_range(key)
+        else:
+            txn.put(key, b"value %d" % number)
+        txn.end()
+        store.set_applied(store.applied_index + 1, 1)
+
+
+def finish(store: Store) -> None:
+    while store.is_compacting:
+        store.compaction_step()
+        store.commit()
+
+
+def hashed(store: Store, revision: int = 0) -> KVHash:
+    jobs: list[KVHash] = []
+    store.hash_kv(revision, lambda job: jobs.append(job()))
+    return jobs[0]
+
+
+def on_disk(backend: Backend) -> list[str]:
+    read = backend.begin_read()
+    keys = [describe(key) for key, _ in read.items(schema.KEY)]
+    read.close()
+    return keys
+
+
+def test_what_is_left_on_disk(backend: Backend) -> None:
+    store = Store.open(backend)
+    for key, value in ((b"a", b"1"), (b"a", b"2"), (b"b", b"1"), (b"b", None), (b"a", b"3"), (b"c", b"1")):
+        txn = store.begin()
+        txn.delete_range(key) if value is None else txn.put(key, value)
+        txn.end()
+    store.commit()
+    assert on_disk(backend) == ["2.0", "3.0", "4.0", "5.0(t)", "6.0", "7.0"]
+    done: list[str] = []
+    store.compact(5, lambda: done.append("5"))
+    finish(store)
+    assert (on_disk(backend), done) == (["3.0", "5.0(t)", "6.0", "7.0"], ["5"])
+    store.compact(6)
+    finish(store)
+    assert on_disk(backend) == ["6.0", "7.0"]
+    store.close()
+    again = Store.open(backend)
+    assert (again.compact_revision, again.revision, again.is_compacting) == (6, 7, False)
+    again.close()
+
+
+def test_which_revisions_may_be_compacted(backend: Backend) -> None:
+    store = Store.open(backend)
+    fill(store, 10)
+    with pytest.raises(FutureRevisionError):
+        store.compact(store.revision + 1)
+    store.compact(3)
+    for revision in (3, 2, 0, -1):
+        with pytest.raises(CompactedError):
+            store.compact(revision)
+    with pytest.raises(CompactedError):
+        store.range(b"a", revision=2)
+    store.range(b"a", revision=3)
+    store.close()
+
+
+def test_what_never_left_memory_is_never_written() -> None:
+    backend = MemoryBackend()
+    store = Store.open(backend, ScriptedWriter())
+    fill(store, 200)
+    store.compact(store.revision)
+    while store.compaction_step():
+        pass
+    assert store.pending_operations < 100
+    writer = store._overlay._writer
+    assert isinstance(writer, ScriptedWriter)
+    writer.run_all()
+    assert not store.is_compacting
+    assert len(on_disk(backend)) == store.key_count or len(on_disk(backend)) == store.key_count + 1
+    store.close()
+
+
+def test_deletions_go_in_bounded_batches() -> None:
+    backend = MemoryBackend()
+    sizes: list[int] = []
+    commit = backend.commit
+    backend.commit = lambda batch: (sizes.append(len(batch.deletes)), commit(batch))[1]  # type: ignore[method-assign]
+    store = Store.open(backend)
+    fill(store, 3500)
+    store.commit()
+    store.compact(store.revision)
+    finish(store)
+    assert max(sizes) <= DELETES_PER_COMMIT
+    assert sum(1 for size in sizes if size) >= 4
+    store.close()
+
+
+def test_a_step_is_bounded(backend: Backend) -> None:
+    store = Store.open(backend, ScriptedWriter())
+    fill(store, 300)
+    store.compact(store.revision)
+    visited = store._index.dirty_count
+    for _ in range(3):
+        assert store.compaction_step(4)
+    job = store._compactor._jobs[0]
+    assert job.dirty is not None
+    assert len(job.dirty) == visited - 12
+    store.close()
+
+
+def test_writes_and_compactions_may_come_in_between(backend: Backend) -> None:
+    writer = ScriptedWriter()
+    store = Store.open(backend, writer)
+    done: list[int] = []
+    fill(store, 100, 1)
+    store.compact(50, lambda: done.append(50))
+    store.compaction_step(3)
+    fill(store, 100, 2)
+    store.compact(120, lambda: done.append(120))
+    store.compaction_step(3)
+    fill(store, 10, 3)
+    state = store.range(b"\x00", b"\x00").kvs
+    old = store.range(b"\x00", b"\x00", revision=120).kvs
+    while store.is_compacting:
+        store.compaction_step(3)
+        store.commit()
+        if len(writer):
+            writer.run_next()
+    assert done == [50, 120]
+    assert store.range(b"\x00", b"\x00").kvs == state
+    assert store.range(b"\x00", b"\x00", revision=120).kvs == old
+    store.flush(lambda: None)
+    writer.run_all()
+    assert {from_key(key) for key, _ in store.history(0, store.revision)} == _known(store)
+    store.close()
+
+
+def _known(store: Store) -> set[int]:
+    known: set[int] = set()
+    for key in store._index.keys(b"\x00", b"\x00"):
+        entry = store._index._entries[key]
+        known |= {entry} if isinstance(entry, int) else set(entry.since(0))
+    return known
+
+
+@cache
+def _uninterrupted() -> tuple[KVHash, KVHash, list[bytes]]:
+    store = Store.open(MemoryBackend())
+    fill(store, 1500)
+    store.compact(1200)
+    finish(store)
+    return hashed(store), hashed(store, 1200), store.range(b"\x00", b"\x00").kvs
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("hit", [0, 1])
+def test_a_crash_at_any_step_is_resumed(engine: Engine, name: str, hit: int) -> None:
+    expected = _uninterrupted()
+    store = Store.open(engine.backend())
+    fill(store, 1500)
+    store.commit()
+    arm(name, f"after-{hit} raise")
+    crashed = False
+    try:
+        store.compact(1200)
+        store.commit()
+        assert hashed(store) == expected[0]
+        finish(store)
+    except FailpointPanic:
+        crashed = True
+    assert crashed == (hits(name) > hit)
+    assert hit or crashed, "the point was not reached"
+    disarm_all()
+    again = Store.open(engine.backend())
+    assert again.revision == store.revision
+    if again.compact_revision < 0:  # lost with its batch: the log has it
+        again.compact(1200)
+    assert again.compact_revision == 1200
+    assert hashed(again) == expected[0]
+    finish(again)
+    assert (hashed(again), hashed(again, 1200), again.range(b"\x00", b"\x00").kvs) == expected
+    again.close()
+
+
+def test_the_revision_never_goes_back(engine: Engine) -> None:
+    """etcd issue 17780: everything up to the compact revision may be gone, the last record too."""
+    store = Store.open(engine.backend())
+    for delete in (False, True):
+        txn = store.begin()
+        txn.delete_range(b"k") if delete else txn.put(b"k", b"v")
+        txn.end()
+    store.commit()
+    store.compact(3)
+    finish(store)
+    backend = store.backend
+    store.close()
+    batch = type(store._overlay.pending)()
+    batch.deletes = [key for key, _ in _items(backend)]
+    backend.commit(batch)
+    assert on_disk(backend) == []
+    again = Store.open(engine.backend())
+    assert (again.revision, again.compact_revision) == (3, 3)
+    again.close()
+
+
+def _items(backend: Backend) -> list[tuple[bytes, bytes]]:
+    read = backend.begin_read()
+    items = list(read.items(schema.KEY))
+    read.close()
+    return items
+
+
+def test_a_scheduled_compaction_is_resumed_at_open(engine: Engine) -> None:
+    store = Store.open(engine.backend())
+    fill(store, 300)
+    store.compact(250)
+    store.commit()
+    expected = hash_kv(store.backend, 300)
+    store.close()
+    again = Store.open(engine.backend())
+    assert (again.is_compacting, again.compact_revision) == (True, 250)
+    before = len(on_disk(again.backend))
+    finish(again)
+    assert len(on_disk(again.backend)) < before
+    assert hash_kv(again.backend, 300) == expected
+    again.close()

@@ -1,0 +1,129 @@
+"""HashKV: equal to real etcd's, equal whatever a member has compacted, and a scrub on the way."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from raftkv.errors import CompactedError, FutureRevisionError
+from raftkv.storage import schema
+from raftkv.storage.backend.base import Backend
+from raftkv.storage.backend.memory import MemoryBackend
+from raftkv.storage.hash import KVHash, hash_database
+from raftkv.storage.mvcc import Store
+from raftkv.storage.record import CorruptRecordError
+from raftkv.storage.revision import pack, to_key
+from tests.storage.test_compaction import fill, finish, hashed
+
+ETCD = json.loads((Path(__file__).parent / "testdata" / "hash_kv_etcd.json").read_text())
+"""Operations done on etcd 3.5.1, and what its HashKV answered in between."""
+
+
+def test_equal_to_etcd(backend: Backend) -> None:
+    store = Store.open(backend)
+    checks = 0
+    for verb, *arguments in ETCD:
+        if verb == "hash":
+            revision, expected, compacted = arguments
+            found = hashed(store, revision)
+            assert (found.hash, found.compact_revision) == (expected, compacted), checks
+            checks += 1
+        elif verb == "compact":
+            store.compact(arguments[0])
+            finish(store)
+        else:
+            txn = store.begin()
+            for key, value, lease in _puts(verb, arguments):
+                txn.put(key.encode(), value.encode(), lease)
+            if verb == "delete":
+                txn.delete_range(arguments[0].encode(), arguments[1].encode())
+            txn.end()
+    assert checks > 100
+    store.close()
+
+
+def _puts(verb: str, arguments: list) -> list[tuple[str, str, int]]:
+    if verb == "put":
+        return [tuple(arguments)]
+    return [(key, value, 0) for key, value in arguments[0]] if verb == "txn" else []
+
+
+def test_progress_of_compaction_does_not_show() -> None:
+    """C2, D11: a member that has not compacted, one half-way and one that is done agree at every revision."""
+    stores = [Store.open(MemoryBackend()) for _ in range(3)]
+    for store in stores:
+        fill(store, 400)
+        store.commit()
+        store.compact(300)
+        store.commit()
+    stores[1].compaction_step(10)
+    stores[1].commit()
+    finish(stores[2])
+    for revision in (300, 301, 330, 373, stores[0].revision):
+        found = {hashed(store, revision) for store in stores}
+        assert len(found) == 1, revision
+        assert found.pop() == KVHash(hashed(stores[0], revision).hash, 300, revision)
+
+
+def test_every_change_counts() -> None:
+    def build(seed: int) -> Store:
+        store = Store.open(MemoryBackend())
+        fill(store, 50)
+        rng = random.Random(seed)
+        txn = store.begin()
+        txn.put(b"x", b"%d" % rng.randrange(10**9), seed % 3)
+        txn.end()
+        return store
+
+    assert len({hashed(build(seed)).hash for seed in range(20)}) == 20
+    assert hashed(build(1)) == hashed(build(1))
+
+
+def test_an_empty_store_and_bad_revisions(backend: Backend) -> None:
+    store = Store.open(backend)
+    assert hashed(store) == KVHash(google_crc32c.value(b"key"), -1, 1)
+    with pytest.raises(FutureRevisionError):
+        hashed(store, 2)
+    fill(store, 20)
+    store.compact(10)
+    hashed(store, 10)
+    with pytest.raises(CompactedError):
+        hashed(store, 9)
+    jobs: list = []
+    store.hash_kv(11, jobs.append)
+    store.compact(12)
+    store.commit()
+    with pytest.raises(CompactedError):
+        jobs[0]()
+    store.close()
+
+
+def test_hashing_finds_what_the_disk_changed() -> None:
+    backend = MemoryBackend()
+    store = Store.open(backend)
+    fill(store, 20)
+    store.commit()
+    key = to_key(pack(7, 0))
+    record = backend.buckets[schema.KEY][key]
+    backend.buckets[schema.KEY][key] = record[:-1] + bytes([record[-1] ^ 1])
+    with pytest.raises(CorruptRecordError, match=r"revision 7\.0"):
+        hashed(store)
+
+
+def test_the_hash_of_the_database_covers_every_bucket(backend: Backend) -> None:
+    store = Store.open(backend)
+    fill(store, 5)
+    seen = set()
+    for bucket in (schema.ALARM, schema.AUTH, schema.LEASE, schema.MEMBERS):
+        store.commit()
+        seen.add(hash_database(backend))
+        store.meta_put(bucket, b"k", b"v")
+    store.commit()
+    seen.add(hash_database(backend))
+    assert len(seen) == 5
+    assert {revision for _, revision in seen} == {store.revision}
+    store.close()

@@ -1,0 +1,245 @@
+"""Snapshots: copies made under load, installed whole or not at all; defragmentation."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from raftkv.errors import CorruptionError, InvariantError, SpaceError, StorageError
+from raftkv.raft.types import ConfState
+from raftkv.storage.backend.lmdb import LMDBBackend
+from raftkv.storage.backend.memory import MemoryBackend
+from raftkv.storage.backend.writer import ScriptedWriter, ThreadWriter
+from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all
+from raftkv.storage.mvcc import Store
+from raftkv.storage.snapshot import describe_snapshot, install_snapshot, verify_snapshot, write_snapshot
+from tests.storage.conftest import MAP_SIZE_BYTES
+from tests.storage.test_compaction import fill, finish, hashed
+
+CONF = ConfState(voters=(1, 2, 3), learners=(9,))
+
+
+def database(path: Path, changes: int, seed: int = 1) -> Store:
+    store = Store.open(LMDBBackend(path, MAP_SIZE_BYTES))
+    fill(store, changes, seed)
+    store.set_conf_state(CONF)
+    store.commit()
+    return store
+
+
+def closed(store: Store) -> None:
+    store.close()
+    store.backend.close()
+
+
+def test_a_snapshot_says_what_it_holds(tmp_path: Path) -> None:
+    store = database(tmp_path / "db", 200)
+    info = write_snapshot(store.backend, tmp_path / "copy")
+    assert (info.index, info.term, info.conf_state) == (200, 1, CONF)
+    assert info == describe_snapshot(tmp_path / "copy")
+    assert info.size_bytes == (tmp_path / "copy").stat().st_size
+    assert sorted(os.listdir(tmp_path)) == ["copy", "db", "db-lock"]
+    fill(store, 5)
+    store.commit()
+    assert write_snapshot(store.backend, tmp_path / "later").index == 205
+    closed(store)
+
+
+def test_writes_go_on_while_a_snapshot_is_made(tmp_path: Path) -> None:
+    store = database(tmp_path / "db", 500)
+    infos: list = []
+    thread = threading.Thread(target=lambda: infos.append(write_snapshot(store.backend, tmp_path / "copy")))
+    thread.start()
+    while not infos:
+        fill(store, 10, seed=len(infos))
+        store.commit()
+    thread.join()
+    verify_snapshot(tmp_path / "copy", infos[0])
+    copy = Store.open(LMDBBackend(tmp_path / "copy", MAP_SIZE_BYTES))
+    assert copy.applied_index == infos[0].index >= 500
+    assert hashed(copy, copy.revision) == hashed(store, copy.revision)
+    closed(copy)
+    closed(store)
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    store = database(tmp_path / "db", 10)
+    with pytest.raises(StorageError, match="absent"):
+        write_snapshot(store.backend, tmp_path / "absent" / "copy")
+    with pytest.raises(StorageError, match="in memory"):
+        write_snapshot(MemoryBackend(), tmp_path / "copy")
+    assert sorted(os.listdir(tmp_path)) == ["db", "db-lock"]
+    closed(store)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "grow", "other index"])
+def test_only_what_was_sent_is_installed(tmp_path: Path, damage: str) -> None:
+    closed(database(tmp_path / "db", 20))
+    before = (tmp_path / "db").read_bytes()
+    sender = database(tmp_path / "sender", 300, seed=2)
+    received = tmp_path / "received"
+    info = write_snapshot(sender.backend, received)
+    data = bytearray(received.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 4
+    elif damage == "cut":
+        del data[-4096:]
+    elif damage == "grow":
+        data += bytes(4096)
+    else:
+        info = replace(info, index=info.index + 1)
+    received.write_bytes(data)
+    with pytest.raises(CorruptionError, match="received"):
+        install_snapshot(received, tmp_path / "db", info)
+    assert (tmp_path / "db").read_bytes() == before
+    closed(sender)
+
+
+@pytest.mark.parametrize("crash", [None, "snapshotBeforeRename"])
+def test_an_installation_is_whole_or_not_at_all(tmp_path: Path, crash: str | None) -> None:
+    old = database(tmp_path / "db", 20)
+    before = hashed(old)
+    closed(old)
+    sender = database(tmp_path / "sender", 300, seed=2)
+    info = write_snapshot(sender.backend, tmp_path / "received")
+    if crash:
+        arm(crash, "raise")
+        with pytest.raises(FailpointPanic):
+            install_snapshot(tmp_path / "received", tmp_path / "db", info)
+        disarm_all()
+        again = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES))
+        assert hashed(again) == before
+        closed(again)
+    install_snapshot(tmp_path / "received", tmp_path / "db", info)
+    new = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES))
+    assert hashed(new) == hashed(sender)
+    assert (new.applied_index, new.conf_state) == (info.index, CONF)
+    assert not (tmp_path / "received").exists()
+    closed(new)
+    closed(sender)
+
+
+def test_a_running_store_becomes_a_received_one(tmp_path: Path) -> None:
+    sender = database(tmp_path / "sender", 300, seed=2)
+    sender.compact(280)
+    sender.commit()
+    write_snapshot(sender.backend, tmp_path / "received")
+    writer = ScriptedWriter()
+    store = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES), writer)
+    fill(store, 50)
+    told: list[str] = []
+    store.compact(40, lambda: told.append("compacted"))
+    store.commit()
+    fill(store, 3)
+    store.flush(lambda: told.append("flushed"))
+    store.install(tmp_path / "received")
+    assert told == ["flushed"]
+    writer.run_all()
+    assert (store.applied_index, store.durable_index, store.compact_revision) == (300, 300, 280)
+    assert store.range(b"\x00", b"\x00").kvs == sender.range(b"\x00", b"\x00").kvs
+    fill(store, 10, seed=4)
+    fill(sender, 10, seed=4)
+    while store.is_compacting:
+        store.compaction_step()
+        store.commit()
+        writer.run_all()
+    assert told == ["flushed", "compacted"]
+    finish(sender)
+    jobs: list = []
+    store.hash_kv(0, lambda job: jobs.append(job()))
+    writer.run_all()
+    assert jobs == [hashed(sender)]
+    closed(store)
+    closed(sender)
+
+
+def test_an_older_state_is_not_taken_over(tmp_path: Path) -> None:
+    sender = database(tmp_path / "sender", 10)
+    write_snapshot(sender.backend, tmp_path / "received")
+    store = database(tmp_path / "db", 20)
+    with pytest.raises(InvariantError, match="snapshot of entry 10 replaced the state of entry 20"):
+        store.install(tmp_path / "received")
+    closed(store)
+    closed(sender)
+
+
+def test_installation_waits_for_readers_elsewhere(tmp_path: Path) -> None:
+    sender = database(tmp_path / "sender", 300)
+    write_snapshot(sender.backend, tmp_path / "received")
+    store = database(tmp_path / "db", 20)
+    read = store.backend.begin_read()
+    timer = threading.Timer(0.05, read.close)
+    timer.start()
+    store.install(tmp_path / "received")
+    timer.join()
+    assert hashed(store) == hashed(sender)
+    closed(store)
+    closed(sender)
+
+
+def _run_until(calls: SimpleQueue, results: list) -> None:
+    while not results:
+        calls.get(timeout=30)()
+
+
+def test_defragmentation_gives_space_back_while_writes_go_on(tmp_path: Path) -> None:
+    calls: SimpleQueue = SimpleQueue()
+    store = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES), ThreadWriter(calls.put))
+    fill(store, 4000)
+    store.compact(store.revision)
+    done: list = []
+    store.flush(lambda: done.append(None))
+    _run_until(calls, done)
+    while store.is_compacting:
+        if not store.compaction_step():
+            calls.get(timeout=30)()
+    before = store.size_bytes
+    ends: list = []
+    store.defragment(tmp_path / "copy", ends.append)
+    fill(store, 30, seed=3)
+    expected = store.range(b"\x00", b"\x00").kvs
+    _run_until(calls, ends)
+    assert ends == [None]
+    assert store.range(b"\x00", b"\x00").kvs == expected
+    done.clear()
+    store.flush(lambda: done.append(None))
+    _run_until(calls, done)
+    assert store.size_bytes < before
+    assert (tmp_path / "db").stat().st_size <= store.size_bytes
+    assert not (tmp_path / "copy").exists()
+    closed(store)
+    again = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES))
+    assert again.range(b"\x00", b"\x00").kvs == expected
+    closed(again)
+
+
+@pytest.mark.parametrize("reason", ["reader", "full", "crash"])
+def test_a_failed_defragmentation_changes_nothing(tmp_path: Path, reason: str) -> None:
+    store = database(tmp_path / "db", 100)
+    expected = hashed(store)
+    ends: list = []
+    if reason == "reader":
+        read = store.backend.begin_read()
+        store.defragment(tmp_path / "copy", ends.append)
+        read.close()
+        assert "is being read" in str(ends[0])
+    elif reason == "full":
+        (tmp_path / "copy").write_bytes(b"in the way")
+        store.defragment(tmp_path / "copy", ends.append)
+        assert isinstance(ends[0], StorageError)
+        assert not isinstance(ends[0], SpaceError)
+    else:
+        arm("defragBeforeRename", "raise")
+        with pytest.raises(FailpointPanic):
+            store.defragment(tmp_path / "copy", ends.append)
+        disarm_all()
+        store.backend.close()
+        store = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES))
+    fill(store, 0)
+    assert hashed(store) == expected
+    closed(store)
