@@ -31,13 +31,14 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def _parse_error(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Go's flag package says only ``parse error`` where the parser knew more."""
+    """Go's flag package tells only two errors apart, whatever the parser knew."""
 
     def wrapped(text: str) -> Any:
         try:
             return parse(text)
-        except ValueError:
-            raise ValueError("parse error") from None
+        except ValueError as error:
+            known = "value out of range"
+            raise ValueError(known if str(error).endswith(known) else "parse error") from None
 
     return wrapped
 

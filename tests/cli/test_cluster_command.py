@@ -1,0 +1,144 @@
+"""``raftkv cluster`` as people run it: three members, one killed, the rest stopped by Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from raftkv.cli.cluster_view import Row, make_table, news
+from tests.cli.runner import run_ctl, run_server
+from tests.procs import data_directory, free_port
+
+READY_TIMEOUT_S = 40
+STOP_TIMEOUT_S = 20
+
+
+@contextmanager
+def local_cluster(size: int, *flags: str) -> Iterator[tuple[subprocess.Popen[str], list[int], Path]]:
+    directory = data_directory()
+    ports = [free_port() for _ in range(2 * size)]
+    command = [
+        *(sys.executable, "-m", "raftkv", "cluster", f"--size={size}", f"--data-dir={directory}"),
+        "--client-ports=" + ",".join(map(str, ports[:size])),
+        "--peer-ports=" + ",".join(map(str, ports[size:])),
+        *flags,
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process, ports[:size], directory
+    finally:
+        process.terminate()
+        process.wait(STOP_TIMEOUT_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def read_until(process: subprocess.Popen[str], wanted: Callable[[str], bool]) -> list[str]:
+    """Lines up to the wanted one; the end of the output, or an alarm, ends the wait."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line.rstrip())
+        if wanted(line):
+            return lines
+    raise AssertionError("the output ended:\n" + "\n".join(lines))
+
+
+def member_processes(directory: Path) -> list[int]:
+    """Processes whose command line names the data directory, without ``raftkv cluster`` itself."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"serve" in words and str(directory).encode() in b" ".join(words):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def process_of(directory: Path, name: str) -> int:
+    for number in member_processes(directory):
+        if f"--name={name}".encode() in Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0"):
+            return number
+    raise AssertionError(f"no process of {name}")
+
+
+def test_three_members_live_and_die():
+    with local_cluster(3) as (process, ports, directory):
+        read_until(process, lambda line: line.startswith("ready: raftkvctl --endpoints "))
+        endpoints = ",".join(f"127.0.0.1:{port}" for port in ports)
+        assert run_ctl([f"--endpoints={endpoints}", "put", "k", "v"]).output == b"OK\n"
+        assert len(member_processes(directory)) == 3
+        os.kill(process_of(directory, "node2"), signal.SIGKILL)
+        read_until(process, lambda line: line == "node2: killed by SIGKILL\n")
+        assert run_ctl([f"--endpoints={endpoints}", "get", "k"]).output == b"k\nv\n"
+        process.send_signal(signal.SIGINT)
+        read_until(process, lambda line: line == "stopping all members\n")
+        assert process.wait(STOP_TIMEOUT_S) == 0
+        assert member_processes(directory) == []
+
+
+def test_members_that_cannot_run_are_named():
+    with local_cluster(1, "--", "--heartbeat-interval=0") as (process, _, directory):
+        text = "node1: exited with status 1: raftkv: --heartbeat-interval must be >0 (set to 0ms)\n"
+        read_until(process, lambda line: line == text)
+        assert process.wait(STOP_TIMEOUT_S) == 1
+        assert member_processes(directory) == []
+
+
+def test_a_taken_port_is_one_line(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ran = run_server(
+            ["cluster", "--size=1", f"--client-ports={port}", f"--peer-ports={free_port()}", f"--data-dir={tmp_path}/x"]
+        )
+    assert (ran.code, ran.errors) == (1, f"raftkv: cannot listen on 127.0.0.1:{port}: Address already in use\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--size=0"], "--size must be between 1 and 6 (set to 0)"),
+        (["--size=2", "--client-ports=1"], "--client-ports must be 2 numbers (set to 1)"),
+        (["--size=1", "--client-ports=x"], "--client-ports must be 1 numbers (set to x)"),
+        (["--siz=1"], "unknown flag: --siz"),
+        (["extra"], "'extra' is not a valid flag of raftkv cluster"),
+    ],
+)
+def test_bad_options(words, text):
+    ran = run_server(["cluster", *words])
+    assert (ran.code, ran.errors) == (2, f"raftkv: {text}\n")
+
+
+LEADER = Row("node1", "http://a", "leader", 3, 10, 9, 5, 57_344, 1234.4)
+FOLLOWER = Row("node2", "http://b", "follower", 3, 10, 10, 5, 57_344)
+DEAD = Row("node3", "http://c", "exited", remark="killed by SIGKILL")
+
+
+def test_the_table_shows_every_member():
+    console = Console(width=120, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    console.print(make_table([LEADER, FOLLOWER, DEAD]))
+    console.file.close()
+    text = console.export_text()
+    for shown in ("node1", "leader", "10/9", "57 kB", "1234", "http://a", "follower", "exited", "killed by SIGKILL"):
+        assert shown in text
+
+
+def test_news_are_told_once():
+    assert news([], [LEADER, FOLLOWER])[-1].startswith("ready: ")
+    assert news([LEADER, FOLLOWER], [LEADER, FOLLOWER]) == []
+    assert news([LEADER, DEAD], [LEADER, DEAD]) == []
+    assert news([FOLLOWER], [Row("node2", "http://b", "leader", 4)]) == ["node2: leader in term 4 at http://b"]

@@ -1,0 +1,139 @@
+"""The installed programs: entry points, exit codes, start-up, completion; no traceback ever."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raftkv import __version__
+from tests.cli.runner import run_ctl, run_server
+
+BIN = Path(sys.executable).parent
+TIMEOUT_S = 30
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(BIN / words[0]), *words[1:]],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=TIMEOUT_S,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_versions():
+    assert run("raftkvctl", "version").stdout == f"raftkvctl version: {__version__}\nAPI version: 3.6\n"
+    assert run("raftkv", "version").stdout.startswith(f"raftkv Version: {__version__}\nAPI Version: 3.6\n")
+    assert run("raftkv", "--version").stdout == run("raftkv", "version").stdout
+
+
+def test_exit_codes_reach_the_shell():
+    for words, code in (
+        (("raftkvctl", "get"), 128),
+        (("raftkv", "--nothing"), 2),
+    ):
+        done = run(*words)
+        assert done.returncode == code
+        assert done.stderr.count("\n") == 1
+        assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback():
+    command = f"{BIN}/raftkvctl completion bash; {BIN}/raftkvctl help"
+    done = subprocess.run(["bash", "-c", f"({command}) | head -c 1"], capture_output=True, text=True, check=False)
+    assert (len(done.stdout), "Traceback" in done.stderr) == (1, False)
+
+
+def imported_by(code: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_start_up_imports_only_what_is_needed():
+    light = imported_by("from raftkv.cli.ctl import main; main(['version'])")
+    assert not {"asyncio", "google.protobuf", "rich", "yaml", "ngh2", "lmdb"} & light
+    client = imported_by("from raftkv.cli.ctl import main; main(['get', 'a', '--command-timeout=1ms'])")
+    assert not {"rich", "yaml", "lmdb", "raftkv.raft", "raftkv.storage", "raftkv.server"} & client
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("raftkvctl ", {"get", "put", "del", "txn", "member", "endpoint"}),
+        ("raftkvctl endpoint ", {"health", "status", "hashkv"}),
+        ("raftkvctl get --pre", {"--prefix"}),
+        ("raftkvctl get --order ", {"ASCEND", "DESCEND"}),
+        ("raftkvctl --write-out js", {"json"}),
+    ],
+)
+def test_completion(words, offered):
+    done = run(
+        "raftkvctl",
+        _RAFTKVCTL_COMPLETE="bash_complete",
+        COMP_WORDS=words,
+        COMP_CWORD=str(len(words.split(" ")) - 1),
+    )
+    found = {line.split(",", 1)[1] for line in done.stdout.split("\n") if "," in line}
+    assert offered <= found
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell):
+    ran = run_ctl(["completion", shell])
+    assert (ran.code, b"_RAFTKVCTL_COMPLETE" in ran.output) == (0, True)
+
+
+def test_completion_of_other_shells():
+    assert run_ctl(["completion", "tcsh"]).errors == 'Error: unknown shell "tcsh": one of bash, zsh, fish\n'
+    assert run_ctl(["completion"]).code == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], [], ["help"], ["help", "get"], ["get", "--help"], ["endpoint"]])
+def test_help(words):
+    ran = run_ctl(words)
+    assert (ran.code, ran.errors) == (0, "")
+    assert ran.output.startswith(b"Usage: raftkvctl")
+
+
+def test_help_of_the_server():
+    ran = run_server(["--help"])
+    assert (ran.code, b"--listen-client-urls" in ran.output) == (0, True)
+
+
+def test_unknown_commands():
+    assert run_ctl(["gett", "a"]).errors == 'Error: unknown command "gett" for "raftkvctl" (did you mean get?)\n'
+    assert run_ctl(["endpoint", "--nothing"]).errors == "Error: unknown flag: --nothing\n"
+    assert run_server(["grpc-proxy", "start"]).errors == "raftkv: grpc-proxy is not implemented in raftkv\n"
+    assert run_ctl(["version"], environment={"ETCDCTL_API": "2"}).errors == "Error: unsupported API version: 2\n"
+
+
+def test_settings_are_shown_without_the_password():
+    words = ["get", "a", "--debug", "--user=u", "--password=hidden", "--endpoints=127.0.0.1:1", "--command-timeout=1ms"]
+    errors = run_ctl(words).errors
+    assert "ETCDCTL_ENDPOINTS=127.0.0.1:1\n" in errors
+    assert "hidden" not in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--cert=/nowhere/c.pem", "--key=/nowhere/k.pem"], 128),
+        (["--cert=/nowhere/c.pem"], 128),
+        (["--cacert=/nowhere/ca.pem"], 128),
+        (["--endpoints=:::"], 2),
+        (["--endpoints="], 2),
+        (["--discovery-srv=example.org"], 1),
+    ],
+)
+def test_connections_that_cannot_be_made(words, code):
+    ran = run_ctl(["get", "a", "--command-timeout=100ms", *words])
+    assert (ran.code, ran.errors.count("\n")) == (code, 1)

@@ -1,0 +1,40 @@
+"""A transport without a network: answers from a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from raftkv.client.core import ClientOptions
+from raftkv.client.endpoints import Endpoint
+from raftkv.rpc.status import RpcError
+
+Answer = bytes | RpcError | Callable[[str, bytes, tuple], bytes]
+
+
+class FakeTransport:
+    """Gives its answers in turn, the last one again and again, and remembers the calls."""
+
+    def __init__(self, answers: list[Answer]) -> None:
+        self.answers = answers
+        self.calls: list[tuple[str, bytes, tuple]] = []
+        self.closed = False
+
+    async def unary(self, path, message, timeout_s=None, metadata=()):
+        self.calls.append((path, message, tuple(metadata)))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, RpcError):
+            raise RpcError(answer.code, answer.text, definite=answer.definite)
+        return answer(path, message, tuple(metadata)) if callable(answer) else answer
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeCluster:
+    """One fake transport an endpoint."""
+
+    def __init__(self, **answers: list[Answer]) -> None:
+        self.members = {name: FakeTransport(list(script)) for name, script in answers.items()}
+
+    def open(self, endpoint: Endpoint, options: ClientOptions) -> FakeTransport:
+        return self.members[endpoint.host]

@@ -1,0 +1,128 @@
+"""Failover, retries, deadlines and tokens, on transports that play a script."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raftkv import errors
+from raftkv.client import Client, ClientOptions, methods
+from raftkv.client.errors import AuthenticationFailed, UnknownStatus
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.status import RpcError
+from tests.client.fakes import FakeCluster
+
+UNREACHABLE = RpcError(errors.UNAVAILABLE, "connection refused", definite=True)
+LOST = RpcError(errors.UNAVAILABLE, "connection lost")
+GOT = rpc_pb2.RangeResponse(count=1).SerializeToString()
+PUT = rpc_pb2.PutResponse().SerializeToString()
+
+
+def call(cluster, method=methods.RANGE, request=None, timeout_s=5.0, options=None, endpoints=None):
+    async def run():
+        names = endpoints or list(cluster.members)
+        async with Client(names, options, open_transport=cluster.open) as client:
+            return await client.call(method, request or rpc_pb2.RangeRequest(key=b"k"), timeout_s=timeout_s)
+
+    return asyncio.run(run())
+
+
+def test_an_answer_is_parsed_and_connections_are_closed():
+    cluster = FakeCluster(a=[GOT])
+    assert call(cluster).count == 1
+    assert cluster.members["a"].calls[0][:2] == ("/etcdserverpb.KV/Range", b"\n\x01k")
+    assert cluster.members["a"].closed
+
+
+def test_the_next_endpoint_is_asked_when_one_cannot_be_reached():
+    cluster = FakeCluster(a=[UNREACHABLE], b=[UNREACHABLE], c=[GOT])
+    assert call(cluster).count == 1
+    assert [len(member.calls) for member in cluster.members.values()] == [1, 1, 1]
+
+
+def test_rounds_go_on_until_somebody_answers():
+    cluster = FakeCluster(a=[UNREACHABLE, UNREACHABLE, UNREACHABLE, GOT])
+    assert call(cluster).count == 1
+
+
+@pytest.mark.parametrize("method", [methods.PUT, methods.TXN, methods.DELETE_RANGE, methods.COMPACT])
+def test_a_write_that_may_have_happened_is_not_repeated(method):
+    cluster = FakeCluster(a=[LOST, PUT])
+    with pytest.raises(UnknownStatus, match=r"^rpc error: code = Unavailable desc = connection lost$") as raised:
+        call(cluster, method)
+    assert (len(cluster.members["a"].calls), raised.value.definite) == (1, False)
+
+
+def test_a_write_that_certainly_did_not_happen_is_repeated():
+    cluster = FakeCluster(a=[UNREACHABLE, PUT])
+    call(cluster, methods.PUT, rpc_pb2.PutRequest(key=b"k"))
+    assert len(cluster.members["a"].calls) == 2
+
+
+def test_a_read_is_repeated():
+    cluster = FakeCluster(a=[LOST, RpcError(errors.UNAVAILABLE, "etcdserver: no leader"), GOT])
+    assert call(cluster).count == 1
+
+
+def test_a_refusal_is_told_at_once_and_by_name():
+    cluster = FakeCluster(a=[RpcError(errors.OUT_OF_RANGE, errors.CompactedError.text)], b=[GOT])
+    with pytest.raises(errors.CompactedError):
+        call(cluster)
+    assert not cluster.members["b"].calls
+
+
+def test_the_deadline_bounds_all_attempts():
+    with pytest.raises(errors.ContextDeadlineExceededError, match=r"^context deadline exceeded$"):
+        call(FakeCluster(a=[UNREACHABLE], b=[LOST]), timeout_s=0.1)
+
+
+def test_call_at_asks_nobody_else():
+    cluster = FakeCluster(a=[GOT], b=[UNREACHABLE, GOT])
+
+    async def run():
+        async with Client(["a"], open_transport=cluster.open) as client:
+            return await client.call_at("b", methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=5)
+
+    asyncio.run(run())
+    assert [len(member.calls) for member in cluster.members.values()] == [0, 2]
+
+
+USER = ClientOptions(user="root", password="secret")
+
+
+def authenticate(token):
+    return rpc_pb2.AuthenticateResponse(token=token).SerializeToString()
+
+
+def test_a_user_gets_a_token_that_calls_carry():
+    cluster = FakeCluster(a=[authenticate("t1"), GOT])
+    call(cluster, options=USER)
+    login, read = cluster.members["a"].calls
+    assert login[0] == "/etcdserverpb.Auth/Authenticate"
+    assert rpc_pb2.AuthenticateRequest.FromString(login[1]).password == "secret"
+    assert read[2] == (("token", "t1"),)
+
+
+def test_a_stale_token_is_renewed_once():
+    stale = RpcError(errors.UNAUTHENTICATED, errors.InvalidAuthTokenError.text)
+    cluster = FakeCluster(a=[authenticate("t1"), stale, authenticate("t2"), GOT])
+    assert call(cluster, options=USER).count == 1
+    assert cluster.members["a"].calls[-1][2] == (("token", "t2"),)
+    with pytest.raises(errors.InvalidAuthTokenError):
+        call(FakeCluster(a=[authenticate("t1"), stale, authenticate("t2"), stale]), options=USER)
+
+
+def test_a_cluster_without_authentication_is_used_without_a_token():
+    off = RpcError(errors.FAILED_PRECONDITION, errors.AuthNotEnabledError.text)
+    cluster = FakeCluster(a=[off, GOT])
+    assert call(cluster, options=USER).count == 1
+    assert cluster.members["a"].calls[-1][2] == ()
+
+
+def test_a_wrong_password_makes_no_call():
+    text = "etcdserver: authentication failed, invalid user ID or password"
+    cluster = FakeCluster(a=[RpcError(errors.INVALID_ARGUMENT, text)])
+    with pytest.raises(AuthenticationFailed) as raised:
+        call(cluster, options=USER)
+    assert (str(raised.value.cause), len(cluster.members["a"].calls)) == (text, 1)
