@@ -1,0 +1,1 @@
+"""Measurements of raftkv beside real etcd. Run by `make bench`; never part of the tests."""

@@ -1,0 +1,194 @@
+"""raftkv beside real etcd 3.5.1, on one machine, in one run.
+
+    python -m bench.compare [--rounds 3] [--scale 1.0] [--rows put-c100,...]
+
+Each round starts a fresh cluster of three members of one program, measures every row, stops it, and does the same with
+the other program, so that both meet the same moods of the machine; the median over the rounds counts. Both programs
+get the same flags, the same disk and the same load generator (`raftkvctl bench`), which runs on the same cores: rates
+are those of this machine with all that on it, and only the ratios mean something elsewhere.
+
+Writes `bench/results.json`, `docs/bench.png` and the table between the markers in README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from tests.procs import ETCD, RAFTKV, Cluster, Program
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results.json"
+PLOT = ROOT / "docs" / "bench.png"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+# The members of both programs get the same settings; etcd's log is quiet so that it costs nothing.
+PROGRAMS = (ETCD, RAFTKV.with_flags("--log-level", "error"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: a name, the words of `raftkvctl bench`, and how many calls make a few seconds of it."""
+
+    name: str
+    words: tuple[str, ...]
+    clients: int
+    connections: int
+    total: int
+
+
+ROWS = (
+    Row("put-c1", ("put",), 1, 1, 3_000),
+    Row("put-c100", ("put",), 100, 10, 40_000),
+    Row("put-c1000", ("put",), 1000, 100, 60_000),
+    Row("range-linearizable-c100", ("range", "--consistency", "l"), 100, 10, 60_000),
+    Row("range-serializable-c100", ("range", "--consistency", "s"), 100, 10, 80_000),
+    Row("txn-c100", ("txn-put",), 100, 10, 40_000),
+    Row("mixed-c100", ("mixed",), 100, 10, 50_000),
+)
+
+
+def measure(row: Row, endpoints: list[str], scale: float) -> dict[str, Any]:
+    """Run one row against a cluster; what the generator printed."""
+    command = [
+        *(sys.executable, "-m", "raftkv.cli.ctl", "bench", *row.words, "--json"),
+        *("--endpoints", ",".join(endpoints), "--clients", str(row.clients), "--conns", str(row.connections)),
+        *("--total", str(max(row.clients, int(row.total * scale))), "--val-size", "256", "--key-size", "8"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode != 0:
+        raise SystemExit(f"{row.name} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return json.loads(done.stdout)
+
+
+def run_round(program: Program, rows: tuple[Row, ...], scale: float) -> dict[str, dict[str, Any]]:
+    """All rows against a fresh cluster of one program."""
+    with Cluster(program, size=3) as cluster:
+        results = {}
+        for row in rows:
+            results[row.name] = measure(row, list(cluster.endpoints), scale)
+            summary = results[row.name]
+            print(
+                f"  {program.name:7} {row.name:25} {summary['rate']:>9,.0f}/s  p50 {summary['p50_ms']:.2f} ms",
+                flush=True,
+            )
+        return results
+
+
+def compare(rounds: int, rows: tuple[Row, ...], scale: float) -> dict[str, Any]:
+    """All rounds; the medians and their ratios."""
+    seen: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for number in range(rounds):
+        print(f"round {number + 1} of {rounds}", flush=True)
+        # The program that goes first changes, so that a drift of the machine favours neither.
+        for program in PROGRAMS if number % 2 == 0 else reversed(PROGRAMS):
+            for name, summary in run_round(program, rows, scale).items():
+                seen[name][program.name].append(summary)
+    return {"machine": machine(), "rounds": rounds, "rows": [make_row(row.name, seen[row.name]) for row in rows]}
+
+
+def make_row(name: str, seen: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Medians of one row; a ratio above 1 means that raftkv is better."""
+
+    def median(program: str, key: str) -> float:
+        return float(statistics.median(summary[key] for summary in seen[program]))
+
+    etcd, raftkv = median("etcd", "rate"), median("raftkv", "rate")
+    return {
+        "row": name,
+        "etcd": round(etcd, 1),
+        "raftkv": round(raftkv, 1),
+        "unit": "1/s",
+        "ratio": round(raftkv / etcd, 2),
+        "etcd_p50_ms": median("etcd", "p50_ms"),
+        "raftkv_p50_ms": median("raftkv", "p50_ms"),
+        "etcd_p99_ms": median("etcd", "p99_ms"),
+        "raftkv_p99_ms": median("raftkv", "p99_ms"),
+        "errors": sum(sum(summary["errors"].values()) for runs in seen.values() for summary in runs),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "date": date.today().isoformat()}
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "| row | etcd 3.5.1 | raftkv | ratio | p50 etcd / raftkv | p99 etcd / raftkv |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in results["rows"]:
+        latencies = (f"{row[f'etcd_{p}_ms']:.1f} / {row[f'raftkv_{p}_ms']:.1f} ms" for p in ("p50", "p99"))
+        cells = (row["row"], f"{row['etcd']:,.0f}/s", f"{row['raftkv']:,.0f}/s", f"**{row['ratio']:.2f}**", *latencies)
+        lines.append(f"| {' | '.join(cells)} |")
+    facts = results["machine"]
+    lines.append("")
+    lines.append(
+        f"Three members and the load generator on {facts['cores']} shared cores, 256-byte values, fsync on, "
+        f"median of {results['rounds']} alternating rounds, {facts['date']}."
+    )
+    return "\n".join(lines)
+
+
+def write_readme(text: str) -> None:
+    """Put the table between the markers."""
+    readme = README.read_text(encoding="utf-8")
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    if not rest or END not in rest:
+        raise SystemExit(f"README.md lacks the markers {BEGIN} and {END}")
+    README.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def plot(results: dict[str, Any]) -> None:
+    """Bars of the ratios."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    rows = list(reversed(results["rows"]))
+    figure, axes = pyplot.subplots(figsize=(7, 3.2))
+    bars = axes.barh([row["row"] for row in rows], [row["ratio"] for row in rows], color="#2a6f97")
+    axes.axvline(1.0, color="#888888", linewidth=1, linestyle="--")
+    axes.bar_label(bars, [f"{row['ratio']:.2f}x" for row in rows], padding=3, fontsize=8)
+    axes.set_xlabel("raftkv's rate as a multiple of etcd 3.5.1's, same run")
+    axes.margins(x=0.12)
+    figure.tight_layout()
+    PLOT.parent.mkdir(exist_ok=True)
+    figure.savefig(PLOT, dpi=130)
+
+
+def main() -> None:
+    """Measure and write everything."""
+    parser = argparse.ArgumentParser(description="raftkv beside etcd in one run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the calls of each row")
+    parser.add_argument("--rows", default="", help="names, comma-separated; default: all")
+    parser.add_argument("--dry-run", action="store_true", help="print the table and write no file")
+    arguments = parser.parse_args()
+    names = set(filter(None, arguments.rows.split(",")))
+    rows = tuple(row for row in ROWS if not names or row.name in names)
+    results = compare(arguments.rounds, rows, arguments.scale)
+    print(table(results))
+    if arguments.dry_run or names:
+        return
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_readme(table(results))
+    plot(results)
+
+
+if __name__ == "__main__":
+    main()
