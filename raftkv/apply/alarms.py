@@ -36,17 +36,29 @@ class Alarms:
     Arguments:
         store: where they are kept.
         bucket: name of their bucket (``storage.schema``).
+
+    Attributes:
+        any, no_space, corrupt: whether any alarm, any NOSPACE, any CORRUPT is raised.
     """
 
     def __init__(self, store: MetaStore, bucket: bytes) -> None:
         self._store = store
         self._bucket = bucket
         self._raised: set[tuple[int, int]] = set()
+        self.any = self.no_space = self.corrupt = False
         self.reload()
 
     def reload(self) -> None:
         """Read the alarms back from the store: at start, and after a snapshot replaced it."""
         self._raised = {_KEY.unpack(key) for key, _ in self._store.meta_items(self._bucket)}
+        self._note()
+
+    def _note(self) -> None:
+        """Keep the answers that every write asks for."""
+        kinds = {kind for _, kind in self._raised}
+        self.any = bool(kinds)
+        self.no_space = rpc_pb2.NOSPACE in kinds
+        self.corrupt = rpc_pb2.CORRUPT in kinds
 
     def execute(self, request: rpc_pb2.AlarmRequest) -> list[rpc_pb2.AlarmMember]:
         """Carry out GET, ACTIVATE or DEACTIVATE; the alarms that the response lists."""
@@ -66,17 +78,11 @@ class Alarms:
             if alarm in (rpc_pb2.NONE, kind)
         ]
 
-    def is_raised(self, alarm: int) -> bool:
-        """Whether any member raised the alarm."""
-        return any(kind == alarm for _, kind in self._raised)
-
     def refusal(self, kind: int, request: object) -> errors.StatusError | None:
         """Why a write cannot be applied now, if an alarm forbids it."""
-        if not self._raised:
-            return None
-        if kind in _REFUSED_WHEN_CORRUPT and self.is_raised(rpc_pb2.CORRUPT):
+        if self.corrupt and kind in _REFUSED_WHEN_CORRUPT:
             return errors.CorruptClusterError()
-        if self.is_raised(rpc_pb2.NOSPACE) and can_grow(kind, request):
+        if self.no_space and can_grow(kind, request):
             return errors.NoSpaceError()
         return None
 
@@ -84,6 +90,7 @@ class Alarms:
         if alarm == rpc_pb2.NONE:
             return []
         self._raised.add((member_id, alarm))
+        self._note()
         self._store.meta_put(self._bucket, _KEY.pack(member_id, alarm), b"")
         return [rpc_pb2.AlarmMember(memberID=member_id, alarm=alarm)]  # type: ignore[arg-type]
 
@@ -91,6 +98,7 @@ class Alarms:
         if (member_id, alarm) not in self._raised:
             return []
         self._raised.remove((member_id, alarm))
+        self._note()
         self._store.meta_delete(self._bucket, _KEY.pack(member_id, alarm))
         return [rpc_pb2.AlarmMember(memberID=member_id, alarm=alarm)]  # type: ignore[arg-type]
 

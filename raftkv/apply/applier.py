@@ -122,9 +122,10 @@ class Applier:
         try:
             if request is None:
                 request = PARSERS[kind](body)
-            refusal = self.alarms.refusal(kind, request)
-            if refusal is not None:
-                return Outcome(self.store.revision, error=refusal)
+            if self.alarms.any:
+                refusal = self.alarms.refusal(kind, request)
+                if refusal is not None:
+                    return Outcome(self.store.revision, error=refusal)
             return self._handlers[kind](request)
         except errors.StatusError as error:
             return Outcome(self.store.revision, error=error)
@@ -134,8 +135,16 @@ class Applier:
             raise errors.InvariantError(f"applying an entry of kind {kind} failed: {error!r}") from error
 
     def _put(self, request: PutRequest) -> Outcome:
-        if request.lease or request.ignore_value or request.ignore_lease:
-            txn.check_put(self.store, request, self._leases)
+        if request.lease or request.prev_kv or request.ignore_value or request.ignore_lease:
+            return self._put_with_options(request)
+        # The plain put is most of all writes: no call between here and the store.
+        write = self.store.begin()
+        write.put(request.key, request.value)
+        write.end()
+        return Outcome(self.store.revision)
+
+    def _put_with_options(self, request: PutRequest) -> Outcome:
+        txn.check_put(self.store, request, self._leases)
         write = self.store.begin()
         revision, body = txn.put(write, request)
         write.end()

@@ -133,18 +133,33 @@ def _operands(compare: rpc_pb2.Compare, kv: kv_pb2.KeyValue) -> tuple[Any, Any]:
 
 def check_path(view: WriteView, path: Path, leases: Leases) -> None:
     """Pass 2 for a txn that writes."""
-    _check_puts(view, path, leases)
+    _check_puts(view, path, leases, [])
     check_ranges(view, path)
 
 
-def _check_puts(view: WriteView, path: Path, leases: Leases) -> None:
+def _check_puts(view: WriteView, path: Path, leases: Leases, deletes: list[rpc_pb2.DeleteRangeRequest]) -> None:
     nested = iter(path.nested)
     for operation in path.operations:
         kind = operation.WhichOneof("request")
         if kind == _TXN:
-            _check_puts(view, next(nested), leases)
+            _check_puts(view, next(nested), leases, deletes)
+        elif kind == _DELETE:
+            deletes.append(operation.request_delete_range)
         elif kind == _PUT:
             _check_put(view, operation.request_put, leases)
+            _check_not_deleted(operation.request_put, deletes)
+
+
+def _check_not_deleted(request: rpc_pb2.PutRequest, deletes: list[rpc_pb2.DeleteRangeRequest]) -> None:
+    """Refuse to keep the value or lease of a key that the txn itself has deleted by then.
+
+    The check for duplicate keys takes an open end literally, as etcd's does, so such a txn gets here; etcd panics.
+    """
+    if not (request.ignore_value or request.ignore_lease):
+        return
+    for delete in deletes:
+        if delete.range_end == b"\0" and delete.key <= request.key:
+            raise errors.KeyNotFoundError
 
 
 def _check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases) -> None:

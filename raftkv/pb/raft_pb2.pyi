@@ -11,17 +11,17 @@ class Empty(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class Entry(_message.Message):
-    __slots__ = ("term", "index", "type", "data")
+class EntryRun(_message.Message):
+    __slots__ = ("term", "first_index", "type", "datas")
     TERM_FIELD_NUMBER: _ClassVar[int]
-    INDEX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
+    DATAS_FIELD_NUMBER: _ClassVar[int]
     term: int
-    index: int
+    first_index: int
     type: int
-    data: bytes
-    def __init__(self, term: _Optional[int] = ..., index: _Optional[int] = ..., type: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    datas: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, term: _Optional[int] = ..., first_index: _Optional[int] = ..., type: _Optional[int] = ..., datas: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ConfState(_message.Message):
     __slots__ = ("voters", "learners", "voters_outgoing", "learners_next", "auto_leave")
@@ -48,14 +48,14 @@ class SnapshotMeta(_message.Message):
     def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ..., conf_state: _Optional[_Union[ConfState, _Mapping]] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("type", "to_id", "from_id", "term", "log_term", "index", "entries", "commit", "reject", "reject_hint", "snapshot", "context")
+    __slots__ = ("type", "to_id", "from_id", "term", "log_term", "index", "runs", "commit", "reject", "reject_hint", "snapshot", "context")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     TO_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     LOG_TERM_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     REJECT_FIELD_NUMBER: _ClassVar[int]
     REJECT_HINT_FIELD_NUMBER: _ClassVar[int]
@@ -67,13 +67,13 @@ class Message(_message.Message):
     term: int
     log_term: int
     index: int
-    entries: _containers.RepeatedCompositeFieldContainer[Entry]
+    runs: _containers.RepeatedCompositeFieldContainer[EntryRun]
     commit: int
     reject: bool
     reject_hint: int
     snapshot: SnapshotMeta
     context: bytes
-    def __init__(self, type: _Optional[int] = ..., to_id: _Optional[int] = ..., from_id: _Optional[int] = ..., term: _Optional[int] = ..., log_term: _Optional[int] = ..., index: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., commit: _Optional[int] = ..., reject: _Optional[bool] = ..., reject_hint: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotMeta, _Mapping]] = ..., context: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, type: _Optional[int] = ..., to_id: _Optional[int] = ..., from_id: _Optional[int] = ..., term: _Optional[int] = ..., log_term: _Optional[int] = ..., index: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[EntryRun, _Mapping]]] = ..., commit: _Optional[int] = ..., reject: _Optional[bool] = ..., reject_hint: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotMeta, _Mapping]] = ..., context: _Optional[bytes] = ...) -> None: ...
 
 class MessageBatch(_message.Message):
     __slots__ = ("messages",)

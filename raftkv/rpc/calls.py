@@ -72,6 +72,11 @@ class ServerCall:
         return self._metadata
 
     @property
+    def headers(self) -> Headers:
+        """The request's header fields as they came: for a handler that looks for one name on the hot path."""
+        return self._headers
+
+    @property
     def path(self) -> str:
         """The full method name, ``/package.Service/Method``."""
         return self.route.path

@@ -14,7 +14,6 @@ from typing import Any, Final
 from raftkv import errors
 from raftkv.apply.alarms import can_grow
 from raftkv.apply.applier import Applier
-from raftkv.pb import rpc_pb2
 from raftkv.raft.types import NONE
 from raftkv.rpc.calls import ServerCall
 from raftkv.server.node import Node
@@ -71,11 +70,12 @@ class Admission:
 
     def check_metadata(self, call: ServerCall) -> None:
         """Refuse a caller that insists on a leader when there is none, or whose version is no text."""
-        metadata = call.metadata
-        if not metadata:
-            return
-        if metadata.get("hasleader") == "true" and self._node.leader == NONE:
-            raise errors.NoLeaderError
+        for name, value in call.headers:
+            if name == b"hasleader":
+                if value == b"true" and self._node.leader == NONE:
+                    raise errors.NoLeaderError
+            elif name == b"client-api-version" and not _is_text(value):
+                raise errors.InvalidClientAPIVersionError
 
     def check_read(self, call: ServerCall, serializable: bool) -> None:
         """Before a read."""
@@ -94,10 +94,18 @@ class Admission:
             self._check_space(len(data))
 
     def _check_space(self, size_bytes: int) -> None:
-        if self._applier.alarms.is_raised(rpc_pb2.NOSPACE):
+        if self._applier.alarms.no_space:
             raise errors.NoSpaceError
         cost = size_bytes + PUT_OVERHEAD_BYTES
         over_quota = self._quota_bytes is not None and self._size_bytes() + cost >= self._quota_bytes
         if over_quota or self._disk_free_bytes - cost < DISK_RESERVE_BYTES:
             self._raise_no_space()
             raise errors.NoSpaceError
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -7,6 +7,8 @@ once and shared. Decoding is protobuf's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import count, groupby, repeat
+from operator import attrgetter
 from typing import Final
 
 from raftkv.apply.response import field, integer, varint
@@ -16,6 +18,9 @@ from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType,
 BATCH_BYTES: Final = 1024 * 1024
 """Size at which a batch is closed; one raft message may be larger."""
 
+_type_of = attrgetter("type")
+_SIZES_MAX: Final = 2048
+_SIZES: Final = tuple(varint(size) for size in range(_SIZES_MAX))
 _ENTRY_TYPES: Final = tuple(EntryType)
 _MESSAGE_TYPES: Final = {int(kind): kind for kind in MessageType}
 
@@ -50,7 +55,7 @@ class BatchEncoder:
             integer(6, message.index),
         ]
         if message.entries:
-            parts.append(self._run(message.entries))
+            parts.append(self._runs(message.entries))
         parts.append(integer(8, message.commit))
         if message.reject:
             parts.append(b"\x48\x01" + integer(10, message.reject_hint))
@@ -60,29 +65,36 @@ class BatchEncoder:
             parts.append(field(12, message.context))
         return b"".join(parts)
 
-    def _run(self, entries: list[Entry]) -> bytes:
+    def _runs(self, entries: list[Entry]) -> bytes:
         # The core hands one list to all followers that stand at the same point.
         if entries is not self._entries:
             self._entries = entries
-            self._entries_bytes = b"".join([_entry(entry) for entry in entries])
+            self._entries_bytes = _encode_runs(entries)
         return self._entries_bytes
 
 
-def _entry(entry: Entry) -> bytes:
-    """Field 7 of a Message: one Entry."""
-    data = entry.data
-    body = b"".join(
-        (
-            b"\x08",
-            varint(entry.term),
-            b"\x10",
-            varint(entry.index),
-            b"\x18" + varint(entry.type) if entry.type else b"",
-            b"\x22",
-            varint(len(data)),
-            data,
-        )
-    )
+def _encode_runs(entries: list[Entry]) -> bytes:
+    """Field 7 of a Message, once for each run of entries of one term and type."""
+    first, last = entries[0], entries[-1]
+    # Terms never go down along a log, so equal ends are equal throughout.
+    if first.term == last.term and first.type == last.type == EntryType.NORMAL and not _has_conf_change(entries):
+        return _encode_run(entries)
+    grouped = groupby(entries, key=lambda entry: (entry.term, entry.type))
+    return b"".join(_encode_run(list(run)) for _, run in grouped)
+
+
+def _has_conf_change(entries: list[Entry]) -> bool:
+    return any(map(_type_of, entries))
+
+
+def _encode_run(entries: list[Entry]) -> bytes:
+    first = entries[0]
+    parts = [integer(1, first.term), integer(2, first.index), integer(3, first.type)]
+    for entry in entries:
+        data = entry.data
+        size = len(data)
+        parts += (b"\x22", _SIZES[size] if size < _SIZES_MAX else varint(size), data)
+    body = b"".join(parts)
     return b"\x3a" + varint(len(body)) + body
 
 
@@ -104,13 +116,23 @@ def _decode_message(message: raft_pb2.Message) -> Message:
         term=message.term,
         log_term=message.log_term,
         index=message.index,
-        entries=[Entry(entry.term, entry.index, entry.data, _ENTRY_TYPES[entry.type]) for entry in message.entries],
+        entries=_decode_runs(message.runs),
         commit=message.commit,
         reject=message.reject,
         reject_hint=message.reject_hint,
         snapshot=decode_snapshot_meta(message.snapshot) if message.HasField("snapshot") else None,
         context=message.context,
     )
+
+
+def _decode_runs(runs: Iterable[raft_pb2.EntryRun]) -> list[Entry]:
+    entries: list[Entry] = []
+    for run in runs:
+        term, index, kind = run.term, run.first_index, _ENTRY_TYPES[run.type]
+        # A forwarded proposal has no place in the log yet: all its indexes are 0.
+        indexes: Iterable[int] = count(index) if index else repeat(0)
+        entries += [Entry(term, at, data, kind) for at, data in zip(indexes, run.datas, strict=False)]
+    return entries
 
 
 def encode_snapshot_meta(meta: SnapshotMeta) -> raft_pb2.SnapshotMeta:

@@ -58,28 +58,28 @@ class RangeStreamService:
         revision = request.revision if request.revision > 0 else self._store.revision
         counted = self._store.range(request.key, request.range_end, revision=revision, count_only=True)
         limit = request.limit if 0 < request.limit < counted.count else counted.count
+        kvs: list[bytes] = []
         if not request.count_only:
-            await self._send_chunks(call, request, revision, limit)
+            kvs = await self._send_all_but_last(call, request, revision, limit)
         header = self._responder.header.encode(counted.revision, self._responder.node.term)
-        last = header + response.range_body((), limit < counted.count and not request.count_only, counted.count)
-        await call.send(response.field(1, last))
+        more = limit < counted.count and not request.count_only
+        await call.send(response.field(1, header + response.range_body(kvs, more, counted.count)))
 
-    async def _send_chunks(self, call: StreamCall, request: rpc_pb2.RangeRequest, revision: int, limit: int) -> None:
-        """Send ``limit`` keys from the start of the interval, as of one revision."""
-        key, range_end = request.key, request.range_end
-        keys_max = FIRST_CHUNK_KEYS
-        while limit > 0:
+    async def _send_all_but_last(
+        self, call: StreamCall, request: rpc_pb2.RangeRequest, revision: int, limit: int
+    ) -> list[bytes]:
+        """Send ``limit`` keys as of one revision in chunks; the last chunk, which closes the answer, is returned."""
+        key, keys_max = request.key, FIRST_CHUNK_KEYS
+        while True:
             kvs = self._store.range(
-                key, range_end, revision=revision, limit=min(keys_max, limit), keys_only=request.keys_only
+                key, request.range_end, revision=revision, limit=min(keys_max, limit), keys_only=request.keys_only
             ).kvs
-            if not kvs:
-                return
+            limit -= len(kvs)
+            if limit <= 0 or not kvs or not request.range_end:
+                return kvs
             chunk = response.range_body(kvs, False, 0)
             await call.send(response.field(1, chunk))
-            limit -= len(kvs)
             key = response.key_of(kvs[-1]) + b"\0"
-            if not range_end:
-                return
             keys_max = keys_max * 2 if len(chunk) * 2 <= self._chunk_bytes else max(1, keys_max // 2)
 
 
@@ -95,11 +95,11 @@ async def _receive(call: StreamCall) -> rpc_pb2.RangeRequest:
 
 def _check_streamable(request: rpc_pb2.RangeRequest) -> None:
     if request.sort_target != rpc_pb2.RangeRequest.KEY or request.sort_order == rpc_pb2.RangeRequest.DESCEND:
-        raise errors.UnimplementedError("etcdserver: RangeStream does not support custom sort orders")
+        raise errors.UnimplementedError("RangeStream does not support custom sort orders")
     if (
         request.min_mod_revision
         or request.max_mod_revision
         or request.min_create_revision
         or request.max_create_revision
     ):
-        raise errors.UnimplementedError("etcdserver: RangeStream does not support revision filters")
+        raise errors.UnimplementedError("RangeStream does not support revision filters")

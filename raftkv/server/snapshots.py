@@ -5,7 +5,8 @@ read transaction, so writes go on meanwhile; the copy's own applied index, not t
 receiver writes it to a file of its own, checks the SHA-256 of all bytes, makes it durable under the name of its index,
 and only then hands the SNAPSHOT message to the core.
 
-    sender: flush -> copy -> header chunk, data chunks, digest       receiver: in.tmp -> sha256 -> fsync -> <index>.snap.db
+    sender:   flush -> copy -> header chunk, data chunks, digest
+    receiver: FROM.tmp -> sha256 -> fsync -> INDEX.snap.db
 """
 
 from __future__ import annotations
@@ -125,8 +126,9 @@ class SnapshotSender:
     async def _stream(self, channel: Channel, message: Message, meta: SnapshotMeta, path: Path) -> None:
         stream = channel.stream(_PATH, metadata=self._metadata(message.to), timeout_s=SEND_TIMEOUT_S)
         try:
-            with path.open("rb") as file:
-                await stream.send(_header_chunk(message, meta, path.stat().st_size))
+            with _open_copy(path) as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                await stream.send(_header_chunk(message, meta, size_bytes))
                 digest = hashlib.sha256()
                 for data in _pieces(file):
                     digest.update(data)
@@ -197,7 +199,7 @@ class SnapshotReceiver:
         header = raft_pb2.SnapshotChunk.FromString(await _next(call))
         temporary = self._directory / f"{header.message.from_id:016x}.tmp"
         try:
-            with open(temporary, "wb", opener=_private) as file:
+            with _open_private(temporary) as file:
                 await self._receive_data(call, file, header.size_bytes)
                 file.flush()
                 await asyncio.to_thread(os.fsync, file.fileno())
@@ -232,8 +234,12 @@ class SnapshotReceiver:
             raise errors.StorageError(f"a snapshot arrived damaged: {received} of {size_bytes} bytes, digest checked")
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _open_copy(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def _open_private(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb")
 
 
 async def _next(call: StreamCall) -> bytes:
