@@ -10,6 +10,7 @@ for the parts that talk to a cluster.
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,11 @@ def _metavar(flag: Flag) -> str | None:
     return None if flag.kind == BOOL or flag.choices else flag.kind.upper()
 
 
+def _options(command: click.Command, flags: Sequence[Flag], ctx: click.Context) -> list[click.Parameter]:
+    help_option = command.get_help_option(ctx)
+    return [*map(_FlagOption, flags), *([help_option] if help_option else [])]
+
+
 class Leaf(click.Command):
     """A command that does something.
 
@@ -82,8 +88,12 @@ class Leaf(click.Command):
         self.flags = [*flags, *shared]
         self.target = target
         text = f"{short}.\n\n{details}" if details else f"{short}."
-        super().__init__(name, params=[_FlagOption(flag) for flag in self.flags], help=text, short_help=short)
+        super().__init__(name, help=text, short_help=short)
         self.usage = usage
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The flags for help and completion, made when somebody asks: hundreds would cost every command 10 ms."""
+        return _options(self, self.flags, ctx)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """What the usage line shows after the command."""
@@ -120,6 +130,7 @@ class External(click.Command):
 
     def run(self, words: Sequence[str], program: str) -> int:
         """Import the function and hand it the words."""
+        gc.enable()  # these run for long
         function = _imported(self.target)
         if isinstance(function, click.Command):
             return int(function.main(list(words), prog_name=program, standalone_mode=False) or SUCCESS)
@@ -131,9 +142,11 @@ class Branch(click.Group):
 
     def __init__(self, name: str, short: str, children: Sequence[click.Command], shared: Sequence[Flag] = ()) -> None:
         self.flags = list(shared)
-        params = [_FlagOption(flag) for flag in shared]
-        super().__init__(name, commands={c.name or "": c for c in children}, params=list(params), help=short)
-        self.short_help = short
+        super().__init__(name, commands={child.name or "": child for child in children}, help=short, short_help=short)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """As of ``Leaf``."""
+        return _options(self, self.flags, ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order of declaration."""

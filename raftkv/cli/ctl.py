@@ -6,7 +6,7 @@ reach the cluster in ``ctl_session``; how answers look in ``printer``.
 
 from __future__ import annotations
 
-import importlib.util
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -137,7 +137,7 @@ def _about_commands() -> list[click.Command]:
         _leaf("version", "ctl_about:version", "", "Print the version"),
         _leaf("completion", "ctl_about:completion", "bash|zsh|fish", "Print a completion script for a shell"),
     ]
-    if importlib.util.find_spec("raftkv.cli.bench") is not None:
+    if os.path.exists(os.path.join(os.path.dirname(__file__), "bench.py")):
         commands.append(External("bench", "raftkv.cli.bench:bench", "Measure a cluster"))
     return commands
 
@@ -169,6 +169,9 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    if words is None:
+        # A command lives for a moment and makes no cycles worth finding: the collector would only slow its imports.
+        gc.disable()
     tree = make_tree()
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         from click.shell_completion import shell_complete

@@ -26,6 +26,7 @@ from raftkv.client.errors import AuthenticationFailed, from_status
 from raftkv.client.methods import Method
 from raftkv.client.transport import Transport, open_transport
 from raftkv.errors import (
+    RESOURCE_EXHAUSTED,
     UNAVAILABLE,
     AuthNotEnabledError,
     ContextDeadlineExceededError,
@@ -57,10 +58,13 @@ class ClientOptions:
     dial_timeout_s: float = 2.0
     """Time for one connection."""
     keepalive_time_s: float | None = None
-    """Silence after which the connection is probed; None: never."""
+    """Silence after which the connection is probed, at least 10 s; None: never."""
     keepalive_timeout_s: float = 6.0
+    """Time for the answer to a probe."""
     max_request_bytes: int = 2 * 1024 * 1024
+    """Largest request that is sent; larger ones fail here."""
     max_response_bytes: int = 2**31 - 1
+    """Largest answer that is accepted."""
 
 
 OpenTransport = Callable[[Endpoint, ClientOptions], Transport]
@@ -125,6 +129,10 @@ class Client:
 
     async def _call(self, endpoints: list[Endpoint], method: Method[T], request: Any, timeout_s: float) -> T:
         body = request.SerializeToString()
+        if len(body) > self.options.max_request_bytes:
+            limit = self.options.max_request_bytes
+            text = f"trying to send message larger than max ({len(body)} vs. {limit})"
+            raise from_status(RESOURCE_EXHAUSTED, text, definite=True)
         deadline = asyncio.get_running_loop().time() + timeout_s
         if self.options.user and not self._token:
             await self._authenticate(endpoints, deadline)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 RECONNECT_PAUSE_MAX_S = 1.0
 """A person waits at the other end: a member that comes back shall be found soon."""
 
+PROBE_MIN_S = 10.0
+"""Servers cut off clients that probe more often than every 5 s; Go's clients keep this distance."""
+
 
 class Transport(Protocol):
     """A connection that makes unary calls."""
@@ -47,7 +50,7 @@ def open_transport(endpoint: Endpoint, options: ClientOptions) -> Transport:
         max_receive_message_bytes=options.max_response_bytes,
         connect_timeout_s=options.dial_timeout_s,
         backoff_max_s=RECONNECT_PAUSE_MAX_S,
-        keepalive_time_s=options.keepalive_time_s,
+        keepalive_time_s=None if options.keepalive_time_s is None else max(options.keepalive_time_s, PROBE_MIN_S),
         keepalive_timeout_s=options.keepalive_timeout_s,
     )
     return Channel(endpoint.target, context if secure else None, settings)

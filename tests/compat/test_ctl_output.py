@@ -324,6 +324,14 @@ def test_leases_in_hexadecimal(same):
         revoke(rpc_pb2.LeaseRevokeRequest(ID=0x7B).SerializeToString())
 
 
+def test_large_requests(same):
+    """Over the server's limit of 1.5 MiB, and over the client's of 2 MiB."""
+    endpoint = same.endpoints[0]
+    for size in (1_600_000, 2_200_000):
+        words, value = ["--endpoints", endpoint, "put", "k"], b"x" * size
+        assert normal(run_ctl(words, value)) == normal(run_etcdctl(words, value))
+
+
 def test_alarms(twins):
     theirs, ours = (cluster.endpoints[0] for cluster in twins)
     for endpoint in (theirs, ours):
