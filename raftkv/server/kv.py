@@ -9,6 +9,7 @@ object that waits for the outcome holds the call and answers it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from raftkv.server.admission import Admission
 from raftkv.server.node import Node
 from raftkv.server.proposals import Waiter
 
+_log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["etcdserverpb.KV"]
 
 
@@ -125,6 +127,20 @@ class Responder:
         """Answer with a header and a body."""
         call.reply(self.header.encode(revision, self.node.term) + body)
 
+    def refuse_read(self, call: UnaryCall, error: Exception) -> None:
+        """Answer a read that failed: as it says, or, if it found damage, by stopping the member.
+
+        A read changes nothing, so an unforeseen failure is this request's alone.
+        """
+        if isinstance(error, errors.StatusError):
+            fail(call, error)
+            return
+        call.fail(errors.INTERNAL, "internal error")
+        if isinstance(error, errors.InvariantError):
+            self.node.fatal(error)
+        else:
+            _log.error("a read failed", exc_info=error)
+
     def propose(self, call: UnaryCall, kind: int, data: bytes, waiter: PendingWrite) -> None:
         """Put a request into the log, or answer why not."""
         try:
@@ -180,8 +196,8 @@ class KVService:
             return
         try:
             revision, body = ranges.execute(self._store, request)
-        except errors.StatusError as error:
-            fail(call, error)
+        except Exception as error:
+            self._responder.refuse_read(call, error)
             return
         self._responder.reply(call, revision, body)
 
@@ -229,8 +245,8 @@ class KVService:
             return
         try:
             outcome = self._applier.read_txn(request)
-        except errors.StatusError as error:
-            fail(call, error)
+        except Exception as error:
+            self._responder.refuse_read(call, error)
             return
         self._responder.reply(call, outcome.revision, outcome.body)
 

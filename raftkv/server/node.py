@@ -391,7 +391,7 @@ class Node:
         self.store.set_applied(last.index, last.term)
         self.raw.on_applied(last.index)
         for waiter, outcome in answers:
-            waiter.finish(outcome)
+            _answer(waiter, outcome)
         self.reads.applied(last.index)
         for callback in self.on_applied:
             callback()
@@ -431,3 +431,13 @@ class Node:
         voters = self.conf_state.voters
         connected = [self._sender.connected_since(voter) for voter in voters if voter != self.settings.member_id]
         return 1 + sum(since is not None and since <= moment for since in connected) > len(voters) // 2
+
+
+def _answer(waiter: Waiter, outcome: Outcome) -> None:
+    """Tell a caller. The entry is applied whatever becomes of the answer, so a failure here harms nobody else."""
+    try:
+        waiter.finish(outcome)
+    except errors.InvariantError:
+        raise
+    except Exception:
+        _log.exception("could not answer a request that was applied")

@@ -104,12 +104,20 @@ class Peer:
         stream = self._stream
         # A stream may have ended without its task having run since: then there is nobody to send to either.
         if stream is None or stream.done or stream.send_buffer_size > SEND_BUFFER_MAX_BYTES:
-            self.send_failures += 1
-            self._on_unreachable(self.peer_id)
+            self._drop()
             return
-        for batch in encoder.batches(messages):
-            self.sent_bytes += len(batch)
-            stream.send_nowait(batch)
+        try:
+            for batch in encoder.batches(messages):
+                stream.send_nowait(batch)
+                self.sent_bytes += len(batch)
+        except RpcError:
+            # The stream broke, and our own task has not been told yet.
+            self._stream = None
+            self._drop()
+
+    def _drop(self) -> None:
+        self.send_failures += 1
+        self._on_unreachable(self.peer_id)
 
     async def _keep_connected(self) -> None:
         while True:
