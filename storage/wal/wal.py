@@ -174,6 +174,8 @@ class WAL:
         Raises ``WALSpaceError`` with nothing written; ``WALFailedError``; ``InvariantError`` for a batch that no
         correct Raft makes (and ``open`` would refuse), with nothing written.
         """
+        if self._failure is not None:
+            self._refuse()
         last_index = self._check_batch(hard_state, entries)
         parts: list[bytes] = []
         encode_entries(entries, parts)
@@ -190,6 +192,8 @@ class WAL:
 
         Pass the hard state of the same Ready, so that no crash comes between the two. Errors as for ``append``.
         """
+        if self._failure is not None:
+            self._refuse()
         if meta.index < self._snapshot.index:
             raise InvariantError(f"snapshot marker {meta.index} follows marker {self._snapshot.index}")
         last_index = max(self._last_index, meta.index)
@@ -238,8 +242,6 @@ class WAL:
             raise InvariantError(f"commit index {state.commit} is beyond the last entry {last_index}")
 
     def _write(self, body: bytes) -> None:
-        if self._failure is not None:
-            self._refuse()
         size = frame_size(len(body))
         if self._offset + size > self._size:
             self._cut(len(body))

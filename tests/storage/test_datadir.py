@@ -1,0 +1,50 @@
+"""Data directories: made for their owner alone, refused when others may write to them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from raftkv.errors import StorageError
+from raftkv.storage.datadir import ensure_private_directory
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_every_level_that_is_made_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    old_umask = os.umask(0)
+    try:
+        assert ensure_private_directory(tmp_path / "a" / "b") == str(tmp_path / "a" / "b")
+    finally:
+        os.umask(old_umask)
+    assert (mode(tmp_path / "a"), mode(tmp_path / "a" / "b")) == (0o700, 0o700)
+
+
+@pytest.mark.parametrize("bits", [0o700, 0o750, 0o755])
+def test_a_directory_that_others_may_only_read_is_kept(tmp_path: Path, bits: int) -> None:
+    tmp_path.chmod(bits)
+    ensure_private_directory(tmp_path)
+    assert mode(tmp_path) == bits
+
+
+@pytest.mark.parametrize("bits", [0o720, 0o702, 0o777, 0o1777])
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, bits: int) -> None:
+    tmp_path.chmod(bits)
+    with pytest.raises(StorageError, match=f"has mode {bits:04o}: group or others may write to it"):
+        ensure_private_directory(tmp_path)
+
+
+def test_what_is_not_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="is not a directory"):
+        ensure_private_directory(tmp_path / "file")
+    with pytest.raises(StorageError, match="cannot make directory"):
+        ensure_private_directory(tmp_path / "file" / "below")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StorageError, match="cannot make directory"):
+        ensure_private_directory(tmp_path / "dangling")

@@ -1,0 +1,286 @@
+"""When the disk fails: a full one costs nothing, any other failure ends the use of the log, and a restart works."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raftkv.errors import SpaceError
+from raftkv.raft.types import HardState, SnapshotMeta
+from raftkv.storage import failpoints
+from raftkv.storage.failpoints import FailpointPanic
+from raftkv.storage.wal import WAL, WALFailedError, WALSpaceError
+from tests.storage.wal.helpers import DIRECTORY, append_synced, create, entries, indexes, recover, reopen
+from tests.storage.wal.simdisk import SimDisk
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoints.disarm_all()
+
+
+def fill_segment(wal: WAL) -> int:
+    """Append until the next entry needs a new segment; return that entry's index."""
+    while wal._offset + 200 < wal._size:
+        append_synced(wal, wal.last_index + 1, wal.last_index + 1)
+    return wal.last_index + 1
+
+
+# -- no room ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_apart_and_the_append_can_be_tried_again(disk: SimDisk, number: int) -> None:
+    wal = create(disk)
+    index = fill_segment(wal)
+    big = entries(index, index, data=b"z" * 300)
+    disk.fail("allocate", number)
+    before = disk.contents()
+    for _attempt in range(2):
+        with pytest.raises(WALSpaceError, match="no room for 4096 bytes") as caught:
+            wal.append(HardState(1, 1, index - 1), big)
+        assert isinstance(caught.value, SpaceError)
+    assert disk.contents() == before, "not a byte of the batch, and no leftover file"
+    assert wal.last_index == index - 1
+    disk.heal()
+    wal.append(HardState(1, 1, index - 1), big)
+    wal.close()
+    assert indexes(recover(disk).entries) == list(range(1, index + 1))
+
+
+def test_a_full_disk_is_met_by_prepare_next_while_there_is_still_room(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 25)
+    assert wal.needs_next
+    disk.fail("allocate", errno.ENOSPC)
+    with pytest.raises(WALSpaceError):
+        wal.prepare_next()
+    append_synced(wal, 26, 27)
+    assert len(wal.segments) == 1
+    wal.close()
+    assert indexes(recover(disk).entries) == list(range(1, 28))
+
+
+def test_a_full_disk_at_create_leaves_nothing_behind(disk: SimDisk) -> None:
+    disk.fail("allocate", errno.ENOSPC)
+    with pytest.raises(WALSpaceError):
+        create(disk)
+    assert not disk.names
+    assert not disk.locks
+    disk.heal()
+    create(disk).close()
+
+
+WRITER_UNDER_A_LIMIT = """
+import resource, signal, sys
+from raftkv.raft.types import Entry
+from raftkv.storage.wal import WAL, WALSpaceError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+wal = WAL.create(sys.argv[1], b"m", segment_bytes=4096)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+wal.append(None, [Entry(1, 1, b"a" * 1000)])
+wal.sync()
+try:
+    wal.append(None, [Entry(1, 2, b"b" * 20000)])
+except WALSpaceError as error:
+    print(error)
+"""
+
+
+def test_the_limits_of_the_real_system_count_as_no_room(tmp_path: Path) -> None:
+    directory = str(tmp_path / "wal")
+    command = [sys.executable, "-c", WRITER_UNDER_A_LIMIT, directory]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("no room for ")
+    wal, recovered = WAL.open(directory)
+    wal.close()
+    assert indexes(recovered.entries) == [1]
+    assert sorted(os.listdir(directory)) == ["0000000000000000-0000000000000001.wal", "lock"]
+
+
+# -- anything else ----------------------------------------------------------------------------------------------
+
+
+def uses(wal: WAL) -> list[Callable[[], object]]:
+    return [
+        lambda: wal.append(HardState(9, 9, 0), []),
+        wal.sync,
+        lambda: wal.save_snapshot(SnapshotMeta(1, 1)),
+        lambda: wal.release(1),
+        wal.prepare_next,
+    ]
+
+
+@pytest.mark.parametrize("operation", ["write", "sync_data"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS])
+def test_after_a_failed_write_or_sync_nothing_is_ever_tried_again(disk: SimDisk, operation: str, number: int) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 3)
+    disk.fail(operation, number)
+    with pytest.raises(WALFailedError, match=os.strerror(number)):
+        append_synced(wal, 4, 4)
+    disk.heal()  # the disk is well again; the log must not believe it
+    disk.calls.clear()
+    for use in uses(wal):
+        with pytest.raises(WALFailedError, match=f"not usable: .* failed: .*{os.strerror(number)}"):
+            use()
+    assert not {"write", "sync_data"} & set(disk.calls)
+    wal.close()
+    assert not {"write", "sync_data"} & set(disk.calls)
+    recovered = recover(disk)
+    assert indexes(recovered.entries)[:3] == [1, 2, 3]
+    assert (recovered.repair is not None) == (operation == "write")
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "sync_data", "rename", "sync_directory"])
+def test_a_failure_in_a_cut_ends_the_use_and_loses_nothing(disk: SimDisk, operation: str) -> None:
+    for after in range(3):
+        disk = SimDisk()
+        wal = create(disk)
+        index = fill_segment(wal)
+        disk.fail(operation, errno.EIO, after)
+        try:
+            append_synced(wal, index, index, data=b"q" * 300)
+        except WALFailedError:
+            with pytest.raises(WALFailedError):
+                wal.sync()
+        disk.heal()
+        wal.close()
+        wal, recovered = reopen(disk)
+        assert indexes(recovered.entries)[: index - 1] == list(range(1, index))
+        append_synced(wal, wal.last_index + 1, wal.last_index + 1)
+        wal.close()
+
+
+def test_a_failure_in_release_ends_the_use_and_leaves_a_log_that_opens(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 200)
+    wal.save_snapshot(SnapshotMeta(190, 1))
+    disk.fail("remove", errno.EIO, 1)
+    with pytest.raises(WALFailedError, match="release failed"):
+        wal.release(190)
+    with pytest.raises(WALFailedError):
+        wal.sync()
+    disk.heal()
+    wal.close()
+    assert indexes(recover(disk).entries) == list(range(191, 201))
+
+
+@pytest.mark.parametrize("operation", ["open", "read", "lock", "list_names", "sync_data", "sync_directory"])
+def test_a_failure_to_open_is_one_error_and_gives_the_lock_back(disk: SimDisk, operation: str) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 3)
+    wal.close()
+    disk.fail(operation, errno.EIO)
+    with pytest.raises(WALFailedError, match=f"cannot open the write-ahead log in {DIRECTORY}"):
+        reopen(disk)
+    disk.heal()
+    assert not disk.locks
+    assert not disk.open_files
+    assert indexes(recover(disk).entries) == [1, 2, 3]
+
+
+def scenario(disk: SimDisk, synced: list[int]) -> None:
+    """A life of a log with cuts, a snapshot and a release; ``synced`` gets each index that may be acknowledged."""
+    wal = create(disk, segment_bytes=1024)
+    for index in range(1, 31):
+        wal.append(HardState(1, 1, index - 1), entries(index, index, data=b"d" * 90))
+        wal.sync()
+        synced.append(index)
+        if index == 20:
+            wal.save_snapshot(SnapshotMeta(18, 1))
+            wal.release(18)
+        if wal.needs_next:
+            wal.prepare_next()
+    wal.close()
+
+
+def check_recovery(disk: SimDisk, synced: list[int]) -> None:
+    if not WAL.exists(DIRECTORY, disk):
+        assert not synced
+        create(disk).close()
+        return
+    wal, recovered = reopen(disk)
+    got = indexes(recovered.entries)
+    assert got == list(range(recovered.snapshot.index + 1, wal.last_index + 1))
+    assert wal.last_index >= (synced[-1] if synced else 0)
+    append_synced(wal, wal.last_index + 1, wal.last_index + 2)
+    wal.close()
+    assert indexes(recover(disk).entries) == list(range(recovered.snapshot.index + 1, wal.last_index + 1))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize(
+    "operation", ["create", "allocate", "write", "sync_data", "rename", "remove", "sync_directory"]
+)
+def test_a_failure_of_any_call_acknowledges_nothing_more_and_the_log_opens_again(operation: str, number: int) -> None:
+    """G15 of the reliability bar, in one process: every call of every kind fails once, and everything after it."""
+    sound = SimDisk()
+    scenario(sound, [])
+    for after in range(sound.calls.count(operation)):
+        disk = SimDisk()
+        disk.fail(operation, number, after)
+        synced: list[int] = []
+        try:
+            scenario(disk, synced)
+        except (WALFailedError, WALSpaceError):
+            pass
+        else:  # nobody depends on the removal of an allocated file at the end
+            assert (operation, after) == ("remove", sound.calls.count("remove") - 1)
+        disk.heal()
+        disk.kill()
+        check_recovery(disk, synced)
+
+
+WAL_SITES = [name for name in failpoints.SITES if name.startswith("wal") and "Repair" not in name]
+
+
+@pytest.mark.parametrize("site", WAL_SITES)
+def test_a_crash_at_any_failpoint_loses_nothing_that_was_synced(site: str) -> None:
+    hits = 0
+    for after in range(0, 200, 3):
+        disk = SimDisk()
+        failpoints.arm(site, f"after-{after} raise")
+        synced: list[int] = []
+        try:
+            scenario(disk, synced)
+            break
+        except FailpointPanic:
+            hits += 1
+        finally:
+            failpoints.disarm_all()
+        disk.kill()
+        check_recovery(disk, synced)
+    assert hits > 0
+
+
+@pytest.mark.parametrize("site", ["walBeforeRepair", "walAfterRepairCopy", "walAfterRepair"])
+def test_a_crash_in_a_repair_is_repaired_again(disk: SimDisk, site: str) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 3)
+    disk.fail("write", errno.EIO)
+    with pytest.raises(WALFailedError):
+        append_synced(wal, 4, 4, data=b"y" * 1500)
+    disk.heal()
+    disk.kill()
+    failpoints.arm(site, "raise")
+    with pytest.raises(FailpointPanic):
+        reopen(disk)
+    failpoints.disarm_all()
+    disk.kill()
+    assert indexes(recover(disk).entries) == [1, 2, 3]
+    broken = [name for name in disk.names if ".broken" in name]
+    assert len(broken) == (2 if site == "walAfterRepairCopy" else 1)
+    assert recover(disk).repair is None

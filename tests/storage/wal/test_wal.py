@@ -1,0 +1,469 @@
+"""The log as its caller meets it: on real files, and on the disk in memory where the files do not matter."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raftkv.errors import ConfigError, CorruptionError, InvariantError, StorageError
+from raftkv.raft.types import ConfState, Entry, EntryType, HardState, SnapshotMeta
+from raftkv.storage.wal import (
+    WAL,
+    WALCorruptError,
+    WALExistsError,
+    WALFailedError,
+    WALLockedError,
+    WALNotFoundError,
+    describe,
+)
+from raftkv.storage.wal.frame import encode_frame
+from tests.storage.wal.helpers import (
+    DIRECTORY,
+    METADATA,
+    append_synced,
+    create,
+    entries,
+    indexes,
+    last_segment,
+    recover,
+    reopen,
+)
+from tests.storage.wal.simdisk import SimDisk
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+# -- on real files ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    return str(tmp_path / "member" / "wal")
+
+
+def test_a_log_survives_close_and_open(directory: str) -> None:
+    written = [Entry(1, 1, b""), Entry(1, 2, bytes(5000)), Entry(2, 3, b"cc", EntryType.CONF_CHANGE_V2)]
+    with_conf = SnapshotMeta(1, 1, ConfState((1, 2**64 - 1), (3,), (4,), (5,), True))
+    wal = WAL.create(directory, METADATA, segment_bytes=1 << 16)
+    wal.append(HardState(2, 1, 2), written)
+    wal.save_snapshot(with_conf)
+    wal.close()
+    wal, recovered = WAL.open(directory)
+    wal.close()
+    assert recovered.metadata == METADATA
+    assert recovered.hard_state == HardState(2, 1, 2)
+    assert recovered.entries == written[1:]
+    assert recovered.snapshot == with_conf
+    assert recovered.repair is None
+
+
+def test_files_are_0600_in_a_directory_0700_at_their_full_size(directory: str) -> None:
+    old_umask = os.umask(0)
+    try:
+        wal = WAL.create(directory, METADATA, segment_bytes=1 << 16)
+        wal.prepare_next()
+    finally:
+        os.umask(old_umask)
+    assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
+    names = sorted(os.listdir(directory))
+    assert names == ["0000000000000000-0000000000000001.wal", "lock", "next.tmp"]
+    for name in names:
+        status = os.stat(os.path.join(directory, name))
+        assert stat.S_IMODE(status.st_mode) == 0o600
+        assert name == "lock" or (status.st_size, status.st_blocks * 512) == (1 << 16, 1 << 16)
+    wal.close()
+    assert sorted(os.listdir(directory)) == names[:2]
+
+
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    wal = WAL.create(str(tmp_path / "wal"), METADATA, segment_bytes=4096)
+    wal.close()
+    (tmp_path / "wal").chmod(0o770)
+    with pytest.raises(StorageError, match="group or others may write"):
+        WAL.open(str(tmp_path / "wal"))
+
+
+LOCK_HOLDER = """
+import sys
+from raftkv.storage.wal import WAL
+wal, _ = WAL.open(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_cannot_have_it_open(directory: str) -> None:
+    WAL.create(directory, METADATA, segment_bytes=4096).close()
+    command = [sys.executable, "-c", LOCK_HOLDER, directory]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(WALLockedError, match="in use by another process"):
+            WAL.open(directory)
+        holder.kill()
+        holder.communicate()
+    WAL.open(directory)[0].close()
+
+
+def test_the_same_process_cannot_have_it_open_twice(directory: str) -> None:
+    wal = WAL.create(directory, METADATA, segment_bytes=4096)
+    with pytest.raises(WALLockedError):
+        WAL.open(directory)
+    with pytest.raises(WALLockedError):
+        WAL.create(directory, METADATA)
+    wal.close()
+    WAL.open(directory)[0].close()
+
+
+def test_a_torn_tail_on_a_real_file_is_cut_and_kept_beside_it(directory: str) -> None:
+    wal = WAL.create(directory, METADATA, segment_bytes=1 << 16)
+    append_synced(wal, 1, 3)
+    offset = wal._offset
+    wal.append(None, entries(4, 4, data=b"y" * 3000))
+    wal.close()
+    path = os.path.join(directory, wal.segments[-1])
+    with open(path, "r+b") as file:
+        file.seek(offset + 1000)
+        file.write(bytes(4000))
+    wal, recovered = WAL.open(directory)
+    assert indexes(recovered.entries) == [1, 2, 3]
+    assert recovered.repair is not None
+    assert (recovered.repair.path, recovered.repair.offset) == (path, offset)
+    assert recovered.repair.cut_bytes == 1000
+    assert recovered.repair.saved_as == f"{path}.broken"
+    assert Path(recovered.repair.saved_as).stat().st_size == offset + 1000
+    append_synced(wal, 4, 4)
+    wal.close()
+    wal, recovered = WAL.open(directory)
+    wal.close()
+    assert (indexes(recovered.entries), recovered.repair) == ([1, 2, 3, 4], None)
+
+
+def test_creating_and_opening_what_is_not_there_or_not_allowed(directory: str, tmp_path: Path) -> None:
+    with pytest.raises(WALNotFoundError):
+        WAL.open(directory)
+    assert not WAL.exists(directory)
+    WAL.create(directory, METADATA, segment_bytes=4096).close()
+    assert WAL.exists(directory)
+    with pytest.raises(WALExistsError):
+        WAL.create(directory, METADATA)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="is not a directory"):
+        WAL.create(str(tmp_path / "file"), METADATA)
+    with pytest.raises(ConfigError):
+        WAL.create(str(tmp_path / "tiny"), METADATA, segment_bytes=10)
+
+
+# -- append, cut, release ---------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_one_write_and_a_sync_is_one_sync(disk: SimDisk) -> None:
+    wal = create(disk)
+    disk.calls.clear()
+    wal.append(HardState(1, 1, 0), entries(1, 9))
+    assert disk.calls == ["write"]
+    wal.sync()
+    assert disk.calls == ["write", "sync_data"]
+    wal.sync()
+    wal.append(None, [])
+    assert disk.calls == ["write", "sync_data"]
+
+
+def test_a_batch_larger_than_a_segment_gets_a_larger_segment(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 1)
+    wal.append(None, [Entry(1, 2, b"z" * 50_000)])
+    append_synced(wal, 3, 4)
+    wal.close()
+    assert wal.segments == tuple(f"{number:016x}-{first:016x}.wal" for number, first in [(0, 1), (1, 2), (2, 3)])
+    assert indexes(recover(disk).entries) == [1, 2, 3, 4]
+
+
+def test_the_cut_uses_the_segment_prepared_ahead(disk: SimDisk) -> None:
+    wal = create(disk)
+    assert not wal.needs_next
+    append_synced(wal, 1, 25)
+    assert wal.needs_next
+    wal.prepare_next()
+    wal.prepare_next()
+    assert not wal.needs_next
+    disk.calls.clear()
+    append_synced(wal, 26, 40)
+    assert len(wal.segments) == 2
+    assert "allocate" not in disk.calls
+    wal.close()
+    assert indexes(recover(disk).entries) == list(range(1, 41))
+
+
+def test_release_deletes_the_oldest_segments_wholly_below(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 200)
+    first = [int(name[17:33], 16) for name in wal.segments]
+    assert len(first) > 4
+    assert wal.release(first[2]) == 0, "no marker: everything may still be needed"
+    wal.save_snapshot(SnapshotMeta(first[2] + 1, 1))
+    assert wal.release(first[2] - 1) == 1
+    assert wal.release(10**6) == 1, "never beyond the marker"
+    assert [int(name[17:33], 16) for name in wal.segments] == first[2:]
+    wal.close()
+    recovered = recover(disk)
+    assert recovered.snapshot.index == first[2] + 1
+    assert indexes(recovered.entries) == list(range(first[2] + 2, 201))
+
+
+def test_each_segment_can_be_read_without_those_before_it(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 100)
+    wal.save_snapshot(SnapshotMeta(99, 1, ConfState((1, 2, 3))))
+    append_synced(wal, 101, 140)
+    wal.release(100)
+    wal.close()
+    recovered = recover(disk)
+    assert recovered.snapshot == SnapshotMeta(99, 1, ConfState((1, 2, 3)))
+    assert recovered.hard_state == HardState(1, 1, 139)
+    assert indexes(recovered.entries) == list(range(100, 141))
+
+
+def test_entries_behind_an_earlier_marker_can_be_asked_for(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 10)
+    wal.save_snapshot(SnapshotMeta(4, 1))
+    wal.save_snapshot(SnapshotMeta(8, 1))
+    wal.close()
+    for snapshot_index, expected in [(None, [9, 10]), (8, [9, 10]), (4, [5, 6, 7, 8, 9, 10]), (0, [*range(1, 11)])]:
+        wal, recovered = reopen(disk, snapshot_index=snapshot_index)
+        wal.close()
+        assert indexes(recovered.entries) == expected
+        assert [meta.index for meta in recovered.markers] == [4, 8]
+    with pytest.raises(WALCorruptError, match="no snapshot marker 5"):
+        reopen(disk, snapshot_index=5)
+
+
+def test_a_snapshot_beyond_the_log_begins_it_anew(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 5)
+    wal.save_snapshot(SnapshotMeta(50, 3), HardState(3, 0, 50))
+    wal.append(None, entries(51, 52, term=3))
+    wal.close()
+    recovered = recover(disk)
+    assert (recovered.snapshot.index, recovered.hard_state) == (50, HardState(3, 0, 50))
+    assert indexes(recovered.entries) == [51, 52]
+
+
+@pytest.mark.parametrize(
+    ("hard_state", "batch", "reason"),
+    [
+        (None, entries(7, 7), "do not follow entry 5"),
+        (None, [Entry(1, 6), Entry(1, 8)], "do not follow"),
+        (None, entries(3, 3), "overwrites what is committed"),
+        (HardState(1, 1, 7), entries(6, 6), "beyond the last entry 6"),
+        (HardState(0, 1, 4), [], "follows"),
+        (HardState(1, 1, 3), [], "follows"),
+    ],
+)
+def test_a_batch_that_could_not_be_opened_again_is_not_written(
+    disk: SimDisk, hard_state: HardState | None, batch: list[Entry], reason: str
+) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 5)
+    before = disk.contents()
+    with pytest.raises(InvariantError, match=reason):
+        wal.append(hard_state, batch)
+    assert disk.contents() == before
+    append_synced(wal, 6, 6)
+    wal.save_snapshot(SnapshotMeta(4, 1))
+    with pytest.raises(InvariantError, match="marker 2 follows marker 4"):
+        wal.save_snapshot(SnapshotMeta(2, 1))
+
+
+def test_a_commit_index_may_come_with_the_overwriting_entries_it_commits(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 5)
+    wal.append(HardState(2, 1, 6), entries(5, 7, term=2))
+    wal.close()
+    assert [(entry.term, entry.index) for entry in recover(disk).entries[-3:]] == [(2, 5), (2, 6), (2, 7)]
+
+
+def test_what_a_killed_process_wrote_is_synced_before_it_is_given_back(disk: SimDisk) -> None:
+    wal = create(disk)
+    wal.append(None, entries(1, 1))
+    disk.kill()
+    disk.calls.clear()
+    reopen(disk)
+    assert "sync_data" in disk.calls
+    assert all(inode.durable == bytes(inode.data) for inode in disk.names.values())
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+
+
+def several_segments(disk: SimDisk) -> list[str]:
+    wal = create(disk)
+    append_synced(wal, 1, 120)
+    wal.close()
+    paths = sorted(path for path in disk.names if path.endswith(".wal"))
+    assert len(paths) > 2
+    return paths
+
+
+def test_a_missing_segment_in_the_middle_is_refused(disk: SimDisk) -> None:
+    paths = several_segments(disk)
+    del disk.names[paths[1]]
+    with pytest.raises(WALCorruptError, match="is missing") as caught:
+        recover(disk)
+    assert (caught.value.path, caught.value.offset) == (paths[2], 0)
+
+
+def test_a_renamed_segment_is_refused(disk: SimDisk) -> None:
+    paths = several_segments(disk)
+    disk.names[paths[-1][:-5] + "0.wal"] = disk.names.pop(paths[-1])
+    with pytest.raises(WALCorruptError, match="its head says that it is"):
+        recover(disk)
+
+
+def test_a_segment_of_another_log_is_refused(disk: SimDisk) -> None:
+    paths = several_segments(disk)
+    other = SimDisk()
+    wal = WAL.create(DIRECTORY, b"another member", segment_bytes=4096, disk=other)
+    append_synced(wal, 1, 120)
+    wal.close()
+    disk.names[paths[1]] = other.names[paths[1]] if paths[1] in other.names else disk.names[paths[0]]
+    with pytest.raises(WALCorruptError):
+        recover(disk)
+
+
+def test_different_metadata_in_a_chained_segment_are_refused(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 5)
+    wal._metadata = b"someone else"
+    append_synced(wal, 6, 60)
+    wal.close()
+    with pytest.raises(WALCorruptError, match="metadata differ"):
+        recover(disk)
+
+
+def test_frames_lost_from_the_end_of_an_earlier_segment_are_noticed_by_the_chain(disk: SimDisk) -> None:
+    paths = several_segments(disk)
+    data = disk.names[paths[0]].data
+    last_magic = data.rfind(b"\xa7rkW")
+    data[last_magic:] = bytes(len(data) - last_magic)
+    with pytest.raises(WALCorruptError, match="goes on from other contents") as caught:
+        recover(disk)
+    assert (caught.value.path, caught.value.offset) == (paths[0], last_magic)
+
+
+def test_a_torn_tail_in_an_earlier_segment_is_damage(disk: SimDisk) -> None:
+    paths = several_segments(disk)
+    data = disk.names[paths[0]].data
+    data[data.rfind(b"\xa7rkW") + 60 :] = b""
+    data.extend(bytes(4096 - len(data)))
+    with pytest.raises(WALCorruptError, match="stops before its end") as caught:
+        recover(disk)
+    assert caught.value.path == paths[0]
+
+
+def test_a_whole_frame_that_does_not_follow_the_one_before_it_is_refused(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 3)
+    offset = wal._offset
+    wal._crc ^= 1
+    append_synced(wal, 4, 5)
+    wal.close()
+    with pytest.raises(WALCorruptError, match="does not follow the one before it") as caught:
+        recover(disk)
+    assert caught.value.offset == offset
+
+
+def test_another_format_version_is_refused_by_name(disk: SimDisk) -> None:
+    several_segments(disk)
+    path = last_segment(disk)
+    data = disk.names[path].data
+    body = bytearray(data[32 : 32 + int.from_bytes(data[4:8], "little")])
+    body[8:12] = (2).to_bytes(4, "little")
+    previous = int.from_bytes(data[16:20], "little")
+    frame = b"".join(encode_frame(bytes(body), 0, 0, previous, 0)[0])
+    data[: len(frame)] = frame
+    with pytest.raises(WALCorruptError, match="format version 2"):
+        recover(disk)
+
+
+def test_an_index_with_a_right_checksum_but_a_gap_is_refused(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 3)
+    wal._last_index = 2**63
+    offset = wal._offset
+    wal.append(None, [Entry(1, 2**63 + 1)])
+    wal.close()
+    with pytest.raises(WALCorruptError, match="follows entry 3") as caught:
+        recover(disk)
+    assert caught.value.offset == offset + 32
+    assert isinstance(caught.value, CorruptionError)
+    assert str(caught.value).startswith(f"write-ahead log {last_segment(disk)} is damaged at offset {offset + 32}: ")
+
+
+def test_a_log_shorter_than_its_commit_index_is_refused_and_left_as_it_is(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 3)
+    wal._last_index = 9  # as if entries 4 to 9 had been there, and the device had lost them
+    wal.append(HardState(1, 1, 9), [])
+    offset = wal._offset
+    wal.append(None, entries(10, 10, data=b"y" * 1200))
+    wal.close()
+    disk.names[last_segment(disk)].data[offset + 600 :] = bytes(4096 - offset - 600)
+    before = disk.contents()
+    with pytest.raises(WALCorruptError, match="but entry 9 was committed"):
+        recover(disk)
+    assert disk.contents() == before
+
+
+def test_a_closed_log_refuses(disk: SimDisk) -> None:
+    wal = create(disk)
+    wal.close()
+    wal.close()
+    for use in (lambda: wal.append(HardState(1), []), wal.sync, wal.prepare_next, lambda: wal.release(1)):
+        with pytest.raises(WALFailedError, match="closed"):
+            use()
+
+
+# -- the text form ----------------------------------------------------------------------------------------------
+
+
+def test_describe_has_a_line_for_every_record(disk: SimDisk) -> None:
+    wal = create(disk)
+    wal.append(HardState(1, 2, 1), entries(1, 2))
+    wal.save_snapshot(SnapshotMeta(1, 1, ConfState((10, 11))))
+    wal.close()
+    text = "\n".join(describe(DIRECTORY, disk))
+    assert [line.split(maxsplit=1)[-1] for line in text.splitlines() if "crc" not in line] == [
+        "0000000000000000-0000000000000001.wal: 4096 bytes",
+        "head: sequence 0, first index 1, version 1",
+        f"metadata: {METADATA.hex()}",
+        "hard state: term 0, vote 0, commit 0",
+        "snapshot 0/0 voters none",
+        "entry 1/1 NORMAL 21 bytes",
+        "entry 1/2 NORMAL 21 bytes",
+        "hard state: term 1, vote 2, commit 1",
+        "snapshot 1/1 voters a,b",
+        "end: nothing was written from here on",
+    ]
+
+
+def test_describe_says_where_a_log_stops_being_readable(disk: SimDisk) -> None:
+    wal = create(disk)
+    append_synced(wal, 1, 3)
+    wal.close()
+    disk.names[last_segment(disk)].data[300] ^= 1
+    assert "damaged" in list(describe(DIRECTORY, disk))[-1]
+    disk.names[last_segment(disk)].data[0] ^= 1
+    assert list(describe(DIRECTORY, disk)) == [
+        f"damaged: write-ahead log {last_segment(disk)} is damaged at offset 0: the head of the segment is damaged"
+    ]
