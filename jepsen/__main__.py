@@ -116,6 +116,7 @@ def _options(args: argparse.Namespace, workload: str, seed: int) -> Options:
         rate=args.rate,
         timeout_s=args.timeout,
         quiet_every=args.quiet_every,
+        compact_every=args.compact_every,
         keep=args.keep,
     )
 
@@ -137,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--rate", type=float, default=300.0, help="operations per second, all clients")
     runs.add_argument("--timeout", type=duration_s, default=0.5, help="of one request, such as 500ms")
     runs.add_argument("--quiet-every", type=int, default=10, help="faults between quiet points")
+    runs.add_argument("--compact-every", type=int, default=0, metavar="N", help="compact after each N writes")
     runs.add_argument("--heartbeat-interval", type=int, default=50, metavar="MS")
     runs.add_argument("--election-timeout", type=int, default=500, metavar="MS")
     runs.add_argument("--snapshot-count", type=int, default=1000)

@@ -25,7 +25,7 @@ from jepsen.db import ROOT, Cluster, Member, Settings, require_disk
 from jepsen.history import History, Recorder, save
 from jepsen.nemesis import LIVE_S, Nemesis
 from jepsen.probe import Probe, ProbeError
-from jepsen.store_reader import StoreReader
+from jepsen.store_reader import Compactor, StoreReader
 from jepsen.workloads import WORKLOADS
 from jepsen.workloads.base import Workload
 
@@ -43,6 +43,7 @@ class Options:
     faults and time_s: the run ends after so many faults or so long, whichever is first; None is no limit.
     rate: operations per second wanted of all clients together. timeout_s: of one request.
     quiet_every: faults between quiet points. acked_min: fewer acknowledged writes fail the run.
+    compact_every: acknowledged writes between compactions; 0: never compact.
     read_back_s: how long each read of the store at the end may be retried.
     client_class: how clients are made; tests put liars here, to see them caught.
     """
@@ -58,6 +59,7 @@ class Options:
     timeout_s: float = 0.5
     quiet_every: int = 10
     acked_min: int = 100
+    compact_every: int = 0
     read_back_s: float = 60.0
     runs: Path = RUNS
     keep: bool = False
@@ -103,41 +105,46 @@ class _Run:
         began = time.monotonic()
         async with self._probing() as probe:
             trouble = Nemesis(self._cluster, probe, self._recorder)
+            reader = StoreReader(probe)
+            compactor = Compactor(probe, reader, self._recorder, self._options.compact_every)
             self._cluster.start(self._cluster.members)
             if not await probe.wait_healthy(2 * LIVE_S):
                 self._recorder.event("unhealthy", why="the cluster did not come up")
             else:
-                await self._torment(trouble, probe)
+                await self._torment(trouble, probe, compactor)
             loaded = time.monotonic()
-            store = await self._read_back(probe)
+            await self._read_back(probe, reader)
         self._cluster.close()
-        history = History(self._recorder.operations, self._recorder.events, store)
+        history = History(self._recorder.operations, self._recorder.events, reader.record)
         save(history, self._cluster.folder / "history.jsonl")
         verdict = judge(history, self._workload.judges, self._options.acked_min)
         (self._cluster.folder / "verdict").write_text("\n".join(verdict.lines(1000)) + "\n")
         figures = self._figures(trouble, loaded - began) | {"judged_s": round(time.monotonic() - loaded, 1)}
         return Report(verdict, figures, self._cluster.folder)
 
-    async def _torment(self, trouble: Nemesis, probe: Probe) -> None:
+    async def _torment(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
         """Load and faults until enough, then the last quiet point and the last reads."""
         clients = self._clients()
         self._gate.open()
         async with asyncio.TaskGroup() as group:
             for client in clients:
                 group.create_task(self._load(client))
+            compacting = group.create_task(compactor.run()) if self._options.compact_every else None
             try:
-                await self._faults(trouble, probe)
+                await self._faults(trouble, probe, compactor)
             finally:
                 self._stopping = True
                 self._gate.open()
-        await self._quiet_point(trouble, probe)
+                if compacting is not None:
+                    compacting.cancel()
+        await self._quiet_point(trouble, probe, compactor)
         last = self._client("last", self._cluster.members, 10.0)
         await self._workload.finish(last)
         self._gate.shut()
         for client in (*clients, last):
             await client.close()
 
-    async def _faults(self, trouble: Nemesis, probe: Probe) -> None:
+    async def _faults(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
         options = self._options
         deadline = None if options.time_s is None else time.monotonic() + options.time_s
         steps = nemeses.schedule(nemeses.parse(options.nemesis, options.settings.size), options.seed)
@@ -148,33 +155,36 @@ class _Run:
                 return
             await trouble.carry_out(step)
             if trouble.faults % options.quiet_every == 0:
-                await self._quiet_point(trouble, probe)
+                await self._quiet_point(trouble, probe, compactor)
         if deadline is not None:
             await asyncio.sleep(max(0.0, deadline - time.monotonic()))
 
-    async def _quiet_point(self, trouble: Nemesis, probe: Probe) -> None:
+    async def _quiet_point(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
         """Hold the clients, wait for all members, compare their hashes, go on."""
         self._gate.shut()
         await self._recorder.wait_idle(60.0)
-        trouble.revive()
-        healthy = await probe.wait_healthy(LIVE_S)
-        if not healthy:
-            self._recorder.event("unhealthy", why=f"not every member well within {LIVE_S} s at a quiet point")
+        async with compactor.busy:
+            trouble.revive()
+            if not await probe.wait_healthy(LIVE_S):
+                why = f"not every member well within {LIVE_S} s at a quiet point"
+                self._recorder.event("unhealthy", why=why)
+            await self._compare(probe)
+        self._gate.open()
+
+    async def _compare(self, probe: Probe) -> None:
+        """Ask all members for the hash of one revision; a member that cannot tell is noted as such."""
         with contextlib.suppress(ProbeError):
             rev = await probe.revision()
             await probe.wait_revision(rev, LIVE_S)
             answers = {member.name: await probe.hash_kv(member, rev) for member in self._cluster.members}
             self._recorder.event("hashes", rev=rev, members=answers)
-        self._gate.open()
 
-    async def _read_back(self, probe: Probe) -> Any:
-        reader = StoreReader(probe)
+    async def _read_back(self, probe: Probe, reader: StoreReader) -> None:
         try:
             last = await probe.revision(self._options.read_back_s)
             await reader.read_up_to(last, self._recorder.operations)
         except ProbeError as error:
             self._recorder.event("unhealthy", why=f"the store could not be read back: {error}")
-        return reader.record
 
     def _clients(self) -> list[Client]:
         members = self._cluster.members
@@ -215,6 +225,7 @@ class _Run:
             "seconds": round(loaded_s, 1),
             "faults": trouble.faults,
             "kills": trouble.kills,
+            "compactions": sum(event["event"] == "compact" for event in self._recorder.events),
             "ops": len(operations),
             **kinds,
             "acked_writes": len(self._recorder.acked_calls),

@@ -6,23 +6,27 @@ cheap; elsewhere (writes of unknown fate) the whole store is, and if nothing was
 found by comparing the keys of two revisions. Whole states are read at some revisions besides, so that a change outside
 the keys asked for cannot hide.
 
-Must be called before each compaction, up to the revision to be compacted.
+Compaction destroys what is to be read, so whoever compacts must have read that far first: ``Compactor``.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from jepsen.history import Change, Operation, StoreRecord
+from jepsen.history import Change, Operation, Recorder, StoreRecord
 from jepsen.ops import END_OF_KEYS, Delete, Put, branches
-from jepsen.probe import Probe
+from jepsen.probe import Probe, ProbeError
 from jepsen.wire import key_values
 from raftkv.pb import rpc_pb2
 
 _BATCH = 64
 _STATES = 16
 _TIMEOUT_S = 60.0
+_FOREVER_S = 1e6
+_KEPT = 40
+"""Revisions left uncompacted below the newest, for reads of the past to find something."""
 
 Interval = tuple[str, str]
 _WHOLE: Interval = (END_OF_KEYS, END_OF_KEYS)
@@ -77,6 +81,37 @@ class StoreReader:
     async def _state(self, rev: int, keys_only: bool = False) -> Any:
         request = rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0", revision=rev, keys_only=keys_only)
         return (await self._probe.retry(request, _TIMEOUT_S)).kvs
+
+
+class Compactor:
+    """Compacts again and again under load and faults, each time after reading what will be gone.
+
+    Arguments:
+        every: acknowledged writes between compactions.
+    """
+
+    def __init__(self, probe: Probe, reader: StoreReader, recorder: Recorder, every: int) -> None:
+        self.busy = asyncio.Lock()
+        """Held while compacting: members need not agree on the compact revision before it is over."""
+        self._probe, self._reader, self._recorder, self._every = probe, reader, recorder, every
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._recorder.wait_acked(self._every, _FOREVER_S)
+            async with self.busy:
+                await self._compact()
+
+    async def _compact(self) -> None:
+        try:
+            rev = await self._probe.revision(_TIMEOUT_S) - _KEPT
+            if rev > self._reader.record.last:
+                await self._reader.read_up_to(rev, self._recorder.operations)
+                await self._probe.retry(rpc_pb2.CompactionRequest(revision=rev), _TIMEOUT_S)
+        except ProbeError as error:  # A retry finds its first attempt done; a cluster that is down is judged elsewhere.
+            self._recorder.event("compact failed", why=str(error))
+        else:
+            self._recorder.event("compact", rev=rev)
 
 
 def _span(operation: Operation) -> Interval | None:
