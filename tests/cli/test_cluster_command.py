@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from raftkv.cli.cluster_members import Member, stop_all
 from raftkv.cli.cluster_view import Row, make_table, news
 from tests.cli.runner import run_ctl, run_server
 from tests.procs import data_directory, free_port
@@ -87,6 +88,24 @@ def test_three_members_live_and_die():
         read_until(process, lambda line: line == "stopping all members\n")
         assert process.wait(STOP_TIMEOUT_S) == 0
         assert member_processes(directory) == []
+
+
+def member_running(tmp_path: Path, on_term: str) -> Member:
+    """A member whose process does ``on_term`` when it is asked to stop."""
+    code = f"import signal, sys\nsignal.signal(signal.SIGTERM, {on_term})\nprint(flush=True)\nwhile 1: signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline()  # from here on the handler is there
+    return Member("node1", 1, 2, tmp_path / "node1", process)
+
+
+def test_members_are_asked_to_stop_before_they_are_killed(tmp_path):
+    willing = member_running(tmp_path, "lambda *_: sys.exit(7)")
+    stubborn = member_running(tmp_path, "signal.SIG_IGN")
+    stop_all([willing], timeout_s=STOP_TIMEOUT_S)
+    stop_all([stubborn], timeout_s=0.1)
+    assert (willing.exit_status, stubborn.exit_status) == (7, -signal.SIGKILL)
 
 
 def test_members_that_cannot_run_are_named():
