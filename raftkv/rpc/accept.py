@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SNIFF_BYTES = 4
 
 
-class ServerH2Protocol(H2Protocol):
+class ServerH2Protocol(H2Protocol[ServerCore]):
     """A server's HTTP/2 connection: adds keepalive and the graceful close."""
 
     def __init__(self, connection: Connection, core: ServerCore, transport: asyncio.Transport) -> None:
@@ -37,8 +37,8 @@ class ServerH2Protocol(H2Protocol):
             write_stall_timeout_s=limits.write_stall_timeout_s,
         )
         self._connection = connection
-        self._server_core = core
         self._drain_timer: asyncio.TimerHandle | None = None
+        self._preface_timer = loop.call_later(limits.preface_timeout_s, self._check_preface)
         self._keepalive = Keepalive(
             loop,
             limits.keepalive_time_s,
@@ -49,19 +49,25 @@ class ServerH2Protocol(H2Protocol):
             dead=transport.abort,
         )
 
+    def _check_preface(self) -> None:
+        """The client's SETTINGS must have come by now."""
+        if not self.core.settled:
+            self.transport.abort()
+
     def _ping(self) -> None:
-        self._server_core.h2.ping(KEEPALIVE_PING)
-        self._server_core.wake()
+        self.core.h2.ping(KEEPALIVE_PING)
+        self.core.wake()
 
     def drain(self) -> None:
         """Close gracefully: see ``ServerCore.begin_drain``."""
         if self._drain_timer is None:
-            self._server_core.begin_drain()
-            timeout_s = self._server_core.limits.goaway_notice_timeout_s
-            self._drain_timer = self._loop.call_later(timeout_s, self._server_core.finish_drain)
+            self.core.begin_drain()
+            timeout_s = self.core.limits.goaway_notice_timeout_s
+            self._drain_timer = self._loop.call_later(timeout_s, self.core.finish_drain)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport has gone."""
+        self._preface_timer.cancel()
         self._keepalive.close()
         if self._drain_timer is not None:
             self._drain_timer.cancel()
@@ -125,10 +131,14 @@ class Connection(asyncio.Protocol):
     def _sniff(self) -> None:
         timeout_s = self._server.limits.preface_timeout_s
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self.abort)
+        self._decide()
 
     def data_received(self, data: bytes) -> None:
-        """Decide by the first bytes."""
+        """Keep the first bytes; under TLS they may come before we know that the handshake is over."""
         self._buffer += data
+        self._decide()
+
+    def _decide(self) -> None:
         if len(self._buffer) < _SNIFF_BYTES or self._transport is None or self._timer is None:
             return
         if self._buffer[:_SNIFF_BYTES] == PREFACE[:_SNIFF_BYTES]:
@@ -167,6 +177,31 @@ class Connection(asyncio.Protocol):
         """Send what the connection's core has."""
         if self._h2 is not None:
             self._h2.flush()
+
+    @property
+    def open_calls(self) -> int:
+        """gRPC calls under way."""
+        return self._h2.core.open_calls if self._h2 is not None else 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of unfinished messages."""
+        return self._h2.core.held_bytes if self._h2 is not None else 0
+
+    @property
+    def write_blocked(self) -> bool:
+        """True while the client does not read what we write."""
+        return self._h2 is not None and not self._h2.writable
+
+    @property
+    def reading(self) -> bool:
+        """False while the client is not read, because it does not read us."""
+        return self._transport is not None and self._transport.is_reading()
+
+    @property
+    def transport_buffer_size(self) -> int:
+        """Bytes that wait for the socket."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def drain(self) -> None:
         """Close gracefully, as far as the protocol knows how."""

@@ -192,6 +192,12 @@ class Channel:
         text = failure.text if failure is not None else "no connection"
         return RpcError(Code.UNAVAILABLE, text, definite=True)
 
+    def requeue(self, call: UnaryFuture) -> None:
+        """Queue a call again that the server has refused; it starts when another ends."""
+        self._queue[call] = None
+        if self._core is not None and not self._core.calls:
+            self._loop.call_soon(self.start_queued)
+
     def withdraw(self, call: UnaryFuture | ClientStream) -> None:
         """Take a call out of the queue."""
         self._queue.pop(call, None)

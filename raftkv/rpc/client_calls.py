@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from raftkv.rpc.client_core import ClientCore
 
 DEADLINE_TEXT = "context deadline exceeded"
+_REFUSALS_MAX = 20
 
 
 class UnaryFuture(asyncio.Future[bytes]):
@@ -35,6 +36,7 @@ class UnaryFuture(asyncio.Future[bytes]):
         "deadline",
         "headers",
         "message",
+        "refusals",
         "request",
         "stream_id",
         "trailers",
@@ -50,6 +52,7 @@ class UnaryFuture(asyncio.Future[bytes]):
         self.deadline: float | None = None
         self.headers = headers
         self.message: bytes | None = None
+        self.refusals = 0
         self.request = request
         self.stream_id = 0
         self.trailers: Headers = ()
@@ -59,7 +62,6 @@ class UnaryFuture(asyncio.Future[bytes]):
         """Send the request on a connection that has room."""
         self.core = core
         core.start_unary(self, self.headers, frame(self.request))
-        self.request = b""
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancel the call: the server is told, and a waiting call is withdrawn."""
@@ -113,6 +115,18 @@ class UnaryFuture(asyncio.Future[bytes]):
                 self.on_message(message)
         finally:
             core.consume(len(data), self.stream_id)
+
+    def on_refused(self) -> bool:
+        """The server had no room for the stream: go back to the queue, unless that has happened too often.
+
+        Servers count a stream a little longer than their clients can see, so near the limit this is no fault.
+        """
+        self.refusals += 1
+        if self.refusals > _REFUSALS_MAX or self.done():
+            return False
+        self.core = None
+        self.channel.requeue(self)
+        return True
 
     def on_end(self, error: RpcError | None, trailers: Headers) -> None:
         """The stream has ended."""

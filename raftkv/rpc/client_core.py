@@ -47,6 +47,7 @@ class ClientCall(Protocol):
     def on_data(self, data: bytes) -> None: ...  # noqa: D102
     def on_message(self, message: bytes) -> None: ...  # noqa: D102
     def on_end(self, error: RpcError | None, trailers: Headers) -> None: ...  # noqa: D102
+    def on_refused(self) -> bool: ...  # noqa: D102
 
 
 class ClientEvents(Protocol):
@@ -64,7 +65,7 @@ class ClientCore:
     Attributes:
         closing: no more bytes will come or go; the shell closes the transport.
         accepting: new calls may be started.
-        streams_max: the server's limit of concurrent streams.
+        streams_max: streams to have open at once: the server's limit, less after it has refused one.
     """
 
     def __init__(self, options: ChannelOptions, events: ClientEvents) -> None:
@@ -73,6 +74,7 @@ class ClientCore:
         self.closing = False
         self.accepting = False
         self.streams_max = options.assumed_concurrent_streams
+        self._streams_allowed = self.streams_max
         self.calls: dict[int, ClientCall] = {}
         self.goaway_text = ""
         self._events = events
@@ -212,6 +214,8 @@ class ClientCore:
     def _end(self, call: ClientCall, error: RpcError | None, trailers: Headers) -> None:
         del self.calls[call.stream_id]
         call.on_end(error, trailers)
+        if self.streams_max < self._streams_allowed and error is None:
+            self.streams_max += 1
         self._events.room()
         if self.goaway_text:
             self.wake()  # the last call of a draining connection closes it
@@ -220,6 +224,13 @@ class ClientCore:
         call = self.calls[event.stream_id]
         code = event.error_code
         definite = code == ErrorCode.REFUSED_STREAM or event.local_error is not None
+        if code == ErrorCode.REFUSED_STREAM and self.accepting:
+            del self.calls[event.stream_id]
+            # Servers count a stream a little longer than we can see: stay lower, and come up one by one.
+            self.streams_max = max(1, min(self.streams_max, len(self.calls)))
+            if call.on_refused():
+                return
+            self.calls[event.stream_id] = call
         text = f"stream terminated by RST_STREAM with error code: {_name_of(code)}"
         if self.goaway_text and definite:
             text = self.goaway_text
@@ -239,7 +250,7 @@ class ClientCore:
                 pass  # any byte is a sign of life: see keepalive
 
     def _on_settings(self) -> None:
-        self.streams_max = self.h2.remote_settings[MAX_CONCURRENT_STREAMS]
+        self._streams_allowed = self.streams_max = self.h2.remote_settings[MAX_CONCURRENT_STREAMS]
         if not self.accepting and not self.goaway_text and not self.closing:
             self.accepting = True
             self._events.ready()

@@ -189,6 +189,10 @@ class ClientStream:
                 return  # gone already
             self._core.wake()
 
+    def on_refused(self) -> bool:
+        """A refused stream fails (definitely not run): its messages are not kept for another try."""
+        return False
+
     def fail(self, error: RpcError) -> None:
         """End a call that was never sent."""
         self.on_end(error, ())

@@ -36,7 +36,7 @@ def split_target(target: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class ClientH2Protocol(H2Protocol):
+class ClientH2Protocol(H2Protocol[ClientCore]):
     """A client's HTTP/2 connection: tells its owner when the transport has gone."""
 
     def __init__(self, connection: ClientConnection, transport: asyncio.Transport, options: ChannelOptions) -> None:
@@ -157,7 +157,11 @@ class ClientConnection(asyncio.Protocol):
         self.core.close()
         self.core.fail_all(Code.CANCELLED, reason)
         self._flush()
-        if self._transport is not None:
+        if self._transport is None:
+            return
+        if self._transport.get_write_buffer_size() == 0:
+            self._transport.abort()
+        else:
             # A peer that does not read must not keep us from closing.
             self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.abort)
 

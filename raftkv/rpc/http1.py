@@ -51,21 +51,32 @@ class Http1Protocol(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._draining = False
+        self._early_bytes = 0
+        self._finished = False
         self._timer = self._loop.call_later(limits.http1_header_timeout_s, self._timed_out)
 
     # ---- bytes in
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; a complete request starts the handler."""
-        if self._transport.is_closing():
+        if self._finished:
             return
         self._h11.receive_data(data)
         if self._task is None:
             self._read_events()
+        else:
+            self._count_early(len(data))
+
+    def _count_early(self, size: int) -> None:
+        """Bytes of the next requests are kept while one is answered, up to the size of one; reading on shows
+        that the client has left."""
+        self._early_bytes += size
+        if self._early_bytes > self._limits.http_body_bytes:
+            self._transport.pause_reading()
 
     def _read_events(self) -> None:
         try:
-            while self._task is None:
+            while self._task is None and not self._finished:
                 event = self._h11.next_event()
                 if event is h11.NEED_DATA or event is h11.PAUSED:
                     return
@@ -86,13 +97,10 @@ class Http1Protocol(asyncio.Protocol):
             case h11.EndOfMessage():
                 self._start()
             case h11.ConnectionClosed():
-                self._transport.close()
-                self._task = _NEVER
+                self._finish()
 
     def _start(self) -> None:
         self._timer.cancel()
-        # The next request waits in the socket until this one is answered.
-        self._transport.pause_reading()
         self._task = self._spawner.spawn(self._serve(self._take_request()))
 
     def _take_request(self) -> HttpRequest:
@@ -165,11 +173,15 @@ class Http1Protocol(asyncio.Protocol):
             self._write(h11.Response(status_code=status, headers=headers, reason=_reason(status)))
             self._write(h11.Data(data=body))
             self._write(h11.EndOfMessage())
+        self._finish()
+
+    def _finish(self) -> None:
+        """Take no more requests; what is written still goes out."""
+        self._finished = True
         self._transport.close()
-        self._task = _NEVER
 
     def _next_request(self) -> None:
-        if self._transport.is_closing():
+        if self._finished:
             return
         if self._draining or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             self._transport.close()
@@ -177,7 +189,9 @@ class Http1Protocol(asyncio.Protocol):
         self._h11.start_next_cycle()
         self._task = None
         self._timer = self._loop.call_later(self._limits.http1_idle_timeout_s, self._timed_out)
-        self._transport.resume_reading()
+        if self._early_bytes > self._limits.http_body_bytes:
+            self._transport.resume_reading()
+        self._early_bytes = 0
         self._read_events()
 
     # ---- life
@@ -203,29 +217,17 @@ class Http1Protocol(asyncio.Protocol):
         self._writable.set()
 
     def eof_received(self) -> bool | None:
-        """Half-closed clients still get their answer."""
-        if self._task is None or self._task is _NEVER:
-            return False
-        self._draining = True
-        return True
+        """A client that half-closes has left, as far as anybody can tell: its handler is cancelled."""
+        return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport has gone."""
         self._timer.cancel()
         self._writable.set()
-        if self._task is not None and self._task is not _NEVER and not self._task.done():
+        self._finished = True
+        if self._task is not None and not self._task.done():
             self._task.cancel()
         self._released()
-
-
-class _Never:
-    """Stands for a task on a connection that takes no more requests."""
-
-    def done(self) -> bool:
-        return True
-
-
-_NEVER: Any = _Never()
 
 
 def _reason(status: int) -> bytes:

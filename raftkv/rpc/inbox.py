@@ -1,8 +1,8 @@
 """The receiving half of a stream: messages in, one reader, windows given back as the reader takes them.
 
-Used by both ends. Bytes of finished messages that nobody has taken yet keep the stream's window closed; bytes of an
-unfinished message do not (else a message larger than the window could never arrive): those are bounded by the message
-limit instead. So one stream holds at most its window plus one message.
+Used by both ends. While a finished message waits for the reader, nothing that came is given back to the window. While
+none waits, the bytes of an unfinished message are given back as they come, else a message larger than the window could
+never arrive. So one stream holds at most its window plus one message.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Inbox:
             self._waiter.set_result(None)
 
     def _settle(self) -> None:
-        amount = self._received - self.unread - self._returned
+        held = self.unread + self.assembler.held_bytes if self.unread else 0
+        amount = self._received - held - self._returned
         if amount > 0:
             self._returned += amount
             self._consume(amount)

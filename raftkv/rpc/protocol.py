@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 READ_BYTES = 256 * 1024
 """Most bytes taken from one socket in one go."""
@@ -52,12 +52,15 @@ class DrainWatcher(Protocol):
     def __hash__(self) -> int: ...
 
 
-class H2Protocol(asyncio.BufferedProtocol):
+CoreT = TypeVar("CoreT", bound=Core)
+
+
+class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
     """Moves bytes between one transport and one core."""
 
     def __init__(
         self,
-        core: Core,
+        core: CoreT,
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
         *,

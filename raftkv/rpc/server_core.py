@@ -96,6 +96,7 @@ class ServerCore:
         self.limits = limits
         self.peer = peer
         self.closing = False
+        self.settled = False
         self.held_bytes = 0
         self._environment = environment
         self._wake = wake
@@ -262,7 +263,10 @@ class ServerCore:
                     self.finish_drain()
                 elif self.on_ping_acknowledged is not None:
                     self.on_ping_acknowledged(opaque)
-            case SettingsReceived() | PriorityUpdateReceived():
+            case SettingsReceived():
+                self.settled = True
+                self._count_control()
+            case PriorityUpdateReceived():
                 self._count_control()
             case ConnectionClosed():
                 self.closing = True

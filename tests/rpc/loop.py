@@ -1,0 +1,39 @@
+"""Runs async test functions, and waits for conditions instead of sleeping."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+TEST_TIMEOUT_S = 30.0
+
+
+def on_loop(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a plain test of an async one; fixtures are passed on; a test that hangs fails."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(TEST_TIMEOUT_S):
+                await function(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return run
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Give the loop turns until ``condition()`` holds; the test's own timeout ends a vain wait."""
+    while not condition():  # noqa: ASYNC110 - the condition is often another thread's or the kernel's
+        await asyncio.sleep(0.001)
+
+
+async def failure(awaitable: Awaitable[Any]) -> Any:
+    """Return the exception that awaiting raises; fail if it raises none."""
+    try:
+        result = await awaitable
+    except Exception as error:
+        return error
+    raise AssertionError(f"no error, but {result!r:.100}")

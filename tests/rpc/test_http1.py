@@ -1,0 +1,253 @@
+"""HTTP/1.1 on the gRPC port, and plain requests over HTTP/2: the same handler, with every limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from raftkv.rpc import HttpRequest, HttpResponse, ServerLimits
+from tests.rpc import raw
+from tests.rpc import services as s
+from tests.rpc.loop import on_loop, until
+
+LIMITS = ServerLimits(http_body_bytes=1000, http1_header_bytes=4000)
+
+
+async def handler(request: HttpRequest) -> HttpResponse:
+    match request.path:
+        case "/echo":
+            return HttpResponse(200, request.body)
+        case "/show":
+            shown = f"{request.method} {request.query} {request.header('x-y')} {request.header('no', '-')}"
+            return HttpResponse(200, shown.encode(), (("X-Made", "yes"),))
+        case "/stream":
+            return HttpResponse(200, pieces())
+        case "/broken-stream":
+            return HttpResponse(200, broken())
+        case "/raise":
+            raise ZeroDivisionError("secret")
+    return HttpResponse(404, b"nothing here\n")
+
+
+async def pieces() -> AsyncIterator[bytes]:
+    for number in range(3):
+        await asyncio.sleep(0)
+        yield b"piece %d\n" % number
+
+
+async def broken() -> AsyncIterator[bytes]:
+    yield b"first"
+    raise ZeroDivisionError("secret")
+
+
+async def exchange(target: str, request: bytes) -> bytes:
+    """Send bytes, return everything the server says until it closes."""
+    host, _, port = target.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    try:
+        return await reader.read(-1)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+CLOSE = b"Host: x\r\nConnection: close\r\n"
+
+
+@on_loop
+async def test_get() -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        answer = await exchange(echo.target, b"GET /show?a=1&b HTTP/1.1\r\nX-Y: z\r\n" + CLOSE + b"\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"X-Made: yes" in head
+    assert body == b"GET a=1&b z -"
+
+
+@on_loop
+async def test_head_has_the_length_and_no_body() -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        answer = await exchange(echo.target, b"HEAD /show HTTP/1.1\r\n" + CLOSE + b"\r\n")
+    assert answer.endswith(b"\r\n\r\n")
+    assert b"content-length: 8" in answer.lower()
+
+
+@on_loop
+async def test_bodies_by_length_and_in_chunks() -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        post = b"POST /echo HTTP/1.1\r\n" + CLOSE
+        assert (await exchange(echo.target, post + b"Content-Length: 5\r\n\r\nhello")).endswith(b"\r\n\r\nhello")
+        chunked = post + b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"
+        assert (await exchange(echo.target, chunked)).endswith(b"\r\n\r\nhello")
+
+
+@on_loop
+async def test_requests_follow_each_other_on_one_connection() -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"
+        answer = await exchange(echo.target, one + b"a" + one + b"b" + b"GET /show HTTP/1.1\r\n" + CLOSE + b"\r\n")
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+    assert answer.index(b"\r\n\r\na") < answer.index(b"\r\n\r\nb")
+
+
+@on_loop
+async def test_streamed_answer() -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        answer = await exchange(echo.target, b"GET /stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
+    assert b"chunked" in answer
+    assert [b"piece %d" % number in answer for number in range(3)] == [True] * 3
+    assert answer.endswith(b"0\r\n\r\n")
+
+
+@on_loop
+async def test_streamed_answer_that_breaks_is_cut_not_ended() -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        answer = await exchange(echo.target, b"GET /broken-stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
+        assert not answer.endswith(b"0\r\n\r\n")
+        assert [type(error) for _, error in echo.reported] == [ZeroDivisionError]
+
+
+@on_loop
+async def test_exception_is_500_and_says_nothing() -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        answer = await exchange(echo.target, b"GET /raise HTTP/1.1\r\n" + CLOSE + b"\r\n")
+        assert answer.startswith(b"HTTP/1.1 500 Internal Server Error")
+        assert b"secret" not in answer
+        assert [(path, type(error)) for path, error in echo.reported] == [("/raise", ZeroDivisionError)]
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n" + bytes(1001), b"413"),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n500\r\n" + bytes(1280), b"413"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"v" * 5000, b"431"),
+        (b"GARBAGE\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"400"),
+    ],
+)
+@on_loop
+async def test_requests_that_are_refused(request_bytes: bytes, status: bytes) -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        answer = await exchange(echo.target, request_bytes)
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        await until(lambda: not echo.server.connections)
+        assert echo.reported == []
+
+
+@on_loop
+async def test_without_a_handler_everything_is_404() -> None:
+    async with s.echo_server(LIMITS) as echo:
+        assert (await exchange(echo.target, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")).startswith(b"HTTP/1.1 404")
+
+
+@on_loop
+async def test_expect_continue() -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        host, _, port = echo.target.partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /echo HTTP/1.1\r\n" + CLOSE + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 100")
+        writer.write(b"ok")
+        assert (await reader.read(-1)).endswith(b"\r\n\r\nok")
+        writer.close()
+
+
+@on_loop
+async def test_idle_connections_are_closed() -> None:
+    async with s.echo_server(ServerLimits(http1_idle_timeout_s=0.05), handler) as echo:
+        answer = await exchange(echo.target, b"GET /show HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+@on_loop
+async def test_drain_closes_after_the_request_under_way() -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: HttpRequest) -> HttpResponse:
+        started.set()
+        await go_on.wait()
+        return HttpResponse(200, b"done")
+
+    async with s.echo_server(LIMITS, slow) as echo:
+        task = asyncio.create_task(exchange(echo.target, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
+        await started.wait()
+        echo.server.drain()
+        go_on.set()
+        answer = await task
+    assert answer.endswith(b"done")
+    assert b"connection: close" in answer.lower()
+
+
+@on_loop
+async def test_client_that_leaves_cancels_its_handler() -> None:
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def endless(request: HttpRequest) -> HttpResponse:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return HttpResponse()
+
+    async with s.echo_server(LIMITS, endless) as echo:
+        host, _, port = echo.target.partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await started.wait()
+        writer.transport.abort()
+        await cancelled.wait()
+        assert echo.reported == []
+
+
+def plain(method: bytes, path: bytes) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b":method", method), (b":scheme", b"http"), (b":path", path), (b":authority", b"x"))
+
+
+async def answer_over_http2(client: raw.RawClient, stream_id: int) -> bytes:
+    await client.until_frame(raw.HEADERS, stream_id)
+    body = b""
+    while True:
+        _, flags, _, payload = await client.until_frame(raw.DATA, stream_id)
+        body += payload
+        if flags & raw.END_STREAM:
+            return body
+
+
+@on_loop
+async def test_plain_requests_over_http2() -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, plain(b"GET", b"/show?q"), raw.END_HEADERS | raw.END_STREAM))
+        assert await answer_over_http2(client, 1) == b"GET q  -"
+        client.send(
+            raw.headers(3, plain(b"POST", b"/echo")) + raw.message(3, b"hel") + raw.message(3, b"lo", raw.END_STREAM)
+        )
+        assert await answer_over_http2(client, 3) == b"hello"
+        client.send(raw.headers(5, plain(b"GET", b"/stream"), raw.END_HEADERS | raw.END_STREAM))
+        assert await answer_over_http2(client, 5) == b"piece 0\npiece 1\npiece 2\n"
+        client.send(raw.headers(7, plain(b"GET", b"/raise"), raw.END_HEADERS | raw.END_STREAM))
+        assert await answer_over_http2(client, 7) == b"internal error\n"
+        client.send(raw.headers(9, plain(b"POST", b"/echo")) + raw.message(9, bytes(1001)))
+        assert await answer_over_http2(client, 9) == b"request body too large\n"
+        client.send(raw.headers(11, plain(b"GET", b"/broken-stream"), raw.END_HEADERS | raw.END_STREAM))
+        assert (await client.until_frame(raw.RST_STREAM, 11))[3] == (2).to_bytes(4, "big")
+        client.close()
+
+
+@on_loop
+async def test_content_type_that_is_not_grpc_without_a_handler_is_415() -> None:
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, plain(b"GET", b"/"), raw.END_HEADERS | raw.END_STREAM))
+        _, flags, _, block = await client.until_frame(raw.HEADERS, 1)
+        assert flags & raw.END_STREAM
+        status = raw.decode_block(block)[b":status"]
+        assert status == b"415"
+        client.close()
