@@ -1,0 +1,119 @@
+"""The import arrows of ARCHITECTURE.md, held by walking the sources."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "pb": set(),
+    "cluster_id": {"errors"},
+    "config": {"errors", "cluster_id"},
+    "raft": set(),
+    "rpc": set(),
+    "storage": {"raft", "pb", "errors"},
+    "apply": {"storage", "pb", "errors"},
+    "server": {"apply", "storage", "raft", "rpc", "pb", "errors", "config", "cluster_id"},
+    "client": {"rpc", "pb", "errors"},
+    "cli": {"client", "server", "rpc", "pb", "errors", "config", "cluster_id"},
+}
+"""Each package or module of ``raftkv`` and what of ``raftkv`` it may import, besides itself."""
+
+RAFT_STDLIB = {
+    "__future__", "abc", "bisect", "collections", "collections.abc", "dataclasses", "enum", "heapq", "itertools",
+    "math", "operator", "random", "struct", "typing",
+}  # fmt: skip
+"""What the pure core may import of Python's library: nothing with a clock, a file or a socket."""
+
+
+def _sources(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Absolute names of all modules that a file imports, wherever in it."""
+    package = _module(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module
+            if module == "raftkv":
+                yield from (f"raftkv.{alias.name}" for alias in node.names)
+
+
+def _module(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    if parts[0] == "storage":
+        parts.insert(0, "raftkv")
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def _part(module: str) -> str:
+    return module.split(".")[1] if module.count(".") else ""
+
+
+def _product_files() -> list[Path]:
+    linked = ROOT / "raftkv" / "storage"
+    return [path for path in _sources("raftkv") if linked not in path.parents] + _sources("storage")
+
+
+def test_the_storage_link_is_relative_and_shows_the_top_folder() -> None:
+    link = ROOT / "raftkv" / "storage"
+    assert link.is_symlink()
+    assert str(link.readlink()) == "../storage"
+
+
+def _against_the_arrows(path: Path) -> set[str]:
+    own = _part(_module(path))
+    if own in ("", "__main__"):
+        return set()  # the package itself and ``python -m raftkv`` only name what is below
+    parts = {_part(name) for name in _imports(path) if name.startswith("raftkv.")}
+    return parts - ALLOWED[own] - {own, "__version__"}
+
+
+def test_imports_follow_the_arrows() -> None:
+    offenders = {_module(path): wrong for path in _product_files() if (wrong := _against_the_arrows(path))}
+    assert not offenders
+
+
+def test_the_check_of_the_arrows_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    wrong = tmp_path / "raftkv" / "raft" / "wrong.py"
+    wrong.parent.mkdir(parents=True)
+    wrong.write_text("from ..server import node\nfrom raftkv.storage import wal\nimport raftkv.errors\n")
+    assert _against_the_arrows(wrong) == {"server", "storage", "errors"}
+
+
+def test_nothing_imports_the_tests() -> None:
+    for path in _product_files() + _sources("jepsen"):
+        tops = {name.split(".")[0] for name in _imports(path)}
+        assert "tests" not in tops, path
+        assert "storage" not in tops, f"{path}: the package is raftkv.storage"
+        assert "jepsen" not in tops or path.is_relative_to(ROOT / "jepsen"), path
+
+
+def test_the_core_is_pure() -> None:
+    for path in _sources("raftkv/raft"):
+        foreign = {name for name in _imports(path) if not name.startswith("raftkv.raft")}
+        assert foreign <= RAFT_STDLIB, path
+
+
+def test_ngh2_is_used_by_one_module() -> None:
+    users = {_module(path) for path in _product_files() if any(name.split(".")[0] == "ngh2" for name in _imports(path))}
+    assert users == {"raftkv.rpc.h2"}
+
+
+def test_jepsen_talks_over_the_wire_only() -> None:
+    parts = {_part(name) for path in _sources("jepsen") for name in _imports(path) if name.startswith("raftkv.")}
+    assert parts <= {"pb"}
