@@ -42,6 +42,7 @@ _COLUMNS = ("member", "role", "term", "index/applied", "revision", "db size", "w
 
 def make_table(rows: Sequence[Row]) -> Table:
     """The live table."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title="raftkv cluster", caption="Ctrl-C stops all members")
@@ -49,7 +50,7 @@ def make_table(rows: Sequence[Row]) -> Table:
         table.add_column(column, justify="left" if column in ("member", "role", "address") else "right")
     for row in rows:
         style = _STYLES.get(row.role, "yellow")
-        table.add_row(row.name, f"[{style}]{row.role}[/]", *_numbers(row), row.remark or row.address)
+        table.add_row(row.name, f"[{style}]{row.role}[/]", *_numbers(row), escape(row.remark or row.address))
     return table
 
 

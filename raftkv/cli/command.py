@@ -132,9 +132,14 @@ class External(click.Command):
         """Import the function and hand it the words."""
         gc.enable()  # these run for long
         function = _imported(self.target)
-        if isinstance(function, click.Command):
+        if not isinstance(function, click.Command):
+            return int(function(list(words)) or SUCCESS)
+        try:
             return int(function.main(list(words), prog_name=program, standalone_mode=False) or SUCCESS)
-        return int(function(list(words)) or SUCCESS)
+        except click.Abort:
+            raise KeyboardInterrupt from None
+        except click.ClickException as error:
+            raise CommandError(error.format_message(), error.exit_code) from None
 
 
 class Branch(click.Group):
@@ -210,7 +215,9 @@ def dispatch(root: Branch, words: Sequence[str]) -> int:
         raise CommandError(_unknown(root, rest[position]), ERROR)
     leaf = path[-1]
     if isinstance(leaf, External):
-        return leaf.run(rest, f"{root.name} {leaf.name}")
+        # Flags that stand before its name are for it too; click wants them behind its own subcommand.
+        name = _first_argument(words, root) or 0
+        return leaf.run([*words[name + 1 :], *words[:name]], f"{root.name} {leaf.name}")
     if not isinstance(leaf, Leaf):
         _refuse_unknown_flags(leaf, rest)
         return _show_help(path)
