@@ -47,12 +47,13 @@ def hup(raft: Raft, campaign_kind: Campaign) -> None:
     if not raft.promotable():
         return
     # The configuration we would count votes by is out of date (etcd issue 7625): apply first.
-    if _has_unapplied_conf_change(raft):
+    if has_unapplied_conf_change(raft):
         return
     campaign(raft, campaign_kind)
 
 
-def _has_unapplied_conf_change(raft: Raft) -> bool:
+def has_unapplied_conf_change(raft: Raft) -> bool:
+    """Whether a membership change is committed that is not in force here yet."""
     log = raft.log
     low = log.applied + 1
     while low <= log.committed:

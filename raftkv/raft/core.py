@@ -49,6 +49,8 @@ _VOTE: Final = MessageType.VOTE
 _VOTE_RESPONSE: Final = MessageType.VOTE_RESPONSE
 
 _VOTE_REQUESTS: Final = frozenset((_VOTE, _PRE_VOTE))
+_VOTE_ANSWERS: Final = frozenset((_VOTE_RESPONSE, _PRE_VOTE_RESPONSE))
+_CANDIDATES: Final = frozenset((StateRole.CANDIDATE, StateRole.PRE_CANDIDATE))
 _FROM_LEADER: Final = frozenset((_APPEND, _HEARTBEAT, _SNAPSHOT))
 _AFTER_APPEND: Final = frozenset((_APPEND_RESPONSE, _VOTE, _VOTE_RESPONSE, _PRE_VOTE_RESPONSE))
 # Proposals and reads are passed on to whoever leads, in whatever term: they carry none.
@@ -241,9 +243,12 @@ class Raft:
         # A vote is asked for: the rule is the same in every role.
         if kind in _VOTE_REQUESTS:
             self._handle_vote(message)
+            return
+        # A vote is refused: whatever becomes of our campaign, learn what the voter knows.
+        if kind in _VOTE_ANSWERS and message.reject:
+            self._learn_commit(message)
         # Everything else is a matter of the role.
-        else:
-            self.step_role(self, message)
+        self.step_role(self, message)
 
     def _check_term(self, message: Message) -> bool:
         """Apply the term rules to a message of another term. Returns whether the message is still to be handled."""
@@ -301,7 +306,37 @@ class Raft:
                 self.election_elapsed = 0
                 self.vote = message.from_
         else:
-            self.send(Message(answer, to=message.from_, term=self.term, reject=True))
+            log = self.log
+            self.send(
+                Message(
+                    answer,
+                    to=message.from_,
+                    term=self.term,
+                    reject=True,
+                    commit=log.committed,
+                    log_term=log.term_or_zero(log.committed),
+                )
+            )
+
+    def _learn_commit(self, message: Message) -> None:
+        """Take over the commit index that a rejected vote tells, if we hold the entry.
+
+        Without this a change of membership can deadlock: a leader removes itself, everybody who knows that the change
+        is committed is no voter any more, and the voters that are left cannot be elected by the old configuration,
+        because the removed members' logs are longer. (raft-rs learns commits from votes for the same reason; etcd
+        does not, and advises to keep removed members away from two-member clusters.) That an entry is committed is a
+        fact in every term, so the sender's term does not matter.
+        """
+        log = self.log
+        # A leader has nothing to learn: it commits by its own count.
+        if self.role == StateRole.LEADER or message.commit <= log.committed:
+            return
+        if not log.matches(message.commit, message.log_term):
+            return
+        log.commit_to(message.commit)
+        # The votes may have been counted by an old configuration: apply first, then campaign again.
+        if self.role in _CANDIDATES and candidate.has_unapplied_conf_change(self):
+            self.become_follower(self.term, NONE)
 
     # -- progress of this member -------------------------------------------------------------------------------------
 

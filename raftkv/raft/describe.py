@@ -107,6 +107,7 @@ def describe_hard_state(state: HardState) -> str:
     return f"term={state.term}{vote} commit={state.commit}"
 
 
+_VOTE_ANSWERS = frozenset((MessageType.VOTE_RESPONSE, MessageType.PRE_VOTE_RESPONSE))
 _APPENDS = frozenset((MessageType.APPEND, MessageType.VOTE, MessageType.PRE_VOTE))
 
 
@@ -120,7 +121,10 @@ def describe_message(message: Message) -> str:
         words.append(f"log={message.log_term}/{message.index}")
     elif message.index:
         words.append(f"index={message.index}")
-    if message.commit:
+    # A refused vote tells what is committed, by index and term.
+    if message.commit and message.type in _VOTE_ANSWERS:
+        words.append(f"commit={message.log_term}/{message.commit}")
+    elif message.commit:
         words.append(f"commit={message.commit}")
     if message.reject:
         words.append("reject")

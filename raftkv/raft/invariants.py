@@ -207,9 +207,9 @@ def _broken_within_term(before: Checkpoint, raft: Raft) -> Iterator[str]:
     # A term has one leader; it may only become unknown.
     if NONE not in (before.leader, raft.leader) and before.leader != raft.leader:
         yield f"leader changed from {before.leader} to {raft.leader}"
-    # A leader may step down within its term, but never campaign.
-    if before.role == StateRole.LEADER and raft.role not in (StateRole.LEADER, StateRole.FOLLOWER):
-        yield f"leader became {raft.role.name}"
+    # A leader may step down within its term, and then ask for pre-votes; a campaign begins a new term.
+    if before.role == StateRole.LEADER and raft.role == StateRole.CANDIDATE:
+        yield "leader became candidate"
     # A leader never overwrites or deletes entries in its log, it only appends (leader append-only).
     if before.role == StateRole.LEADER and raft.role == StateRole.LEADER:
         if raft.log.last_index < before.last_index:

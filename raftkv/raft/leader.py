@@ -193,8 +193,6 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
     if not entries:
         return
     _check_may_propose(raft)
-    size = sum([len(entry.data) for entry in entries])
-    _check_uncommitted(raft, size)
     term = raft.term
     first = raft.log.last_index + 1
     copies = [Entry(term, index, entry.data, entry.type) for index, entry in enumerate(entries, first)]
@@ -206,6 +204,9 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
             entry.type = _NORMAL
         else:
             pending = entry.index
+    # Counted as appended, or what was refused would never be uncounted.
+    size = sum([len(entry.data) for entry in copies])
+    _check_uncommitted(raft, size)
     raft.pending_conf_index = pending
     _append(raft, copies)
     raft.uncommitted_bytes += size

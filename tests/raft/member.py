@@ -64,8 +64,13 @@ class Member:
         """The configuration in force after ``index``."""
         return self.conf_states[max(at for at in self.conf_states if at <= index)]
 
-    def crash(self, applied: int | None = None) -> None:
-        """Lose everything that is not durable and start again; the state machine falls back to ``applied``."""
+    def crash(self, applied: int | None = None, survivors: int = 0) -> None:
+        """Lose everything that is not durable and start again; the state machine falls back to ``applied``.
+
+        ``survivors``: so many of the Readys on their way reached the disk, although nobody was told.
+        """
+        for ready in list(self.writing)[:survivors]:
+            self._persist(ready)
         persisted = invariants.observe(self.node.raft)
         hard_state, _ = self.log.initial_state()
         persisted = replace(persisted, term=hard_state.term, vote=hard_state.vote)
@@ -90,6 +95,11 @@ class Member:
     def write(self) -> list[Message]:
         """Make the oldest Ready durable (duties 2-4); returns the messages that may leave now (duty 5)."""
         ready = self.writing.popleft()
+        self._persist(ready)
+        self.node.on_append_durable(ready)
+        return ready.messages_after_append
+
+    def _persist(self, ready: Ready) -> None:
         if ready.snapshot is not None:
             self.log.apply_snapshot(ready.snapshot)
             self.applied = ready.snapshot.index
@@ -97,8 +107,6 @@ class Member:
         self.log.append(ready.entries)
         if ready.hard_state is not None:
             self.log.set_hard_state(ready.hard_state)
-        self.node.on_append_durable(ready)
-        return ready.messages_after_append
 
     def apply(self) -> list[Entry]:
         """Apply the oldest page of committed entries (duties 6-7)."""
