@@ -55,8 +55,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
             self.transport.abort()
 
     def _ping(self) -> None:
-        self.core.h2.ping(KEEPALIVE_PING)
-        self.core.wake()
+        self.core.ping(KEEPALIVE_PING)
 
     def drain(self) -> None:
         """Close gracefully: see ``ServerCore.begin_drain``."""

@@ -176,27 +176,34 @@ class ClientCore:
         if call is None:
             self.consume(len(data), event.stream_id)
             return
-        if call.assembler is None and len(data) >= PREFIX_BYTES:
-            flag, length = _unpack(data)
-            if not flag and length == len(data) - PREFIX_BYTES and length <= self.options.max_receive_message_bytes:
-                self.h2.acknowledge_received_data(len(data), event.stream_id)
-                call.on_message(data[PREFIX_BYTES:])
-                self._check_end(event)
-                return
         try:
-            call.on_data(data)
+            if call.assembler is None and self._is_whole_message(data):
+                call.on_message(data[PREFIX_BYTES:])
+                self._acknowledge(len(data), event.stream_id)
+            else:
+                call.on_data(data)
         except RpcError as error:
             self.forget(call)
             call.on_end(error, ())
-        self._check_end(event)
-
-    def _check_end(self, event: DataReceived) -> None:
-        """A response that ends without trailers has no status."""
         if event.end_stream:
-            call = self.calls.get(event.stream_id)
-            if call is not None:
-                error = RpcError(Code.INTERNAL, "server closed the stream without sending trailers")
-                self._end(call, error, ())
+            self._ended_without_trailers(event.stream_id)
+
+    def _acknowledge(self, amount: int, stream_id: int) -> None:
+        try:
+            self.h2.acknowledge_received_data(amount, stream_id)
+        except H2Error:
+            return  # the bytes that followed have ended the connection; the answer is good all the same
+
+    def _is_whole_message(self, data: bytes) -> bool:
+        if len(data) < PREFIX_BYTES:
+            return False
+        flag, length = _unpack(data)
+        return not flag and length == len(data) - PREFIX_BYTES and length <= self.options.max_receive_message_bytes
+
+    def _ended_without_trailers(self, stream_id: int) -> None:
+        call = self.calls.get(stream_id)
+        if call is not None:
+            self._end(call, RpcError(Code.INTERNAL, "server closed the stream without sending trailers"), ())
 
     def _on_trailers(self, event: TrailersReceived) -> None:
         call = self.calls.get(event.stream_id)
@@ -299,6 +306,14 @@ class ClientCore:
             self._dirty = True
             self._events.wake()
 
+    def ping(self, opaque: bytes) -> None:
+        """Ping the server with eight bytes."""
+        try:
+            self.h2.ping(opaque)
+        except H2Error:
+            self.closing = True
+        self.wake()
+
     def close(self) -> None:
         """Say goodbye to the server; the shell flushes and closes."""
         self.accepting = False
@@ -331,7 +346,8 @@ class ClientCore:
                 self.h2.consume(amount, stream_id)
             except H2Error:
                 return  # the whole connection has gone
-            self.wake()
+            if self.h2.want_write:
+                self.wake()
 
     def make_assembler(self) -> MessageAssembler:
         """Return an assembler under this channel's message limit."""

@@ -136,8 +136,7 @@ class ClientConnection(asyncio.Protocol):
         self.settled.set()
 
     def _ping(self) -> None:
-        self.core.h2.ping(KEEPALIVE_PING)
-        self.core.wake()
+        self.core.ping(KEEPALIVE_PING)
 
     def draining(self, too_many_pings: bool) -> None:
         """The server wants no more calls on this connection."""

@@ -12,7 +12,7 @@ from raftkv.rpc.calls import ANSWERED, CANCELLED, OPEN, ServerCall
 from raftkv.rpc.h2 import ErrorCode, H2Error
 from raftkv.rpc.http import HttpHandler, HttpRequest, HttpResponse, text_response
 from raftkv.rpc.router import Route
-from raftkv.rpc.status import Headers, RpcError
+from raftkv.rpc.status import Headers
 
 if TYPE_CHECKING:
     from raftkv.rpc.server_core import ServerCore
@@ -84,9 +84,10 @@ class PlainCall(ServerCall):
             await self._send(response)
         except asyncio.CancelledError:
             raise
+        except H2Error:
+            return  # the stream's close is about to be reported
         except Exception as error:
-            if not isinstance(error, RpcError):
-                self._core.report(self.route.path, error)
+            self._core.report(self.route.path, error)
             self._fail_late()
 
     def _fail_late(self) -> None:

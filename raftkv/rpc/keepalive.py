@@ -46,20 +46,27 @@ class Keepalive:
         self._handle = loop.call_later(time_s, self._check)
 
     def _check(self) -> None:
-        last_read_s = self._last_read_s()
-        if self._pinged_s is not None:
-            if last_read_s < self._pinged_s:
-                self._dead()
-                return
+        now, last_read_s = self._loop.time(), self._last_read_s()
+        if self._pinged_s is not None and last_read_s > self._pinged_s:
             self._pinged_s = None
-        silence_s = self._loop.time() - last_read_s
-        if silence_s >= self._time_s and self._active():
-            self._pinged_s = self._loop.time()
-            self._ping()
-            self._handle = self._loop.call_later(self._timeout_s, self._check)
+        if self._pinged_s is None:
+            wait_s = self._ping_if_silent(now, now - last_read_s)
         else:
-            wait_s = self._time_s - silence_s if silence_s < self._time_s else self._time_s
-            self._handle = self._loop.call_later(wait_s, self._check)
+            wait_s = self._pinged_s + self._timeout_s - now
+        if wait_s > 0:
+            self._handle = self._loop.call_later(min(wait_s, self._time_s), self._check)
+        else:
+            self._dead()
+
+    def _ping_if_silent(self, now: float, silence_s: float) -> float:
+        """Ping if it is time to; return how long to wait."""
+        if silence_s < self._time_s:
+            return self._time_s - silence_s
+        if not self._active():
+            return self._time_s
+        self._pinged_s = now
+        self._ping()
+        return self._timeout_s
 
     def close(self) -> None:
         """Stop watching."""

@@ -191,7 +191,10 @@ class ServerCore:
         self._refuse(event, refusal)
 
     def _refuse(self, event: RequestReceived, refusal: Refusal) -> None:
-        self.h2.send_response(event.stream_id, refusal.headers(), end_stream=True)
+        try:
+            self.h2.send_response(event.stream_id, refusal.headers(), end_stream=True)
+        except H2Error:
+            return  # reset by the bytes that followed
         if not event.end_stream:
             self._linger.add(event.stream_id)
         self._pings.forgiven = True
@@ -211,7 +214,10 @@ class ServerCore:
         if flag or length != len(data) - PREFIX_BYTES or length > self.limits.max_receive_message_bytes:
             self._on_data_slow(call, event)
             return
-        self.h2.acknowledge_received_data(len(data), event.stream_id)
+        try:
+            self.h2.acknowledge_received_data(len(data), event.stream_id)
+        except H2Error:
+            return  # the bytes that followed have ended the connection
         call.request_done = True
         try:
             call.route.handler(call, data[PREFIX_BYTES:])
@@ -278,7 +284,7 @@ class ServerCore:
     def abort(self, error_code: int, reason: bytes) -> None:
         """End the connection at once with a GOAWAY that says why."""
         if not self.closing:
-            self.h2.send_goaway(error_code, debug_data=reason)
+            self._say(lambda: self.h2.send_goaway(error_code, debug_data=reason))
             self.closing = True
 
     def _engine_failed(self, error: H2Error) -> None:
@@ -292,15 +298,25 @@ class ServerCore:
     def begin_drain(self) -> None:
         """Tell the client to open no more calls; those under way go on. ``finish_drain`` follows by itself."""
         if not self.closing:
-            self.h2.send_shutdown_notice()
-            self.h2.ping(_GOAWAY_PING)
-            self.wake()
+            self._say(self.h2.send_shutdown_notice)
+            self.ping(_GOAWAY_PING)
 
     def finish_drain(self) -> None:
         """Send the final GOAWAY; the connection closes with its last call."""
         if not self.closing:
-            self.h2.send_goaway(ErrorCode.NO_ERROR)
-            self.wake()
+            self._say(lambda: self.h2.send_goaway(ErrorCode.NO_ERROR))
+
+    def ping(self, opaque: bytes) -> None:
+        """Ping the client with eight bytes."""
+        self._say(lambda: self.h2.ping(opaque))
+
+    def _say(self, send: Callable[[], None]) -> None:
+        """Queue a control frame, unless the connection is past saying anything."""
+        try:
+            send()
+        except H2Error:
+            self.closing = True
+        self.wake()
 
     # ---- bytes out
 
@@ -396,7 +412,8 @@ class ServerCore:
                 self.h2.consume(amount, stream_id)
             except H2Error:
                 return  # the whole connection has gone
-            self.wake()
+            if self.h2.want_write:
+                self.wake()
 
     def assembler(self) -> MessageAssembler:
         """Return an assembler under this server's message limit."""

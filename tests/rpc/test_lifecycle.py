@@ -1,0 +1,259 @@
+"""Calls and connections from beginning to end, both ends ours: answers late, twice or never; drain and close."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from raftkv.rpc import Channel, ChannelState, Code, RpcError, Server, ServerLimits, StreamCall, UnaryCall
+from raftkv.rpc.calls import CallStateError
+from raftkv.rpc.framing import frame
+from tests.rpc import raw
+from tests.rpc import services as s
+from tests.rpc.loop import failure, on_loop, until
+
+
+@on_loop
+async def test_an_answer_may_come_later_from_the_loop() -> None:
+    async with s.pair() as (echo, channel):
+        call = channel.unary(s.HANG, b"", 20)
+        await until(lambda: echo.hanging)
+        assert not call.done()
+        echo.hanging[0].reply(b"late")
+        assert await call == b"late"
+
+
+@on_loop
+async def test_answering_twice_is_a_bug_and_answering_too_late_is_not() -> None:
+    async with s.pair() as (echo, channel):
+        call = channel.unary(s.HANG, b"", 20)
+        await until(lambda: echo.hanging)
+        echo.hanging[0].reply(b"")
+        with pytest.raises(CallStateError):
+            echo.hanging[0].reply(b"")
+        with pytest.raises(CallStateError):
+            echo.hanging[0].fail(1)
+        await call
+        gone = channel.unary(s.HANG, b"")
+        await until(lambda: len(echo.hanging) == 2)
+        gone.cancel()
+        await until(lambda: echo.hanging[1].cancelled)
+        echo.hanging[1].reply(b"nobody hears this")
+        echo.hanging[1].fail(1)
+
+
+@on_loop
+async def test_the_server_ends_calls_past_their_deadline_by_itself() -> None:
+    """A raw client does not enforce its own deadline."""
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, raw.grpc_headers(s.HANG, (b"grpc-timeout", b"50m"))))
+        client.send(raw.message(1, frame(b""), raw.END_STREAM))
+        _, flags, _, block = await client.until_frame(raw.HEADERS, 1)
+        assert flags & raw.END_STREAM
+        assert raw.decode_block(block)[b"grpc-status"] == b"4"
+        assert echo.cancelled == ["hang"]
+        client.close()
+
+
+@on_loop
+async def test_deadline_of_a_stream_cancels_its_task() -> None:
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, raw.grpc_headers(s.BIDI, (b"grpc-timeout", b"50m"))))
+        assert raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])[b"grpc-status"] == b"4"
+        # The request was not finished: the client is told to stop sending it.
+        assert (await client.until_frame(raw.RST_STREAM, 1))[3] == bytes(4)
+        await until(lambda: not echo.server._tasks)
+        assert echo.cancelled == ["bidi"]
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "flags", "text"),
+    [
+        (b"", raw.END_STREAM, "cardinality violation: received no request message from non-client-streaming RPC"),
+        (
+            frame(b"a") + frame(b"b"),
+            raw.END_STREAM,
+            "cardinality violation: received multiple request messages for non-client-streaming RPC",
+        ),
+        (b"\0\0\0\0\5abc", raw.END_STREAM, "unexpected EOF"),
+        (b"\0\0", raw.END_STREAM, "unexpected EOF"),
+        (b"\1\0\0\0\1a", 0, "grpc: compressed flag set with identity or empty encoding"),
+    ],
+)
+@on_loop
+async def test_unary_requests_that_break_the_protocol(body: bytes, flags: int, text: str) -> None:
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, raw.grpc_headers(s.HANG)) + raw.message(1, body, flags))
+        answer = raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])
+        assert (answer[b"grpc-status"], answer[b"grpc-message"]) == (b"13", text.encode())
+        assert not echo.hanging
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "http_status", "code"),
+    [((b"grpc-timeout", b"soon"), b"200", b"13"), ((b"grpc-encoding", b"gzip"), b"200", b"12")],
+)
+@on_loop
+async def test_headers_that_break_the_protocol(field: tuple[bytes, bytes], http_status: bytes, code: bytes) -> None:
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, raw.grpc_headers(s.UNARY, field)) + raw.message(1, frame(b""), raw.END_STREAM))
+        answer = raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])
+        assert (answer[b":status"], answer[b"grpc-status"]) == (http_status, code)
+        client.close()
+
+
+@on_loop
+async def test_connect_method_without_a_path_does_no_harm() -> None:
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        fields = ((b":method", b"CONNECT"), (b":authority", b"x"), (b"content-type", b"application/grpc"))
+        client.send(raw.headers(1, fields, raw.END_HEADERS | raw.END_STREAM))
+        assert raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])[b":status"] == b"405"
+        client.close()
+
+
+@on_loop
+async def test_reset_in_the_same_bytes_as_the_request_harms_no_other_call() -> None:
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        for path in (s.UNARY, "/no/Such", s.BIDI, s.RAISE):
+            odd = client_id(path)
+            client.send(
+                raw.headers(odd, raw.grpc_headers(path))
+                + raw.message(odd, frame(b"x"), raw.END_STREAM)
+                + raw.reset(odd)
+            )
+        client.send(raw.headers(99, raw.grpc_headers(s.UNARY)) + raw.message(99, frame(b"good"), raw.END_STREAM))
+        await client.until_frame(raw.HEADERS, 99)
+        assert (await client.until_frame(raw.DATA, 99))[3] == frame(b"good")
+        client.close()
+
+
+def client_id(path: str) -> int:
+    return {s.UNARY: 1, "/no/Such": 3, s.BIDI: 5, s.RAISE: 7}[path]
+
+
+@on_loop
+async def test_drain_lets_calls_finish_and_closes_after_the_last() -> None:
+    async with s.pair() as (echo, channel):
+        stream = channel.stream(s.BIDI)
+        await stream.send(b"before")
+        assert await stream.receive() == b"before"
+        call = channel.unary(s.HANG, b"")
+        await until(lambda: echo.hanging)
+        echo.server.stop_listening()
+        echo.server.drain()
+        await until(lambda: channel.state is ChannelState.TRANSIENT_FAILURE)
+        refused = await failure(channel.unary(s.UNARY, b""))
+        assert (refused.code, refused.definite) == (Code.UNAVAILABLE, True)
+        await stream.send(b"during")
+        assert await stream.receive() == b"during"
+        echo.hanging[0].reply(b"after")
+        assert await call == b"after"
+        assert echo.server.connections
+        stream.half_close()
+        assert await stream.receive() is None
+        await until(lambda: not echo.server.connections)
+
+
+@on_loop
+async def test_drain_of_an_idle_connection_closes_it_and_a_client_that_ignores_it_is_cut() -> None:
+    async with s.echo_server(ServerLimits(goaway_notice_timeout_s=0.05)) as echo:
+        client = await raw.RawClient.connect(echo.target)
+        await client.until_frame(raw.SETTINGS)
+        echo.server.drain()
+        await client.until_closed()
+        goaways = [payload for kind, _, _, payload in client.frames if kind == raw.GOAWAY]
+        assert [int.from_bytes(payload[:4], "big") for payload in goaways] == [2**31 - 1, 0]
+        client.close()
+
+
+@on_loop
+async def test_close_gives_calls_their_grace_and_then_cuts() -> None:
+    echo = s.EchoServer()
+    ((host, port),) = await echo.server.listen("127.0.0.1", 0)
+    async with Channel(f"{host}:{port}") as channel:
+        quick, stuck = channel.unary(s.HANG, b""), channel.unary(s.HANG, b"")
+        stream = channel.stream(s.BIDI)
+        await stream.send(b"x")
+        assert await stream.receive() == b"x"
+        await until(lambda: len(echo.hanging) == 2)
+        closing = asyncio.create_task(echo.server.close(grace_s=0.2))
+        echo.hanging[0].reply(b"in time")
+        assert await quick == b"in time"
+        error = await failure(stuck)
+        assert (error.code, error.definite) == (Code.UNAVAILABLE, False)
+        assert (await failure(stream.receive())).code is Code.UNAVAILABLE
+        await closing
+    assert sorted(echo.cancelled) == ["bidi", "hang"]
+    assert not echo.server._tasks
+    assert echo.reported == []
+
+
+@on_loop
+async def test_errors_are_translated_by_the_injected_table() -> None:
+    class KnownError(Exception):
+        pass
+
+    reported: list[str] = []
+    server = Server(
+        report=lambda path, error: reported.append(path),
+        translate=lambda error: RpcError(11, "known") if isinstance(error, KnownError) else None,
+    )
+
+    def raise_now(call: UnaryCall, message: bytes) -> None:
+        raise KnownError
+
+    async def raise_later(message: bytes, call: UnaryCall) -> bytes:
+        raise KnownError
+
+    async def raise_in_stream(call: StreamCall) -> None:
+        raise KnownError
+
+    server.unary("/a.B/Now", raise_now)
+    server.unary_async("/a.B/Later", raise_later)
+    server.stream("/a.B/Stream", raise_in_stream)
+    ((host, port),) = await server.listen("127.0.0.1")
+    async with Channel(f"{host}:{port}") as channel:
+        for error in (
+            await failure(channel.unary("/a.B/Now", b"")),
+            await failure(channel.unary("/a.B/Later", b"")),
+            await failure(channel.stream("/a.B/Stream").receive()),
+        ):
+            assert (error.code, error.text) == (Code.OUT_OF_RANGE, "known")
+    await server.close()
+    assert reported == []
+
+
+@on_loop
+async def test_unix_sockets(tmp_path: Path) -> None:
+    server = Server()
+    server.unary(s.UNARY, lambda call, message: call.reply(str(call.peer).encode()))
+    await server.listen(None, unix=str(tmp_path / "socket"))
+    async with Channel(f"unix:{tmp_path}/socket") as channel:
+        assert await channel.unary(s.UNARY, b"", 20) == b"unix:"
+    await server.close()
+
+
+@on_loop
+async def test_answers_of_one_turn_leave_in_one_write() -> None:
+    async with s.pair() as (echo, channel):
+        calls = [channel.unary(s.HANG, b"") for _ in range(50)]
+        await until(lambda: len(echo.hanging) == 50)
+        (connection,) = echo.server.connections
+        writes: list[int] = []
+        transport = connection._h2.transport  # type: ignore[union-attr]
+        original = transport.write
+        transport.write = lambda data: (writes.append(len(data)), original(data))[1]  # type: ignore[method-assign]
+        for call in echo.hanging:
+            call.reply(b"")
+        await asyncio.gather(*calls)
+        assert len(writes) == 1
