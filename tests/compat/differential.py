@@ -8,7 +8,7 @@ the requests are spread. Both stores must be at the same revision at the start (
 Steps go one after the other, so that both stores live through the same history; only neighbouring reads are in
 flight together. A serializable read goes to the member that acknowledged the last write: it alone is certain to
 have applied it. The stream is cut into episodes, each from an emptied and compacted store: a difference is then
-replayed and made small on the very same servers, its revisions moved to where the stores are by then.
+replayed and made small on the very same servers (`replay.py` moves its revisions to where the stores are by then).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.protobuf import text_format
 
 from raftkv.pb import rpc_pb2
 from tests.compat.compare import HeaderWatch, allowed_difference, difference
-from tests.compat.generator import METHODS, Generator, Step, View, rebase
+from tests.compat.generator import METHODS, Generator, Step, View
+from tests.compat.replay import Recorded, RevisionMap
 from tests.compat.shrink import shrink
 from tests.compat.wire import Answer, Pending, Wire
 
@@ -54,7 +55,7 @@ class Difference:
     step: Step
     what: str
     answers: tuple[Answer, Answer]
-    history: list[Any] = field(default_factory=list)
+    history: list[Recorded] = field(default_factory=list)
     reproduced: bool = False
 
     def describe(self) -> str:
@@ -67,7 +68,7 @@ class Difference:
         ]
         if self.reproduced:
             lines.append("  shortest history found, from a store that was emptied and compacted:")
-            lines.extend(f"    {METHODS[type(request)]} {one_line(request)}" for request in self.history)
+            lines.extend(f"    {METHODS[type(part.request)]} {one_line(part.request)}" for part in self.history)
         else:
             lines.append("  did not happen again on replay")
         return "\n".join(lines)
@@ -160,7 +161,6 @@ class Player:
         oracle: Wire,
         tested: Wire,
         seed: int,
-        replays_max: int = 200,
         trouble: Callable[[], None] | None = None,
         trouble_every: int = 300,
     ) -> None:
@@ -169,7 +169,6 @@ class Player:
         self._trouble_every = self._next_trouble = trouble_every
         self.sides = (Side(oracle, seed), Side(tested, seed))
         self.report = Report()
-        self.replays_max = replays_max
 
     def run(self, steps: int, differences_max: int = 5) -> Report:
         """Play `steps` steps; end early after `differences_max` differences."""
@@ -204,17 +203,18 @@ class Player:
     # --- one episode ----------------------------------------------------------------------------------------
 
     def _play_episode(self, generator: Generator, steps: int) -> Difference | None:
-        history: list[Any] = []
+        history: list[Recorded] = []
         for batch in _batches(generator, steps):
             self._make_trouble()
             answered = self._play_batch(batch)
             for step, answers in zip(batch, answered, strict=True):
-                history.append(step.request)
+                before = generator.view.revision
+                generator.observe(step, answers[0])
+                history.append(Recorded(step.request, before, generator.view.revision))
                 self._count(step, answers[0])
                 what = self._judge(step, answers)
                 if what is not None:
                     return Difference(self.seed, self.report.steps, step, what, answers, history)
-                generator.observe(step, answers[0])
         return None
 
     def _make_trouble(self) -> None:
@@ -283,25 +283,25 @@ class Player:
     # --- shrinking ------------------------------------------------------------------------------------------
 
     def _shrunk(self, found: Difference, base: int) -> Difference:
-        def fails(requests: list[Any]) -> bool:
-            return self._replay(requests, base)
+        def fails(history: list[Recorded]) -> bool:
+            return self._replay(history, base)
 
         if not fails(found.history):
             return found
-        small = shrink(found.history, fails, self.replays_max)
-        return Difference(found.seed, found.step_number, found.step, found.what, found.answers, small, reproduced=True)
+        return replace(found, history=shrink(found.history, fails), reproduced=True)
 
-    def _replay(self, requests: Sequence[Any], base: int) -> bool:
-        """Tell whether the last of these requests, recorded on stores at `base`, is answered differently."""
-        new_base = self._start_over()
-        for number, request in enumerate(requests, 1):
-            moved = type(request)()
-            moved.CopyFrom(request)
-            rebase(moved, base, new_base)
-            step = Step(f"etcdserverpb.KV/{METHODS[type(moved)]}", moved)
+    def _replay(self, history: Sequence[Recorded], recorded_base: int) -> bool:
+        """Tell whether the last of these requests, and no earlier one, is answered differently."""
+        now = self._start_over()
+        revisions = RevisionMap(recorded_base, now)
+        for number, entry in enumerate(history, 1):
+            request = revisions.moved(entry, now)
+            step = Step(f"etcdserverpb.KV/{METHODS[type(request)]}", request)
             answers = self._play_batch([step])[0]
             if difference(step, *answers) is not None and allowed_difference(step, *answers) is None:
-                return number == len(requests)
+                return number == len(history)
+            now = max(now, answers[0].revision)
+            revisions.learn(entry.after, now)
         return False
 
 

@@ -16,7 +16,8 @@ depends on the width of the server's own request id.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,10 +93,13 @@ class Generator:
     compactions: bool = True
     random: random.Random = field(init=False)
     mixture: Mixture = field(init=False)
+    recent: deque[bytes] = field(init=False)
+    written: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.mixture = Mixture([], 0)
+        self.recent = deque(maxlen=5)
 
     # --- the stream -----------------------------------------------------------------------------------------
 
@@ -129,9 +133,13 @@ class Generator:
 
     # --- parts of requests ----------------------------------------------------------------------------------
 
-    def key(self) -> bytes:
-        """A key; one in a hundred is empty."""
-        return b"" if self._often(1) else self.random.choice(KEYS)
+    def key(self, again: float = 10) -> bytes:
+        """A key; one in a hundred is empty; `again` percent are among the last few, so that operations meet."""
+        if self._often(1):
+            return b""
+        key = self.random.choice(self.recent) if self.recent and self._often(again) else self.random.choice(KEYS)
+        self.recent.append(key)
+        return key
 
     def range_end(self, key: bytes) -> bytes:
         """An interval's end: none, everything from the key on, its prefix, any other key (also before it)."""
@@ -152,7 +160,7 @@ class Generator:
         """Key and range end; sometimes the whole store."""
         if self._often(12):
             return {"key": b"\x00", "range_end": b"\x00"}
-        key = self.key()
+        key = self.key(again=25)
         return {"key": key, "range_end": self.range_end(key)}
 
     def revision(self) -> int:
@@ -235,6 +243,7 @@ class Generator:
         """A transaction; nested ones up to three deep; rarely with as many operations as the limit or more."""
         if self._often(0.7):
             return self._crowded_txn()
+        self.written.clear()
         if self._often(25):
             return self._read_txn()
         txn = self._txn(depth=0)
@@ -254,9 +263,11 @@ class Generator:
     def _operation(self, depth: int) -> rpc_pb2.RequestOp:
         if self._often(0.5):
             return rpc_pb2.RequestOp()
-        (kind,) = self.random.choices(("put", "range", "delete", "txn"), (45, 30, 15, 10 if depth < 3 else 0))
+        (kind,) = self.random.choices(("put", "range", "delete", "txn"), (42, 28, 14, 16 if depth < 3 else 0))
         if kind == "put":
-            return rpc_pb2.RequestOp(request_put=self.put())
+            put = self.put()
+            self.written.append(put.key)
+            return rpc_pb2.RequestOp(request_put=put)
         if kind == "range":
             return rpc_pb2.RequestOp(request_range=self._range_of_write_txn())
         if kind == "delete":
@@ -296,10 +307,14 @@ class Generator:
         else:
             getattr(txn, part).extend(operations)
 
+    def _compared_key(self) -> bytes:
+        # Nested compares must not see what the transaction wrote before them: ask for just that often.
+        return self.random.choice(self.written) if self.written and self._often(60) else self.key(again=50)
+
     def compare(self) -> rpc_pb2.Compare:
         """A comparison of any target, result and interval; rarely without the operand of its target, or unknown."""
         target = self.random.randrange(5)
-        request = rpc_pb2.Compare(result=self.random.randrange(4), target=target, key=self.key())
+        request = rpc_pb2.Compare(result=self.random.randrange(4), target=target, key=self._compared_key())
         operand = target if self._often(95) else self.random.randrange(5)
         if operand == rpc_pb2.Compare.VALUE:
             request.value = self.value()
@@ -356,16 +371,15 @@ def prefix_end(key: bytes) -> bytes:
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b"\x00"
 
 
-def rebase(message: Any, old_base: int, new_base: int) -> None:
-    """Move every revision in `message` that lies at or after `old_base` by the distance of the two bases.
+def map_revisions(message: Any, mapped: Callable[[int], int]) -> None:
+    """Replace every positive revision in `message` by what `mapped` gives for it.
 
-    A history recorded on one store can then be replayed on another whose revisions begin elsewhere. Nonsense
-    (zero, negatives, the largest integer) stays what it is.
+    Nonsense (zero, negatives, the largest integers) stays what it is.
     """
     for descriptor, value in message.ListFields():
         if descriptor.name in REVISION_FIELDS and isinstance(value, int):
-            if old_base - 1 <= value < INT64_MAX // 2 and value > 0:
-                setattr(message, descriptor.name, value + new_base - old_base)
+            if 0 < value < INT64_MAX // 2:
+                setattr(message, descriptor.name, mapped(value))
         elif descriptor.message_type is not None:
-            for part in value if isinstance(value, Sequence) or hasattr(value, "append") else [value]:
-                rebase(part, old_base, new_base)
+            for part in value if hasattr(value, "append") else [value]:
+                map_revisions(part, mapped)

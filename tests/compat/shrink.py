@@ -1,38 +1,41 @@
-"""Make a failing history small: fewer requests, then a simpler last request.
+"""Make a failing history small: fewer requests, then simpler ones.
 
-    small = shrink(requests, fails=lambda requests: ..., replays_max=200)
+    small = shrink(history, fails=lambda history: ..., time_max_s=60)
 
 Delta debugging by halves: drop ever smaller blocks, keep what still fails. `fails` must replay the given
-requests from an equal start on both stores and tell whether they still part.
+requests from an equal start on both stores and tell whether they still part. Requests are `Recorded`, so that leaving
+some out does not change what the revisions in the others mean.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-History = list[Any]
+from tests.compat.replay import Recorded
+
+History = list[Recorded]
 Fails = Callable[[History], bool]
+SIMPLIFIED_MAX = 20  # a history longer than this was not understood; simpler requests would not help
 
 
-def shrink(requests: Sequence[Any], fails: Fails, replays_max: int = 200) -> History:
-    """Return a shorter history that still fails, after at most `replays_max` replays."""
-    budget = _Budget(fails, replays_max)
-    return _simplify_last(_drop_blocks(list(requests), budget), budget)
+def shrink(history: Sequence[Recorded], fails: Fails, time_max_s: float = 60.0) -> History:
+    """Return a shorter history that still fails; stop after about `time_max_s`."""
+    budget = _Budget(fails, time_max_s)
+    return _simplify(_drop_blocks(list(history), budget), budget)
 
 
 class _Budget:
-    """Counts replays; once they are used up, nothing "fails" any more, so that shrinking ends where it is."""
+    """Once the time is used up nothing "fails" any more, so that shrinking ends where it is."""
 
-    def __init__(self, fails: Fails, replays_max: int) -> None:
+    def __init__(self, fails: Fails, time_max_s: float) -> None:
         self._fails = fails
-        self.replays_left = replays_max
+        self._deadline = time.monotonic() + time_max_s
 
     def fails(self, requests: History) -> bool:
-        if self.replays_left == 0:
-            return False
-        self.replays_left -= 1
-        return self._fails(requests)
+        return time.monotonic() < self._deadline and self._fails(requests)
 
 
 def _drop_blocks(requests: History, budget: _Budget) -> History:
@@ -50,13 +53,22 @@ def _drop_blocks(requests: History, budget: _Budget) -> History:
     return requests
 
 
-def _simplify_last(requests: History, budget: _Budget) -> History:
+def _simplify(requests: History, budget: _Budget) -> History:
+    if len(requests) > SIMPLIFIED_MAX:
+        return requests
+    for index in reversed(range(len(requests))):
+        requests = _simplify_one(requests, index, budget)
+    return requests
+
+
+def _simplify_one(requests: History, index: int, budget: _Budget) -> History:
     progress = True
     while progress:
         progress = False
-        for simpler in simpler_forms(requests[-1]):
-            if budget.fails([*requests[:-1], simpler]):
-                requests = [*requests[:-1], simpler]
+        for simpler in simpler_forms(requests[index].request):
+            changed = [*requests[:index], replace(requests[index], request=simpler), *requests[index + 1 :]]
+            if budget.fails(changed):
+                requests = changed
                 progress = True
                 break
     return requests

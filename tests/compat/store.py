@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from raftkv.pb import kv_pb2, rpc_pb2
-from tests.compat.generator import METHODS
+from tests.compat.generator import METHODS, Step
 from tests.compat.wire import Answer, Wire
 
 EVERYTHING = (b"\x00", b"\x00")
@@ -108,15 +108,25 @@ class Store:
         self.wire = wire
         self.program = program
         self._member = 0
+        self._last_writer = 0
         self._send(put(b"~"))
         self._send(delete(*EVERYTHING))
         self.base = self._send(get(b"~")).revision
         self._send(compact(self.base))
 
     def answer(self, request: Any) -> Answer:
-        """Send to the members in turn and return the answer."""
+        """Send to the members in turn and return the answer.
+
+        What a member may answer from its own state goes to the one that acknowledged the last write: a transaction of
+        compares alone too, since *all* of its ranges are serializable.
+        """
+        step = Step(f"etcdserverpb.KV/{METHODS[type(request)]}", request)
         self._member = (self._member + 1) % len(self.wire.endpoints)
-        return self.wire.call(f"etcdserverpb.KV/{METHODS[type(request)]}", request, self._member)
+        member = self._last_writer if step.is_serializable else self._member
+        answer = self.wire.call(step.method, request, member)
+        if step.is_write and answer.code == "OK":
+            self._last_writer = member
+        return answer
 
     def _send(self, request: Any) -> Answer:
         answer = self.answer(request)

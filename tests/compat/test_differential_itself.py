@@ -13,7 +13,8 @@ import pytest
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests.compat.compare import HeaderWatch, allowed_difference, difference
 from tests.compat.differential import Player
-from tests.compat.generator import INT64_MAX, Generator, Step, View, prefix_end, rebase
+from tests.compat.generator import INT64_MAX, Generator, Step, View, prefix_end
+from tests.compat.replay import Recorded, RevisionMap
 from tests.compat.shrink import shrink, simpler_forms
 from tests.compat.wire import Answer, Pending, Wire
 from tests.procs import ETCD_FAST, Cluster
@@ -158,43 +159,60 @@ def test_prefix_end() -> None:
     assert [prefix_end(key) for key in (b"a", b"a\xff", b"\xff\xff")] == [b"b", b"b", b"\x00"]
 
 
-def test_rebase_moves_revisions_and_leaves_the_rest() -> None:
+# --- replaying ----------------------------------------------------------------------------------------------
+
+
+def test_revisions_follow_the_writes_they_meant() -> None:
+    revisions = RevisionMap(recorded_base=100, base=1000)
+    revisions.learn(101, 1001)  # the write that made 102 is left out
+    revisions.learn(103, 1002)
+    assert {recorded: revisions.mapped(recorded) for recorded in (1, 99, 100, 101, 102, 103, 104)} == {
+        1: 1,
+        99: 999,
+        100: 1000,
+        101: 1001,
+        102: 1001,
+        103: 1002,
+        104: 1003,
+    }
+
+
+def test_every_revision_of_a_request_is_moved_and_nothing_else() -> None:
     request = rpc_pb2.TxnRequest(
         compare=[rpc_pb2.Compare(key=b"a", mod_revision=105), rpc_pb2.Compare(key=b"a", version=105)],
         success=[rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=b"a", revision=101, limit=105))],
         failure=[rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=b"a", revision=INT64_MAX))],
     )
-    rebase(request, 100, 1000)
-    assert [compare.mod_revision for compare in request.compare] == [1005, 0]
-    assert request.compare[1].version == 105
-    assert (request.success[0].request_range.revision, request.success[0].request_range.limit) == (1001, 105)
-    assert request.failure[0].request_range.revision == INT64_MAX
+    moved = RevisionMap(100, 1000).moved(Recorded(request, 100, 100), 1000)
+    assert [compare.mod_revision for compare in moved.compare] == [1005, 0]
+    assert moved.compare[1].version == 105
+    assert (moved.success[0].request_range.revision, moved.success[0].request_range.limit) == (1001, 105)
+    assert moved.failure[0].request_range.revision == INT64_MAX
+    assert request.compare[0].mod_revision == 105
 
 
 # --- shrinking ----------------------------------------------------------------------------------------------
+
+
+def _recorded(*requests: Any) -> list[Recorded]:
+    return [Recorded(request, 1, 1) for request in requests]
 
 
 def test_shrink_keeps_only_what_matters() -> None:
     noise = [rpc_pb2.PutRequest(key=b"x%d" % number) for number in range(100)]
     cause, end = rpc_pb2.PutRequest(key=b"cause"), rpc_pb2.PutRequest(key=b"end", value=b"v", prev_kv=True)
 
-    def fails(requests: list[Any]) -> bool:
+    def fails(history: list[Recorded]) -> bool:
+        requests = [entry.request for entry in history]
         return cause in requests and requests[-1].key == b"end" and requests[-1].prev_kv
 
-    small = shrink([*noise[:60], cause, *noise[60:], end], fails)
-    assert small == [cause, rpc_pb2.PutRequest(key=b"end", prev_kv=True)]
+    small = shrink(_recorded(*noise[:60], cause, *noise[60:], end), fails)
+    assert small == _recorded(cause, rpc_pb2.PutRequest(key=b"end", prev_kv=True))
 
 
-def test_shrink_stops_when_its_replays_are_used_up() -> None:
-    calls = 0
-
-    def fails(requests: list[Any]) -> bool:
-        nonlocal calls
-        calls += 1
-        return False
-
-    shrink([rpc_pb2.PutRequest(key=b"x")] * 500, fails, replays_max=20)
-    assert calls == 20
+def test_shrink_stops_when_its_time_is_used_up() -> None:
+    history = _recorded(*[rpc_pb2.PutRequest(key=b"x")] * 50)
+    assert shrink(history, lambda shorter: True, time_max_s=0) == history
 
 
 def test_simpler_forms_reach_into_nested_transactions() -> None:
@@ -248,5 +266,5 @@ def test_a_planted_bug_is_found_replayed_and_made_small() -> None:
     assert "version" in found.what
     assert found.reproduced
     assert len(found.history) <= 6, found.describe()
-    assert isinstance(found.history[-1], rpc_pb2.RangeRequest)
+    assert isinstance(found.history[-1].request, rpc_pb2.RangeRequest)
     assert "b (tested)" in found.describe()

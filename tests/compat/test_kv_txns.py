@@ -340,3 +340,14 @@ def test_a_compacted_range_in_a_read_only_transaction(store: Store) -> None:
     assert store.refusal(txn(then=[get(b"a", revision=store.at(1))])) == COMPACTED
     assert store.refusal(txn(then=[get(b"a", revision=store.at(1), serializable=True)])) == COMPACTED
     assert store.ask(txn(then=[get(b"a", revision=store.at(2))])).succeeded
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("flag", ["ignore_value", "ignore_lease"])
+def test_a_precondition_that_the_transaction_itself_undoes(raftkv_store: Store, flag: str, nested: bool) -> None:
+    """Nothing sees the open deletion as a duplicate, so this gets through to the store; etcd 3.5.1 panics on it."""
+    raftkv_store.fill(b"a")
+    kept = put(b"a", **{flag: True})
+    request = txn(then=[delete(*EVERYTHING), txn(then=[kept]) if nested else kept])
+    assert raftkv_store.refusal(request) == KEY_NOT_FOUND
+    assert raftkv_store.keys(get(*EVERYTHING)) == [b"a"]
