@@ -8,6 +8,7 @@ The cut follows Jepsen's etcd suite:
     history.py  what every client asked and was told, one operation a line
     checkers/   the judges; checker.py puts them together
     workloads/  one workload a file: what clients ask, and what is checked beyond the common judges
+    held_write.py  is a put acknowledged before the log holds it?
     runner.py   one run: load under faults, heal, read the store, judge
 
 Members are reached over the wire only: of raftkv nothing but its messages (``raftkv.pb``) is imported, so the same

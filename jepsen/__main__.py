@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from jepsen import ledger, nemesis
+from jepsen import held_write, ledger, nemesis
 from jepsen.checker import Verdict, judge
 from jepsen.db import DbError, Settings, programs
 from jepsen.history import load
@@ -89,6 +89,27 @@ def _check(args: argparse.Namespace) -> int:
     return 0 if verdict.valid else 1
 
 
+def _held_write(args: argparse.Namespace) -> int:
+    sound = True
+    for what in held_write.CALLS:
+        answer = asyncio.run(held_write.ask(args.sut, what))
+        acked = "not acknowledged" if answer.acked_s is None else f"acknowledged after {answer.acked_s * 1e3:.0f} ms"
+        print(f"{args.sut}, log {what} held: put {acked}, {'there' if answer.kept else 'gone'} after kill -9")
+        ledger.add(
+            {
+                "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                "kind": f"held-{what}",
+                "system": args.sut,
+                "members": 1,
+                "acked": answer.acked_s is not None,
+                "kept": answer.kept,
+                "verdict": "valid" if answer.sound else "invalid",
+            }
+        )
+        sound = sound and answer.sound
+    return 0 if sound else 1
+
+
 def _show(verdict: Verdict) -> None:
     for line in verdict.lines():
         print("  " + line)
@@ -144,6 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--snapshot-count", type=int, default=1000)
     runs.add_argument("--flag", action="append", default=[], help="another flag for every member")
     runs.add_argument("--keep", action="store_true", help="keep the folder of a run that passed too")
+    held = commands.add_parser("held-write", help="is a put acknowledged before the log holds it? (needs strace)")
+    held.set_defaults(command=_held_write)
+    held.add_argument("--sut", choices=sorted(programs()), default="raftkv", help="system under test")
     check = commands.add_parser("check", help="judge a kept history again")
     check.set_defaults(command=_check)
     check.add_argument("history", type=Path)
