@@ -114,6 +114,11 @@ class ServerCall:
 
     # ---- what the core uses
 
+    @property
+    def unacknowledged(self) -> int:
+        """Bytes received and not given back to the window."""
+        return 0
+
     def on_data(self, data: bytes, end_stream: bool) -> None:
         """Take a piece of the request body."""
         raise NotImplementedError

@@ -41,6 +41,8 @@ class ClientCall(Protocol):
     stream_id: int
     assembler: MessageAssembler | None
 
+    @property
+    def unacknowledged(self) -> int: ...  # noqa: D102
     def request_headers(self) -> Headers: ...  # noqa: D102
     def started(self, core: ClientCore) -> None: ...  # noqa: D102
     def on_headers(self, headers: Headers) -> None: ...  # noqa: D102
@@ -111,12 +113,20 @@ class ClientCore:
     def forget(self, call: ClientCall) -> None:
         """The call wants nothing more of its stream: reset it."""
         if self.calls.pop(call.stream_id, None) is not None:
-            try:
-                self.h2.reset_stream(call.stream_id, ErrorCode.CANCEL)
-            except H2Error:
-                return  # the connection has gone
-            self.wake()
+            self.reset(call.stream_id)
             self._events.room()
+
+    def reset(self, stream_id: int) -> None:
+        """Tell the server that nothing more of this stream is wanted."""
+        try:
+            audit = self.h2.reset(stream_id, ErrorCode.CANCEL)
+        except H2Error:
+            return  # the connection has gone
+        if audit and self.accepting and self.h2.window_leaked(sum(c.unacknowledged for c in self.calls.values())):
+            self.goaway_text = "the connection is being replaced"
+            self.accepting = False
+            self._events.draining(too_many_pings=False)
+        self.wake()
 
     # ---- bytes in
 
@@ -147,10 +157,11 @@ class ClientCore:
 
     def _on_response(self, event: ResponseReceived) -> None:
         headers = event.headers
-        if headers == self._usual_headers and not event.end_stream:
-            return
         call = self.calls.get(event.stream_id)
         if call is None:
+            return
+        if headers == self._usual_headers and not event.end_stream:
+            call.on_headers(headers)
             return
         if event.end_stream:
             self._end(call, self._error_of_headers(headers), headers)

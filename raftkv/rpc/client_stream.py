@@ -134,6 +134,11 @@ class ClientStream:
 
     # ---- what channel and core use
 
+    @property
+    def unacknowledged(self) -> int:
+        """Bytes received and not given back to the window."""
+        return self._inbox.unacknowledged
+
     def begin(self, core: ClientCore) -> None:
         """Open the stream on a connection that has room."""
         core.start(self)
@@ -183,11 +188,7 @@ class ClientStream:
         """The server has answered before our half was closed: it waits for nothing more, so neither do we."""
         if self._core is not None and not self._half_closed:
             self._half_closed = True
-            try:
-                self._core.h2.reset_stream(self.stream_id)
-            except H2Error:
-                return  # gone already
-            self._core.wake()
+            self._core.reset(self.stream_id)
 
     def on_refused(self) -> bool:
         """A refused stream fails (definitely not run): its messages are not kept for another try."""

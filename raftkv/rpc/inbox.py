@@ -72,6 +72,11 @@ class Inbox:
         self._settle()
 
     @property
+    def unacknowledged(self) -> int:
+        """Bytes that have come and were not given back to the window."""
+        return self._received - self._returned
+
+    @property
     def ended(self) -> bool:
         """True once the peer has half-closed."""
         return self._ended

@@ -104,6 +104,7 @@ class ServerCore:
         self._routes = router.routes
         self._calls: dict[int, ServerCall] = {}
         self._dirty = False
+        self._drained = False
         self._overloaded = False
         self._last_words = b""
         self._linger: set[int] = set()
@@ -297,7 +298,8 @@ class ServerCore:
 
     def begin_drain(self) -> None:
         """Tell the client to open no more calls; those under way go on. ``finish_drain`` follows by itself."""
-        if not self.closing:
+        if not self.closing and not self._drained:
+            self._drained = True
             self._say(self.h2.send_shutdown_notice)
             self.ping(_GOAWAY_PING)
 
@@ -344,8 +346,15 @@ class ServerCore:
             return b""
         for stream_id in [one for one in self._linger if not h2.queued_body_size(one)]:
             self._linger.discard(stream_id)
-            h2.reset_stream(stream_id, ErrorCode.NO_ERROR)
+            if h2.reset(stream_id, ErrorCode.NO_ERROR):
+                self._audit_window()
         return h2.data_to_send(amount)
+
+    def _audit_window(self) -> None:
+        """Replace a connection whose receive window has been eaten by resets; calls under way go on."""
+        if not self._drained and self.h2.window_leaked(sum(call.unacknowledged for call in self._calls.values())):
+            self.begin_drain()
+            self.finish_drain()
 
     def _wake_drained(self) -> None:
         room = self.limits.stream_send_buffer_bytes

@@ -99,6 +99,11 @@ class StreamCall(ServerCall):
 
     # ---- what the core uses
 
+    @property
+    def unacknowledged(self) -> int:
+        """Bytes received and not given back to the window."""
+        return self.inbox.unacknowledged
+
     def on_data(self, data: bytes, end_stream: bool) -> None:
         """Take a piece of the request stream."""
         core = self._core

@@ -58,6 +58,9 @@ class FakeConnection:
             self.h2.send_trailers(stream_id, trailers)
         self.flush()
 
+    def write(self, data: bytes) -> None:
+        self._writer.write(data)
+
     def drop(self) -> None:
         self._writer.transport.abort()
 

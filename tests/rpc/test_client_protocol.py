@@ -265,11 +265,11 @@ async def test_too_many_pings_halves_the_eagerness() -> None:
         connection.h2.send_goaway(ngh2.ErrorCode.ENHANCE_YOUR_CALM, debug_data=b"too_many_pings")
         connection.flush()
 
-    async with fake_server(script) as target:
-        async with Channel(target, options=ChannelOptions(keepalive_time_s=100)) as channel:
-            call = channel.unary(PATH, b"")
-            await until(lambda: channel.keepalive_time_s == 200)
-            call.cancel()
+    options = ChannelOptions(keepalive_time_s=100)
+    async with fake_server(script) as target, Channel(target, options=options) as channel:
+        call = channel.unary(PATH, b"")
+        await until(lambda: channel.keepalive_time_s == 200)
+        call.cancel()
 
 
 @on_loop

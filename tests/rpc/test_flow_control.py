@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import ngh2
+
 from raftkv.rpc import Channel, ChannelOptions, Code, ServerLimits, StreamCall
+from tests.rpc import raw
 from tests.rpc import services as s
+from tests.rpc.fake_server import OK_HEADERS, FakeConnection, fake_server
 from tests.rpc.loop import failure, on_loop, until
 
 KIB = 1024
@@ -120,4 +124,64 @@ async def test_two_streams_that_nobody_reads_leave_room_for_a_third() -> None:
         await settled(lambda: echo.flooded)
         assert await channel.unary(s.UNARY, bytes(300 * KIB), 20) == bytes(300 * KIB)
         for stream in streams:
+            stream.cancel()
+
+
+@on_loop
+async def test_a_server_connection_whose_window_leaks_is_replaced() -> None:
+    """The engine forgets half-received DATA frames of streams that we reset; the client must not starve of it."""
+    limits = ServerLimits(stream_window_bytes=65_535, connection_window_bytes=200_000, max_receive_message_bytes=10)
+    async with s.echo_server(limits) as echo:
+        client = await raw.RawClient.connect(echo.target)
+        too_large = raw.message(1, b"\0\0\0\xff\xff" + bytes(16_000))
+        for one in range(1, 401, 2):
+            data = too_large[:5] + one.to_bytes(4, "big") + too_large[9:]
+            client.send(
+                raw.headers(one, raw.grpc_headers(s.UNARY)) + raw.message(one, b"\0\0\0\xff\xff") + data[:12_000]
+            )
+            try:
+                await client.until_frame(raw.RST_STREAM, one)
+            except EOFError:
+                break  # the connection had no other call, so it ends with its GOAWAY
+            client.send(data[12_000:])
+        assert client.goaway == (0, b"")
+        client.close()
+
+
+@on_loop
+async def test_windows_that_do_not_leak_are_kept() -> None:
+    """The same with whole frames."""
+    limits = ServerLimits(stream_window_bytes=65_535, connection_window_bytes=200_000, max_receive_message_bytes=10)
+    async with s.echo_server(limits) as echo:
+        client = await raw.RawClient.connect(echo.target)
+        for one in range(1, 401, 2):
+            body = b"\0\0\0\xff\xff" + bytes(16_000)
+            client.send(raw.headers(one, raw.grpc_headers(s.UNARY)) + raw.message(one, body))
+            await client.until_frame(raw.RST_STREAM, one)
+        assert client.goaway is None
+        client.close()
+
+
+@on_loop
+async def test_a_client_connection_whose_window_leaks_is_replaced() -> None:
+    """Calls go on: the next one runs on a fresh connection."""
+    options = ChannelOptions(stream_window_bytes=65_535, connection_window_bytes=200_000)
+    connections = 0
+
+    async def script(connection: FakeConnection) -> None:
+        nonlocal connections
+        connections += 1
+        while True:
+            stream_id = (await connection.event(ngh2.RequestReceived)).stream_id  # type: ignore[attr-defined]
+            connection.h2.send_response(stream_id, OK_HEADERS)
+            connection.h2.send_data(stream_id, b"\0\0\0\xff\xff" + bytes(16_000))
+            data = connection.h2.data_to_send()
+            connection.write(data[:-4000])
+            await connection.event(ngh2.StreamReset)
+            connection.write(data[-4000:])
+
+    async with fake_server(script) as target, Channel(target, options=options) as channel:
+        while connections < 3:
+            stream = channel.stream("/test.Fake/Half", timeout_s=20)
+            await until(lambda stream=stream: stream.headers)
             stream.cancel()
