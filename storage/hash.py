@@ -23,7 +23,7 @@ from google_crc32c import value as crc32c
 from raftkv.errors import CompactedError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, ReadTxn
-from raftkv.storage.key_value import KeyValueView
+from raftkv.storage.key_value import key_of
 from raftkv.storage.record import unseal
 from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone, pack, to_key
 
@@ -77,12 +77,12 @@ def _hash_old_records(read: ReadTxn, hashed: int, compacted: int, revision: int,
 
     Which of the two kinds counts is known only at the end, so both hashes are carried along.
     """
-    changed = {KeyValueView(data).key: is_tombstone(key) for key, data in _records(read, compacted + 1, revision)}
+    changed = {key_of(data): is_tombstone(key) for key, data in _records(read, compacted + 1, revision)}
     newest = _newest_of_each_key(read, compacted) if compacting else {}
     survivors = overwritten = hashed
     exists = any(not deleted for deleted in changed.values())
     for key, data in _records(read, 0, compacted):
-        name = KeyValueView(data).key
+        name = key_of(data)
         if is_tombstone(key) or newest.get(name, key) != key:
             continue
         if name in changed:
@@ -93,7 +93,7 @@ def _hash_old_records(read: ReadTxn, hashed: int, compacted: int, revision: int,
 
 
 def _newest_of_each_key(read: ReadTxn, compacted: int) -> dict[bytes, bytes]:
-    return {KeyValueView(data).key: key for key, data in _records(read, 0, compacted)}
+    return {key_of(data): key for key, data in _records(read, 0, compacted)}
 
 
 def hash_database(backend: Backend) -> tuple[int, int]:

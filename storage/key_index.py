@@ -30,7 +30,7 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from raftkv.errors import InvariantError
-from raftkv.storage.revision import SUB_BITS, to_key, to_tombstone_key
+from raftkv.storage.revision import SUB_BITS, describe, to_key, to_tombstone_key
 
 
 class Generation(NamedTuple):
@@ -90,7 +90,7 @@ class KeyIndex:
     def put(self, revision: int) -> None:
         """Record a put. Raises InvariantError unless it is newer than everything known."""
         if revision <= self.last():
-            raise InvariantError(f"put at {revision} is not after {self.last()}")
+            raise InvariantError(f"put at {describe(revision)} is not after {describe(self.last())}")
         if not self.revisions:
             self.created, self.version = revision >> SUB_BITS, 0
         self.revisions.append(revision)
@@ -99,7 +99,7 @@ class KeyIndex:
     def tombstone(self, revision: int) -> None:
         """Record a deletion. Raises InvariantError when the key does not exist."""
         if not self.revisions or revision <= self.revisions[-1]:
-            raise InvariantError(f"tombstone at {revision} on a key last changed at {self.last()}")
+            raise InvariantError(f"tombstone at {describe(revision)} on a key last changed at {describe(self.last())}")
         revisions = (*self.revisions, revision)
         self.closed = (*self.closed, Generation(self.created, self.version + 1, revisions))
         self.created, self.version, self.revisions = 0, 0, []

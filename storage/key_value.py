@@ -106,6 +106,14 @@ def encode_tombstone(key: bytes) -> bytes:
     return key_head(len(key)) + key
 
 
+def key_of(data: bytes) -> bytes:
+    """The key of a serialized KeyValue, without looking at the rest."""
+    if data[1] < 0x80:
+        return data[2 : 2 + data[1]]
+    size, start = _read_varint(data, 1)
+    return data[start : start + size]
+
+
 class KeyValueView:
     """The fields of one serialized KeyValue: numbers decoded, the value still in place.
 

@@ -14,7 +14,7 @@ from itertools import islice
 
 from raftkv.errors import CompactedError, FutureRevisionError
 from raftkv.storage.index import Index
-from raftkv.storage.key_value import KeyValueView, encode
+from raftkv.storage.key_value import KeyValueView, encode, key_of
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, pack_key
 
@@ -69,7 +69,7 @@ class Reader:
         pairs = self._limited(self._index.live(key, end), limit)
         if keys_only:
             return [self._key_only(name) for name, _ in pairs], count
-        return [self.record(revision) for _, revision in pairs], count
+        return self._overlay.load_all(revision for _, revision in pairs), count
 
     def at(
         self, main: int, key: bytes, end: bytes, limit: int, count_only: bool, keys_only: bool
@@ -78,7 +78,7 @@ class Reader:
         pairs = list(self._index.live_at(key, end, main))
         if count_only:
             return [], len(pairs)
-        kvs = [self.record(revision) for _, revision in self._limited(pairs, limit)]
+        kvs = self._overlay.load_all(revision for _, revision in self._limited(pairs, limit))
         return [KeyValueView(kv).without_value() for kv in kvs] if keys_only else kvs, len(pairs)
 
     def page(self, main: int, key: bytes, end: bytes, keys_max: int, size_bytes_max: int) -> list[bytes]:
@@ -144,7 +144,7 @@ class RangePages:
         kvs = self._reader.page(self.revision, self._key, self._end, keys_max, size_bytes_max)
         self._left -= len(kvs)
         if self._left:
-            self._key = KeyValueView(kvs[-1]).key + b"\x00"
+            self._key = key_of(kvs[-1]) + b"\x00"
         return kvs
 
     @property

@@ -22,7 +22,7 @@ SEAL_BYTES: Final = 4
 
 _SEAL = struct.Struct("<I")
 pack_seal = _SEAL.pack
-_read_seal = _SEAL.unpack_from
+read_seal = _SEAL.unpack_from
 
 
 class CorruptRecordError(CorruptionError):
@@ -43,6 +43,6 @@ def unseal(revision_key: bytes, record: bytes | None) -> bytes:
     if record is None:
         raise CorruptRecordError(f"record of revision {describe(revision_key)} is missing")
     data = record[4:]
-    if len(record) < SEAL_BYTES or _read_seal(record)[0] != crc32c(revision_key + data):
+    if len(record) < SEAL_BYTES or read_seal(record)[0] != crc32c(revision_key + data):
         raise CorruptRecordError(f"record of revision {describe(revision_key)} is corrupt: its checksum is wrong")
     return data

@@ -68,9 +68,11 @@ def is_tombstone(key: bytes) -> bool:
     return len(key) > KEY_BYTES
 
 
-def describe(key: bytes) -> str:
-    """A revision key as people write it: ``5.1``, or ``6.0(t)`` for a tombstone."""
-    if not is_well_formed(key):
-        return key.hex()
-    main, _, sub = _FORM.unpack_from(key)
-    return f"{main}.{sub}{'(t)' if is_tombstone(key) else ''}"
+def describe(revision: int | bytes) -> str:
+    """A packed revision or a revision key as people write it: ``5.1``, or ``6.0(t)`` for the key of a tombstone."""
+    if isinstance(revision, int):
+        return f"{revision >> SUB_BITS}.{revision & SUB_MASK}"
+    if not is_well_formed(revision):
+        return revision.hex()
+    main, _, sub = _read_form(revision)
+    return f"{main}.{sub}{'(t)' if is_tombstone(revision) else ''}"

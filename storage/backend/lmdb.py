@@ -138,8 +138,9 @@ class LMDBBackend:
     def begin_read(self) -> LMDBReadTxn:
         """See ``Backend``."""
         with self._idle:
+            read = LMDBReadTxn(self._environment, self._handles, self._leave)
             self._users += 1
-            return LMDBReadTxn(self._environment, self._handles, self._leave)
+            return read
 
     def _leave(self) -> None:
         with self._idle:
@@ -208,8 +209,12 @@ class LMDBBackend:
                 raise StorageError(f"the database {self.path} is being read")
             failpoint("defragBeforeRename")
             self._environment.close()
-            replace_file(path, self.path)
-            self._open()
+            try:
+                replace_file(path, self.path)
+            except OSError as error:
+                raise StorageError(f"cannot move {path} over the database {self.path}: {error.strerror}") from error
+            finally:
+                self._open()
 
     def close(self) -> None:
         """See ``Backend``."""

@@ -186,6 +186,8 @@ def test_an_open_reader_keeps_the_database_in_place(database: LMDBBackend, tmp_p
     with pytest.raises(StorageError, match="is being read"):
         database.replace(tmp_path / "copy")
     read.close()
+    with pytest.raises(StorageError, match=r"cannot move .*absent"):
+        database.replace(tmp_path / "absent")
     database.replace(tmp_path / "copy")
     database.commit(records(3))
     assert stored(database) == records(2, 3).records

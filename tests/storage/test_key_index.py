@@ -49,17 +49,17 @@ class Script:
         return "".join(f"at {main}: {_words(self.key_index.get(int(main)))}\n" for main in mains)
 
     def _since(self, main: str) -> str:
-        return " ".join(_text(revision) for revision in self.key_index.since(int(main))) + "\n"
+        return " ".join(describe(revision) for revision in self.key_index.since(int(main))) + "\n"
 
     def _show(self) -> str:
         if self.key_index.is_empty():
             return "empty\n"
         out = ""
         for number, closed in enumerate(self.key_index.closed, 1):
-            texts = [_text(revision) for revision in closed.revisions]
+            texts = [describe(revision) for revision in closed.revisions]
             out += f"closed {number}: created {closed.created} version {closed.version}: {' '.join(texts)}(t)\n"
         if self.key_index.revisions:
-            texts = [_text(revision) for revision in self.key_index.revisions]
+            texts = [describe(revision) for revision in self.key_index.revisions]
             out += f"open: created {self.key_index.created} version {self.key_index.version}: {' '.join(texts)}\n"
         return out
 
@@ -69,12 +69,8 @@ def _parse(text: str) -> int:
     return pack(int(main), int(sub or 0))
 
 
-def _text(revision: int) -> str:
-    return f"{revision >> SUB_BITS}.{revision & 0xFFFFFF}"
-
-
 def _words(found: Found | None) -> str:
-    return "none" if found is None else f"{_text(found.modified)} created {found.created} version {found.version}"
+    return "none" if found is None else f"{describe(found.modified)} created {found.created} version {found.version}"
 
 
 @pytest.mark.parametrize("path", STORIES, ids=[path.stem for path in STORIES])

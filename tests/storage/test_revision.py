@@ -32,6 +32,7 @@ def test_all_forms_sort_alike(one: tuple[int, int], other: tuple[int, int]) -> N
 def test_words() -> None:
     assert rev.describe(rev.to_key(rev.pack(5, 1))) == "5.1"
     assert rev.describe(rev.to_tombstone_key(rev.pack(6, 0))) == "6.0(t)"
+    assert rev.describe(rev.pack(6, 2)) == "6.2"
     assert rev.describe(b"short") == b"short".hex()
 
 
