@@ -1,7 +1,8 @@
 """A disk in memory that knows what a power cut would leave, and fails where it is told to.
 
-Contents that were not synced survive a crash sector by sector, each by a toss; names survive up to a random point
-since the directory was last synced. ``kill`` models the death of the process alone: the page cache stays.
+Contents that were not synced survive a crash sector by sector, each by a toss; so does each new name, rename and
+removal since the directory was last synced, in any combination. ``kill`` models the death of the process alone: the
+page cache stays.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SimDisk:
     def __init__(self) -> None:
         self.names: dict[str, Inode] = {}
         self.durable_names: dict[str, Inode] = {}
-        self.pending: list[dict[str, Inode]] = []
+        self.pending: list[tuple[str | None, str | None, Inode]] = []  # each: name gone, name new, file
         self.open_files: dict[int, Inode] = {}
         self.locks: dict[int, str] = {}
         self.next_fd = 1000
@@ -63,8 +64,10 @@ class SimDisk:
 
     def power_cut(self, rng: random.Random) -> None:
         self.kill()
-        states = [self.durable_names, *self.pending]
-        names = states[rng.randrange(len(states))]
+        names = dict(self.durable_names)
+        for change in self.pending:
+            if rng.random() < 0.5:
+                self._apply(names, *change)
         for inode in set(names.values()):
             inode.durable = inode.after_power_cut(rng)
             inode.data = bytearray(inode.durable)
@@ -101,7 +104,7 @@ class SimDisk:
 
     def create(self, path: str) -> int:
         self._call("create")
-        self._rename_to({**self.names, path: Inode()})
+        self._change(None, path, Inode())
         return self.open(path)
 
     def open(self, path: str) -> int:
@@ -143,19 +146,22 @@ class SimDisk:
 
     def rename(self, old: str, new: str) -> None:
         self._call("rename")
-        names = dict(self.names)
-        names[new] = names.pop(old)
-        self._rename_to(names)
+        self._change(old, new, self.names[old])
 
     def remove(self, path: str) -> None:
         self._call("remove")
-        names = dict(self.names)
-        del names[path]
-        self._rename_to(names)
+        self._change(path, None, self.names[path])
 
-    def _rename_to(self, names: dict[str, Inode]) -> None:
-        self.names = names
-        self.pending.append(names)
+    def _change(self, gone: str | None, new: str | None, inode: Inode) -> None:
+        self._apply(self.names, gone, new, inode)
+        self.pending.append((gone, new, inode))
+
+    @staticmethod
+    def _apply(names: dict[str, Inode], gone: str | None, new: str | None, inode: Inode) -> None:
+        if gone is not None:
+            names.pop(gone, None)
+        if new is not None:
+            names[new] = inode
 
     def sync_directory(self, directory: str) -> None:
         self._call("sync_directory")
