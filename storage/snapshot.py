@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from raftkv.errors import CorruptionError
-from raftkv.raft.types import ConfState
+from raftkv.raft.types import ConfState, SnapshotMeta
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend
 from raftkv.storage.backend.lmdb import LMDBBackend, replace_file
@@ -65,11 +65,22 @@ def describe_snapshot(path: Path) -> SnapshotInfo:
     Raises:
         StorageError: it is no database.
     """
+    meta = read_meta(path)
+    return SnapshotInfo(meta.index, meta.term, meta.conf_state, path.stat().st_size, _sha256(path))
+
+
+def read_meta(path: Path) -> SnapshotMeta:
+    """The point of the log that a database file holds; nobody may have it open.
+
+    Raises:
+        StorageError: it is no database.
+    """
     with closing(LMDBBackend(path, read_only=True)) as backend, closing(backend.begin_read()) as read:
-        index = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
-        term = schema.decode_integer(read.get(schema.META, schema.META_TERM)) or 0
-        conf_state = schema.decode_conf_state(read.get(schema.META, schema.META_CONF_STATE))
-    return SnapshotInfo(index, term, conf_state, path.stat().st_size, _sha256(path))
+        return SnapshotMeta(
+            index=schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0,
+            term=schema.decode_integer(read.get(schema.META, schema.META_TERM)) or 0,
+            conf_state=schema.decode_conf_state(read.get(schema.META, schema.META_CONF_STATE)),
+        )
 
 
 def _sha256(path: Path) -> bytes:
@@ -89,8 +100,8 @@ def verify_snapshot(path: Path, info: SnapshotInfo) -> None:
     size_bytes = path.stat().st_size
     if size_bytes != info.size_bytes or _sha256(path) != info.sha256:
         raise CorruptionError(f"snapshot {path} ({size_bytes} bytes) is not the one sent ({info.size_bytes} bytes)")
-    found = describe_snapshot(path)
-    if found != info:
+    found = read_meta(path)
+    if found != SnapshotMeta(info.index, info.term, info.conf_state):
         raise CorruptionError(f"snapshot {path} is of entry {found.index}, announced was {info.index}")
 
 

@@ -158,6 +158,24 @@ def test_a_running_store_becomes_a_received_one(tmp_path: Path) -> None:
     closed(sender)
 
 
+def test_a_late_report_of_a_replaced_database_changes_nothing(tmp_path: Path) -> None:
+    sender = database(tmp_path / "sender", 300, seed=2)
+    write_snapshot(sender.backend, tmp_path / "received")
+    calls: SimpleQueue = SimpleQueue()
+    store = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES), ThreadWriter(calls.put))
+    fill(store, 50)
+    store.commit()
+    store.install(tmp_path / "received")
+    fill(store, 1)
+    store.commit()
+    calls.get(timeout=30)()  # of the first commit
+    assert store.durable_index == 300
+    calls.get(timeout=30)()
+    assert store.durable_index == 301
+    closed(store)
+    closed(sender)
+
+
 def test_an_older_state_is_not_taken_over(tmp_path: Path) -> None:
     sender = database(tmp_path / "sender", 10)
     write_snapshot(sender.backend, tmp_path / "received")
