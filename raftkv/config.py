@@ -23,6 +23,7 @@ DEFAULT_PEER_URL = "http://localhost:2380"
 DEFAULT_CLIENT_URL = "http://localhost:2379"
 DEFAULT_QUOTA_BYTES = 2 * 1024**3
 LOG_LEVELS = ("debug", "info", "warn", "error", "panic", "fatal")
+TLS_VERSIONS = ("TLS1.2", "TLS1.3")
 _ELECTION_MAX_S = 50.0
 _LARGE_QUOTA_BYTES = 8 * 1024**3
 
@@ -71,10 +72,6 @@ class ServerConfig:
     """Silence after which a follower asks for votes; at least 5 heartbeats. Too short: elections without need."""
     initial_election_tick_advance: bool = True
     """Skip most of the first election timeout after a start."""
-    max_snapshots: int = 5
-    """Accepted as etcd does; raftkv keeps no snapshot files to count."""
-    max_wals: int = 5
-    """Log segments to keep; 0: all."""
     quota_backend_bytes: int = 0
     """Database size at which writes stop with NOSPACE; 0: 2 GiB, negative: none. Danger: none can fill the disk."""
     backend_batch_interval_s: float = 0.1
@@ -94,9 +91,9 @@ class ServerConfig:
     grpc_keepalive_min_time_s: float = 5.0
     """Shortest time between pings of a client; faster ones are cut off."""
     grpc_keepalive_interval_s: float = 7200.0
-    """Time after which an idle client is pinged; 0: never."""
+    """Time after which an idle client is pinged; 0: 2 hours, as in etcd."""
     grpc_keepalive_timeout_s: float = 20.0
-    """Time to wait for that ping before the connection is closed; 0: not."""
+    """Time to wait for that ping before the connection is closed; 0: 20 s, as in etcd."""
 
     # --- addresses
     listen_peer_urls: tuple[str, ...] = (DEFAULT_PEER_URL,)
@@ -104,7 +101,7 @@ class ServerConfig:
     listen_client_urls: tuple[str, ...] = (DEFAULT_CLIENT_URL,)
     """Where clients connect: IP addresses or localhost. Danger: with 0.0.0.0 and no TLS anyone may read and write."""
     listen_metrics_urls: tuple[str, ...] = ()
-    """More addresses for metrics and health alone."""
+    """More addresses, for /metrics, /health and /version alone."""
     initial_advertise_peer_urls: tuple[str, ...] = (DEFAULT_PEER_URL,)
     """Peer URLs as the other members reach them; part of the member's id."""
     advertise_client_urls: tuple[str, ...] = (DEFAULT_CLIENT_URL,)
@@ -121,8 +118,6 @@ class ServerConfig:
     """Refuse membership changes that would lose the quorum. Danger: off, one call can stop the cluster."""
     pre_vote: bool = True
     """Ask before raising the term, so that a member coming back does not disturb the leader."""
-    force_new_cluster: bool = False
-    """Start alone from the data of a lost cluster. Danger: forgets all other members."""
 
     # --- history
     auto_compaction_mode: str = "periodic"
@@ -132,7 +127,7 @@ class ServerConfig:
     auto_compaction_retention_revisions: int = 0
     """``revision``: revisions to keep; 0: no compaction."""
     compaction_batch_limit: int = 1_000
-    """Revisions removed in one step of a compaction."""
+    """Keys looked at in one step of a compaction."""
     compaction_sleep_interval_s: float = 0.01
     """Pause between the steps, in which clients are served."""
 
@@ -141,18 +136,16 @@ class ServerConfig:
     """Certificates of the client ports."""
     peer_tls: TLSFiles = TLSFiles()
     """Certificates of the peer ports."""
+    tls_min_version: str = "TLS1.2"
+    """Oldest TLS that is spoken: TLS1.2 or TLS1.3."""
+    tls_max_version: str = ""
+    """Newest TLS that is spoken; empty: the newest there is."""
     cors: tuple[str, ...] = ("*",)
     """Origins that browsers may call from; ``*``: all."""
     host_whitelist: tuple[str, ...] = ("*",)
     """Host names accepted in plain HTTP requests; ``*``: all."""
-    enable_pprof: bool = False
-    """Serve profiles below ``/debug/pprof/``. Danger: costs time when used."""
-    metrics: str = "basic"
-    """``basic``, or ``extensive`` with histograms of every call."""
 
     # --- logging
-    logger: str = "zap"
-    """Accepted for etcd's sake."""
     log_level: str = "info"
     """Least level that is written: debug, info, warn, error, panic, fatal."""
     log_format: str = "json"
@@ -292,13 +285,17 @@ class ServerConfig:
     def _check_choices(self) -> None:
         for flag, value, choices in (
             ("initial-cluster-state", self.initial_cluster_state, ("new", "existing")),
-            ("metrics", self.metrics, ("basic", "extensive")),
             ("log-level", self.log_level, LOG_LEVELS),
             ("log-format", self.log_format, ("json", "console")),
-            ("logger", self.logger, ("zap",)),
+            ("tls-min-version", self.tls_min_version, TLS_VERSIONS),
+            ("tls-max-version", self.tls_max_version, ("", *TLS_VERSIONS)),
         ):
             if value not in choices:
                 raise ConfigError(f'--{flag} "{value}" is not one of {", ".join(choices)}')
+        if self.tls_max_version and self.tls_max_version < self.tls_min_version:
+            raise ConfigError(
+                f"min version ({self.tls_min_version}) is greater than max version ({self.tls_max_version})"
+            )
         if self.auto_compaction_mode not in ("periodic", "revision"):
             raise ConfigError(f'unknown auto-compaction-mode "{self.auto_compaction_mode}"')
 

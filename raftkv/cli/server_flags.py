@@ -4,8 +4,11 @@ Owns the table. A row is one of four things:
 
 - a *setting*: it has a field of ``ServerConfig``;
 - an *alias*: etcd's older ``experimental-`` name of a setting;
-- *idle*: harmless here, so a script that gives it still starts; one line says that it has no effect;
-- *refused*: raftkv would not do what was asked, so it does not start.
+- *idle*: raftkv does nothing for it, and nobody is harmed, so a script that gives it still starts; one line says
+  that it has no effect;
+- *refused*: raftkv would not do what was asked, and safety or security may rest on it, so it does not start.
+
+Of the last two, values that ask for nothing (mostly etcd's defaults) pass without a word.
 
 A flag that is not here is unknown.
 """
@@ -28,6 +31,11 @@ def urls(text: str) -> tuple[str, ...]:
 def words(text: str) -> tuple[str, ...]:
     """A comma-separated list."""
     return tuple(sorted({part.strip() for part in text.split(",")} - {""}))
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """A comma-separated list of URLs; ``*`` stands for all."""
+    return tuple(part if part == "*" else urls(part)[0] for part in words(text))
 
 
 def _parse_error(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -71,8 +79,8 @@ REFUSED: Final = "refused"
 class ServerFlag:
     """One flag.
 
-    ``field`` is a path in ``ServerConfig`` such as ``client_tls.cert_file``; ``allowed`` are the values of a refused
-    flag that ask for nothing.
+    ``field`` is a path in ``ServerConfig`` such as ``client_tls.cert_file``; ``allowed`` are the values of an idle or
+    refused flag that ask for nothing.
     """
 
     name: str
@@ -100,9 +108,7 @@ _MEMBER = _settings(
     ("initial-election-tick-advance", boolean, "initial_election_tick_advance", "shorten the first wait (true)"),
     ("listen-peer-urls", urls, "listen_peer_urls", "where members connect (http://localhost:2380)"),
     ("listen-client-urls", urls, "listen_client_urls", "where clients connect (http://localhost:2379)"),
-    ("listen-metrics-urls", urls, "listen_metrics_urls", "more addresses for metrics and health"),
-    ("max-snapshots", unsigned, "max_snapshots", "accepted; raftkv keeps no snapshot files"),
-    ("max-wals", unsigned, "max_wals", "log segments to keep, 0 for all (5)"),
+    ("listen-metrics-urls", urls, "listen_metrics_urls", "more addresses, for metrics and health alone"),
     ("quota-backend-bytes", integer, "quota_backend_bytes", "database size limit, 0 for 2 GiB, negative for none"),
     ("backend-batch-interval", duration, "backend_batch_interval_s", "time between database commits (100ms)"),
     ("backend-batch-limit", integer, "backend_batch_limit", "operations between database commits (10000)"),
@@ -126,7 +132,7 @@ _CLUSTERING = _settings(
     ("pre-vote", boolean, "pre_vote", "ask before raising the term (true)"),
     ("auto-compaction-mode", string, "auto_compaction_mode", "periodic or revision (periodic)"),
     ("auto-compaction-retention", string, "auto_compaction_retention", "hours, a duration, or revisions (0: off)"),
-    ("compaction-batch-limit", integer, "compaction_batch_limit", "revisions removed in one step (1000)"),
+    ("compaction-batch-limit", integer, "compaction_batch_limit", "keys looked at in one step (1000)"),
     ("compaction-sleep-interval", duration, "compaction_sleep_interval_s", "pause between the steps (10ms)"),
 )
 
@@ -134,8 +140,6 @@ _SECURITY = _settings(
     "Security",
     ("cert-file", string, "client_tls.cert_file", "certificate of the client ports"),
     ("key-file", string, "client_tls.key_file", "its key"),
-    ("client-cert-file", string, "client_tls.client_cert_file", "certificate for outgoing client connections"),
-    ("client-key-file", string, "client_tls.client_key_file", "its key"),
     ("client-cert-auth", boolean, "client_tls.client_cert_auth", "require client certificates (false)"),
     ("trusted-ca-file", string, "client_tls.trusted_ca_file", "authorities of client certificates"),
     ("peer-cert-file", string, "peer_tls.cert_file", "certificate of the peer ports"),
@@ -144,15 +148,14 @@ _SECURITY = _settings(
     ("peer-client-key-file", string, "peer_tls.client_key_file", "its key"),
     ("peer-client-cert-auth", boolean, "peer_tls.client_cert_auth", "require peer certificates (false)"),
     ("peer-trusted-ca-file", string, "peer_tls.trusted_ca_file", "authorities of peer certificates"),
-    ("cors", words, "cors", "origins that browsers may call from (*)"),
+    ("tls-min-version", string, "tls_min_version", "oldest TLS: TLS1.2 or TLS1.3 (TLS1.2)"),
+    ("tls-max-version", string, "tls_max_version", "newest TLS (the newest there is)"),
+    ("cors", origins, "cors", "origins that browsers may call from (*)"),
     ("host-whitelist", words, "host_whitelist", "host names accepted in plain HTTP (*)"),
 )
 
 _MONITORING = _settings(
     "Monitoring and logging",
-    ("enable-pprof", boolean, "enable_pprof", "serve profiles below /debug/pprof/ (false)"),
-    ("metrics", string, "metrics", "basic or extensive (basic)"),
-    ("logger", string, "logger", "accepted; only 'zap'"),
     ("log-level", string, "log_level", "debug, info, warn, error, panic or fatal (info)"),
     ("log-format", string, "log_format", "json or console (json)"),
     ("log-outputs", words, "log_outputs", "default, stderr, stdout or files (default)"),
@@ -160,7 +163,6 @@ _MONITORING = _settings(
 
 _UNSAFE = _settings(
     "Unsafe",
-    ("force-new-cluster", boolean, "force_new_cluster", "go on alone, forgetting the other members"),
     ("unsafe-no-fsync", boolean, "unsafe_no_fsync", "never wait for the disk: loses data"),
 )
 
@@ -172,11 +174,18 @@ _ALIASES = {
 }
 
 
-def _idle(parse: Callable[[str], Any], *names: str) -> list[ServerFlag]:
-    return [ServerFlag(name, parse, IDLE) for name in names]
+def _idle(parse: Callable[[str], Any], *names: str, allowed: tuple[Any, ...] = ()) -> list[ServerFlag]:
+    return [ServerFlag(name, parse, IDLE, allowed=allowed) for name in names]
 
 
 _IDLE = [
+    # Segments of the log go as soon as nothing needs them, and there are no snapshot files.
+    *_idle(unsigned, "max-snapshots", "max-wals"),
+    *_idle(boolean, "enable-pprof", allowed=(False,)),
+    *_idle(choice("basic", "extensive"), "metrics", allowed=("basic",)),
+    *_idle(string, "logger", allowed=("zap",)),
+    # Certificates of etcd's HTTP gateway for calling itself.
+    *_idle(string, "client-cert-file", "client-key-file"),
     *_idle(string, "backend-bbolt-freelist-type", "v2-deprecation", "discovery-fallback", "log-rotation-config-json"),
     *_idle(boolean, "socket-reuse-port", "socket-reuse-address", "enable-grpc-gateway"),
     *_idle(duration, "raft-read-timeout", "raft-write-timeout"),
@@ -208,6 +217,7 @@ _REFUSED = [
     *_refused(boolean, (True,), "discovery-insecure-transport"),
     *_refused(boolean, (False,), "discovery-insecure-skip-tls-verify"),
     *_refused(boolean, (False,), "auto-tls", "peer-auto-tls", "enable-v2", "enable-log-rotation"),
+    *_refused(boolean, (False,), "force-new-cluster"),
     *_refused(boolean, (False,), "peer-skip-client-san-verification"),
     *_refused(boolean, (False,), "experimental-peer-skip-client-san-verification"),
     *_refused(boolean, (False,), "experimental-initial-corrupt-check", "experimental-compact-hash-check-enabled"),
@@ -222,8 +232,6 @@ _REFUSED = [
     *_refused(duration, (0.0,), "corrupt-check-time", "experimental-corrupt-check-time"),
     *_refused(string, ("",), "client-crl-file", "peer-crl-file", "cipher-suites", "feature-gates"),
     *_refused(string, ("",), "client-cert-allowed-hostname", "peer-cert-allowed-cn", "peer-cert-allowed-hostname"),
-    *_refused(string, ("", "TLS1.2"), "tls-min-version"),
-    *_refused(string, ("", "TLS1.3"), "tls-max-version"),
     *_refused(string, ("",), "listen-client-http-urls", "experimental-enable-v2v3"),
     *_refused(string, ("simple",), "auth-token"),
     *_refused(string, ("off",), "proxy"),

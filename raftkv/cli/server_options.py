@@ -204,7 +204,8 @@ def _convert(texts: Mapping[str, str], warnings: list[str], *, from_file: bool) 
         value = flag.parse(text)
         dashes = "" if from_file else "--"
         if flag.fate == IDLE:
-            warnings.append(f"{dashes}{name} has no effect in raftkv")
+            if value not in flag.allowed:
+                warnings.append(f"{dashes}{name} has no effect in raftkv")
         elif flag.fate == REFUSED:
             if value not in flag.allowed:
                 raise ConfigError(f"{dashes}{name} is not implemented in raftkv")
@@ -224,6 +225,7 @@ def _make_config(values: dict[str, Any], *, from_file: bool) -> ServerConfig:
         values.setdefault("advertise_client_urls", ())
     for name in ("cors", "host_whitelist"):
         values[name] = values.get(name) or ("*",)
+    values["tls_min_version"] = values.get("tls_min_version") or default.tls_min_version
     name = values.get("name", default.name)
     values["data_dir"] = values.get("data_dir") or f"{name}.etcd"
     if values.get("initial_cluster", default.initial_cluster) == default.initial_cluster and name != default.name:

@@ -33,6 +33,7 @@ from raftkv.storage.backend.writer import Writer
 from raftkv.storage.datadir import ensure_private_directory
 from raftkv.storage.mvcc import Store
 from raftkv.storage.wal import WAL, Recovered
+from raftkv.storage.wal.disk import Disk, RealDisk, UnsyncedDisk
 
 _log = logging.getLogger(__name__)
 MAP_MIN_BYTES: Final = 16 * 1024**3
@@ -76,7 +77,7 @@ def open_durable(config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseE
         ensure_private_directory(directory)
     if not WAL.exists(wal_dir):
         _begin(config, wal_dir, snapshots)
-    wal, recovered = WAL.open(wal_dir)
+    wal, recovered = WAL.open(wal_dir, disk=_wal_disk(config))
     try:
         if recovered.repair is not None:
             _log.warning("repaired the end of the write-ahead log: %s", recovered.repair)
@@ -88,6 +89,13 @@ def open_durable(config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseE
         raise
     metadata = raft_pb2.WALMetadata.FromString(recovered.metadata)
     return Durable(metadata.cluster_id, metadata.member_id, wal, log, backend, store, snapshots)
+
+
+def _wal_disk(config: ServerConfig) -> Disk:
+    if not config.unsafe_no_fsync:
+        return RealDisk()
+    _log.warning("UNSAFE: --unsafe-no-fsync: acknowledged writes are lost when this machine stops")
+    return UnsyncedDisk()
 
 
 def _check_new(config: ServerConfig) -> None:

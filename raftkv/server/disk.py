@@ -140,16 +140,21 @@ class Disk:
             self._observe_sync(seconds)
 
     def _run(self) -> None:
-        """The thread: take everything that waits, write it, sync once, report."""
+        """The thread: take everything that waits, write it, sync once, report.
+
+        After a failure nothing more is written, but who waits for the queue to drain must not wait for ever.
+        """
+        failed = False
         while True:
             batches, after = self._take()
-            if batches:
+            if batches and not failed:
                 try:
                     self._write(batches)
                 except Exception as error:
+                    failed = True
                     self._loop.call_soon_threadsafe(self._on_failure, error)
-                    return
-                self._loop.call_soon_threadsafe(self._finish, batches)
+                else:
+                    self._loop.call_soon_threadsafe(self._finish, batches)
             if after is None:
                 return
             after.set()

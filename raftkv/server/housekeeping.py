@@ -13,6 +13,7 @@ from typing import Final
 
 from raftkv.raft.types import SnapshotMeta
 from raftkv.server.admission import Admission
+from raftkv.server.auto_compaction import AutoCompaction
 from raftkv.server.disk import Disk, Mark
 from raftkv.server.node import Node
 from raftkv.storage.mvcc import Store
@@ -29,9 +30,11 @@ class Housekeeping:
         node, store, wal, disk, admission: of the member.
         commit_interval_s: longest time between commits of the database.
         compaction_pause_s: rest between two slices of a compaction.
+        compaction_keys: keys that a slice looks at.
         snapshot_entries: applied entries after which the log is cut.
         catchup_entries: entries kept behind the cut for slow followers.
         hold_log: whether a snapshot is being sent, so that the entries after it must stay.
+        auto_compaction: compacts by the clock, if the member was asked to.
     """
 
     def __init__(
@@ -44,9 +47,11 @@ class Housekeeping:
         *,
         commit_interval_s: float,
         compaction_pause_s: float,
+        compaction_keys: int,
         snapshot_entries: int,
         catchup_entries: int,
         hold_log: Callable[[], bool],
+        auto_compaction: AutoCompaction | None,
     ) -> None:
         self._node = node
         self._store = store
@@ -55,9 +60,11 @@ class Housekeeping:
         self._admission = admission
         self._commit_interval_s = commit_interval_s
         self._compaction_pause_s = compaction_pause_s
+        self._compaction_keys = compaction_keys
         self._snapshot_entries = snapshot_entries
         self._catchup_entries = catchup_entries
         self._hold_log = hold_log
+        self._auto_compaction = auto_compaction
         self._marking = False
 
     async def run(self) -> None:
@@ -67,6 +74,8 @@ class Housekeeping:
                 group.create_task(self._commit())
                 group.create_task(self._compact())
                 group.create_task(self._watch_disk())
+                if self._auto_compaction is not None:
+                    group.create_task(self._auto_compaction.run())
         except* Exception as errors:
             self._node.fatal(errors.exceptions[0])
 
@@ -80,7 +89,7 @@ class Housekeeping:
         while True:
             await asyncio.sleep(self._compaction_pause_s)
             if self._store.is_compacting:
-                self._store.compaction_step()
+                self._store.compaction_step(self._compaction_keys)
 
     async def _watch_disk(self) -> None:
         while True:

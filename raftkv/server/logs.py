@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from raftkv.config import ServerConfig
+from raftkv.errors import ConfigError
 
 _LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -43,7 +44,11 @@ class _JSONFormatter(logging.Formatter):
 
 
 def configure(config: ServerConfig) -> None:
-    """Send the log where the flags say."""
+    """Send the log where the flags say.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
     console = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     formatter = _JSONFormatter() if config.log_format == "json" else console
     root = logging.getLogger()
@@ -60,4 +65,7 @@ def _handler(output: str) -> logging.Handler:
         return logging.StreamHandler(sys.stderr)
     if output == "stdout":
         return logging.StreamHandler(sys.stdout)
-    return logging.FileHandler(Path(output))
+    try:
+        return logging.FileHandler(Path(output))
+    except OSError as error:
+        raise ConfigError(f"cannot write the log to {output}: {error.strerror}") from error

@@ -25,17 +25,19 @@ from raftkv.errors import ConfigError, StatusError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
-from raftkv.raft.types import NONE, SnapshotMeta
+from raftkv.raft.types import NONE, SnapshotMeta, StateRole
 from raftkv.rpc.channel import Channel
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server import Server
 from raftkv.server import health, metrics, tls
 from raftkv.server.admission import Admission
+from raftkv.server.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
 from raftkv.server.bootstrap import Durable, open_durable
 from raftkv.server.cluster import ClusterService
 from raftkv.server.disk import Disk
 from raftkv.server.housekeeping import Housekeeping
 from raftkv.server.http import HttpService
+from raftkv.server.http_access import HttpAccess
 from raftkv.server.kv import KVService, Responder
 from raftkv.server.maintenance import MaintenanceService
 from raftkv.server.node import Node, NodeSettings
@@ -144,7 +146,8 @@ class Member:
             self._applier,
             max_request_bytes=self.config.max_request_bytes,
             quota_bytes=self.config.quota_bytes,
-            size_bytes=lambda: store.size_bytes,
+            # Pages that a compaction freed are written again, so they count as space.
+            size_bytes=lambda: store.size_in_use_bytes,
             data_dir=self.config.data_dir,
             raise_no_space=self._raise_no_space,
         )
@@ -156,13 +159,17 @@ class Member:
             self._admission,
             commit_interval_s=self.config.backend_batch_interval_s,
             compaction_pause_s=self.config.compaction_sleep_interval_s,
+            compaction_keys=self.config.compaction_batch_limit,
             snapshot_entries=self.config.snapshot_count,
             catchup_entries=self.config.snapshot_catchup_entries,
             hold_log=lambda: self._snapshots.in_flight,
+            auto_compaction=self._make_auto_compaction(),
         )
         quota_bytes = self.config.quota_bytes or 0
         self._registry.register(metrics.MemberCollector(self.node, store, self._transport, quota_bytes))
+        self._http = HttpService(self.node, self._applier, metrics.exposition(self._registry))
         self._client_server = self._make_client_server(durable, quota_bytes)
+        self._metrics_server = Server(ServerLimits(), self._http.handle)
         self._peer_server = self._make_peer_server(durable)
 
     def _make_node(self, durable: Durable) -> Node:
@@ -190,12 +197,22 @@ class Member:
             install_snapshot=self._install_snapshot,
         )
 
+    def _make_auto_compaction(self) -> AutoCompaction | None:
+        config, node = self.config, self.node
+        if config.auto_compaction_retention_revisions > 0:
+            policy: Policy = RevisionPolicy(config.auto_compaction_retention_revisions)
+        elif config.auto_compaction_retention_s > 0:
+            policy = PeriodicPolicy(config.auto_compaction_retention_s, self._loop.time())
+        else:
+            return None
+        return AutoCompaction(policy, node, lambda: node.role == StateRole.LEADER, lambda: node.store.revision)
+
     def _make_client_server(self, durable: Durable, quota_bytes: int) -> Server:
         config = self.config
         header = HeaderEncoder(durable.cluster_id, durable.member_id)
         responder = Responder(self.node, self._applier, header, self._admission)
-        http = HttpService(self.node, self._applier, metrics.exposition(self._registry))
-        server = Server(_client_limits(config), http.handle)
+        access = HttpAccess(self._http.handle, config.host_whitelist, config.cors)
+        server = Server(_client_limits(config), access.handle)
         KVService(responder, config.max_txn_ops).register(server)
         RangeStreamService(responder, config.max_request_bytes).register(server)
         ClusterService(responder).register(server)
@@ -242,12 +259,15 @@ class Member:
         self._stop.set()
 
     async def _listen(self) -> None:
-        client_tls = tls.server_context(self.config.client_tls)
-        peer_tls = tls.server_context(self.config.peer_tls)
+        versions = (self.config.tls_min_version, self.config.tls_max_version)
+        client_tls = tls.server_context(self.config.client_tls, *versions)
+        peer_tls = tls.server_context(self.config.peer_tls, *versions)
         for url in self.config.listen_peer_urls:
             await _listen(self._peer_server, url, peer_tls)
-        for url in (*self.config.listen_client_urls, *self.config.listen_metrics_urls):
+        for url in self.config.listen_client_urls:
             await _listen(self._client_server, url, client_tls)
+        for url in self.config.listen_metrics_urls:
+            await _listen(self._metrics_server, url, client_tls)
 
     def _log_start(self) -> None:
         durable = self._durable
@@ -308,6 +328,7 @@ class Member:
         await self._snapshots.close()
         await self._transport.close()
         await self._peer_server.close()
+        await self._metrics_server.close()
         self._durable.store.close()
         if self.failure is None:
             self._disk.close()
@@ -404,7 +425,9 @@ def _client_limits(config: ServerConfig) -> ServerLimits:
 async def _listen(server: Server, url: str, ssl: SSLContext | None) -> None:
     scheme, host, port = cluster_id.split_url(url)
     try:
-        await server.listen(host, port, ssl if scheme in ("https", "unixs") else None)
+        # As in etcd, unix://NAME:PORT is a socket file of just that name.
+        unix = f"{host}:{port}" if scheme.startswith("unix") else None
+        await server.listen(host, port, ssl if scheme in ("https", "unixs") else None, unix=unix)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"cannot listen on {url}: {reason}") from error

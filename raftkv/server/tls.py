@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ssl
+from typing import Final
 
 from raftkv.config import TLSFiles
 from raftkv.errors import ConfigError
 
+_VERSIONS: Final = {"TLS1.2": ssl.TLSVersion.TLSv1_2, "TLS1.3": ssl.TLSVersion.TLSv1_3}
 
-def server_context(files: TLSFiles) -> ssl.SSLContext | None:
+
+def server_context(files: TLSFiles, min_version: str = "TLS1.2", max_version: str = "") -> ssl.SSLContext | None:
     """For listening; None where no certificate is configured.
+
+    Arguments:
+        files: certificates.
+        min_version, max_version: TLS1.2 or TLS1.3; no maximum if empty.
 
     Raises:
         ConfigError: a file cannot be read, or the key does not fit the certificate.
@@ -17,7 +24,9 @@ def server_context(files: TLSFiles) -> ssl.SSLContext | None:
     if files.is_empty:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = _VERSIONS[min_version]
+    if max_version:
+        context.maximum_version = _VERSIONS[max_version]
     _load(context, files.cert_file, files.key_file)
     if files.trusted_ca_file:
         _trust(context, files.trusted_ca_file)

@@ -77,8 +77,8 @@ class Peer:
         self.peer_id = peer_id
         self.metadata = metadata
         parts = [split_url(url) for url in urls]
-        secure = any(scheme == "https" for scheme, _, _ in parts)
-        targets = [f"{host}:{port}" for _, host, port in parts]
+        secure = any(scheme in ("https", "unixs") for scheme, _, _ in parts)
+        targets = [f"unix:{host}:{port}" if name.startswith("unix") else f"{host}:{port}" for name, host, port in parts]
         self.channel = Channel(targets, ssl if secure else None, PEER_CHANNEL)
         self.active_since: float | None = None
         self.sent_bytes = 0

@@ -40,6 +40,11 @@ REFUSED = [
     ({"initial_cluster_state": "old"}, '--initial-cluster-state "old" is not one of new, existing'),
     ({"log_level": "loud"}, '--log-level "loud" is not one of debug, info, warn, error, panic, fatal'),
     ({"auto_compaction_mode": "daily"}, 'unknown auto-compaction-mode "daily"'),
+    ({"tls_min_version": "TLS1.0"}, '--tls-min-version "TLS1.0" is not one of TLS1.2, TLS1.3'),
+    (
+        {"tls_min_version": "TLS1.3", "tls_max_version": "TLS1.2"},
+        "min version (TLS1.3) is greater than max version (TLS1.2)",
+    ),
     ({"client_tls": TLSFiles(cert_file="c")}, "--cert-file and --key-file must be given together"),
     ({"peer_tls": TLSFiles(client_cert_auth=True)}, "--peer-client-cert-auth needs --peer-trusted-ca-file"),
     (

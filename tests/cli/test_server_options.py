@@ -166,13 +166,33 @@ def test_old_names():
 
 def test_idle_flags_are_remarked_upon():
     assert read("--bcrypt-cost=4").warnings == ["--bcrypt-cost has no effect in raftkv"]
+    assert read("--max-wals=5").warnings == ["--max-wals has no effect in raftkv"]
+    assert read("--enable-pprof").warnings == ["--enable-pprof has no effect in raftkv"]
+    assert read("--metrics=extensive").warnings == ["--metrics has no effect in raftkv"]
+    assert read("--metrics=basic", "--enable-pprof=false", "--logger=zap").warnings == []
     assert len(read("--quota-backend-bytes=10000000000").warnings) == 1
 
 
 def test_what_raftkv_would_not_do_is_refused():
     assert refused("--auto-tls") == (1, "--auto-tls is not implemented in raftkv")
+    assert refused("--force-new-cluster") == (1, "--force-new-cluster is not implemented in raftkv")
+    assert refused("--client-crl-file=x")[0] == refused("--peer-cert-allowed-cn=x")[0] == 1
+    assert read("--force-new-cluster=false").warnings == []
     assert refused("--discovery-srv=example.org") == (1, "--discovery-srv is not implemented in raftkv")
     assert read("--auto-tls=false", "--proxy=off", "--auth-token=simple").warnings == []
+
+
+def test_origins_are_urls():
+    assert read("--cors=http://a.example:80,https://b.example:443").config.cors == (
+        "http://a.example:80",
+        "https://b.example:443",
+    )
+    assert read("--cors=").config.cors == read("--cors=*").config.cors == ("*",)
+    assert refused("--cors=http://a.example") == (
+        2,
+        'invalid value "http://a.example" for flag -cors: '
+        'URL address does not have the form "host:port": http://a.example',
+    )
 
 
 def test_help_and_version():
