@@ -10,16 +10,24 @@ Invariants of the package:
 2. What one turn of the loop produces for one connection leaves in one write.
 3. Everything a peer can make grow has a named limit in ``limits``.
 4. A failed call says whether the request certainly never reached a handler (``RpcError.definite``).
+
+A name below is imported when it is first used, so that a client does not load the server, nor a server the client.
 """
 
-from raftkv.rpc.calls import UnaryCall
-from raftkv.rpc.channel import Channel, ChannelState
-from raftkv.rpc.client_stream import ClientStream
-from raftkv.rpc.http import HttpRequest, HttpResponse
-from raftkv.rpc.limits import ChannelOptions, ServerLimits
-from raftkv.rpc.server import Server
-from raftkv.rpc.server_stream import StreamCall
-from raftkv.rpc.status import Code, RpcError
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from raftkv.rpc.calls import UnaryCall
+    from raftkv.rpc.channel import Channel, ChannelState
+    from raftkv.rpc.client_stream import ClientStream
+    from raftkv.rpc.http import HttpRequest, HttpResponse
+    from raftkv.rpc.limits import ChannelOptions, ServerLimits
+    from raftkv.rpc.server import Server
+    from raftkv.rpc.server_stream import StreamCall
+    from raftkv.rpc.status import Code, RpcError
 
 __all__ = [
     "Channel",
@@ -35,3 +43,27 @@ __all__ = [
     "StreamCall",
     "UnaryCall",
 ]
+
+_MODULES: Final = {
+    "Channel": "channel",
+    "ChannelOptions": "limits",
+    "ChannelState": "channel",
+    "ClientStream": "client_stream",
+    "Code": "status",
+    "HttpRequest": "http",
+    "HttpResponse": "http",
+    "RpcError": "status",
+    "Server": "server",
+    "ServerLimits": "limits",
+    "StreamCall": "server_stream",
+    "UnaryCall": "calls",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
