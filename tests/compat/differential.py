@@ -172,6 +172,13 @@ class Player:
 
     def run(self, steps: int, differences_max: int = 5) -> Report:
         """Play `steps` steps; end early after `differences_max` differences."""
+        try:
+            return self._run(steps, differences_max)
+        except Exception as error:
+            error.add_note(f"seed {self.seed}, after step {self.report.steps}")
+            raise
+
+    def _run(self, steps: int, differences_max: int) -> Report:
         base = self._common_revision()
         compacted = 0
         episode = 0
@@ -335,7 +342,7 @@ def play(a: Sequence[str], b: Sequence[str], seed: int, steps: int) -> Report:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; exit status 1 if there was a difference."""
+    """Command line; exit status 1 if there was a difference, 2 if the comparison broke off."""
     parser = argparse.ArgumentParser(description="Compare two etcd v3 clusters answer by answer.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=20_000)
@@ -343,7 +350,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--b", required=True, help="the tested members: host:port[,host:port…]")
     options = parser.parse_args(arguments)
     started = time.monotonic()
-    report = play(options.a.split(","), options.b.split(","), options.seed, options.steps)
+    try:
+        report = play(options.a.split(","), options.b.split(","), options.seed, options.steps)
+    except (CannotAlignError, ServerGoneError, HeaderError) as error:
+        sys.stderr.write("\n".join([str(error), *getattr(error, "__notes__", ()), ""]))
+        return 2
     sys.stdout.write(f"{report.describe()}\n{time.monotonic() - started:.1f} s\n")
     return 1 if report.differences else 0
 
