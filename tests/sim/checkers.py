@@ -105,7 +105,18 @@ class Checkers:
         commit = member.machine.applied_index
         self._seen[member.id] = _Seen(raft.term, commit, commit, invariants=invariants.Checker(raft))
         self._check_state(member)
+        self._check_log(member)
         self.after_event(member)
+
+    def _check_log(self, member: Member) -> None:
+        """What was read back is one history: every entry follows the predecessor that it was written after (R2)."""
+        log = member.log
+        term = log.term(log.first_index() - 1)
+        for entry in log.entries(log.first_index(), log.last_index() + 1, 1 << 40):
+            known = self._entries.get((entry.index, entry.term))
+            if entry.term < term or known is None or known[0] not in (term, None):
+                self._fail("R2", f"{member.id} reads back {entry} after term {term}, written was {known}")
+            term = entry.term
 
     # -- after every event ----------------------------------------------------------------------------------
 

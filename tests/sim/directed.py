@@ -26,6 +26,7 @@ from .network import Network, clone
 
 _HOURS_US = 1_000_000 * SECOND_US
 _SETTLE_US = SECOND_US
+_CAMPAIGNS_MAX = 4
 
 
 class HeldNetwork(Network):
@@ -92,14 +93,26 @@ class Stage:
             self.settle()
 
     def elect(self, id: int, voters: Iterable[int]) -> None:
-        """Let ``id`` campaign and win with these voters; nobody else hears of it, its first appends are held."""
+        """Let ``id`` campaign until it wins with these voters (terms that are spent take several tries).
+
+        Nobody else hears of it; what it sends as a leader is held.
+        """
         member = self.cluster.members[id]
-        member.enter(member.incarnation, member.campaign)
+        for _ in range(_CAMPAIGNS_MAX):
+            self.network.held = [held for held in self.network.held if held[0].from_ != id]
+            member.enter(member.incarnation, member.campaign)
+            self.settle()
+            for voter in voters:
+                self.deliver(id, voter, 1)
+            if member.is_leader():
+                return
+        raise RuntimeError(f"{id} did not win: {self.cluster.describe()}")
+
+    def tick(self, id: int) -> None:
+        """One tick passes at member ``id``: a leader sends heartbeats."""
+        member = self.cluster.members[id]
+        member.enter(member.incarnation, member.tick)
         self.settle()
-        for voter in voters:
-            self.deliver(id, voter, 1)
-        if not member.is_leader():
-            raise RuntimeError(f"{id} did not win: {self.cluster.describe()}")
 
     def submit(self, id: int, kind: Kind = Kind.PUT, key: int = 0) -> Invocation:
         """A client asks member ``id``; the answer is noted in the history."""

@@ -134,8 +134,8 @@ class Member:
             applied=self.machine.applied_index,
         )
         self.node = RawNode(config, self.log, self._rng)
-        self._later(self._rng.randrange(self.tick_us), self._tick)
-        self._later(parameters.image_every_us, self._save_image)
+        self._later(self._rng.randrange(self.tick_us), self._tick_regularly)
+        self._later(parameters.image_every_us, self._save_image_regularly)
         self._cluster.checkers.started(self)
         self._pump()
 
@@ -198,11 +198,15 @@ class Member:
 
     # -- inputs ---------------------------------------------------------------------------------------------
 
-    def _tick(self) -> None:
+    def _tick_regularly(self) -> None:
+        self.tick()
+        self._later(self.tick_us, self._tick_regularly)
+
+    def tick(self) -> None:
+        """One tick passes."""
         self._cluster.journal.record("tick", self.id)
         self.raw_node.tick()
         self._cluster.checkers.ticked(self)
-        self._later(self.tick_us, self._tick)
         self._schedule_pump()
 
     @property
@@ -472,11 +476,14 @@ class Member:
 
     # -- snapshots and compaction ---------------------------------------------------------------------------
 
-    def _save_image(self) -> None:
+    def _save_image_regularly(self) -> None:
+        self.save_image()
+        self._later(self._cluster.parameters.member.image_every_us, self._save_image_regularly)
+
+    def save_image(self) -> None:
         """Commit the state to the backend: state and applied index in one transaction."""
         if self.machine.applied_index:
             self.disk.write_image(self._image(), self._image_saved_later())
-        self._later(self._cluster.parameters.member.image_every_us, self._save_image)
 
     def _image(self) -> StateImage:
         return self.machine.image()

@@ -1,0 +1,136 @@
+"""Schedules told step by step, for what chance does not find; each also against the mutant that it is for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.directed import Stage
+from tests.sim.history import Status, ViolationError
+from tests.sim.machine import Kind
+from tests.sim.mutants import MUTANTS
+
+
+def figure_eight(checks_disabled: tuple[str, ...] = ()) -> Stage:
+    """Figure 8 of the Raft paper: an entry of an old term reaches a majority, then its leader dies.
+
+    Messages carry one entry, so that the old entry spreads without the new leader's own one.
+    """
+    stage = Stage(5, checks_disabled, max_size_per_message_bytes=0)
+    stage.elect(1, voters=(2, 3))  # (a) 1 leads term 2; its entry 2 reaches only 2
+    stage.deliver(1, 2, 1)
+    stage.crash(1)
+    stage.drop()
+    stage.elect(5, voters=(3, 4))  # (b) 5 leads term 3 with another entry 2, which reaches nobody
+    stage.crash(5)
+    stage.drop()
+    stage.cluster.start(1)
+    stage.elect(1, voters=(2, 3))  # (c) 1 leads term 4 and brings its old entry to 3: now a majority has it
+    stage.deliver(1, 2, 1)
+    stage.deliver(1, 3, 1)
+    stage.deliver(1, 3, 1)
+    stage.crash(1)
+    stage.drop()
+    stage.cluster.start(5)
+    stage.elect(5, voters=(3, 4))  # (d) 5 leads term 5, and overwrites it everywhere
+    for follower in (2, 3, 4):
+        for _ in range(4):
+            stage.deliver(5, follower)
+    return stage
+
+
+def test_figure_eight_commits_nothing_of_an_old_term() -> None:
+    stage = figure_eight()
+    terms = [stage.cluster.members[member].term_at(2) for member in (2, 3, 4, 5)]
+    assert terms == [3, 3, 3, 3]
+
+
+def test_figure_eight_catches_commit_by_counting() -> None:
+    with (
+        MUTANTS["old term's entry committed by counting"].planted(),
+        pytest.raises(ViolationError, match="R7: leader 1 of term 4 commits 2 of term 2"),
+    ):
+        figure_eight()
+
+
+def test_figure_eight_shows_what_the_rule_is_for() -> None:
+    """Without the direct check: a committed entry is missing in a later leader's log."""
+    with (
+        MUTANTS["old term's entry committed by counting"].planted(),
+        pytest.raises(ViolationError, match="R3: leader 5 of term 5"),
+    ):
+        figure_eight(checks_disabled=("R7",))
+
+
+def divergent_tail() -> Stage:
+    """Five members: 1 fills 3 with a long tail in term 2; 2 leads term 3 without it, commits, compacts, and sends 3 a
+    snapshot that ends inside the tail's range. Then 3 crashes and reads its disk."""
+    stage = Stage(5, snapshot_entries=2, catch_up_entries=0)
+    stage.elect(1, voters=(2, 3))
+    for _ in range(6):
+        stage.submit(1)
+    for _ in range(3):
+        stage.deliver(1, 3)
+    stage.crash(1)
+    stage.drop()
+    stage.elect(2, voters=(4, 5))
+    for _ in range(2):
+        stage.submit(2)
+    for follower in (4, 5):
+        for _ in range(3):
+            stage.deliver(2, follower)
+    stage.drop()
+    stage.cluster.members[2].save_image()
+    stage.settle()
+    stage.tick(2)
+    for _ in range(3):
+        stage.deliver(2, 3)
+    member = stage.cluster.members[3]
+    if member.machine.applied_index < 3:
+        raise RuntimeError(f"no snapshot arrived: {stage.cluster.describe()}")
+    stage.restart(3)
+    return stage
+
+
+def test_snapshot_replaces_the_tail_of_another_history() -> None:
+    stage = divergent_tail()
+    assert stage.cluster.members[3].last_index() == stage.cluster.members[3].machine.applied_index
+
+
+def test_snapshot_over_a_tail_that_is_read_back_is_caught() -> None:
+    with (
+        MUTANTS["tail of another history read back"].planted(),
+        pytest.raises(ViolationError, match="R2: 3 reads back"),
+    ):
+        divergent_tail()
+
+
+def test_read_at_a_deposed_leader_waits_for_its_quorum() -> None:
+    stage = Stage(3)
+    stage.elect(1, voters=(2, 3))
+    for follower in (2, 3):
+        for _ in range(3):
+            stage.deliver(1, follower)
+    stage.elect(2, voters=(3,))
+    write = stage.submit(2)
+    for _ in range(4):
+        stage.deliver(2, 3)
+    read = stage.submit(1, Kind.READ)
+    assert write.status is Status.OK
+    assert read.status is Status.UNKNOWN
+    stage.judge()
+
+
+def test_read_at_a_deposed_leader_without_quorum_is_caught() -> None:
+    with MUTANTS["read without a quorum"].planted():
+        stage = Stage(3)
+        stage.elect(1, voters=(2, 3))
+        for follower in (2, 3):
+            for _ in range(3):
+                stage.deliver(1, follower)
+        stage.elect(2, voters=(3,))
+        stage.submit(2)
+        for _ in range(4):
+            stage.deliver(2, 3)
+        stage.submit(1, Kind.READ)
+        with pytest.raises(ViolationError, match="K3: stale"):
+            stage.judge()

@@ -1,0 +1,53 @@
+"""The teeth of the simulator: every planted bug is found, and the code without it passes the same seeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.sim.mutants import MUTANTS, hunt, membership_corner
+from tests.sim.swarm import RunParameters, draw, run_seed
+
+SEEDS_MAX = 120
+"""Far above what any of them needs, far below 20 seconds."""
+
+DIRECTED = {"tail of another history read back"}
+"""Chance does not find these in time: see test_directed.py."""
+
+CONSEQUENCES = {
+    "acknowledged before the fsync": ("R6", "K4", "invariants"),
+    "vote not persisted": ("R6", "invariants"),
+    "learner counted": ("R6", "R7", "invariants"),
+    "election restriction skipped": ("R3", "R6", "invariants"),
+}
+"""With the direct checks off, what a bug leads to must still be seen."""
+
+
+@pytest.mark.parametrize("name", sorted(set(MUTANTS) - DIRECTED))
+def test_planted_bug_is_found(name: str) -> None:
+    mutant = MUTANTS[name]
+    with mutant.planted():
+        report = hunt(range(1, SEEDS_MAX), mutant.parameters)
+    assert report is not None, f"survived: {mutant.rule}"
+    clean = run_seed(report.seed, report.parameters)
+    assert clean.violation is None, clean.replay_command
+
+
+@pytest.mark.parametrize("name", sorted(CONSEQUENCES))
+def test_planted_bug_is_found_by_its_consequences(name: str) -> None:
+    mutant = MUTANTS[name]
+
+    def blindfold(seed: int) -> RunParameters:
+        base = membership_corner(seed) if name == "learner counted" else draw(seed)
+        faults = (*base.nemesis.faults, "crash", "crash_all", "isolate")
+        cluster = replace(base.cluster, checks_disabled=frozenset(CONSEQUENCES[name]))
+        return replace(base, cluster=cluster, nemesis=replace(base.nemesis, faults=faults))
+
+    with mutant.planted():
+        report = hunt(range(1, SEEDS_MAX), blindfold)
+    assert report is not None
+
+
+def test_there_are_enough_mutants() -> None:
+    assert len(MUTANTS) >= 25

@@ -1,0 +1,55 @@
+"""The swarm in CI: 500 seeds, each with its own settings and faults, and the seeds that once found something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sim.__main__ import main, summary
+from tests.sim.swarm import draw, run_seed
+
+SEEDS_COUNT = 500
+CHUNK_SIZE = 10
+REGRESSIONS = Path(__file__).with_name("regressions.txt")
+
+
+def run_all(seeds: range | list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    reports = [run_seed(seed) for seed in seeds]
+    with capsys.disabled():
+        print("\n" + summary(reports))
+    bad = [f"{report.violation}\n  replay: {report.replay_command}" for report in reports if report.violation]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("first", range(1, SEEDS_COUNT + 1, CHUNK_SIZE))
+def test_seeds(first: int, capsys: pytest.CaptureFixture[str]) -> None:
+    run_all(range(first, first + CHUNK_SIZE), capsys)
+
+
+def regressions() -> list[tuple[int, str]]:
+    lines = REGRESSIONS.read_text().splitlines()
+    found = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
+    return [(int(seed), text) for seed, text in found]
+
+
+@pytest.mark.parametrize(("seed", "text"), regressions())
+def test_seeds_that_found_bugs(seed: int, text: str) -> None:
+    report = run_seed(seed)
+    assert report.violation is None, f"again: {text}\n{report.replay_command}"
+
+
+def test_swarm_reaches_every_fault_and_size() -> None:
+    parameters = [draw(seed) for seed in range(1, SEEDS_COUNT + 1)]
+    assert {each.cluster.voters_count for each in parameters} == {1, 2, 3, 4, 5, 7}
+    assert len({fault for each in parameters for fault in each.nemesis.faults}) == 14
+    assert any(not each.nemesis.faults for each in parameters)
+
+
+def test_replay_prints_parameters_first_and_traces(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "3", "--trace"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "seed = 3"
+    assert lines[1].startswith("duration_us = ")
+    assert any(" deliver (" in line for line in lines)
+    assert lines[-1] == "0 violations"
