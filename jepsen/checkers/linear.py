@@ -11,7 +11,7 @@ with concurrency and length, and running out of steps is a violation ("undecided
 Writes of unknown fate: a write whose value nobody saw may be left out, for then its presence and absence allow the
 same answers (whatever followed it overwrote it); a write whose value was seen happened before the first who saw it
 returned. Both rest on values being unique, and the first on nobody having noticed a key without being shown its value
-(a failed guard with no read, say); both are looked up, not assumed.
+(a failed guard with no read, say, or the guard of another write of unknown fate); all are looked up, not assumed.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def prepare(operations: list[Operation]) -> list[Step]:
     written = Counter(put.value for operation in operations for put in puts(operation.request))
     seen = _first_seen(operations)
     blind = any(_notices_blindly(operation) for operation in operations)
+    wanted = {str(guard.operand) for op in operations if op.kind == "info" for guard in _guards(op.request)}
     steps = []
     for operation in operations:
         if operation.kind == "fail" or (operation.kind == "info" and not may_write(operation.request)):
@@ -92,7 +93,8 @@ def prepare(operations: list[Operation]) -> list[Step]:
             unique = all(written[value] == 1 for value in values)
             returned = min((seen.get(value, math.inf) for value in values if unique), default=math.inf)
             deletes = any(isinstance(part, Delete) for part in branches(operation.request))
-            if returned == math.inf and unique and not deletes and not blind:
+            unneeded = unique and wanted.isdisjoint(values)
+            if returned == math.inf and unneeded and not deletes and not blind:
                 continue
         steps.append(Step(operation.call, returned, operation.request, operation.result, operation.id))
     return steps
@@ -299,10 +301,11 @@ def _shown(request: Request, result: Result | None) -> Iterator[str]:
 
 
 def _notices_blindly(operation: Operation) -> bool:
-    """Whether an answer depends on the key's value without showing it."""
+    """Whether an operation depends on the key's value without showing it."""
     request, result = operation.request, operation.result
-    if result is None:
-        return False
+    if result is None:  # It may have happened, and then by its guards.
+        guards_tell = all(_names_value(guard) for guard in _guards(request))
+        return isinstance(request, Txn) and not (guards_tell and all(isinstance(p, Range) for p in request.failure))
     first = next(ran(request, result), None)
     if isinstance(request, Txn) and isinstance(result, TxnResult):
         named = result.succeeded and any(_names_value(guard) for guard in request.compares)

@@ -301,6 +301,14 @@ def test_lost_puts_of_one_value_are_not_left_out() -> None:
     assert linear.check(story.history()) == []
 
 
+def test_an_unseen_lost_put_may_explain_a_lost_swap_that_was_seen() -> None:
+    story = Story(Put("k", "a"), swap("k", "a", "b")).lost(Put("k", "a"), 0, 1).lost(swap("k", "a", "b"), 2, 3)
+    assert linear.check(story.read("k", 3, 4, 5).history()) == []
+    existing = Txn((Compare("k", "version", ">", 0),), (Put("k", "c"),), (Range("k"),))
+    story = Story(Put("k", "a"), existing).lost(Put("k", "a"), 0, 1).lost(existing, 2, 3)
+    assert linear.check(story.read("k", 3, 4, 5).history()) == []
+
+
 def added(number: int, kind: str = "ok") -> Operation:
     """The put of one element of a set."""
     story = Story()

@@ -236,6 +236,8 @@ def _register_request(draw: st.DrawFn, value: str) -> Request:
                 Delete("k"),
                 Txn((guard,), (Put("k", value),), (Range("k"),)),
                 Txn((guard,), (Put("k", value),)),
+                Txn((guard,), (Range("k"),), (Put("k", value),)),
+                Txn((Compare("k", "version", draw(st.sampled_from("=>")), 0),), (Put("k", value),), (Range("k"),)),
             ]
         )
     )
@@ -252,9 +254,10 @@ def _any_answer(draw: st.DrawFn, request: Request) -> Result:
         case Delete():
             return DeleteResult(draw(st.integers(0, 1)))
         case Txn():
-            if draw(st.booleans()):
-                return TxnResult(True, (PutResult(),))
-            return TxnResult(False, (RangeResult((kv,) if kv else ()),) * len(request.failure))
+            succeeded = draw(st.booleans())
+            branch = request.success if succeeded else request.failure
+            shown_kvs = RangeResult((kv,) if kv else ())
+            return TxnResult(succeeded, tuple(PutResult() if isinstance(p, Put) else shown_kvs for p in branch))
 
 
 def linearizable_by_trying(operations: list[Operation]) -> bool:
