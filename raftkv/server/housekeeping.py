@@ -86,10 +86,11 @@ class Housekeeping:
             self._cut_log()
 
     async def _compact(self) -> None:
+        """A slice of compaction, then a pause for the clients; and so on while there is something to compact."""
         while True:
-            await asyncio.sleep(self._compaction_pause_s)
+            await asyncio.sleep(self._compaction_pause_s if self._store.is_compacting else self._commit_interval_s)
             if self._store.is_compacting:
-                self._store.compaction_step(self._compaction_keys)
+                self._store.compaction_step()
 
     async def _watch_disk(self) -> None:
         while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -127,7 +128,7 @@ class Member:
 
     def _assemble(self, durable: Durable) -> None:
         store = durable.store
-        self._disk = Disk(durable.wal, self._loop, self._fatal, metrics.DiskHistograms(self._registry).wal_sync.observe)
+        self._disk = Disk(durable.wal, self._loop, self._fatal, metrics.wal_sync_histogram(self._registry).observe)
         self._membership = Membership(store, schema.MEMBERS)
         self._applier = Applier(store, Alarms(store, schema.ALARM), self._membership, NoLeases())
         self._snapshots = SnapshotSender(
@@ -195,6 +196,8 @@ class Member:
             applied=store.applied_index,
             on_fatal=self._fatal,
             install_snapshot=self._install_snapshot,
+            cork=self._cork,
+            uncork=self._uncork,
         )
 
     def _make_auto_compaction(self) -> AutoCompaction | None:
@@ -359,6 +362,13 @@ class Member:
         except TimeoutError:
             _log.warning("leadership was not taken over in time")
 
+    def _cork(self) -> None:
+        self._client_server.corked = True
+
+    def _uncork(self) -> None:
+        self._client_server.corked = False
+        self._client_server.flush()
+
     # -- events ------------------------------------------------------------------------------------------------------
 
     def _fatal(self, error: BaseException) -> None:
@@ -429,5 +439,6 @@ async def _listen(server: Server, url: str, ssl: SSLContext | None) -> None:
         unix = f"{host}:{port}" if scheme.startswith("unix") else None
         await server.listen(host, port, ssl if scheme in ("https", "unixs") else None, unix=unix)
     except OSError as error:
-        reason = error.strerror or str(error)
+        # asyncio puts the address into the text once more; names that cannot be resolved have numbers of their own.
+        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
         raise ConfigError(f"cannot listen on {url}: {reason}") from error

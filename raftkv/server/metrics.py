@@ -5,11 +5,13 @@ Values are read from the member's own counters when scraped: the hot path counts
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Histogram, PlatformCollector, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from raftkv.server.node import Node
@@ -20,16 +22,32 @@ from raftkv.storage.mvcc import Store
 _DISK_BUCKETS_S: Final = tuple(0.001 * 2**power for power in range(14))
 
 
-class DiskHistograms:
-    """Durations of the disk's work."""
+class DiskHistogram(Collector):
+    """Durations of one kind of disk work. Observed by one thread at a time, so it needs no lock."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.wal_sync = Histogram(
-            "etcd_disk_wal_fsync_duration_seconds",
-            "The latency distributions of fsync called by WAL.",
-            buckets=_DISK_BUCKETS_S,
-            registry=registry,
-        )
+    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
+        self._name = name
+        self._text = text
+        self._counts = [0] * (len(_DISK_BUCKETS_S) + 1)
+        self._sum_s = 0.0
+        registry.register(self)
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self._counts[bisect_left(_DISK_BUCKETS_S, seconds)] += 1
+        self._sum_s += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        bounds = [*(str(bound) for bound in _DISK_BUCKETS_S), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum_s)
+
+
+def wal_sync_histogram(registry: CollectorRegistry) -> DiskHistogram:
+    """Durations of the log's syncs."""
+    text = "The latency distributions of fsync called by WAL."
+    return DiskHistogram("etcd_disk_wal_fsync_duration_seconds", text, registry)
 
 
 class MemberCollector(Collector):

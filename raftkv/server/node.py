@@ -64,6 +64,10 @@ APPLY_PER_TURN_MAX: Final = 1_000
 """Committed entries after which a turn gives other work on the loop a chance."""
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
     """Identity and timing of a node.
@@ -122,6 +126,7 @@ class Node:
         ids: fresh request ids.
         on_fatal: told once, with the error that stopped the member.
         install_snapshot: replaces log and store by a received snapshot.
+        cork, uncork: put around a turn, so that all its answers leave together and at once when it ends.
     """
 
     def __init__(
@@ -139,6 +144,8 @@ class Node:
         applied: int,
         on_fatal: Callable[[BaseException], None],
         install_snapshot: Callable[[SnapshotMeta], None],
+        cork: Callable[[], None] = _nothing,
+        uncork: Callable[[], None] = _nothing,
     ) -> None:
         self.raw = raw
         self.log = log
@@ -164,6 +171,8 @@ class Node:
         self._sender = sender
         self._on_fatal = on_fatal
         self._install_snapshot = install_snapshot
+        self._cork = cork
+        self._uncork = uncork
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._in_turn = False
@@ -272,6 +281,7 @@ class Node:
         if self.stopped:
             return
         self._in_turn = True
+        self._cork()
         try:
             if self._forwarded or self.proposals.has_unsent:
                 self._propose_unsent()
@@ -288,6 +298,7 @@ class Node:
             self.fatal(error)
         finally:
             self._in_turn = False
+            self._uncork()
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self.settings.tick_s, self._tick)

@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from google.protobuf.message import DecodeError
+
 from raftkv import errors
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
@@ -62,9 +64,17 @@ class PeerService:
         sender = self._check(call)
         await call.send(_EMPTY)
         received = self.received_bytes
-        async for batch in call:
+
+        def take(batch: bytes) -> None:
             received[sender] = received.get(sender, 0) + len(batch)
-            self._receive(decode(batch))
+            try:
+                messages = decode(batch)
+            except (DecodeError, KeyError, IndexError) as error:
+                raise RpcError(errors.INVALID_ARGUMENT, f"not a batch of raft messages: {error!r}") from None
+            self._receive(messages)
+
+        call.deliver_to(take)
+        await call.receive()
 
     async def install_snapshot(self, call: StreamCall) -> None:
         """Take a database and the message that it belongs to."""

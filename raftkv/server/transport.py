@@ -107,10 +107,15 @@ class Peer:
             self._drop()
             return
         try:
+            # On the wire before this returns: followers write to their disks while this member writes to its own.
+            self.channel.corked = True
             for batch in encoder.batches(messages):
                 stream.send_nowait(batch)
                 self.sent_bytes += len(batch)
+            self.channel.corked = False
+            self.channel.flush()
         except RpcError:
+            self.channel.corked = False
             # The stream broke, and our own task has not been told yet.
             self._stream = None
             self._drop()

@@ -85,7 +85,7 @@ class WAL:
         """Whether ``directory`` holds a log. One that a crash interrupted in ``create`` does not count."""
         try:
             return bool(list_segments(disk, directory))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     @classmethod
