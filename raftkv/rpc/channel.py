@@ -77,6 +77,8 @@ class Channel:
         self._rng = rng or random.Random()
         self._loop = asyncio.get_running_loop()
         self._timer = WheelTimer(self._loop)
+        self.corked = False
+        """Set by a caller that queues several messages and calls ``flush`` itself; else each turn flushes once."""
         self._core: ClientCore | None = None
         self._connections: set[ClientConnection] = set()
         self._queue: dict[UnaryFuture | ClientStream, None] = {}
@@ -282,6 +284,11 @@ class Channel:
                 self._on_state(state)
 
     # ---- what connections use
+
+    def flush(self) -> None:
+        """Send what was queued, now: for a caller that set ``corked`` and queued all it had."""
+        for connection in self._connections:
+            connection.flush()
 
     def opened(self, connection: ClientConnection) -> None:
         """Count a connection."""

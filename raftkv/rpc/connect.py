@@ -112,10 +112,12 @@ class ClientConnection(asyncio.Protocol):
     # ---- what the core tells
 
     def wake(self) -> None:
-        """Flush at the start of the loop's next turn."""
-        self._loop.call_soon(self._flush)
+        """Flush at the start of the loop's next turn, unless the channel's user does it."""
+        if not self._channel.corked:
+            self._loop.call_soon(self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what the core has."""
         if self._protocol is not None:
             self._protocol.flush()
 
@@ -155,7 +157,7 @@ class ClientConnection(asyncio.Protocol):
         """Fail the calls under way and close the transport."""
         self.core.close()
         self.core.fail_all(Code.CANCELLED, reason)
-        self._flush()
+        self.flush()
         if self._transport is None:
             return
         if self._transport.get_write_buffer_size() == 0:

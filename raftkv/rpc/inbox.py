@@ -24,6 +24,7 @@ class Inbox:
         "_consume",
         "_ended",
         "_error",
+        "_listener",
         "_messages",
         "_received",
         "_returned",
@@ -36,6 +37,7 @@ class Inbox:
         self.assembler = assembler
         self.unread = 0
         self._consume = consume
+        self._listener: Callable[[bytes], None] | None = None
         self._messages: deque[bytes] = deque()
         self._received = 0
         self._returned = 0
@@ -43,9 +45,25 @@ class Inbox:
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    def deliver_to(self, listener: Callable[[bytes], None]) -> None:
+        """Hand every message to ``listener`` as it comes, instead of to a reading task; ``get`` then tells the end.
+
+        Saves a task switch a message. The listener must keep up by itself: nothing is left in the window for it.
+        """
+        self._listener = listener
+        while self._messages:
+            listener(self._take())
+
     def feed(self, data: bytes) -> None:
         """Take a DATA payload. RpcError as MessageAssembler.feed raises it."""
         self._received += len(data)
+        if self._listener is not None:
+            try:
+                for message in self.assembler.feed(data):
+                    self._listener(message)
+            finally:
+                self._settle()
+            return
         try:
             for message in self.assembler.feed(data):
                 self._messages.append(message)

@@ -68,6 +68,8 @@ class Server:
         self._listeners: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._dirty: list[Connection] = []
+        self.corked = False
+        """Set by a caller that produces many answers in one go and calls ``flush`` itself at the end."""
         self._environment: Environment | None = None
         self._timer: WheelTimer | None = None
         self._idle: asyncio.Event | None = None
@@ -227,12 +229,13 @@ class Server:
             self._idle.set()
 
     def mark(self, connection: Connection) -> None:
-        """Flush ``connection`` at the start of the loop's next turn."""
-        if not self._dirty:
-            asyncio.get_running_loop().call_soon(self._flush_dirty)
+        """Flush ``connection`` at the start of the loop's next turn, or by ``flush`` while the server is corked."""
+        if not self._dirty and not self.corked:
+            asyncio.get_running_loop().call_soon(self.flush)
         self._dirty.append(connection)
 
-    def _flush_dirty(self) -> None:
+    def flush(self) -> None:
+        """Send what connections have to say, now."""
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             connection.flush()

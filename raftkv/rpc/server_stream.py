@@ -60,6 +60,10 @@ class StreamCall(ServerCall):
         """Return the next request message, or None when the client has half-closed."""
         return await self.inbox.get()
 
+    def deliver_to(self, listener: Callable[[bytes], None]) -> None:
+        """Have every request message handed to ``listener`` as it comes; ``receive`` then waits for the end."""
+        self.inbox.deliver_to(listener)
+
     async def send(self, message: bytes) -> None:
         """Queue a response message, after waiting for room in this stream's send buffer."""
         while self._state == OPEN and self.send_buffer_size > self._core.limits.stream_send_buffer_bytes:

@@ -440,5 +440,5 @@ async def _listen(server: Server, url: str, ssl: SSLContext | None) -> None:
         await server.listen(host, port, ssl if scheme in ("https", "unixs") else None, unix=unix)
     except OSError as error:
         # asyncio puts the address into the text once more; names that cannot be resolved have numbers of their own.
-        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror or str(error)
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise ConfigError(f"cannot listen on {url}: {reason}") from error
