@@ -1,0 +1,110 @@
+"""Answers of a corked server leave with its flush; a listener takes messages without a task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from raftkv.rpc import Channel, Server, StreamCall, UnaryCall
+
+
+async def _with_channel(server: Server, use: Callable[[Channel], Any]) -> None:
+    ((_, port),) = await server.listen("127.0.0.1", 0)
+    async with Channel(f"127.0.0.1:{port}") as channel:
+        await use(channel)
+    await server.close()
+
+
+def test_a_corked_server_answers_when_flushed() -> None:
+    async def scenario() -> None:
+        server = Server()
+        calls: list[UnaryCall] = []
+        arrived = asyncio.Event()
+
+        def handle(call: UnaryCall, message: bytes) -> None:
+            calls.append(call)
+            arrived.set()
+
+        server.unary("/test.Echo/Say", handle)
+
+        async def use(channel: Channel) -> None:
+            answer = channel.unary("/test.Echo/Say", b"hello", 10.0)
+            await arrived.wait()
+            server.corked = True
+            calls[0].reply(b"answer")
+            for _ in range(10):  # the turns in which an uncorked server would have answered
+                await asyncio.sleep(0)
+            assert not answer.done()
+            server.corked = False
+            server.flush()
+            assert await answer == b"answer"
+
+        await _with_channel(server, use)
+
+    asyncio.run(scenario())
+
+
+def test_a_corked_channel_sends_when_flushed() -> None:
+    async def scenario() -> None:
+        server = Server()
+        got: list[bytes] = []
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        def listen(message: bytes) -> None:
+            got.append(message)
+            begun.set()
+
+        async def take(call: StreamCall) -> None:
+            call.deliver_to(listen)
+            assert await call.receive() is None
+            ended.set()
+
+        server.stream("/test.Echo/Take", take)
+
+        async def use(channel: Channel) -> None:
+            stream = channel.stream("/test.Echo/Take", timeout_s=10.0)
+            await stream.send(b"0")  # connects
+            await begun.wait()
+            channel.corked = True
+            for number in (b"1", b"2"):
+                stream.send_nowait(number)
+            channel.corked = False
+            channel.flush()
+            stream.half_close()
+            await asyncio.wait_for(ended.wait(), 10)
+            assert got == [b"0", b"1", b"2"]
+
+        await _with_channel(server, use)
+
+    asyncio.run(scenario())
+
+
+def test_a_listener_gets_what_came_before_it() -> None:
+    async def scenario() -> None:
+        server = Server()
+        got: list[bytes] = []
+        sent = asyncio.Event()
+
+        async def take(call: StreamCall) -> None:
+            first = await call.receive()
+            assert first is not None
+            got.append(first)
+            await sent.wait()
+            call.deliver_to(got.append)
+            await call.receive()
+
+        server.stream("/test.Echo/Take", take)
+
+        async def use(channel: Channel) -> None:
+            stream = channel.stream("/test.Echo/Take", timeout_s=10.0)
+            for number in (b"1", b"2", b"3"):
+                await stream.send(number)
+            stream.half_close()
+            sent.set()
+            assert await stream.receive() is None
+            assert got == [b"1", b"2", b"3"]
+
+        await _with_channel(server, use)
+
+    asyncio.run(scenario())
