@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 MAP_MIN_BYTES: Final = 16 * 1024**3
 """Address space reserved for the database at least; the file itself only grows with its data."""
 
+_LOG_MADE: Final = b"raftkv_log_made"
+"""Record that a log was made: without it now, votes and acknowledgements are lost even if nothing was applied yet."""
+
 
 @dataclass(slots=True)
 class Durable:
@@ -82,7 +85,7 @@ def open_durable(config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseE
         if recovered.repair is not None:
             _log.warning("repaired the end of the write-ahead log: %s", recovered.repair)
         backend = _open_database(config, snapshots, recovered.snapshot)
-        store = Store.open(backend, writer, operations_max=config.backend_batch_limit, on_fatal=on_fatal)
+        store = _open_store(config, backend, writer, on_fatal)
         log = _memory_log(recovered, store)
     except BaseException:
         wal.close()
@@ -114,20 +117,22 @@ def _begin(config: ServerConfig, wal_dir: str, snapshots: Path) -> None:
     backend = LMDBBackend(snapshots / "db", _map_size_bytes(config))
     try:
         store = Store.open(backend)
-        if store.applied_index > 0:
+        if store.applied_index > 0 or store.meta_get(schema.CLUSTER, _LOG_MADE) is not None:
             raise StorageError(
-                f"the write-ahead log in {wal_dir} is missing, but {backend.path} holds entries up to "
-                f"{store.applied_index}: bring the log back, or remove both"
+                f"the write-ahead log in {wal_dir} is missing, but {backend.path} belongs to a member that had one "
+                f"(entries up to {store.applied_index}): bring the log back, or remove both"
             )
         members = [rpc_pb2.Member(ID=key, name=name, peerURLs=urls) for key, (name, urls) in founders.items()]
         Membership(store, schema.MEMBERS).bootstrap(members)
         store.set_conf_state(ConfState(voters=tuple(sorted(founders))))
         store.commit()
+        metadata = raft_pb2.WALMetadata(cluster_id=cluster_id.cluster_id(founders), member_id=config.member_id)
+        WAL.create(wal_dir, metadata.SerializeToString()).close()
+        store.meta_put(schema.CLUSTER, _LOG_MADE, b"")
+        store.commit()
         store.close()
     finally:
         backend.close()
-    metadata = raft_pb2.WALMetadata(cluster_id=cluster_id.cluster_id(founders), member_id=config.member_id)
-    WAL.create(wal_dir, metadata.SerializeToString()).close()
 
 
 def _open_database(config: ServerConfig, snapshots: Path, marker: SnapshotMeta) -> LMDBBackend:
@@ -151,10 +156,24 @@ def _open_database(config: ServerConfig, snapshots: Path, marker: SnapshotMeta) 
     return backend
 
 
+def _open_store(
+    config: ServerConfig, backend: LMDBBackend, writer: Writer, on_fatal: Callable[[BaseException], None]
+) -> Store:
+    try:
+        store = Store.open(backend, writer, operations_max=config.backend_batch_limit, on_fatal=on_fatal)
+    except CorruptionError as error:
+        raise CorruptionError(f"the database {backend.path} is damaged: {error}") from error
+    if not store.conf_state.voters:
+        raise CorruptionError(f"the database {backend.path} is empty, but its member has a write-ahead log")
+    return store
+
+
 def _applied_index(backend: LMDBBackend) -> int:
     read = backend.begin_read()
     try:
         return schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
+    except CorruptionError as error:
+        raise CorruptionError(f"the database {backend.path} is damaged: {error}") from error
     finally:
         read.close()
 

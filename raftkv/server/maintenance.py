@@ -91,6 +91,9 @@ class MaintenanceService:
             result = await self._compute(request.revision)
         except errors.StatusError as error:
             raise RpcError(error.code, str(error)) from None
+        except errors.InvariantError as error:
+            self._responder.node.fatal(error)  # the history here is damaged
+            raise
         response = rpc_pb2.HashKVResponse(
             hash=result.hash, compact_revision=result.compact_revision, hash_revision=result.revision
         )

@@ -52,7 +52,10 @@ class LMDBReadTxn:
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
         """See ``ReadTxn``."""
-        return self._txn.get(key, db=self._handles[bucket])
+        try:
+            return self._txn.get(key, db=self._handles[bucket])
+        except lmdb.Error as error:
+            raise CorruptionError(f"the database cannot be read in bucket {bucket.decode()}: {error}") from error
 
     def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """See ``ReadTxn``."""
@@ -111,6 +114,7 @@ class LMDBBackend:
                 lock=not self._read_only,
                 create=not self._read_only,
             )
+            self._restore_length()
             if not self._read_only:
                 for name in (self.path, lock_path(self.path)):
                     name.chmod(FILE_MODE)
@@ -120,6 +124,12 @@ class LMDBBackend:
             raise StorageError(f"cannot open the database {self.path}: {error}") from error
         self._page_bytes = self._environment.stat()["psize"]
         self._measure()
+
+    def _restore_length(self) -> None:
+        """Let a file that was cut short read as zeros beyond its end: an error then, not the death of the process."""
+        size_bytes = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
+        if not self._read_only and self.path.stat().st_size < size_bytes:
+            os.truncate(self.path, size_bytes)
 
     def _open_buckets(self) -> dict[bytes, lmdb._Database]:
         open_bucket = self._environment.open_db
