@@ -12,7 +12,7 @@ cluster: $(VENV)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
 
 test: $(VENV)  ## every test, on two cores
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 verify: $(VENV)  ## format, lint, types, generated code current; writes nothing
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python proto/compile.py --check
