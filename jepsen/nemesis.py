@@ -138,6 +138,7 @@ class Nemesis:
     def __init__(self, cluster: Cluster, probe: Probe, recorder: Recorder) -> None:
         self.faults = 0
         self.kills = 0
+        self._calm = True
         self._cluster, self._probe, self._recorder = cluster, probe, recorder
 
     async def carry_out(self, step: Step) -> None:
@@ -147,7 +148,7 @@ class Nemesis:
         members = self._choose(step, leader)
         fault = FAULTS[step.fault]()
         names = [member.name for member in members]
-        self._recorder.event(step.fault, target=step.target, members=names, leader=leader in members)
+        self._recorder.event(step.fault, target=step.target, members=names, leader=leader in members, calm=self._calm)
         fault.inject(self._cluster, members)
         self.faults += 1
         self.kills += len(members) if step.fault != "pause" else 0
@@ -159,10 +160,11 @@ class Nemesis:
 
     async def settle(self, acks: int, everyone: bool) -> None:
         """Wait until writes are acknowledged again, and if ``everyone``, until every member is well."""
+        self._calm = everyone
         if not await self._recorder.wait_acked(acks, LIVE_S):
-            self._unhealthy(f"fewer than {acks} writes acknowledged within {LIVE_S} s of healing")
+            await self._unhealthy(f"fewer than {acks} writes acknowledged within {LIVE_S} s of healing")
         if everyone and not await self._probe.wait_healthy(LIVE_S):
-            self._unhealthy(f"not every member well within {LIVE_S} s of healing")
+            await self._unhealthy(f"not every member well within {LIVE_S} s of healing")
 
     def revive(self) -> None:
         """Start members that ended by themselves, and note that they did."""
@@ -187,14 +189,14 @@ class Nemesis:
         count = {"one": 1, "quorum": self._cluster.quorum}.get(step.target, len(members))
         return members[:count]
 
-    def _unhealthy(self, why: str) -> None:
-        self._recorder.event("unhealthy", why=why)
+    async def _unhealthy(self, why: str) -> None:
+        self._recorder.event("unhealthy", why=f"{why}: {await self._probe.describe()}")
 
 
 def leader_losses(events: list[dict[str, Any]]) -> list[int]:
-    """When (ns) a leader was killed while the others went on: faults whose cost is a failover."""
+    """When (ns) a leader was killed while all others were well and went on: faults whose cost is one failover."""
     return [
         event["at"]
         for event in events
-        if event["event"] == "kill" and event["leader"] and event["target"] in ("leader", "one")
+        if event["event"] == "kill" and event["leader"] and event["calm"] and event["target"] in ("leader", "one")
     ]

@@ -59,6 +59,13 @@ class Probe:
         ]
         return self._cluster.members[max(claims)[1] - 1] if claims else None
 
+    async def describe(self) -> str:
+        """What each member says of itself, for a report of why a cluster does not work."""
+        answers = await asyncio.gather(*(self.status(member, 1.0) for member in self._cluster.members))
+        return "; ".join(
+            f"{member.name} " + _describe(answer) for member, answer in zip(self._cluster.members, answers, strict=True)
+        )
+
     async def wait_healthy(self, timeout_s: float) -> bool:
         """Wait until every member answers, knows a leader, and serves a linearizable read."""
         return await _until(self._all_healthy, timeout_s)
@@ -146,6 +153,14 @@ class Probe:
             return_exceptions=True,
         )
         return all(not isinstance(read, BaseException) and read.header.revision >= rev for read in reads)
+
+
+def _describe(status: Any) -> str:
+    if status is None:
+        return "does not answer"
+    role = f"follows {status.leader:x}" if status.leader else "knows no leader"
+    role = "leads" if status.leader == status.header.member_id else role
+    return f"{role}, term {status.raftTerm}, index {status.raftIndex}, applied {status.raftAppliedIndex}"
 
 
 _KV_RANGE = ("/etcdserverpb.KV/Range",)

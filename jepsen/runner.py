@@ -166,7 +166,7 @@ class _Run:
         async with compactor.busy:
             trouble.revive()
             if not await probe.wait_healthy(LIVE_S):
-                why = f"not every member well within {LIVE_S} s at a quiet point"
+                why = f"not every member well within {LIVE_S} s at a quiet point: {await probe.describe()}"
                 self._recorder.event("unhealthy", why=why)
             await self._compare(probe)
         self._gate.open()

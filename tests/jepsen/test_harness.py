@@ -94,6 +94,12 @@ def test_a_cluster_of_one_has_one_target() -> None:
     assert nemesis.parse("", 3) == []
 
 
+def test_a_failover_is_counted_only_when_nothing_else_was_down() -> None:
+    kill = {"event": "kill", "at": 5, "target": "leader", "leader": True, "calm": True}
+    others = [kill | {"calm": False}, kill | {"leader": False}, kill | {"target": "all"}, kill | {"event": "pause"}]
+    assert nemesis.leader_losses([*others, kill]) == [5]
+
+
 @pytest.mark.parametrize("names", ["flood", "kill-everyone", "wipe-leader"])
 def test_unknown_faults_are_refused(names: str) -> None:
     with pytest.raises(ValueError, match="unknown nemesis"):
