@@ -3,9 +3,10 @@
 Owns the only calls of ``WAL.append`` and ``WAL.sync`` while a member runs. Batches become durable in the order they
 are submitted, and their callback runs on the event loop, never before the fsync that covers them returned.
 
-A short fsync is cheaper done inline: handing a batch to a thread and back costs two wake-ups, more than the sync
-itself on a fast disk. A long one would hold the loop, so as soon as the average of the recent syncs passes
-``INLINE_SYNC_MAX_S`` batches go to the thread, where all that gathered during one sync share the next.
+A short fsync is cheaper done inline: handing a batch to a thread and back costs some twenty system calls of two
+threads that want one interpreter, more than the sync itself on a fast disk. A long one would hold the loop, so while
+the usual sync (the median, which a burst of slow ones does not move) is above ``INLINE_SYNC_MAX_S`` batches go to the
+thread, where all that gathered during one sync share the next.
 
 A failed write or sync is final: after fsync reported an error the kernel may have dropped the dirty pages, so trying
 again could acknowledge what is not on disk. The member stops.
@@ -22,10 +23,12 @@ from typing import Final, Protocol
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 
-INLINE_SYNC_MAX_S: Final = 0.000_5
-"""Average duration of a sync up to which it is done on the event loop."""
+INLINE_SYNC_MAX_S: Final = 0.001
+"""Usual duration of a sync up to which it is done on the event loop."""
 
-_AVERAGE_WEIGHT: Final = 0.1
+_STEP_MIN_S: Final = 0.000_01
+_STEP_SHARE: Final = 0.05
+"""How far one sync moves the estimate of the median: this share of it, at least the minimum."""
 
 
 class Log(Protocol):
@@ -100,7 +103,7 @@ class Disk:
         self._observe_sync = observe_sync
         self._queue: queue.SimpleQueue[Batch | threading.Event | None] = queue.SimpleQueue()
         self._outstanding = 0
-        self._average_s = 0.0
+        self._usual_s = 0.0
         self._thread = threading.Thread(target=self._run, name="raftkv-wal", daemon=True)
         self._thread.start()
 
@@ -111,7 +114,7 @@ class Disk:
 
     def submit(self, batch: Batch) -> None:
         """Make a batch durable, then call its ``done`` on the loop (possibly before this returns)."""
-        if self._outstanding == 0 and self._average_s < INLINE_SYNC_MAX_S:
+        if self._outstanding == 0 and self._usual_s < INLINE_SYNC_MAX_S:
             self._write((batch,))
             batch.done()
             return
@@ -136,7 +139,8 @@ class Disk:
             started = time.perf_counter()
             self._log.sync()
             seconds = time.perf_counter() - started
-            self._average_s += (seconds - self._average_s) * _AVERAGE_WEIGHT
+            step_s = max(_STEP_MIN_S, self._usual_s * _STEP_SHARE)
+            self._usual_s += step_s if seconds > self._usual_s else -step_s
             self._observe_sync(seconds)
 
     def _run(self) -> None:

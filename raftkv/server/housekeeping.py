@@ -127,3 +127,4 @@ class Housekeeping:
         cut = meta.index - self._catchup_entries
         if cut >= log.first_index():
             log.compact(cut)
+            _log.debug("cut the log at %d", cut)
