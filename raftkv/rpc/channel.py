@@ -118,7 +118,7 @@ class Channel:
             now = self._loop.time()
             self._timer.wheel.add(call, now + timeout_s, now)
         core = self._core
-        if core is not None and not self._queue and len(core.calls) < core.streams_max:
+        if core is not None and not self._queue and core.has_room():
             call.begin(core)
         else:
             self._enqueue(call, wait_for_ready)

@@ -70,9 +70,12 @@ class DeadlineWheel:
 
     def expire(self, now: float) -> None:
         """Fire everything whose deadline has passed."""
+        due: list[Expiring] = []
         while self._ticks and self._ticks[0] * TICK_S <= now:
-            for entry in list(self._buckets.pop(heapq.heappop(self._ticks))):
-                self._fire(entry, now)
+            due.extend(self._buckets.pop(heapq.heappop(self._ticks)))
+        # Only now: an entry that is sorted in again must not be looked at twice at one time.
+        for entry in due:
+            self._fire(entry, now)
 
     def _fire(self, entry: Expiring, now: float) -> None:
         if entry.bucket is None:

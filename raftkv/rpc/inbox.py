@@ -1,8 +1,8 @@
 """The receiving half of a stream: messages in, one reader, windows given back as the reader takes them.
 
-Used by both ends. While a finished message waits for the reader, nothing that came is given back to the window. While
-none waits, the bytes of an unfinished message are given back as they come, else a message larger than the window could
-never arrive. So one stream holds at most its window plus one message.
+Used by both ends. Bytes of finished messages keep the window closed until they are read. Bytes of an unfinished message
+are given back as they come, else a message larger than the window could never arrive; once it is finished, nothing more
+is given back until the reader has caught up with that advance. So one stream holds at most its window plus one message.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Inbox:
             self._waiter.set_result(None)
 
     def _settle(self) -> None:
-        held = self.unread + self.assembler.held_bytes if self.unread else 0
-        amount = self._received - held - self._returned
+        # Negative when a message whose first part was given back early is finished and not yet read.
+        amount = self._received - self.unread - self._returned
         if amount > 0:
             self._returned += amount
             self._consume(amount)

@@ -80,3 +80,15 @@ def test_an_expiry_may_remove_its_neighbour() -> None:
     owner.wheel.add(neighbour, 5.0, 4.99)
     owner.wheel.expire(6.0)
     assert fired == [remover]
+
+
+def test_an_entry_sorted_in_again_is_not_looked_at_twice_at_one_time() -> None:
+    """Rounding may put it back where it was; the loop must go on all the same."""
+    owner, fired = Owner(), []
+    entry = Entry(fired)
+    owner.wheel.add(entry, 5.0, 4.99)
+    entry.deadline = 5.02
+    owner.wheel.expire(5.01)
+    assert fired == []
+    owner.wheel.expire(5.03)
+    assert fired == [entry]

@@ -171,6 +171,8 @@ async def test_a_client_connection_whose_window_leaks_is_replaced() -> None:
     async def script(connection: FakeConnection) -> None:
         nonlocal connections
         connections += 1
+        if connections == 1:
+            await connection.event(ngh2.RequestReceived)  # the lasting stream
         while True:
             stream_id = (await connection.event(ngh2.RequestReceived)).stream_id  # type: ignore[attr-defined]
             connection.h2.send_response(stream_id, OK_HEADERS)
@@ -181,7 +183,10 @@ async def test_a_client_connection_whose_window_leaks_is_replaced() -> None:
             connection.write(data[-4000:])
 
     async with fake_server(script) as target, Channel(target, options=options) as channel:
-        while connections < 3:
+        lasting = channel.stream("/test.Fake/Lasting")
+        while connections < 2:
             stream = channel.stream("/test.Fake/Half", timeout_s=20)
             await until(lambda stream=stream: stream.headers)
             stream.cancel()
+        assert not lasting.done, "calls under way stay on the old connection"
+        lasting.cancel()
