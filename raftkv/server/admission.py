@@ -98,9 +98,16 @@ class Admission:
             raise errors.NoSpaceError
         cost = size_bytes + PUT_OVERHEAD_BYTES
         over_quota = self._quota_bytes is not None and self._size_bytes() + cost >= self._quota_bytes
-        if over_quota or self._disk_free_bytes - cost < DISK_RESERVE_BYTES:
+        if over_quota or self._is_disk_full(cost):
             self._raise_no_space()
             raise errors.NoSpaceError
+
+    def _is_disk_full(self, cost_bytes: int) -> bool:
+        if self._disk_free_bytes - cost_bytes >= DISK_RESERVE_BYTES:
+            return False
+        # The last look may be from before somebody made room.
+        self.watch_disk()
+        return self._disk_free_bytes - cost_bytes < DISK_RESERVE_BYTES
 
 
 def _is_text(value: bytes) -> bool:
