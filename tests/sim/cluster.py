@@ -18,6 +18,7 @@ from .history import ViolationError
 from .machine import Operation, Outcome, StateImage, StateMachine
 from .member import Answer, Member, MemberParameters
 from .network import Network, NetworkParameters
+from .wal_disk import WALDisk
 
 _BOOT_INDEX = 1
 _BOOT_TERM = 1
@@ -62,13 +63,13 @@ class Cluster:
         self.checkers.bootstrapped(conf_state)
         for member_id in voters:
             disk = self._new_disk(member_id)
-            disk.image = machine.image()
-            disk.log.fold(SnapshotMeta(_BOOT_INDEX, _BOOT_TERM, conf_state))
-            disk.log.fold(HardState(_BOOT_TERM, 0, _BOOT_INDEX))
+            marker = SnapshotMeta(_BOOT_INDEX, _BOOT_TERM, conf_state)
+            disk.boot(machine.image(), [marker, HardState(_BOOT_TERM, 0, _BOOT_INDEX)])
             self._add(member_id, disk)
 
     def _new_disk(self, id: int) -> Disk:
-        return Disk(self.scheduler, stream(self.seed, f"disk {id}"), self.parameters.disk)
+        kind = WALDisk if self.parameters.disk.segment_bytes else Disk
+        return kind(self.scheduler, stream(self.seed, f"disk {id}"), self.parameters.disk)
 
     def _add(self, id: int, disk: Disk) -> None:
         skew = self.parameters.tick_skew

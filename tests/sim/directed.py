@@ -50,10 +50,10 @@ class HeldNetwork(Network):
 
 
 class Stage:
-    """Members that act only when told to. All disks are fast and tear nothing unless told otherwise."""
+    """Members that act only when told to. All disks are fast and tear nothing."""
 
     def __init__(
-        self, voters_count: int, checks_disabled: Iterable[str] = (), tear: bool = False, **member: Any
+        self, voters_count: int, checks_disabled: Iterable[str] = (), segment_bytes: int = 0, **member: Any
     ) -> None:
         settings: dict[str, Any] = {
             "tick_us": _HOURS_US,
@@ -66,7 +66,7 @@ class Stage:
         parameters = ClusterParameters(
             voters_count,
             MemberParameters(**settings),
-            disk=DiskParameters(torn_tail=tear),
+            disk=DiskParameters(torn_tail=False, segment_bytes=segment_bytes),
             checks_disabled=frozenset(checks_disabled),
         )
         self.cluster = Cluster(0, parameters)

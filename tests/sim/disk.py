@@ -2,8 +2,8 @@
 
 Owns everything that survives a crash. The write-ahead log is a sequence of records; a record is *written* (in the
 page cache) at once and *durable* only when a later sync has finished. A crash keeps the durable records and a
-random prefix of the written ones: the checksum chain of the real log cuts at the first damaged record, so a tail
-torn at any byte leaves a prefix of whole records. The state image (the production LMDB) is replaced atomically:
+random prefix of the written ones: the checksum chain of the real log cuts at the first damaged frame, so a tail
+torn at any byte leaves a prefix of whole frames. The state image (the production LMDB) is replaced atomically:
 after a crash it is either the old one or the new one, and always state and applied index together.
 
 Leaves out: bytes. ``LogView`` is what reading the records back gives.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 
@@ -93,6 +93,15 @@ class LogView:
         self.snapshot = meta
 
 
+def frames(records: list[Record]) -> list[list[Record]]:
+    """The parts of a write that a crash cannot tear: a marker, and a batch of entries with its hard state."""
+    batch: list[Record] = [record for record in records if isinstance(record, Entry | HardState)]
+    parts: list[list[Record]] = [[record] for record in records if not isinstance(record, Entry | HardState)]
+    if batch:
+        parts.append(batch)
+    return parts
+
+
 class LogGapError(Exception):
     """A write-ahead log skips an index: the member wrote its entries in the wrong order."""
 
@@ -106,6 +115,8 @@ class DiskParameters:
     image_us_mean: int = 20_000
     torn_tail: bool = True
     coalesce: bool = True
+    segment_bytes: int = 0
+    """Segments of the production write-ahead log on an in-memory file system; 0 for records without bytes."""
 
 
 @dataclass(slots=True)
@@ -156,21 +167,36 @@ class Disk:
         self._scheduler.after(delay_us, self._image_written, self._image_epoch, image, done)
         return True
 
-    def crash(self) -> LogView:
-        """Lose what was not synced, but for a random prefix; returns the log as a restart reads it."""
+    def crash(self) -> None:
+        """Lose what was not synced, but for a random part from its beginning."""
         self._epoch += 1
         self._image_epoch += 1
-        tail = [record for write in self._queue for record in write.records]
-        kept = self._rng.randint(0, len(tail)) if self.parameters.torn_tail else 0
-        if 0 < kept < len(tail):
-            self.torn_count += 1
-        for record in tail[:kept]:
-            self.log.fold(record)
+        self._lose([frame for write in self._queue for frame in frames(write.records)])
         self._queue.clear()
         self._syncing_count = 0
         self.syncs_count = self._sync_number
         self._image_pending = False
-        return self.log.copy()
+
+    def _lose(self, written: list[list[Record]]) -> None:
+        """Decide what of the frames that are not durable yet is there after a crash."""
+        kept = self._rng.randint(0, len(written)) if self.parameters.torn_tail else 0
+        if 0 < kept < len(written):
+            self.torn_count += 1
+        for frame in written[:kept]:
+            for record in frame:
+                self.log.fold(record)
+
+    def boot(self, image: StateImage | None, records: list[Record]) -> None:
+        """Begin with these records and this state, durable."""
+        self.image = image
+        for record in records:
+            self.log.fold(record)
+
+    def _begin_sync(self, records: list[list[Record]]) -> None:
+        """A sync of these writes begins."""
+
+    def _end_sync(self) -> None:
+        """It has ended."""
 
     def _latency_us(self, mean_us: int) -> int:
         return self.parameters.sync_us_min + int(self._rng.expovariate(1.0 / mean_us))
@@ -180,13 +206,20 @@ class Disk:
         waiting = next(i for i, write in enumerate(self._queue) if write.done is not None)
         self._syncing_count = len(self._queue) if self.parameters.coalesce else waiting + 1
         delay_us = self.slow_factor * self._latency_us(self.parameters.sync_us_mean)
+        self._begin_sync([write.records for write in self._queue[: self._syncing_count]])
         self._sync_number += 1
         self._scheduler.after(delay_us, self._synced, self._epoch, self._sync_number)
 
     def heal(self) -> None:
         """Be a fast disk from now on, also with the sync that is under way."""
         self.slow_factor = 1
-        self.parameters = DiskParameters()
+        fast = DiskParameters()
+        self.parameters = replace(
+            self.parameters,
+            sync_us_min=fast.sync_us_min,
+            sync_us_mean=fast.sync_us_mean,
+            image_us_mean=fast.image_us_mean,
+        )
         if self._syncing_count:
             delay_us = self._latency_us(self.parameters.sync_us_mean)
             self._scheduler.after(delay_us, self._synced, self._epoch, self._sync_number)
@@ -195,6 +228,7 @@ class Disk:
         if epoch != self._epoch or number <= self.syncs_count:
             return
         self.syncs_count = number
+        self._end_sync()
         finished = self._queue[: self._syncing_count]
         del self._queue[: self._syncing_count]
         self._syncing_count = 0

@@ -331,8 +331,7 @@ class Member:
         if early and ready.snapshot is None and all(earlier.in_memory for earlier in list(self._writing)[:-1]):
             self._store_in_memory(self._writing[-1])
         self._send(ready.messages)
-        must_sync = ready.must_sync or ready.snapshot is not None
-        self.disk.write(self._records(ready), self._written_later(self._writing[-1]), must_sync)
+        self.disk.write(self._records(ready), self._written_later(self._writing[-1]), ready.must_sync)
         for state in ready.read_states:
             self._read_state(state)
         self._apply_queue.extend(ready.committed_entries)
@@ -498,6 +497,8 @@ class Member:
         image, last = self.disk.image, self.log.snapshot().index
         if image is None or image.applied_index - last < parameters.snapshot_entries:
             return
+        if any(writing.ready.snapshot is not None for writing in self._writing):
+            return  # a newer one is on its way to the disk: its marker must stay the last
         self._cluster.journal.record("snapshot", self.id, image.applied_index)
         meta = SnapshotMeta(image.applied_index, image.applied_term, image.conf_state)
         self.log.create_snapshot(image.applied_index, image.conf_state)

@@ -19,9 +19,13 @@ from raftkv.raft import confchange, follower, leader, replication
 from raftkv.raft import core as core_module
 from raftkv.raft.core import Raft
 from raftkv.raft.log import RaftLog
+from raftkv.raft.progress import SNAPSHOT, Progress
 from raftkv.raft.quorum import committed_of
+from raftkv.raft.raw_node import RawNode
 from raftkv.raft.tracker import Tracker
 from raftkv.raft.types import NONE, HardState, Message, MessageType, Ready, StateRole
+from raftkv.storage.wal.replay import LogReplay
+from tests.storage.wal.simdisk import SimDisk
 
 from .clock import MILLISECOND_US, SECOND_US
 from .disk import Disk, LogView, Record
@@ -288,6 +292,17 @@ def _older_snapshot(patches: Patches) -> None:
     original = patches.set(follower, "restore", restore)
 
 
+@mutant("rejection heeded while a snapshot is on its way", "a late rejection does not move next (invariants)")
+def _rejection_in_snapshot(patches: Patches) -> None:
+    def maybe_decrement(progress: Progress, rejected: int, match_hint: int) -> bool:
+        if progress.state is SNAPSHOT and progress.next - 1 == rejected:
+            progress.next = max(min(rejected, match_hint + 1), progress.match + 1)
+            return True
+        return bool(original(progress, rejected, match_hint))
+
+    original = patches.set(Progress, "maybe_decrement", maybe_decrement)
+
+
 # -- durability -------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +313,17 @@ def _ack_before_fsync(patches: Patches) -> None:
         done()
 
     original = patches.set(Disk, "write", write)
+
+
+@mutant("snapshot acknowledged before the fsync", "a received snapshot is synced like entries (R6)")
+def _snapshot_not_synced(patches: Patches) -> None:
+    def ready(node: RawNode) -> Ready:
+        taken: Ready = original(node)
+        if taken.snapshot is not None and not taken.entries:
+            taken.must_sync = False
+        return taken
+
+    original = patches.set(RawNode, "ready", ready)
 
 
 @mutant("leader counts itself before its fsync", "the leader's own disk is one of the quorum, not free (R6)")
@@ -327,6 +353,16 @@ def _double_apply(patches: Patches) -> None:
         return replace(true, applied_index=index, applied_term=member.log.term(index))
 
     original = patches.set(Member, "_image", image)
+
+
+@mutant("log synced by nothing", "the log's sync is a sync (D6)")
+def _sync_lies(patches: Patches) -> None:
+    patches.set(SimDisk, "sync_data", lambda disk, fd: None)
+
+
+@mutant("log keeps a tail behind a received snapshot", "a marker beyond or beside the log begins it anew (D6)")
+def _log_keeps_tail(patches: Patches) -> None:
+    patches.set(LogReplay, "_contains", lambda replay, meta: meta.index <= replay.last_index)
 
 
 @mutant("tail of another history read back", "what a received snapshot replaced stays replaced (R2)", divergence_corner)

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from .clock import MILLISECOND_US, SECOND_US
 from .cluster import Cluster, ClusterParameters, stream
@@ -79,7 +79,7 @@ def draw(seed: int) -> RunParameters:
             voters_count=rng.choice((1, 2, 3, 3, 3, 3, 4, 5, 5, 7)),
             member=member,
             network=_draw_network(rng, member.tick_us),
-            disk=_draw_disk(rng),
+            disk=replace(_draw_disk(rng), segment_bytes=stream(seed, "log").choice((0, 2_048, 32_768))),
             tick_skew=rng.choice((0.0, 0.02, 0.2)),
         ),
         workload=_draw_workload(rng),

@@ -10,8 +10,11 @@ import pytest
 from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, SnapshotMeta
 from tests.sim.clock import Scheduler
 from tests.sim.disk import Disk, DiskParameters, LogGapError, LogView, Record
+from tests.sim.history import ViolationError
 from tests.sim.machine import StateMachine
+from tests.sim.mutants import MUTANTS
 from tests.sim.network import Network, NetworkParameters
+from tests.sim.wal_disk import WALDisk
 
 
 def entries(first: int, last: int, term: int) -> list[Entry]:
@@ -42,8 +45,10 @@ class TestDisk:
         for seed in range(40):
             scheduler = Scheduler()
             disk = Disk(scheduler, random.Random(seed), DiskParameters())
-            disk.write([*entries(1, 3, 1)], pytest.fail)
-            kept.add(disk.crash().last_index())
+            for entry in entries(1, 3, 1):
+                disk.write([entry], pytest.fail)
+            disk.crash()
+            kept.add(disk.log.last_index())
             scheduler.run_until(1_000_000)
             assert disk.log.last_index() in kept
         assert kept == {0, 1, 2, 3}
@@ -63,7 +68,8 @@ class TestDisk:
         done: list[int] = []
         disk.write([HardState(7)], lambda: done.append(1), must_sync=False)
         assert done == [1]
-        assert disk.crash().hard_state == HardState()
+        disk.crash()
+        assert disk.log.hard_state == HardState()
 
     def test_image_is_replaced_whole_or_not(self) -> None:
         scheduler = Scheduler()
@@ -74,6 +80,36 @@ class TestDisk:
         disk.crash()
         scheduler.run_until(10_000_000)
         assert disk.image is None
+
+
+class TestWALDisk:
+    PARAMETERS = DiskParameters(segment_bytes=2_048)
+
+    def test_synced_entries_survive_power_cuts_and_a_torn_batch_leaves_its_beginning(self) -> None:
+        lasts = set()
+        for seed in range(60):
+            scheduler = Scheduler()
+            disk = WALDisk(scheduler, random.Random(seed), self.PARAMETERS)
+            disk.write([*entries(1, 40, 1), HardState(1, 1, 0)], lambda: None)
+            scheduler.run_until(1_000_000)
+            for index in range(41, 46):
+                disk.write([Entry(1, index, b"x" * 700)], pytest.fail)
+            disk.crash()
+            lasts.add(disk.log.last_index())
+            assert disk.log.hard_state == HardState(1, 1, 0)
+        assert lasts <= set(range(40, 46))
+        assert {40, 41} <= lasts
+
+    def test_a_log_that_forgets_what_was_synced_is_named(self) -> None:
+        def crash(seed: int) -> None:
+            scheduler = Scheduler()
+            disk = WALDisk(scheduler, random.Random(seed), self.PARAMETERS)
+            disk.write([*entries(1, 9, 1)], lambda: None)
+            scheduler.run_until(1_000_000)
+            disk.crash()
+
+        with MUTANTS["log synced by nothing"].planted(), pytest.raises(ViolationError, match="D6"):
+            list(map(crash, range(20)))
 
 
 class TestLogView:

@@ -61,10 +61,10 @@ def test_figure_eight_shows_what_the_rule_is_for() -> None:
         figure_eight(checks_disabled=("R7",))
 
 
-def divergent_tail() -> Stage:
+def divergent_tail(segment_bytes: int = 0) -> Stage:
     """Five members: 1 fills 3 with a long tail in term 2; 2 leads term 3 without it, commits, compacts, and sends 3 a
     snapshot that ends inside the tail's range. Then 3 crashes and reads its disk."""
-    stage = Stage(5, snapshot_entries=2, catch_up_entries=0)
+    stage = Stage(5, segment_bytes=segment_bytes, snapshot_entries=2, catch_up_entries=0)
     stage.elect(1, voters=(2, 3))
     for _ in range(6):
         stage.submit(1)
@@ -91,17 +91,22 @@ def divergent_tail() -> Stage:
     return stage
 
 
-def test_snapshot_replaces_the_tail_of_another_history() -> None:
-    stage = divergent_tail()
+@pytest.mark.parametrize("segment_bytes", [0, 4_096])
+def test_snapshot_replaces_the_tail_of_another_history(segment_bytes: int) -> None:
+    stage = divergent_tail(segment_bytes)
     assert stage.cluster.members[3].last_index() == stage.cluster.members[3].machine.applied_index
 
 
-def test_snapshot_over_a_tail_that_is_read_back_is_caught() -> None:
-    with (
-        MUTANTS["tail of another history read back"].planted(),
-        pytest.raises(ViolationError, match="R2: 3 reads back"),
-    ):
-        divergent_tail()
+@pytest.mark.parametrize(
+    ("name", "segment_bytes", "found"),
+    [
+        ("tail of another history read back", 0, "R2: 3 reads back"),
+        ("log keeps a tail behind a received snapshot", 4_096, "D6: read back"),
+    ],
+)
+def test_snapshot_over_a_tail_that_is_read_back_is_caught(name: str, segment_bytes: int, found: str) -> None:
+    with MUTANTS[name].planted(), pytest.raises(ViolationError, match=found):
+        divergent_tail(segment_bytes)
 
 
 def test_read_at_a_deposed_leader_waits_for_its_quorum() -> None:

@@ -68,7 +68,7 @@ class SimDisk:
         for change in self.pending:
             if rng.random() < 0.5:
                 self._apply(names, *change)
-        for inode in set(names.values()):
+        for inode in dict.fromkeys(names[name] for name in sorted(names)):  # in an order that a seed decides
             inode.durable = inode.after_power_cut(rng)
             inode.data = bytearray(inode.durable)
         self.names, self.durable_names, self.pending = dict(names), dict(names), []
