@@ -34,6 +34,7 @@ class Housekeeping:
         snapshot_entries: applied entries after which the log is cut.
         catchup_entries: entries kept behind the cut for slow followers.
         hold_log: whether a snapshot is being sent, so that the entries after it must stay.
+        on_no_space: told while the database finds no room for a commit.
         auto_compaction: compacts by the clock, if the member was asked to.
     """
 
@@ -51,6 +52,7 @@ class Housekeeping:
         snapshot_entries: int,
         catchup_entries: int,
         hold_log: Callable[[], bool],
+        on_no_space: Callable[[], None],
         auto_compaction: AutoCompaction | None,
     ) -> None:
         self._node = node
@@ -64,6 +66,7 @@ class Housekeeping:
         self._snapshot_entries = snapshot_entries
         self._catchup_entries = catchup_entries
         self._hold_log = hold_log
+        self._on_no_space = on_no_space
         self._auto_compaction = auto_compaction
         self._marking = False
 
@@ -83,6 +86,9 @@ class Housekeeping:
         while True:
             await asyncio.sleep(self._commit_interval_s)
             self._store.commit()
+            if self._store.space_error is not None:
+                # The batch is kept in memory and tried again; meanwhile nothing more may be taken in.
+                self._on_no_space()
             self._cut_log()
 
     async def _compact(self) -> None:
@@ -90,7 +96,7 @@ class Housekeeping:
         while True:
             await asyncio.sleep(self._compaction_pause_s if self._store.is_compacting else self._commit_interval_s)
             if self._store.is_compacting:
-                self._store.compaction_step()
+                self._store.compaction_step(self._compaction_keys)
 
     async def _watch_disk(self) -> None:
         while True:

@@ -164,6 +164,7 @@ class Member:
             snapshot_entries=self.config.snapshot_count,
             catchup_entries=self.config.snapshot_catchup_entries,
             hold_log=lambda: self._snapshots.in_flight,
+            on_no_space=self._raise_no_space,
             auto_compaction=self._make_auto_compaction(),
         )
         quota_bytes = self.config.quota_bytes or 0

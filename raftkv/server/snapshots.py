@@ -27,11 +27,11 @@ from raftkv.rpc.channel import Channel
 from raftkv.rpc.server_stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.peer_codec import decode_snapshot_meta, encode_snapshot_meta
-from raftkv.storage import schema
-from raftkv.storage.backend.lmdb import LMDBBackend, lock_path
+from raftkv.storage.backend.lmdb import lock_path
 from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import Store
+from raftkv.storage.snapshot import SnapshotInfo, write_snapshot
 
 _log = logging.getLogger(__name__)
 _PATH: Final = SERVICES["raftkvpb.Peer"]["InstallSnapshot"].path
@@ -103,9 +103,9 @@ class SnapshotSender:
             channel = self._channel(message.to)
             if channel is None:
                 raise ConnectionError("no connection")
-            meta = await self._copy(path)
-            _log.info("sending a snapshot at %d to %x", meta.index, message.to)
-            await self._stream(channel, message, meta, path)
+            info = await self._copy(path)
+            _log.info("sending a snapshot at %d to %x", info.index, message.to)
+            await self._stream(channel, message, info, path)
         except (RpcError, OSError, errors.StorageError, TimeoutError) as error:
             _log.warning("sending a snapshot to %x failed: %s", message.to, error)
             self._report(message.to, False)
@@ -114,26 +114,24 @@ class SnapshotSender:
         finally:
             _remove_database(path)
 
-    async def _copy(self, path: Path) -> SnapshotMeta:
+    async def _copy(self, path: Path) -> SnapshotInfo:
         _remove_database(path)
         flushed = asyncio.Event()
         self._store.flush(flushed.set)
         await flushed.wait()
         failpoint("raftBeforeSaveSnap")
-        await asyncio.to_thread(self._store.backend.copy_to, path)
-        return await asyncio.to_thread(read_meta, path)
+        info = await asyncio.to_thread(write_snapshot, self._store.backend, path)
+        failpoint("raftAfterSaveSnap")
+        return info
 
-    async def _stream(self, channel: Channel, message: Message, meta: SnapshotMeta, path: Path) -> None:
+    async def _stream(self, channel: Channel, message: Message, info: SnapshotInfo, path: Path) -> None:
         stream = channel.stream(_PATH, metadata=self._metadata(message.to), timeout_s=SEND_TIMEOUT_S)
         try:
             with _open_copy(path) as file:
-                size_bytes = os.fstat(file.fileno()).st_size
-                await stream.send(_header_chunk(message, meta, size_bytes))
-                digest = hashlib.sha256()
+                await stream.send(_header_chunk(message, info))
                 for data in _pieces(file):
-                    digest.update(data)
                     await stream.send(raft_pb2.SnapshotChunk(data=data).SerializeToString())
-            await stream.send(raft_pb2.SnapshotChunk(sha256=digest.digest()).SerializeToString())
+            await stream.send(raft_pb2.SnapshotChunk(sha256=info.sha256).SerializeToString())
             stream.half_close()
             async for _ in stream:
                 pass
@@ -141,7 +139,8 @@ class SnapshotSender:
             stream.cancel()
 
 
-def _header_chunk(message: Message, meta: SnapshotMeta, size_bytes: int) -> bytes:
+def _header_chunk(message: Message, info: SnapshotInfo) -> bytes:
+    meta = SnapshotMeta(info.index, info.term, info.conf_state)
     return raft_pb2.SnapshotChunk(
         message=raft_pb2.Message(
             type=message.type,
@@ -150,29 +149,12 @@ def _header_chunk(message: Message, meta: SnapshotMeta, size_bytes: int) -> byte
             term=message.term,
             snapshot=encode_snapshot_meta(meta),
         ),
-        size_bytes=size_bytes,
+        size_bytes=info.size_bytes,
     ).SerializeToString()
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: file.read(CHUNK_BYTES), b"")
-
-
-def read_meta(path: Path) -> SnapshotMeta:
-    """The point of the log that a database file holds."""
-    backend = LMDBBackend(path)
-    try:
-        read = backend.begin_read()
-        try:
-            index = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
-            term = schema.decode_integer(read.get(schema.META, schema.META_TERM)) or 0
-            conf_state = schema.decode_conf_state(read.get(schema.META, schema.META_CONF_STATE))
-        finally:
-            read.close()
-    finally:
-        backend.close()
-        lock_path(path).unlink(missing_ok=True)
-    return SnapshotMeta(index, term, conf_state)
 
 
 def _remove_database(path: Path) -> None:
