@@ -102,6 +102,11 @@ class Admission:
             self._raise_no_space()
             raise errors.NoSpaceError
 
+    def finds_no_room(self) -> bool:
+        """Whether the disk is at its reserve, looked at now."""
+        self.watch_disk()
+        return self._disk_free_bytes < DISK_RESERVE_BYTES
+
     def _is_disk_full(self, cost_bytes: int) -> bool:
         if self._disk_free_bytes - cost_bytes >= DISK_RESERVE_BYTES:
             return False

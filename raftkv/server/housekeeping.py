@@ -20,6 +20,9 @@ from raftkv.storage.mvcc import Store
 from raftkv.storage.wal import WAL, WALSpaceError
 
 _log = logging.getLogger(__name__)
+SPACE_FAILURES_MAX: Final = 3
+"""Commits in a row that find no room in a database whose disk has some."""
+
 DISK_WATCH_S: Final = 1.0
 
 
@@ -67,6 +70,8 @@ class Housekeeping:
         self._catchup_entries = catchup_entries
         self._hold_log = hold_log
         self._on_no_space = on_no_space
+        self._space_error: Exception | None = None
+        self._space_failures = 0
         self._auto_compaction = auto_compaction
         self._marking = False
 
@@ -86,10 +91,23 @@ class Housekeeping:
         while True:
             await asyncio.sleep(self._commit_interval_s)
             self._store.commit()
-            if self._store.space_error is not None:
-                # The batch is kept in memory and tried again; meanwhile nothing more may be taken in.
-                self._on_no_space()
+            self._note_space()
             self._cut_log()
+
+    def _note_space(self) -> None:
+        """Have writes refused while the database finds no room: its batch is kept in memory and tried again.
+
+        A failure may be older than the room that somebody has made since, so the disk is looked at again; the map of
+        the database can be full on an empty disk, which shows as one failure after the other.
+        """
+        error = self._store.space_error
+        if error is None:
+            self._space_failures = 0
+        elif error is not self._space_error:
+            self._space_error = error
+            self._space_failures += 1
+            if self._admission.finds_no_room() or self._space_failures >= SPACE_FAILURES_MAX:
+                self._on_no_space()
 
     async def _compact(self) -> None:
         """A slice of compaction, then a pause for the clients; and so on while there is something to compact."""
