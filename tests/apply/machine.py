@@ -1,0 +1,99 @@
+"""A state machine without a member around it: the applier on a store in memory.
+
+machine = Machine()
+machine.answer(put(b"a", b"1"))           # the response, without its header; StatusError if refused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raftkv.apply import check, txn
+from raftkv.apply.alarms import Alarms
+from raftkv.apply.applier import Applier, NoLeases, Outcome
+from raftkv.apply.membership import Membership
+from raftkv.apply.request import Kind
+from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
+from raftkv.storage import schema
+from raftkv.storage.backend.memory import MemoryBackend
+from raftkv.storage.hash import KVHash
+from raftkv.storage.mvcc import Store
+
+OPERATIONS_MAX = 128
+KINDS: dict[type[Any], tuple[int, type[Any]]] = {
+    rpc_pb2.PutRequest: (Kind.PUT, rpc_pb2.PutResponse),
+    rpc_pb2.DeleteRangeRequest: (Kind.DELETE_RANGE, rpc_pb2.DeleteRangeResponse),
+    rpc_pb2.TxnRequest: (Kind.TXN, rpc_pb2.TxnResponse),
+    rpc_pb2.CompactionRequest: (Kind.COMPACT, rpc_pb2.CompactionResponse),
+    rpc_pb2.AlarmRequest: (Kind.ALARM, rpc_pb2.AlarmResponse),
+    raft_pb2.MemberRecord: (Kind.MEMBER_ATTRIBUTES, rpc_pb2.MemberUpdateResponse),
+}
+CHECKS: dict[type[Any], Callable[[Any], None]] = {
+    rpc_pb2.PutRequest: check.check_put,
+    rpc_pb2.DeleteRangeRequest: check.check_delete_range,
+    rpc_pb2.TxnRequest: lambda request: check.check_txn(request, OPERATIONS_MAX),
+}
+
+
+class Leases(NoLeases):
+    """Leases 100 and above are granted."""
+
+    def exists(self, lease_id: int) -> bool:
+        """See ``NoLeases``."""
+        return lease_id >= 100
+
+
+class Machine:
+    """Store, applier, and the index of the last entry."""
+
+    def __init__(self, backend: MemoryBackend | None = None) -> None:
+        self.backend = backend or MemoryBackend()
+        self.store = Store.open(self.backend)
+        self.alarms = Alarms(self.store, schema.ALARM)
+        self.membership = Membership(self.store, schema.MEMBERS)
+        self.applier = Applier(self.store, self.alarms, self.membership, Leases())
+
+    def apply(self, request: Any, parsed: bool = False) -> Outcome:
+        """Apply as an entry; from its bytes, as another member does, unless ``parsed``."""
+        kind, _ = KINDS[type(request)]
+        outcome = self.applier.apply(kind, request.SerializeToString(), request if parsed else None)
+        self.store.set_applied(self.store.applied_index + 1, 1)
+        return outcome
+
+    def answer(self, request: Any) -> Any:
+        """Check and apply; the response without header.
+
+        Raises:
+            StatusError: it was refused.
+        """
+        CHECKS.get(type(request), lambda _: None)(request)
+        if isinstance(request, rpc_pb2.TxnRequest) and txn.is_readonly(request):
+            outcome = self.applier.read_txn(request)
+        else:
+            outcome = self.apply(request)
+        if outcome.error is not None:
+            raise outcome.error
+        return KINDS[type(request)][1].FromString(outcome.body)
+
+    def value(self, key: bytes) -> bytes | None:
+        """The current value of a key."""
+        stored = self.store.get(key)
+        return None if stored is None else kv_pb2.KeyValue.FromString(stored).value
+
+    def hash(self, revision: int = 0) -> KVHash:
+        """HashKV."""
+        jobs: list[Callable[[], KVHash]] = []
+        self.store.hash_kv(revision, jobs.append)
+        return jobs[0]()
+
+    def reopened(self) -> Machine:
+        """The same after a clean restart: everything committed, read back from the backend."""
+        self.store.commit()
+        return Machine(self.backend.clone())
+
+    def finish_compactions(self) -> None:
+        """Do all that is left of the compactions."""
+        while self.store.is_compacting:
+            self.store.compaction_step()
+            self.store.commit()

@@ -1,0 +1,138 @@
+"""Entries besides reads and txns: puts alone, compactions, alarms, membership, and what must stop a member."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raftkv import errors
+from raftkv.apply import request as requests
+from raftkv.apply.request import Kind
+from raftkv.pb import raft_pb2, rpc_pb2
+from tests.apply.machine import Machine
+from tests.compat.store import compact, delete, get, put, txn
+
+Alarm = rpc_pb2.AlarmRequest
+
+
+def _alarm(action: int, member_id: int = 0, kind: int = rpc_pb2.NONE) -> rpc_pb2.AlarmRequest:
+    return rpc_pb2.AlarmRequest(action=action, memberID=member_id, alarm=kind)  # type: ignore[arg-type]
+
+
+def _names(response: rpc_pb2.AlarmResponse) -> list[tuple[int, str]]:
+    return [(alarm.memberID, rpc_pb2.AlarmType.Name(alarm.alarm)) for alarm in response.alarms]
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def test_a_put_alone_reports_the_lease_first(machine: Machine) -> None:
+    with pytest.raises(errors.LeaseNotFoundError):
+        machine.answer(put(b"x", ignore_value=True, lease=7))
+    with pytest.raises(errors.KeyNotFoundError):
+        machine.answer(put(b"x", ignore_value=True))
+    assert machine.store.revision == 1
+    assert not machine.answer(put(b"x", b"1", prev_kv=True)).HasField("prev_kv")
+    assert machine.answer(put(b"x", b"2", prev_kv=True)).prev_kv.value == b"1"
+
+
+def test_compactions(machine: Machine) -> None:
+    for number in range(5):
+        machine.answer(put(b"a", b"%d" % number))
+    with pytest.raises(errors.FutureRevisionError):
+        machine.answer(compact(7))
+    machine.answer(compact(4))
+    with pytest.raises(errors.CompactedError):
+        machine.answer(compact(4))
+    done: list[str] = []
+    machine.applier.when_compacted(lambda: done.append("a"))
+    assert done == []
+    machine.finish_compactions()
+    assert done == ["a"]
+    machine.applier.when_compacted(lambda: done.append("b"))
+    assert done == ["a", "b"]
+
+
+GROWING = [put(b"a"), txn(then=[put(b"a")]), txn(otherwise=[txn(then=[put(b"a")])])]
+OTHERS = [delete(b"a"), txn(then=[delete(b"a")]), compact(1), _alarm(Alarm.GET)]
+
+
+@pytest.mark.parametrize("request_", GROWING)
+def test_without_space_nothing_grows(machine: Machine, request_: Any) -> None:
+    machine.answer(_alarm(Alarm.ACTIVATE, 5, rpc_pb2.NOSPACE))
+    with pytest.raises(errors.NoSpaceError):
+        machine.answer(request_)
+    machine.answer(_alarm(Alarm.DEACTIVATE, 5, rpc_pb2.NOSPACE))
+    machine.answer(request_)
+
+
+@pytest.mark.parametrize("request_", OTHERS)
+def test_without_space_the_rest_goes_on(machine: Machine, request_: Any) -> None:
+    machine.answer(_alarm(Alarm.ACTIVATE, 5, rpc_pb2.NOSPACE))
+    machine.answer(request_)
+
+
+@pytest.mark.parametrize("request_", [*GROWING, *OTHERS[:3]])
+def test_a_corrupt_cluster_changes_nothing(machine: Machine, request_: Any) -> None:
+    machine.answer(_alarm(Alarm.ACTIVATE, 5, rpc_pb2.CORRUPT))
+    with pytest.raises(errors.CorruptClusterError):
+        machine.answer(request_)
+    assert machine.answer(txn(then=[get(b"a")])).succeeded
+
+
+def test_alarms(machine: Machine) -> None:
+    assert _names(machine.answer(_alarm(Alarm.ACTIVATE, 7, rpc_pb2.NOSPACE))) == [(7, "NOSPACE")]
+    assert _names(machine.answer(_alarm(Alarm.ACTIVATE, 5, rpc_pb2.CORRUPT))) == [(5, "CORRUPT")]
+    machine.answer(_alarm(Alarm.ACTIVATE, 7, rpc_pb2.NOSPACE))
+    assert _names(machine.answer(_alarm(Alarm.ACTIVATE, 7, rpc_pb2.NONE))) == []
+    everything = [(5, "CORRUPT"), (7, "NOSPACE")]
+    assert _names(machine.answer(_alarm(Alarm.GET))) == everything
+    assert _names(machine.answer(_alarm(Alarm.GET, 0, rpc_pb2.NOSPACE))) == everything[1:]
+    assert _names(machine.reopened().answer(_alarm(Alarm.GET))) == everything
+    assert _names(machine.answer(_alarm(Alarm.DEACTIVATE, 9, rpc_pb2.NOSPACE))) == []
+    assert _names(machine.answer(_alarm(Alarm.DEACTIVATE, 7, rpc_pb2.NOSPACE))) == everything[1:]
+    machine.answer(_alarm(Alarm.DEACTIVATE, 5, rpc_pb2.CORRUPT))
+    assert not machine.reopened().alarms.any
+
+
+def _record(member_id: int, name: str, *urls: str) -> raft_pb2.MemberRecord:
+    return raft_pb2.MemberRecord(member=rpc_pb2.Member(ID=member_id, name=name, clientURLs=urls), update=True)
+
+
+def test_members_publish_themselves(machine: Machine) -> None:
+    founders = [rpc_pb2.Member(ID=number, peerURLs=[f"http://p:{number}"]) for number in (9, 2)]
+    machine.membership.bootstrap(founders)
+    machine.apply(_record(9, "nine", "http://c:9"))
+    machine.apply(_record(9, "nine", "http://c:90", "http://c:91"))
+    machine.apply(_record(3, "a stranger"))
+    expected = [
+        rpc_pb2.Member(ID=2, peerURLs=["http://p:2"]),
+        rpc_pb2.Member(ID=9, name="nine", peerURLs=["http://p:9"], clientURLs=["http://c:90", "http://c:91"]),
+    ]
+    assert machine.membership.list() == expected
+    assert machine.reopened().membership.list() == expected
+    assert machine.store.revision == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (99, b""),
+        (Kind.PUT, b"\xff"),
+        (Kind.CLUSTER_VERSION, b""),
+        (Kind.TXN, rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp()]).SerializeToString()),
+    ],
+)
+def test_an_entry_that_cannot_be_executed_stops_the_member(machine: Machine, kind: int, body: bytes) -> None:
+    with pytest.raises(errors.InvariantError):
+        machine.applier.apply(kind, body)
+
+
+def test_entries() -> None:
+    data = requests.encode(Kind.TXN, 2**64 - 1, b"body")
+    assert requests.decode(data) == (Kind.TXN, 2**64 - 1, b"body")
+    with pytest.raises(errors.InvariantError):
+        requests.decode(data[:8])
