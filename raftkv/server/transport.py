@@ -14,6 +14,7 @@ Snapshots travel beside the stream (``snapshots``).
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Iterable
 from ssl import SSLContext
@@ -28,6 +29,7 @@ from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.status import RpcError
 from raftkv.server.peer_codec import BatchEncoder
 
+_log = logging.getLogger(__name__)
 RAFT_PATH: Final = SERVICES["raftkvpb.Peer"]["Raft"].path
 SEND_BUFFER_MAX_BYTES: Final = 64 * 1024 * 1024
 RECONNECT_MIN_S: Final = 0.02
@@ -130,6 +132,9 @@ class Peer:
                 await self._run_stream()
             except RpcError:
                 pass
+            except Exception:
+                # This task is the only way back to the peer: it must outlive whatever happens to a stream.
+                _log.exception("the stream to %x failed", self.peer_id)
             if self.active_since is not None:
                 self.disconnects += 1
             self._stream = self.active_since = None
@@ -140,7 +145,8 @@ class Peer:
         stream = self.channel.stream(RAFT_PATH, metadata=self.metadata)
         try:
             # The first (empty) answer says that the other end accepted our introduction.
-            await anext(aiter(stream))
+            if await stream.receive() is None:
+                return
             self._stream = stream
             self.active_since = asyncio.get_running_loop().time()
             async for _ in stream:
