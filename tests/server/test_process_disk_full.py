@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.pb import rpc_pb2
+from raftkv.server.admission import DISK_RESERVE_BYTES
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, Program, wait_for
 from tests.server.process import (
@@ -55,15 +56,18 @@ def _disk(cluster: Cluster) -> Path:
     return path
 
 
-def _fill(ballast: Path) -> None:
-    """Leave not one page."""
-    with ballast.open("ab", buffering=0) as file:
-        for chunk in (bytes(1 << 20), bytes(4096)):
-            with contextlib.suppress(OSError):
-                while file.write(chunk) == len(chunk):
-                    pass
-    stat = os.statvfs(ballast)
-    assert stat.f_bavail == 0
+def _free_bytes(path: Path) -> int:
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize
+
+
+def _fill(ballast: Path, leave_bytes: int = 0) -> None:
+    """Write until no more than that is free: to the last page if 0."""
+    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        chunk = bytes(1 << 20)
+        while _free_bytes(ballast) > leave_bytes:
+            file.write(chunk)
+    assert _free_bytes(ballast) <= leave_bytes
 
 
 def test_a_full_disk(cluster: Cluster) -> None:
@@ -72,8 +76,11 @@ def test_a_full_disk(cluster: Cluster) -> None:
     with Wire(cluster.endpoints) as wire:
         for number in range(20):
             must_put(wire, f"a{number}", bytes(1000))
-        _fill(ballast)
+        # Refused while there is still room: for the log, and for the deletes that make more of it.
+        _fill(ballast, DISK_RESERVE_BYTES - (10 << 20))
         wait_for(lambda: put(wire, "b").code != "OK", "a refusal")
+        assert _free_bytes(disk) > 30 << 20
+        _fill(ballast)
         wait_for(lambda: bool(alarms_of(wire)), "the alarm")
         refused = put(wire, "b", bytes(1000))
         assert (refused.code, refused.text) == NO_SPACE
