@@ -44,17 +44,18 @@ class Row:
     words: tuple[str, ...]
     clients: int
     connections: int
+    processes: int
     total: int
 
 
 ROWS = (
-    Row("put-c1", ("put",), 1, 1, 3_000),
-    Row("put-c100", ("put",), 100, 10, 40_000),
-    Row("put-c1000", ("put",), 1000, 100, 60_000),
-    Row("range-linearizable-c100", ("range", "--consistency", "l"), 100, 10, 60_000),
-    Row("range-serializable-c100", ("range", "--consistency", "s"), 100, 10, 80_000),
-    Row("txn-c100", ("txn-put",), 100, 10, 40_000),
-    Row("mixed-c100", ("mixed",), 100, 10, 50_000),
+    Row("put-c1", ("put",), 1, 1, 1, 3_000),
+    Row("put-c100", ("put",), 100, 10, 2, 40_000),
+    Row("put-c1000", ("put",), 1000, 100, 2, 60_000),
+    Row("range-linearizable-c100", ("range", "--consistency", "l"), 100, 10, 2, 60_000),
+    Row("range-serializable-c100", ("range", "--consistency", "s"), 100, 10, 2, 80_000),
+    Row("txn-c100", ("txn-put",), 100, 10, 2, 40_000),
+    Row("mixed-c100", ("mixed",), 100, 10, 2, 50_000),
 )
 
 
@@ -63,6 +64,7 @@ def measure(row: Row, endpoints: list[str], scale: float) -> dict[str, Any]:
     command = [
         *(sys.executable, "-m", "raftkv.cli.ctl", "bench", *row.words, "--json"),
         *("--endpoints", ",".join(endpoints), "--clients", str(row.clients), "--conns", str(row.connections)),
+        *("--processes", str(row.processes)),
         *("--total", str(max(row.clients, int(row.total * scale))), "--val-size", "256", "--key-size", "8"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)

@@ -18,6 +18,7 @@ import click
 
 from raftkv.cli import bench_load
 from raftkv.cli.bench_load import Load, Request, Result
+from raftkv.cli.bench_processes import MakeLoad, MakeRequests, run_in_processes
 from raftkv.client import Client, methods
 from raftkv.errors import RaftKVError
 from raftkv.pb import rpc_pb2
@@ -39,6 +40,7 @@ def _shared(function: F) -> F:
         click.option("--endpoints", default=default, show_default=True, help="Members, comma-separated."),
         click.option("--clients", default=1, show_default=True, type=click.IntRange(1), help="Calls under way."),
         click.option("--conns", default=1, show_default=True, type=click.IntRange(1), help="Connections."),
+        click.option("--processes", default=1, show_default=True, type=click.IntRange(1), help="Load processes."),
         click.option("--total", default=10_000, show_default=True, type=click.IntRange(1), help="Calls to make."),
         click.option("--target-leader", is_flag=True, help="Connect to the leader alone."),
         click.option("--seed", default=1, show_default=True, help="Seed of keys and values."),
@@ -67,13 +69,16 @@ def _writes(function: F) -> F:
 @click.option("--sequential-keys", is_flag=True, help="Go through the keys in order.")
 def put(key_size: int, val_size: int, key_space_size: int, sequential_keys: bool, **shared: Any) -> None:
     """Put keys."""
-    requests = bench_load.puts(
-        key_size=key_size,
-        value_size=val_size,
-        key_space=key_space_size,
-        sequential=sequential_keys,
-        seed=shared["seed"],
-    )
+
+    def requests(rank: int) -> Iterator[Request]:
+        return bench_load.puts(
+            key_size=key_size,
+            value_size=val_size,
+            key_space=key_space_size,
+            sequential=sequential_keys,
+            seed=shared["seed"] + rank,
+        )
+
     _run("put", requests, **shared)
 
 
@@ -96,7 +101,10 @@ def range_(
 ) -> None:
     """Read KEY (to END); without KEY, single keys of a space that is written first."""
     keys = [key.encode()] if key is not None else _fill(shared["endpoints"], key_size, val_size, key_space_size)
-    requests = bench_load.ranges(keys=keys, range_end=end.encode(), limit=limit, serializable=consistency == "s")
+
+    def requests(rank: int) -> Iterator[Request]:
+        return bench_load.ranges(keys=keys, range_end=end.encode(), limit=limit, serializable=consistency == "s")
+
     _run(f"range ({'serializable' if consistency == 's' else 'linearizable'})", requests, **shared)
 
 
@@ -106,9 +114,13 @@ def range_(
 @click.option("--txn-ops", default=1, show_default=True, type=click.IntRange(1, 128), help="Puts in a txn.")
 def txn_put(txn_ops: int, key_size: int, val_size: int, key_space_size: int, **shared: Any) -> None:
     """Put keys in txns."""
-    requests = bench_load.txns(
-        key_size=key_size, value_size=val_size, key_space=key_space_size, operations=txn_ops, seed=shared["seed"]
-    )
+
+    def requests(rank: int) -> Iterator[Request]:
+        seed = shared["seed"] + rank
+        return bench_load.txns(
+            key_size=key_size, value_size=val_size, key_space=key_space_size, operations=txn_ops, seed=seed
+        )
+
     _run("txn-put", requests, **shared)
 
 
@@ -119,24 +131,26 @@ def txn_put(txn_ops: int, key_size: int, val_size: int, key_space_size: int, **s
 def mixed(read_share: float, key_size: int, val_size: int, key_space_size: int, **shared: Any) -> None:
     """Read (linearizably) and put single keys."""
     keys = _fill(shared["endpoints"], key_size, val_size, key_space_size)
-    requests = bench_load.mixed(
-        bench_load.ranges(keys=keys, range_end=b"", limit=0, serializable=False),
-        bench_load.puts(
-            key_size=key_size, value_size=val_size, key_space=key_space_size, sequential=False, seed=shared["seed"]
-        ),
-        read_share,
-        shared["seed"],
-    )
+
+    def requests(rank: int) -> Iterator[Request]:
+        seed = shared["seed"] + rank
+        reads = bench_load.ranges(keys=keys, range_end=b"", limit=0, serializable=False)
+        writes = bench_load.puts(
+            key_size=key_size, value_size=val_size, key_space=key_space_size, sequential=False, seed=seed
+        )
+        return bench_load.mixed(reads, writes, read_share, seed)
+
     _run("mixed", requests, **shared)
 
 
 def _run(
     name: str,
-    requests: Iterator[Request],
+    requests: MakeRequests,
     *,
     endpoints: str,
     clients: int,
     conns: int,
+    processes: int,
     total: int,
     target_leader: bool,
     seed: int,
@@ -147,14 +161,28 @@ def _run(
     try:
         if target_leader:
             members = [asyncio.run(_leader(members))]
-        with _Progress(total, as_json) as progress:
-            load = Load(members, clients=clients, connections=conns, on_progress=progress.update)
-            result = asyncio.run(load.run(requests, total=total))
+        if processes > 1:
+            result = run_in_processes(_shares(members, clients, conns, processes), requests, total, processes)
+        else:
+            with _Progress(total, as_json) as progress:
+                load = Load(members, clients=clients, connections=conns, on_progress=progress.update)
+                result = asyncio.run(load.run(requests(0), total=total))
     except (RaftKVError, RpcError, OSError) as error:
         raise click.ClickException(str(error)) from None
     _print(name, result, as_json)
     if not result.latencies_s:
         raise click.exceptions.Exit(1)
+
+
+def _shares(members: list[str], clients: int, connections: int, processes: int) -> MakeLoad:
+    """The clients of each process: an equal share, and each begins with another member."""
+
+    def make(rank: int) -> Load:
+        turned = members[rank % len(members) :] + members[: rank % len(members)]
+        share = clients // processes + (rank < clients % processes)
+        return Load(turned, clients=max(1, share), connections=max(1, connections // processes))
+
+    return make
 
 
 class _Progress:

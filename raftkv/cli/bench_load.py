@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import random
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +25,15 @@ from typing import Any, Final
 from raftkv.client import ClientOptions, methods
 from raftkv.client.endpoints import parse_endpoints
 from raftkv.client.transport import Transport, open_transport
+from raftkv.errors import RaftKVError
 from raftkv.pb import rpc_pb2
 
 Request = tuple[str, bytes]
 """Path of the method and bytes of the request."""
 
-CALL_TIMEOUT_S: Final = 30.0
+CONNECT_TIMEOUT_S: Final = 10.0
+STALL_TIMEOUT_S: Final = 60.0
+"""A run in which nothing is answered for so long is given up. Calls themselves carry no deadline, as in etcd's tool."""
 
 
 @dataclass
@@ -44,6 +49,25 @@ class Result:
     latencies_s: list[float]
     seconds: float
     errors: Counter[str] = field(default_factory=Counter)
+
+    def to_bytes(self) -> bytes:
+        """For another process."""
+        head = json.dumps({"seconds": self.seconds, "errors": self.errors}).encode()
+        return head + b"\n" + array("d", self.latencies_s).tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Result:
+        """The inverse of ``to_bytes``."""
+        head, _, latencies = data.partition(b"\n")
+        fields = json.loads(head)
+        return cls(array("d", latencies).tolist(), fields["seconds"], Counter(fields["errors"]))
+
+    @classmethod
+    def merged(cls, results: Sequence[Result]) -> Result:
+        """Of runs that were made side by side."""
+        latencies = sorted(latency for result in results for latency in result.latencies_s)
+        errors = sum((result.errors for result in results), Counter[str]())
+        return cls(latencies, max(result.seconds for result in results), errors)
 
     @property
     def rate(self) -> float:
@@ -114,6 +138,10 @@ def mixed(reads: Iterator[Request], writes: Iterator[Request], read_share: float
         yield next(reads if rng.random() < read_share else writes)
 
 
+class LoadError(RaftKVError):
+    """A measurement that could not be made; the text says why in one line."""
+
+
 class Load:
     """Clients on connections.
 
@@ -140,14 +168,17 @@ class Load:
         self._options = options or ClientOptions()
         self._on_progress = on_progress
 
-    async def run(self, requests: Iterator[Request], *, total: int) -> Result:
-        """Make ``total`` calls and measure them."""
+    async def run(
+        self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None
+    ) -> Result:
+        """Make ``total`` calls and measure them; ``when_connected`` is called before the clock starts."""
         transports = [
             open_transport(self._endpoints[number % len(self._endpoints)], self._options)
             for number in range(self._connections)
         ]
         try:
             await _connect(transports)
+            when_connected()
             return await self._measure(transports, requests, total)
         finally:
             await asyncio.gather(*(transport.close() for transport in transports))
@@ -159,7 +190,7 @@ class Load:
         started = time.perf_counter()
         for number in range(min(self._clients, total)):
             _Caller(run, transports[number % len(transports)]).start()
-        await run.finished
+        await run.wait_finished()
         seconds = time.perf_counter() - started
         return Result(sorted(run.latencies_s), seconds, run.errors)
 
@@ -167,7 +198,9 @@ class Load:
 async def _connect(transports: list[Transport]) -> None:
     """Open every connection before the clock runs."""
     request = rpc_pb2.StatusRequest().SerializeToString()
-    await asyncio.gather(*(transport.unary(methods.STATUS.path, request, 10.0) for transport in transports))
+    await asyncio.gather(
+        *(transport.unary(methods.STATUS.path, request, CONNECT_TIMEOUT_S) for transport in transports)
+    )
 
 
 class _Run:
@@ -182,6 +215,20 @@ class _Run:
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_progress = on_progress
         self.report_every = max(1, total // 100)
+
+    async def wait_finished(self) -> None:
+        """Wait for the last answer.
+
+        Raises:
+            LoadError: nothing was answered for a long time.
+        """
+        open_before = -1
+        while not self.finished.done():
+            answered = len(self.latencies_s) + self.errors.total()
+            if answered == open_before:
+                raise LoadError(f"nothing was answered for {STALL_TIMEOUT_S:.0f} s")
+            open_before = answered
+            await asyncio.wait([self.finished], timeout=STALL_TIMEOUT_S)
 
     def ended(self) -> None:
         """One call is over."""
@@ -211,7 +258,7 @@ class _Caller:
         run.open += 1
         path, message = next(run.requests)
         self.started_at = time.perf_counter()
-        future: Any = self.transport.unary(path, message, CALL_TIMEOUT_S)
+        future: Any = self.transport.unary(path, message)
         future.add_done_callback(self.answered)
 
     def answered(self, future: asyncio.Future[bytes]) -> None:

@@ -1,0 +1,107 @@
+"""`raftkvctl bench` against a real member: every workload, from one process and from several, and its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from raftkv.cli import bench_load
+from raftkv.cli.bench_load import Load, Result
+from raftkv.pb import rpc_pb2
+from tests.procs import RAFTKV, Cluster, free_port
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(RAFTKV) as cluster:
+        yield cluster
+
+
+def _bench(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("put",),
+        ("put", "--sequential-keys", "--target-leader"),
+        ("put", "--processes", "2"),
+        ("range", "--key-space-size", "50"),
+        ("range", "some-key", "--consistency", "s"),
+        ("txn-put", "--txn-ops", "4"),
+        ("mixed", "--key-space-size", "50", "--processes", "2"),
+    ],
+    ids=" ".join,
+)
+def test_every_workload_counts_every_call(cluster: Cluster, words: tuple[str, ...]) -> None:
+    done = _bench(
+        *words, "--endpoints", cluster.endpoints[0], "--total", "201", "--clients", "8", "--conns", "2", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["calls"] == 201
+    assert summary["errors"] == {}
+    assert 0 < summary["p50_ms"] <= summary["p90_ms"] <= summary["p99_ms"]
+
+
+def test_puts_really_arrive(cluster: Cluster) -> None:
+    endpoint = cluster.endpoints[0]
+    _bench(
+        "put",
+        "--endpoints",
+        endpoint,
+        "--total",
+        "64",
+        "--key-space-size",
+        "64",
+        "--sequential-keys",
+        "--key-size",
+        "9",
+    )
+    requests = bench_load.ranges(keys=[bytes(9)], range_end=b"\0" * 8 + b"\xff", limit=0, serializable=False)
+    _, request = next(requests)
+
+    async def read() -> rpc_pb2.RangeResponse:
+        from raftkv.client import Client, methods
+
+        async with Client([endpoint]) as client:
+            return await client.call(methods.RANGE, rpc_pb2.RangeRequest.FromString(request), timeout_s=10.0)
+
+    assert asyncio.run(read()).count == 64
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_nobody_there_is_one_line(processes: str) -> None:
+    done = _bench("put", "--endpoints", f"127.0.0.1:{free_port()}", "--total", "2", "--processes", processes)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_refusals_are_counted_and_told(cluster: Cluster) -> None:
+    async def scenario() -> Result:
+        load = Load([cluster.endpoints[0]], clients=2, connections=1)
+        request = rpc_pb2.PutRequest(value=b"without a key").SerializeToString()
+        return await load.run(iter([("/etcdserverpb.KV/Put", request)] * 3), total=3)
+
+    result = asyncio.run(scenario())
+    assert result.latencies_s == []
+    assert list(result.errors.values()) == [3]
+
+
+def test_results_of_processes_are_merged() -> None:
+    first = Result([0.1, 0.3], 2.0, Counter({"no": 1}))
+    second = Result([0.2], 3.0, Counter({"no": 2}))
+    merged = Result.merged([Result.from_bytes(result.to_bytes()) for result in (first, second)])
+    assert merged.latencies_s == [0.1, 0.2, 0.3]
+    assert (merged.seconds, merged.errors, merged.rate) == (3.0, Counter({"no": 3}), 1.0)
+    assert (merged.percentile_s(50), merged.percentile_s(99), Result([], 0.0).percentile_s(99)) == (0.2, 0.3, 0.0)
