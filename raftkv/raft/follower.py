@@ -152,6 +152,10 @@ def restore(raft: Raft, snapshot: SnapshotMeta) -> bool:
     if log.matches(snapshot.index, snapshot.term):
         log.commit_to(snapshot.index)
         return False
+    # Membership changes that were handed out and are not applied yet must not meet the snapshot's configuration. They
+    # will be applied soon; the leader sends the snapshot again.
+    if log.applying > log.applied:
+        return False
     log.restore(snapshot)
     raft.switch_to(config)
     return True

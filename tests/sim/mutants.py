@@ -155,6 +155,37 @@ def divergence_corner(seed: int) -> RunParameters:
     return replace(base, duration_us=10 * SECOND_US, cluster=cluster, workload=workload, nemesis=nemesis)
 
 
+def snapshot_corner(seed: int) -> RunParameters:
+    """Logs are compacted at once and messages come twice and late: many snapshots."""
+    base = divergence_corner(seed)
+    network = replace(base.cluster.network, duplicate=0.2, loss=0.05, delay_us_mean=10_000, fifo=False)
+    return replace(base, cluster=replace(base.cluster, network=network))
+
+
+def late_corner(seed: int) -> RunParameters:
+    """Membership changes and snapshots while applying lags far behind."""
+    base = membership_corner(seed)
+    member = replace(
+        base.cluster.member, apply_us_mean=50_000, snapshot_entries=5, catch_up_entries=0, image_every_us=100_000
+    )
+    network = replace(base.cluster.network, delay_us_mean=10_000, loss=0.1, fifo=False)
+    return replace(base, cluster=replace(base.cluster, member=member, network=network))
+
+
+def election_corner(seed: int) -> RunParameters:
+    """Everybody campaigns at once and crashes in between."""
+    base = draw(seed)
+    member = replace(base.cluster.member, pre_vote=False, check_quorum=False, election_ticks=5)
+    cluster = replace(base.cluster, voters_count=5, member=member, tick_skew=0.0)
+    nemesis = replace(
+        base.nemesis,
+        faults=("crash", "crash_all", "crash_leader", "isolate", "links"),
+        interval_us_mean=150 * MILLISECOND_US,
+        duration_us_mean=50 * MILLISECOND_US,
+    )
+    return replace(base, duration_us=10 * SECOND_US, cluster=cluster, nemesis=nemesis)
+
+
 # -- elections --------------------------------------------------------------------------------------------------
 
 
@@ -292,7 +323,11 @@ def _older_snapshot(patches: Patches) -> None:
     original = patches.set(follower, "restore", restore)
 
 
-@mutant("rejection heeded while a snapshot is on its way", "a late rejection does not move next (invariants)")
+@mutant(
+    "rejection heeded while a snapshot is on its way",
+    "a late rejection does not move next (invariants)",
+    snapshot_corner,
+)
 def _rejection_in_snapshot(patches: Patches) -> None:
     def maybe_decrement(progress: Progress, rejected: int, match_hint: int) -> bool:
         if progress.state is SNAPSHOT and progress.next - 1 == rejected:
@@ -389,6 +424,19 @@ def _learner_counted(patches: Patches) -> None:
 @mutant("joint consensus needs one half", "a joint configuration needs both majorities (R6, R9)", membership_corner)
 def _one_half(patches: Patches) -> None:
     patches.set(Tracker, "committed", lambda tracker: committed_of([progress.match for progress in tracker.incoming]))
+
+
+@mutant(
+    "snapshot restored under a pending apply", "handed-out changes never meet a newer configuration (R9)", late_corner
+)
+def _restore_under_apply(patches: Patches) -> None:
+    def restore(raft: Raft, snapshot: Any) -> bool:
+        applied, raft.log.applied = raft.log.applied, raft.log.applying
+        restored = bool(original(raft, snapshot))
+        raft.log.applied = applied
+        return restored
+
+    original = patches.set(follower, "restore", restore)
 
 
 @mutant("two membership changes at once", "one change at a time (R9)", membership_corner)

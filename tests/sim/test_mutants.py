@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.sim.mutants import MUTANTS, hunt, membership_corner
+from tests.sim.mutants import MUTANTS, election_corner, hunt, membership_corner
 from tests.sim.swarm import RunParameters, draw, run_seed
 
 SEEDS_MAX = 120
@@ -16,10 +16,10 @@ DIRECTED = {"tail of another history read back", "log keeps a tail behind a rece
 """Chance does not find these in time: see test_directed.py."""
 
 CONSEQUENCES = {
-    "acknowledged before the fsync": ("R6", "K4", "invariants"),
-    "vote not persisted": ("R6", "invariants"),
-    "learner counted": ("R6", "R7", "invariants"),
-    "election restriction skipped": ("R3", "R6", "invariants"),
+    "acknowledged before the fsync": (draw, ("R6", "K4", "invariants")),
+    "vote not persisted": (election_corner, ("R6", "invariants")),
+    "learner counted": (membership_corner, ("R6", "R7", "invariants")),
+    "election restriction skipped": (draw, ("R3", "R6", "invariants")),
 }
 """With the direct checks off, what a bug leads to must still be seen."""
 
@@ -36,15 +36,15 @@ def test_planted_bug_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(CONSEQUENCES))
 def test_planted_bug_is_found_by_its_consequences(name: str) -> None:
-    mutant = MUTANTS[name]
+    corner, checks_disabled = CONSEQUENCES[name]
 
     def blindfold(seed: int) -> RunParameters:
-        base = membership_corner(seed) if name == "learner counted" else draw(seed)
+        base = corner(seed)
         faults = (*base.nemesis.faults, "crash", "crash_all", "isolate")
-        cluster = replace(base.cluster, checks_disabled=frozenset(CONSEQUENCES[name]))
+        cluster = replace(base.cluster, checks_disabled=frozenset(checks_disabled))
         return replace(base, cluster=cluster, nemesis=replace(base.nemesis, faults=faults))
 
-    with mutant.planted():
+    with MUTANTS[name].planted():
         report = hunt(range(1, SEEDS_MAX), blindfold)
     assert report is not None
 
