@@ -29,6 +29,8 @@ CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),
+    # Without this a new channel inherits the pause that an older one makes before it tries a restarted member again.
+    ("grpc.use_local_subchannel_pool", 1),
 ]
 
 

@@ -72,8 +72,22 @@ class Three:
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[Three]:
-    with Cluster(RAFTKV, size=3, flags=FLAGS) as cluster, Wire(cluster.endpoints) as wire:
+def cluster() -> Iterator[Cluster]:
+    with Cluster(RAFTKV, size=3, flags=FLAGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def three(cluster: Cluster) -> Iterator[Three]:
+    """The cluster, whole, whatever the test before did to it."""
+    for member in cluster.members:
+        if member.environment:
+            member.kill()
+            member.environment = {}
+        if not member.is_running():
+            member.start()
+    cluster.wait_ready()
+    with Wire(cluster.endpoints) as wire:
         yield Three(cluster, wire)
 
 
