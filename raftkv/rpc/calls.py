@@ -109,6 +109,7 @@ class ServerCall:
         """Answer with a status other than OK. ``details`` is a serialized google.rpc.Status."""
         if self._may_answer():
             self._state = ANSWERED
+            self._callbacks = None
             self._core.send_status(self, RpcError(code, text, details=details, trailers=trailers))
             self._core.finished(self)
 
@@ -185,6 +186,9 @@ class UnaryCall(ServerCall):
             self._may_answer()
             return
         self._state = ANSWERED
+        # Whoever waits for a cancellation usually holds the call: without this, every call would be a cycle, and
+        # the garbage collector would cost more than the answers.
+        self._callbacks = None
         core = self._core
         try:
             if trailers or len(message) > LARGE_BYTES:

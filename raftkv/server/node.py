@@ -358,6 +358,11 @@ class Node:
         """The duties of one Ready; how many entries were applied."""
         if ready.soft_state is not None:
             self._take_soft_state(ready.soft_state)
+        if ready.committed_entries and not ready.entries:
+            # Nothing for the disk, so nobody waits for these messages as clients wait for their answers.
+            self._apply(ready.committed_entries)
+            self._uncork()
+            self._cork()
         if ready.messages:
             self._sender.send(ready.messages)
         if ready.hard_state is not None:
@@ -370,7 +375,7 @@ class Node:
             now = self._loop.time()
             for state in ready.read_states:
                 self.reads.confirm(state.context, state.index, self.applied, now)
-        if ready.committed_entries:
+        if ready.committed_entries and ready.entries:
             self._apply(ready.committed_entries)
         return len(ready.committed_entries)
 
