@@ -18,32 +18,19 @@ from collections.abc import Iterable
 from typing import Final
 
 from raftkv.pb import kv_pb2
+from raftkv.storage.key_value import varint
 
-_ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))
-_MASK_64: Final = (1 << 64) - 1
-
-
-def varint(number: int) -> bytes:
-    """Protobuf's variable-length form of an integer; negative ones as 64-bit two's complement."""
-    if 0 <= number < 128:
-        return _ONE_BYTE[number]
-    number &= _MASK_64
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+_TAGS: Final = tuple(bytes((number,)) for number in range(128))
 
 
 def field(number: int, value: bytes) -> bytes:
     """A length-delimited field; numbers below 16."""
-    return _ONE_BYTE[number << 3 | 2] + varint(len(value)) + value
+    return _TAGS[number << 3 | 2] + varint(len(value)) + value
 
 
 def integer(number: int, value: int) -> bytes:
     """An integer or boolean field, nothing when zero; numbers below 16."""
-    return _ONE_BYTE[number << 3] + varint(value) if value else b""
+    return _TAGS[number << 3] + varint(value) if value else b""
 
 
 def range_body(kvs: Iterable[bytes], more: bool, count: int) -> bytes:

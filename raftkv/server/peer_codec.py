@@ -11,9 +11,10 @@ from itertools import count, groupby, repeat
 from operator import attrgetter
 from typing import Final
 
-from raftkv.apply.response import field, integer, varint
+from raftkv.apply.response import field, integer
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType, SnapshotMeta
+from raftkv.storage.key_value import varint
 
 BATCH_BYTES: Final = 1024 * 1024
 """Size at which a batch is closed; one raft message may be larger."""
