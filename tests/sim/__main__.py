@@ -2,6 +2,7 @@
 
     python -m tests.sim --seeds 500 --jobs 2      seeds 1-500 on two processes, one line of figures at the end
     python -m tests.sim --seed 17 --trace         seed 17 again, every event a line
+    python -m tests.sim --corner membership       only where membership changes all the time (corners.py)
 
 Exit code 1 when a property was violated.
 """
@@ -9,12 +10,14 @@ Exit code 1 when a property was violated.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from .swarm import Report, describe, draw, run_seed
+from .corners import CORNERS
+from .swarm import Report, describe, run_seed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,29 +28,38 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--corner", choices=CORNERS, default="draw", help="where in the swarm to look")
     options = parser.parse_args(arguments)
     if options.seed is not None:
-        return _replay(options.seed, options.trace)
-    return _sweep(range(options.first, options.first + options.seeds), options.jobs)
+        return _replay(options.seed, options.corner, options.trace)
+    return _sweep(range(options.first, options.first + options.seeds), options.corner, options.jobs)
 
 
-def _replay(seed: int, trace: bool) -> int:
+def _replay(seed: int, corner: str, trace: bool) -> int:
     print(f"seed = {seed}")
-    print("\n".join(describe(draw(seed))), flush=True)
-    report = run_seed(seed, trace=print if trace else None)
+    print("\n".join(describe(CORNERS[corner](seed))), flush=True)
+    report = run_corner(seed, corner, print if trace else None)
     print(summary([report]))
     print(f"digest = {report.digest}")
     return _verdict([report])
 
 
-def _sweep(seeds: Iterable[int], jobs: int) -> int:
+def _sweep(seeds: Sequence[int], corner: str, jobs: int) -> int:
+    run = functools.partial(run_corner, corner=corner)
     if jobs == 1:
-        reports = [run_seed(seed) for seed in seeds]
+        reports = [run(seed) for seed in seeds]
     else:
         with ProcessPoolExecutor(jobs) as pool:
-            reports = list(pool.map(run_seed, seeds, chunksize=4))
+            reports = list(pool.map(run, seeds, chunksize=4))
     print(summary(reports))
     return _verdict(reports)
+
+
+def run_corner(seed: int, corner: str, trace: Callable[[str], None] | None = None) -> Report:
+    """Simulate one seed in one corner."""
+    report = run_seed(seed, CORNERS[corner](seed), trace)
+    report.corner = corner
+    return report
 
 
 def summary(reports: list[Report]) -> str:

@@ -47,6 +47,7 @@ class _Seen:
     ticks: int = 0
     heard: dict[int, int] = field(default_factory=dict)
     heard_default: int = 0
+    transfer_tick: int = -1_000_000
     invariants: invariants.Checker | None = None
 
 
@@ -311,16 +312,24 @@ class Checkers:
         if not parameters.check_quorum or raft.role is not StateRole.LEADER or seen.role is not raft.role:
             return
         oldest = seen.ticks - 2 * parameters.election_ticks - 1
+        if seen.transfer_tick > oldest:  # a transfer begins the period anew, as in etcd
+            return
         voters = {*conf.voters, *conf.voters_outgoing}
         heard = [v for v in voters if v == member.id or seen.heard.get(v, seen.heard_default) >= oldest]
         if not is_quorum(conf, heard):
             self._fail("R8", f"{member.id} still leads and has heard only {heard} of {conf} for long")
+
+    def transferring(self, member: Member) -> None:
+        """Leadership is being handed over: the leader has an election timeout for it."""
+        self._seen[member.id].transfer_tick = self._seen[member.id].ticks
 
     def delivered(self, member: Member, message: Message) -> None:
         """Note who was heard; a pre-vote request must not raise the term of who receives it."""
         seen, raft = self._seen[member.id], member.core
         if message.type in (MessageType.APPEND_RESPONSE, MessageType.HEARTBEAT_RESPONSE):
             seen.heard[message.from_] = seen.ticks
+        if message.type is MessageType.TRANSFER_LEADER:
+            self.transferring(member)
         if message.type is MessageType.PRE_VOTE and raft.term > seen.term:
             self._fail("R8", f"{member.id} raised its term to {raft.term} by a pre-vote of {message.from_}")
 

@@ -271,6 +271,7 @@ class Member:
 
     def transfer_leader(self, target: int) -> None:
         """An operator moves leadership."""
+        self._cluster.checkers.transferring(self)
         self.raw_node.transfer_leader(target)
         self._schedule_pump()
 

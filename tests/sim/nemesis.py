@@ -260,8 +260,9 @@ class Nemesis:
 
     def _retire(self, id: int, index: int) -> None:
         """Switch a removed member off once nobody can wake up believing that it still votes."""
-        voters = self._cluster.newest_conf().voters
-        if id in voters or self._cluster.members[id].removed:
+        conf = self._cluster.newest_conf()
+        voters = {*conf.voters, *conf.voters_outgoing}
+        if id in voters | {*conf.learners, *conf.learners_next} or self._cluster.members[id].removed:
             return
         if all(self._cluster.members[voter].knows_durably(index) for voter in voters):
             self._cluster.retire(id)

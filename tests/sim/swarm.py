@@ -51,6 +51,7 @@ class Report:
 
     seed: int
     parameters: RunParameters
+    corner: str = "draw"
     digest: str = ""
     violation: str | None = None
     trace_back: str = ""
@@ -68,7 +69,8 @@ class Report:
     @property
     def replay_command(self) -> str:
         """How to see this run again."""
-        return f"python -m tests.sim --seed {self.seed} --trace"
+        corner = "" if self.corner == "draw" else f" --corner {self.corner}"
+        return f"python -m tests.sim --seed {self.seed}{corner} --trace"
 
 
 def draw(seed: int) -> RunParameters:

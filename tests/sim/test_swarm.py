@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.__main__ import main, summary
+from tests.sim.__main__ import main, run_corner, summary
+from tests.sim.corners import CORNERS
 from tests.sim.swarm import draw, run_seed
 
 SEEDS_COUNT = 500
@@ -14,29 +15,33 @@ CHUNK_SIZE = 10
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 
-def run_all(seeds: range | list[int], capsys: pytest.CaptureFixture[str]) -> None:
+def run_all(seeds: range) -> None:
     reports = [run_seed(seed) for seed in seeds]
-    with capsys.disabled():
-        print("\n" + summary(reports))
+    print(summary(reports))
     bad = [f"{report.violation}\n  replay: {report.replay_command}" for report in reports if report.violation]
     assert not bad, "\n".join(bad)
 
 
 @pytest.mark.parametrize("first", range(1, SEEDS_COUNT + 1, CHUNK_SIZE))
-def test_seeds(first: int, capsys: pytest.CaptureFixture[str]) -> None:
-    run_all(range(first, first + CHUNK_SIZE), capsys)
+def test_seeds(first: int) -> None:
+    run_all(range(first, first + CHUNK_SIZE))
 
 
-def regressions() -> list[tuple[int, str]]:
+def regressions() -> list[tuple[str, int, str]]:
     lines = REGRESSIONS.read_text().splitlines()
-    found = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
-    return [(int(seed), text) for seed, text in found]
+    found = [line.split(maxsplit=2) for line in lines if line and not line.startswith("#")]
+    return [(corner, int(seed), text) for corner, seed, text in found]
 
 
-@pytest.mark.parametrize(("seed", "text"), regressions())
-def test_seeds_that_found_bugs(seed: int, text: str) -> None:
-    report = run_seed(seed)
+@pytest.mark.parametrize(("corner", "seed", "text"), regressions())
+def test_seeds_that_found_bugs(corner: str, seed: int, text: str) -> None:
+    report = run_corner(seed, corner)
     assert report.violation is None, f"again: {text}\n{report.replay_command}"
+
+
+@pytest.mark.parametrize("corner", sorted(set(CORNERS) - {"draw"}))
+def test_corners(corner: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--corner", corner, "--seeds", "12"]) == 0, capsys.readouterr().out
 
 
 def test_swarm_reaches_every_fault_and_size() -> None:
