@@ -80,7 +80,12 @@ class MaintenanceService:
             self._responder.propose(call, Kind.ALARM, data, PendingWrite(self._responder, call, request))
 
     async def hash(self, _data: bytes, call: UnaryCall) -> bytes:
-        """Hash of the whole database of this member."""
+        """Hash of the whole database of this member, with everything in it that was answered before."""
+        settled = asyncio.Event()
+        # Commits follow the log, and a compaction its own answer: without waiting for both, two hashes of one
+        # revision could differ.
+        self._responder.applier.when_compacted(lambda: self._store.flush(settled.set))
+        await settled.wait()
         value, _ = await asyncio.to_thread(hash_database, self._store.backend)
         return self._header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
 
