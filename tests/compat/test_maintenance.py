@@ -176,10 +176,13 @@ def test_hash_kv_is_equal_on_all_members(store: Store) -> None:
 
 
 def test_hash_of_the_backend(store: Store) -> None:
-    """A number that stays as long as nothing is written."""
-    first, second = (store.wire.call(HASH, rpc_pb2.HashRequest()) for _ in range(2))
-    assert first.code == "OK"
-    assert first.message.hash == second.message.hash
+    """A number that stays as long as nothing is written, however soon after a write it is asked for."""
+    for number in range(20):
+        put = store.wire.call("etcdserverpb.KV/Put", rpc_pb2.PutRequest(key=b"hashed", value=b"%d" % number))
+        assert put.code == "OK"
+        first, second = (store.wire.call(HASH, rpc_pb2.HashRequest()) for _ in range(2))
+        assert first.code == "OK"
+        assert first.message.hash == second.message.hash
 
 
 # --- health and gRPC manners --------------------------------------------------------------------------------
