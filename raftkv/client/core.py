@@ -9,6 +9,8 @@ Owns the answer to "which member, and what if it does not answer":
 4. With a user name, calls carry a token; a member that does not know it any more makes the client ask for a new one,
    once a call.
 
+Streams are opened at one endpoint and never repeated: whoever opened one knows where it stood (see ``stream``).
+
 One event loop, no threads, no tasks of its own.
 """
 
@@ -23,7 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raftkv.client import methods
 from raftkv.client.endpoints import Endpoint, parse_endpoints
 from raftkv.client.errors import AuthenticationFailed, from_status
-from raftkv.client.methods import Method
+from raftkv.client.methods import Method, StreamMethod
+from raftkv.client.streams import Stream
 from raftkv.client.transport import Transport, open_transport
 from raftkv.errors import (
     RESOURCE_EXHAUSTED,
@@ -126,6 +129,49 @@ class Client:
     async def call_at(self, endpoint: str, method: Method[T], request: Any, *, timeout_s: float) -> T:
         """Call a method at one endpoint and no other; as ``call``."""
         return await self._call(parse_endpoints([endpoint]), method, request, timeout_s)
+
+    async def stream(
+        self,
+        method: StreamMethod[T],
+        endpoint: str | None = None,
+        *,
+        metadata: tuple[tuple[str, str], ...] = (),
+        timeout_s: float | None = None,
+    ) -> Stream[T]:
+        """Open a streaming call; whether a member is there shows at the first ``receive``.
+
+        A stream that ends with UNAVAILABLE is opened again by its caller, who knows from where to go on; first it says
+        ``next_endpoint(stream.endpoint)``, so that this and all later calls go elsewhere.
+
+        Arguments:
+            method: what to call; see ``methods``.
+            endpoint: where; None: the endpoint that calls go to at present.
+            metadata: more of it, e.g. ``(("hasleader", "true"),)``.
+            timeout_s: for the whole stream; None: for ever.
+
+        Raises:
+            StatusError: the user could not be authenticated.
+        """
+        endpoints = self.endpoints if endpoint is None else parse_endpoints([endpoint])
+        if self.options.user and not self._token:
+            deadline = asyncio.get_running_loop().time() + self.options.dial_timeout_s
+            await self._authenticate(endpoints, deadline)
+        chosen = endpoints[self._current % len(endpoints)]
+        token = (("token", self._token),) if self._token else ()
+        call = self._transport(chosen).stream(method.path, (*token, *metadata), timeout_s)
+        return Stream(call, method.response, chosen.text)
+
+    def next_endpoint(self, failed: str) -> None:
+        """Let calls and streams go to the next endpoint, if ``failed`` is the one they go to at present."""
+        if self.endpoints[self._current % len(self.endpoints)].text == failed:
+            self._current = (self._current + 1) % len(self.endpoints)
+
+    def forget_token(self, error: StatusError) -> bool:
+        """Tell if a stream was refused for its token; the next call or stream then asks for a new one."""
+        stale = bool(self._token) and _is_stale_token(error)
+        if stale and self.options.user:
+            self._token = ""
+        return stale
 
     async def _call(self, endpoints: list[Endpoint], method: Method[T], request: Any, timeout_s: float) -> T:
         body = request.SerializeToString()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from raftkv.client.core import ClientOptions
     from raftkv.client.endpoints import Endpoint
+    from raftkv.rpc.client_stream import ClientStream
     from raftkv.rpc.metadata import Metadata
 
 RECONNECT_PAUSE_MAX_S = 1.0
@@ -22,12 +23,16 @@ PROBE_MIN_S = 10.0
 
 
 class Transport(Protocol):
-    """A connection that makes unary calls."""
+    """A connection that makes calls."""
 
     def unary(
         self, path: str, message: bytes, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> Awaitable[bytes]:
         """Make a call; it fails with ``raftkv.rpc.RpcError``."""
+        ...
+
+    def stream(self, path: str, metadata: Metadata = (), timeout_s: float | None = None) -> ClientStream:
+        """Start a streaming call; what it receives fails with ``raftkv.rpc.RpcError``."""
         ...
 
     async def close(self) -> None:
