@@ -378,6 +378,30 @@ class ContextDeadlineExceededError(StatusError):
     definite = False
 
 
+class SessionExpiredError(StatusError):
+    """The caller's key in the queue of a lock is gone: its lease ended while it waited."""
+
+    text = "mutex: session is expired"
+
+
+class ElectionNotLeaderError(StatusError):
+    """The leader key of an election is not the caller's, or not any more."""
+
+    text = "election: not leader"
+
+
+class ElectionNoLeaderError(StatusError):
+    """Nobody leads an election."""
+
+    text = "election: no leader"
+
+
+class MissingLeaderKeyError(StatusError):
+    """A request about a leadership that does not say which."""
+
+    text = '"leader" field must be provided'
+
+
 class UnimplementedError(StatusError):
     """A request that this service does not offer; the text says what."""
 

@@ -15,12 +15,14 @@ class LockRequest(_message.Message):
     def __init__(self, name: _Optional[bytes] = ..., lease: _Optional[int] = ...) -> None: ...
 
 class LockResponse(_message.Message):
-    __slots__ = ("header", "key")
+    __slots__ = ("header", "key", "create_revision")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
     header: _rpc_pb2.ResponseHeader
     key: bytes
-    def __init__(self, header: _Optional[_Union[_rpc_pb2.ResponseHeader, _Mapping]] = ..., key: _Optional[bytes] = ...) -> None: ...
+    create_revision: int
+    def __init__(self, header: _Optional[_Union[_rpc_pb2.ResponseHeader, _Mapping]] = ..., key: _Optional[bytes] = ..., create_revision: _Optional[int] = ...) -> None: ...
 
 class UnlockRequest(_message.Message):
     __slots__ = ("key",)
