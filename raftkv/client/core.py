@@ -6,7 +6,8 @@ Owns the answer to "which member, and what if it does not answer":
 2. A call is repeated if it certainly never reached a member, or if the member said UNAVAILABLE and the method is
    repeatable. Everything else is told to the caller at once.
 3. The deadline bounds all of it together; when it passes the error is ``context deadline exceeded``.
-4. With a user name, calls carry a token; a member that does not know it any more makes the client ask for a new one,
+4. An endpoint that failed or did not answer is left by all later calls too, whoever makes them.
+5. With a user name, calls carry a token; a member that does not know it any more makes the client ask for a new one,
    once a call.
 
 Streams are opened at one endpoint and never repeated: whoever opened one knows where it stood (see ``stream``).
@@ -23,17 +24,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raftkv.client import methods
+from raftkv.client.attempts import Attempts
 from raftkv.client.endpoints import Endpoint, parse_endpoints
-from raftkv.client.errors import AuthenticationFailed, from_status
+from raftkv.client.errors import AuthenticationFailed, from_status, is_stale_token
 from raftkv.client.methods import Method, StreamMethod
 from raftkv.client.streams import Stream
 from raftkv.client.transport import Transport, open_transport
 from raftkv.errors import (
+    CANCELED,
+    DEADLINE_EXCEEDED,
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
     AuthNotEnabledError,
-    ContextDeadlineExceededError,
-    InvalidAuthTokenError,
     StatusError,
 )
 from raftkv.pb import rpc_pb2
@@ -43,10 +45,6 @@ if TYPE_CHECKING:
     import ssl
 
 T = TypeVar("T")
-
-ROUND_PAUSE_S = 0.025
-"""Pause after every endpoint has failed once; etcd's clients wait as long."""
-_OLD_REVISION = "etcdserver: revision of auth store is old"
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,8 @@ class ClientOptions:
     user: str = ""
     """Name to authenticate as; empty: nobody."""
     password: str = ""
+    token: str = ""
+    """A token that somebody else got; used as it is, never renewed unless there is a user too."""
     dial_timeout_s: float = 2.0
     """Time for one connection."""
     keepalive_time_s: float | None = None
@@ -68,6 +68,8 @@ class ClientOptions:
     """Largest request that is sent; larger ones fail here."""
     max_response_bytes: int = 2**31 - 1
     """Largest answer that is accepted."""
+    explain: bool = False
+    """A call that got no answer tells which endpoints failed and why; else it says what etcd's clients say."""
 
 
 OpenTransport = Callable[[Endpoint, ClientOptions], Transport]
@@ -97,7 +99,8 @@ class Client:
         self._open = open_transport
         self._transports: dict[str, Transport] = {}
         self._current = 0
-        self._token = ""
+        self._closed = False
+        self._set_token(self.options.token)
 
     async def __aenter__(self) -> Client:
         return self
@@ -109,6 +112,7 @@ class Client:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._closed = True
         transports, self._transports = list(self._transports.values()), {}
         for transport in transports:
             await transport.close()
@@ -157,8 +161,10 @@ class Client:
             deadline = asyncio.get_running_loop().time() + self.options.dial_timeout_s
             await self._authenticate(endpoints, deadline)
         chosen = endpoints[self._current % len(endpoints)]
-        token = (("token", self._token),) if self._token else ()
-        call = self._transport(chosen).stream(method.path, (*token, *metadata), timeout_s)
+        try:
+            call = self._transport(chosen).stream(method.path, self._metadata + metadata, timeout_s)
+        except RpcError as error:
+            raise from_status(error.code, error.text, definite=error.definite) from None
         return Stream(call, method.response, chosen.text)
 
     def next_endpoint(self, failed: str) -> None:
@@ -167,76 +173,93 @@ class Client:
             self._current = (self._current + 1) % len(self.endpoints)
 
     def forget_token(self, error: StatusError) -> bool:
-        """Tell if a stream was refused for its token; the next call or stream then asks for a new one."""
-        stale = bool(self._token) and _is_stale_token(error)
-        if stale and self.options.user:
-            self._token = ""
+        """Tell if a stream was refused for a token that can be renewed; the next call or stream then does it."""
+        stale = bool(self._token and self.options.user) and is_stale_token(error)
+        if stale:
+            self._set_token("")
         return stale
 
     async def _call(self, endpoints: list[Endpoint], method: Method[T], request: Any, timeout_s: float) -> T:
         body = request.SerializeToString()
         if len(body) > self.options.max_request_bytes:
-            limit = self.options.max_request_bytes
-            text = f"trying to send message larger than max ({len(body)} vs. {limit})"
-            raise from_status(RESOURCE_EXHAUSTED, text, definite=True)
+            raise self._too_large(len(body))
         deadline = asyncio.get_running_loop().time() + timeout_s
-        if self.options.user and not self._token:
+        if not self._token and self.options.user:
             await self._authenticate(endpoints, deadline)
+        # The usual case costs one await: no task, no timer of its own, the same timeout in every header block.
+        endpoint = endpoints[self._current % len(endpoints)]
         try:
-            answer = await self._attempt(endpoints, method, body, deadline)
-        except StatusError as error:
-            if not self._token or not _is_stale_token(error):
-                raise
-            await self._authenticate(endpoints, deadline)
-            answer = await self._attempt(endpoints, method, body, deadline)
+            answer = await self._transport(endpoint).unary(method.path, body, timeout_s, self._metadata)
+        except RpcError as error:
+            attempts = Attempts(deadline, timeout_s, explain=self.options.explain)
+            answer = await self._recover(attempts, error, endpoint, endpoints, method, body)
         return _parse(method, answer)
 
-    async def _attempt(self, endpoints: list[Endpoint], method: Method[Any], body: bytes, deadline: float) -> bytes:
+    def _too_large(self, size_bytes: int) -> StatusError:
+        limit = self.options.max_request_bytes
+        text = f"trying to send message larger than max ({size_bytes} vs. {limit})"
+        return from_status(RESOURCE_EXHAUSTED, text, definite=True)
+
+    async def _recover(
+        self,
+        attempts: Attempts,
+        error: RpcError,
+        endpoint: Endpoint,
+        endpoints: list[Endpoint],
+        method: Method[Any],
+        body: bytes,
+    ) -> bytes:
+        """After a first failure: go on elsewhere, or with a new token, or tell the caller."""
+        try:
+            self._note(attempts, error, endpoint, method)
+            return await self._attempt(attempts, endpoints, method, body)
+        except StatusError as refusal:
+            if not self._token or not self.options.user or not is_stale_token(refusal):
+                raise
+            await self._authenticate(endpoints, attempts.deadline)
+            return await self._attempt(attempts, endpoints, method, body)
+
+    async def _attempt(self, attempts: Attempts, endpoints: list[Endpoint], method: Method[Any], body: bytes) -> bytes:
         """Try endpoint after endpoint until one answers, refuses, or the deadline passes."""
-        loop = asyncio.get_running_loop()
-        failures = 0
-        while (remaining_s := deadline - loop.time()) > 0:
+        while True:
+            await attempts.pause(len(endpoints))
             endpoint = endpoints[self._current % len(endpoints)]
-            metadata = (("token", self._token),) if self._token else ()
             try:
-                return await self._transport(endpoint).unary(
-                    method.path, body, timeout_s=remaining_s, metadata=metadata
-                )
+                transport = self._transport(endpoint)
+                return await transport.unary(method.path, body, attempts.remaining_s(), self._metadata)
             except RpcError as error:
-                if not _may_repeat(error, method):
-                    raise from_status(error.code, error.text, definite=error.definite) from None
-            self._current = (self._current + 1) % len(endpoints)
-            failures += 1
-            if failures % len(endpoints) == 0:
-                await asyncio.sleep(min(ROUND_PAUSE_S, max(deadline - loop.time(), 0.0)))
-        raise ContextDeadlineExceededError
+                self._note(attempts, error, endpoint, method)
+
+    def _note(self, attempts: Attempts, error: RpcError, endpoint: Endpoint, method: Method[Any]) -> None:
+        if error.code in (UNAVAILABLE, DEADLINE_EXCEEDED):
+            self.next_endpoint(endpoint.text)
+        attempts.note(error, endpoint.text, repeatable=method.repeatable)
 
     async def _authenticate(self, endpoints: list[Endpoint], deadline: float) -> None:
-        self._token = ""
+        self._set_token("")
         request = rpc_pb2.AuthenticateRequest(name=self.options.user, password=self.options.password)
         loop = asyncio.get_running_loop()
         limit = min(deadline, loop.time() + self.options.dial_timeout_s)
+        attempts = Attempts(limit, self.options.dial_timeout_s, explain=self.options.explain)
         try:
-            answer = await self._attempt(endpoints, methods.AUTHENTICATE, request.SerializeToString(), limit)
+            answer = await self._attempt(attempts, endpoints, methods.AUTHENTICATE, request.SerializeToString())
         except AuthNotEnabledError:
             return
         except StatusError as error:
             raise AuthenticationFailed(error) from None
-        self._token = _parse(methods.AUTHENTICATE, answer).token
+        self._set_token(_parse(methods.AUTHENTICATE, answer).token)
+
+    def _set_token(self, token: str) -> None:
+        self._token = token
+        self._metadata = (("token", token),) if token else ()
 
     def _transport(self, endpoint: Endpoint) -> Transport:
         transport = self._transports.get(endpoint.text)
         if transport is None:
+            if self._closed:
+                raise RpcError(CANCELED, "the client is closed", definite=True)
             transport = self._transports[endpoint.text] = self._open(endpoint, self.options)
         return transport
-
-
-def _may_repeat(error: RpcError, method: Method[Any]) -> bool:
-    return error.code == UNAVAILABLE and (method.repeatable or error.definite)
-
-
-def _is_stale_token(error: StatusError) -> bool:
-    return isinstance(error, InvalidAuthTokenError) or str(error) == _OLD_REVISION
 
 
 def _parse(method: Method[T], answer: bytes) -> T:

@@ -7,6 +7,7 @@ catches ``CompactedError`` whether the answer came over the wire or not. A statu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from raftkv import errors
@@ -36,6 +37,41 @@ class AuthenticationFailed(StatusError):
         super().__init__(str(cause))
         self.cause = cause
         self.__dict__.update(code=cause.code)
+
+
+class EndpointsFailed(errors.ContextDeadlineExceededError):
+    """No endpoint answered in time; one line says which failed, and why each.
+
+    Attributes:
+        failures: endpoint to the last reason.
+    """
+
+    def __init__(self, failures: dict[str, str], timeout_s: float, *, definite: bool) -> None:
+        reasons = "; ".join(f"{endpoint}: {_plain(text)}" for endpoint, text in failures.items())
+        super().__init__(f"no answer within {timeout_s:g} s from {reasons or 'any endpoint'}")
+        self.failures = dict(failures)
+        self.__dict__["definite"] = definite
+
+
+def _plain(text: str) -> str:
+    """A failure to connect without the frame that Go's clients print round it.
+
+    >>> _plain('connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: connect: refused"')
+    'connect: refused'
+    """
+    if text == errors.ContextDeadlineExceededError.text:
+        return "connected, but did not answer"
+    if not text.startswith('connection error: desc = "'):
+        return text
+    return re.sub(r"^.*dial (?:tcp|unix) \S+: ", "", text[26:].removesuffix('"'))
+
+
+_OLD_REVISION = "etcdserver: revision of auth store is old"
+
+
+def is_stale_token(error: StatusError) -> bool:
+    """Tell if a member does not know the token any more: a new one may do."""
+    return isinstance(error, errors.InvalidAuthTokenError) or str(error) == _OLD_REVISION
 
 
 # Rows of etcd's table that no part of raftkv raises yet. Go's clients print them without the "rpc error" frame.

@@ -1,0 +1,81 @@
+"""The attempts of one call: what failed where, when to stop, how long to wait before the next round.
+
+Owns the rule of repetition: a call is made again if it certainly never reached a member, or if the member said
+UNAVAILABLE and doing it twice is as good as once. Everything else is the caller's to know, at once.
+
+After every endpoint has failed there is a pause, short at first, longer each round, with jitter, so that many clients
+do not come back in step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from raftkv.client.errors import EndpointsFailed, from_status
+from raftkv.errors import DEADLINE_EXCEEDED, UNAVAILABLE, ContextDeadlineExceededError, StatusError
+from raftkv.rpc.status import RpcError
+
+ROUND_PAUSE_S = 0.025
+"""Pause after the first round; etcd's clients wait as long."""
+ROUND_PAUSE_MAX_S = 0.25
+"""And never longer: a new leader is there within a second or so."""
+
+
+class Attempts:
+    """What one call has tried so far.
+
+    Arguments:
+        deadline: of all attempts, on the loop's clock.
+        timeout_s: how far away it was at first, for the text of the error.
+        explain: name endpoints and reasons when time is up.
+    """
+
+    __slots__ = ("_count", "_definite", "_explain", "_failures", "_timeout_s", "deadline")
+
+    def __init__(self, deadline: float, timeout_s: float, *, explain: bool) -> None:
+        self.deadline = deadline
+        self._timeout_s = timeout_s
+        self._explain = explain
+        self._count = 0
+        self._definite = True
+        self._failures: dict[str, str] = {}
+
+    def remaining_s(self) -> float:
+        """Time that is left.
+
+        Raises:
+            ContextDeadlineExceededError: none is.
+        """
+        remaining_s = self.deadline - asyncio.get_running_loop().time()
+        if remaining_s <= 0:
+            raise self._timed_out()
+        return remaining_s
+
+    def note(self, error: RpcError, endpoint: str, *, repeatable: bool) -> None:
+        """Remember a failed attempt.
+
+        Raises:
+            StatusError: there must be no other.
+        """
+        self._count += 1
+        self._failures[endpoint] = error.text
+        self._definite = self._definite and error.definite
+        if error.code == UNAVAILABLE and (repeatable or error.definite):
+            return
+        if error.code == DEADLINE_EXCEEDED and self._explain:
+            raise self._timed_out()
+        raise from_status(error.code, error.text, definite=error.definite) from None
+
+    async def pause(self, round_length: int) -> None:
+        """Wait, if a round has just ended."""
+        rounds, rest = divmod(self._count, round_length)
+        if rest or not rounds:
+            return
+        pause_s = min(ROUND_PAUSE_S * 2 ** min(rounds - 1, 10), ROUND_PAUSE_MAX_S) * random.uniform(0.75, 1.25)
+        await asyncio.sleep(min(pause_s, self.remaining_s()))
+
+    def _timed_out(self) -> StatusError:
+        if not self._explain:
+            return ContextDeadlineExceededError()
+        return EndpointsFailed(self._failures, self._timeout_s, definite=self._definite)
