@@ -129,6 +129,7 @@ class ServerConfig:
     compaction_batch_limit: int = 1_000
     """Keys looked at in one step of a compaction."""
     compaction_sleep_interval_s: float = 0.01
+    watch_progress_notify_interval_s: float = 600.0
     """Pause between the steps, in which clients are served."""
 
     # --- TLS and HTTP
@@ -254,6 +255,7 @@ class ServerConfig:
         not_negative = {
             "--backend-batch-interval": self.backend_batch_interval_s,
             "--compaction-sleep-interval": self.compaction_sleep_interval_s,
+            "--watch-progress-notify-interval": self.watch_progress_notify_interval_s,
             "--grpc-keepalive-min-time": self.grpc_keepalive_min_time_s,
             "--grpc-keepalive-interval": self.grpc_keepalive_interval_s,
             "--grpc-keepalive-timeout": self.grpc_keepalive_timeout_s,

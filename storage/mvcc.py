@@ -42,7 +42,7 @@ from raftkv.storage.failpoints import failpoint
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.index import Index
 from raftkv.storage.mvcc_range import RangePages, RangeResult, Reader, check_revision
-from raftkv.storage.mvcc_txn import WriteTxn
+from raftkv.storage.mvcc_txn import Change, WriteTxn
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.restore import fill_index, scan
 from raftkv.storage.revision import pack, to_key
@@ -85,6 +85,8 @@ class Store:
         """Its term."""
         self.durable_index = 0
         """Index of the last log entry whose changes are in the backend: the log may forget what is before it."""
+        self.on_changes: Callable[[int, list[Change]], None] | None = None
+        """Told of every transaction that changed something: its main revision and its changes in order."""
         self.conf_state = ConfState()
         """Members of the cluster as of ``applied_index``."""
         try:
@@ -164,8 +166,10 @@ class Store:
         txn.open(self.revision + 1, self.compact_revision)
         return txn
 
-    def _changed(self, main: int) -> None:
+    def _changed(self, main: int, changes: list[Change]) -> None:
         self.revision = main
+        if self.on_changes is not None:
+            self.on_changes(main, changes)
 
     def set_applied(self, index: int, term: int) -> None:
         """Note that everything up to a log entry is applied; once per entry or per run of entries.
@@ -221,6 +225,10 @@ class Store:
     def get(self, key: bytes) -> bytes | None:
         """The current serialized KeyValue of a key: the shortest way to one."""
         return self._reader.get(key)
+
+    def record(self, revision: int) -> bytes:
+        """The serialized KeyValue put at a packed revision, as a change of ``on_changes`` names the one before."""
+        return self._reader.record(revision)
 
     def key_lease(self, key: bytes) -> int:
         """The lease that a key is attached to now, 0 for none."""

@@ -71,7 +71,7 @@ class WriteTxn:
         overlay: Overlay,
         reader: Reader,
         leases: dict[bytes, int],
-        on_changed: Callable[[int], None],
+        on_changed: Callable[[int, list[Change]], None],
     ) -> None:
         self._on_changed = on_changed
         self._index = index
@@ -205,5 +205,5 @@ class WriteTxn:
             raise InvariantError("no write transaction is open")
         self.is_open = False
         if self.changes:
-            self._on_changed(self.main)
+            self._on_changed(self.main, self.changes)
         return self.changes

@@ -116,6 +116,12 @@ _MEMBER = _settings(
     ("max-request-bytes", unsigned, "max_request_bytes", "largest write (1572864)"),
     ("max-concurrent-streams", unsigned, "max_concurrent_streams", "open calls of one connection (4294967295)"),
     ("max-learners", integer, "max_learners", "learners in the cluster (1)"),
+    (
+        "watch-progress-notify-interval",
+        duration,
+        "watch_progress_notify_interval_s",
+        "time between progress notifications of idle watches (10m)",
+    ),
     ("grpc-keepalive-min-time", duration, "grpc_keepalive_min_time_s", "shortest time between client pings (5s)"),
     ("grpc-keepalive-interval", duration, "grpc_keepalive_interval_s", "idle time before a ping, 0 for never (2h)"),
     ("grpc-keepalive-timeout", duration, "grpc_keepalive_timeout_s", "wait for that ping (20s)"),
@@ -171,6 +177,7 @@ _ALIASES = {
     "experimental-compaction-batch-limit": "compaction-batch-limit",
     "experimental-compaction-sleep-interval": "compaction-sleep-interval",
     "experimental-max-learners": "max-learners",
+    "experimental-watch-progress-notify-interval": "watch-progress-notify-interval",
 }
 
 
@@ -192,7 +199,6 @@ _IDLE = [
     *_idle(duration, "warning-apply-duration", "experimental-warning-apply-duration"),
     *_idle(duration, "warning-unary-request-duration", "experimental-warning-unary-request-duration"),
     *_idle(duration, "downgrade-check-time", "experimental-downgrade-check-time"),
-    *_idle(duration, "watch-progress-notify-interval", "experimental-watch-progress-notify-interval"),
     *_idle(duration, "compact-hash-check-time", "experimental-compact-hash-check-time"),
     *_idle(boolean, "memory-mlock", "experimental-memory-mlock", "experimental-txn-mode-write-with-shared-buffer"),
     *_idle(unsigned, "bootstrap-defrag-threshold-megabytes", "experimental-bootstrap-defrag-threshold-megabytes"),

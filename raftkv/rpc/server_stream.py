@@ -34,12 +34,13 @@ class StreamCall(ServerCall):
                 await call.send(message)
     """
 
-    __slots__ = ("_drained", "_initial", "_sent_headers", "_task", "_trailers", "inbox")
+    __slots__ = ("_drained", "_initial", "_on_room", "_sent_headers", "_task", "_trailers", "inbox")
 
     def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(core, stream_id, headers, route)
         self.inbox = Inbox(core.assembler(), self._consume)
         self._drained: asyncio.Future[None] | None = None
+        self._on_room: Callable[[], None] | None = None
         self._initial: Headers = ()
         self._sent_headers = False
         self._trailers: Headers = ()
@@ -85,6 +86,29 @@ class StreamCall(ServerCall):
             return  # the close of the stream is about to be reported
         core.answered()
 
+    def send_frames_nowait(self, frames: bytes) -> None:
+        """Queue messages that have their prefixes already (``framing.PREFIX``): many small ones cost as much as one."""
+        if self._state != OPEN:
+            return
+        core = self._core
+        try:
+            self.send_headers()
+            core.h2.send_data(self.stream_id, frames)
+        except H2Error:
+            return  # the close of the stream is about to be reported
+        core.answered()
+
+    def on_room(self, callback: Callable[[], None] | None) -> None:
+        """Call back each time queued bytes have left and little enough is queued for ``send``; None to stop.
+
+        For handlers that queue with ``send_nowait`` and look at ``send_buffer_size`` themselves.
+        """
+        self._on_room = callback
+        if callback is not None:
+            self._core.watch_drain(self)
+        elif self._drained is None:
+            self._core.unwatch_drain(self)
+
     def send_headers(self, metadata: Headers = ()) -> None:
         """Send the response header now, with initial metadata (header form); only the first call counts."""
         if not self._sent_headers:
@@ -100,6 +124,11 @@ class StreamCall(ServerCall):
     def send_buffer_size(self) -> int:
         """Bytes of this stream that are queued and not yet taken for the wire."""
         return self._core.h2.queued_body_size(self.stream_id)
+
+    @property
+    def connection_send_buffer_size(self) -> int:
+        """Bytes of all streams of the connection that are queued and not yet taken for the wire."""
+        return self._core.h2.queued_body_size()
 
     # ---- what the core uses
 
@@ -153,6 +182,8 @@ class StreamCall(ServerCall):
         """There is room again in the send buffer, or no need for it."""
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
+        if self._on_room is not None and self._state == OPEN:
+            self._on_room()
 
     def _stop_task(self) -> None:
         if not self._task.done():
@@ -168,7 +199,8 @@ class StreamCall(ServerCall):
             await self._drained
         finally:
             self._drained = None
-            self._core.unwatch_drain(self)
+            if self._on_room is None:
+                self._core.unwatch_drain(self)
 
     async def _run(self) -> None:
         try:

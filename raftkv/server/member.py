@@ -40,6 +40,7 @@ from raftkv.server.housekeeping import Housekeeping
 from raftkv.server.http import HttpService
 from raftkv.server.http_access import HttpAccess
 from raftkv.server.kv import KVService, Responder
+from raftkv.server.leader_guard import LeaderGuard
 from raftkv.server.maintenance import MaintenanceService
 from raftkv.server.node import Node, NodeSettings
 from raftkv.server.peer_service import PeerService
@@ -48,6 +49,8 @@ from raftkv.server.range_stream import RangeStreamService
 from raftkv.server.request_ids import request_ids
 from raftkv.server.snapshots import SnapshotReceiver, SnapshotSender, snapshot_path
 from raftkv.server.transport import Transport, peer_metadata
+from raftkv.server.watch.hub import WatchHub
+from raftkv.server.watch.service import WatchRunner, WatchService
 from raftkv.storage import schema
 from raftkv.storage.backend.writer import ThreadWriter
 
@@ -170,6 +173,15 @@ class Member:
         quota_bytes = self.config.quota_bytes or 0
         self._registry.register(metrics.MemberCollector(self.node, store, self._transport, quota_bytes))
         self._http = HttpService(self.node, self._applier, metrics.exposition(self._registry))
+        self._watch_runner = WatchRunner()
+        header = HeaderEncoder(durable.cluster_id, durable.member_id)
+        self._watch_hub = WatchHub(
+            store, lambda revision: header.encode(revision, self.node.term), self._watch_runner.wake
+        )
+        self._watch_runner.hub = self._watch_hub
+        self._leader_guard = LeaderGuard(self.node)
+        self.node.on_applied.append(self._watch_hub.applied)
+        self._registry.register(metrics.WatchCollector(self._watch_hub))
         self._client_server = self._make_client_server(durable, quota_bytes)
         self._metrics_server = Server(ServerLimits(), self._http.handle)
         self._peer_server = self._make_peer_server(durable)
@@ -218,6 +230,13 @@ class Member:
         access = HttpAccess(self._http.handle, config.host_whitelist, config.cors)
         server = Server(_client_limits(config), access.handle)
         KVService(responder, config.max_txn_ops).register(server)
+        WatchService(
+            self._watch_hub,
+            self._admission,
+            self._leader_guard,
+            fragment_bytes=config.max_request_bytes + RECEIVE_OVERHEAD_BYTES,
+            progress_interval_s=config.watch_progress_notify_interval_s,
+        ).register(server)
         RangeStreamService(responder, config.max_request_bytes).register(server)
         ClusterService(responder).register(server)
         MaintenanceService(responder, durable.store, quota_bytes).register(server)
@@ -419,6 +438,7 @@ class Member:
         durable.wal.release(meta.index)
         self._membership.reload()
         self._applier.alarms.reload()
+        self._watch_hub.restored()
         _log.info("installed a snapshot at %d", meta.index)
 
 

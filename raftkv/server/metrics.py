@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from raftkv.server.node import Node
 from raftkv.server.transport import Transport
 from raftkv.server.version import ETCD_CLUSTER_VERSION, ETCD_VERSION
+from raftkv.server.watch.hub import WatchHub
 from raftkv.storage.mvcc import Store
 
 _DISK_BUCKETS_S: Final = tuple(0.001 * 2**power for power in range(14))
@@ -122,6 +123,25 @@ class MemberCollector(Collector):
             active.add_metric([local, remote], float(peer.active_since is not None))
             lost.add_metric([local, remote], peer.disconnects)
         yield from (sent, failures, active, lost)
+
+
+class WatchCollector(Collector):
+    """Reads the watches at each scrape."""
+
+    def __init__(self, hub: WatchHub) -> None:
+        self._hub = hub
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        hub = self._hub
+        gauges = {
+            "etcd_debugging_mvcc_watch_stream_total": ("Watch streams.", len(hub.streams)),
+            "etcd_debugging_mvcc_watcher_total": ("Watchers.", hub.watcher_count),
+            "etcd_debugging_mvcc_slow_watcher_total": ("Watchers that are behind.", hub.unsynced_count),
+            "raftkv_watch_lag_revisions": ("How far the slowest watcher is behind.", hub.lag_revisions),
+        }
+        yield from (GaugeMetricFamily(name, text, float(value)) for name, (text, value) in gauges.items())
+        yield CounterMetricFamily("etcd_debugging_mvcc_events", "Events sent to watchers.", float(hub.events_total))
 
 
 def new_registry() -> CollectorRegistry:

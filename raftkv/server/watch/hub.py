@@ -1,0 +1,296 @@
+"""The hub: hands each change to whoever watches its key.
+
+Owns the synced watchers: those that have everything up to the present. The store reports the changes of every write
+txn; they are delivered once per turn, after the entries were applied, hence committed. A watcher whose stream has no
+room, one that starts in the past, and everybody after a snapshot was installed are *unsynced*: ``catch_up`` serves them
+from history until they have everything, and gives them back.
+
+Invariants
+- A watcher gets every event that it asked for, once, in order of revision; all of one revision in one response.
+- Between turns everything up to ``revision`` was delivered to all synced watchers, so a header may say so.
+- Delivery costs nothing for keys that nobody watches but a dictionary lookup (and one in the intervals, if any).
+- No events are kept for a watcher: what it needs is in the store, and where it is in ``next_revision``.
+
+Leaves out: sockets (``stream``, ``service``) and time (``service``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from raftkv import errors
+from raftkv.server.watch import messages
+from raftkv.server.watch.catch_up import CatchUp
+from raftkv.server.watch.index import Group, Watcher, WatcherIndex
+from raftkv.server.watch.stream import WatchStream
+from raftkv.storage.mvcc_range import RangeResult
+from raftkv.storage.mvcc_txn import Change
+
+_log = logging.getLogger(__name__)
+
+
+class History(Protocol):
+    """The part of the store that watching needs."""
+
+    revision: int
+    compact_revision: int
+    on_changes: Callable[[int, list[Change]], None] | None
+
+    def history(self, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
+        """Revision key and KeyValue of every change of main revisions ``first..last``."""
+
+    def record(self, revision: int) -> bytes:
+        """The KeyValue put at a packed revision."""
+
+    def range(self, key: bytes, *, revision: int) -> RangeResult:
+        """Read one key at a revision."""
+
+
+class WatchHub:
+    """See the module.
+
+    Arguments:
+        store: whose changes are watched.
+        header: encodes a response header for a revision.
+        wake: asks for ``catch_up`` to be run soon; it says then whether it wants to be run again.
+    """
+
+    def __init__(self, store: History, header: Callable[[int], bytes], wake: Callable[[], None]) -> None:
+        self._store = store
+        self._encode_header = header
+        self._index = WatcherIndex()
+        self._catch_up = CatchUp(store, header, self._synced, wake)
+        self._pending: list[tuple[int, list[Change]]] = []
+        self._touched: list[WatchStream] = []
+        self._on_change: dict[bytes, dict[Callable[[], None], None]] = {}
+        self.streams: set[WatchStream] = set()
+        self.events_total = 0
+        self.delivered_revision = store.revision
+        store.on_changes = self._changed
+
+    # -- the store's side --------------------------------------------------------------------------------------------
+
+    def _changed(self, revision: int, changes: list[Change]) -> None:
+        if self._index.size or self._on_change:
+            self._pending.append((revision, changes))
+
+    def applied(self) -> None:
+        """Deliver, at the end of a turn.
+
+        A failure here is no reason to stop the member, unless it found damage; but no watcher may miss an event
+        unknowingly, so all streams are ended, and their clients watch again from where they were.
+        """
+        try:
+            self.deliver()
+        except errors.InvariantError:
+            raise
+        except Exception:
+            _log.exception("events could not be delivered: ending all watches")
+            for stream in list(self.streams):
+                stream.fail(errors.StoppedError("raftkv: the watch was interrupted: watch again"))
+
+    def deliver(self) -> None:
+        """Deliver everything applied so far, if that has not been done."""
+        revision = self._store.revision
+        if revision == self.delivered_revision:
+            return
+        self.delivered_revision = revision
+        if self._pending:
+            pending, self._pending = self._pending, []
+            called: dict[Callable[[], None], None] = {}
+            for at, changes in pending:
+                if len(changes) == 1:
+                    self._deliver_one(at, changes[0])
+                else:
+                    self._deliver_many(at, changes)
+                if self._on_change:
+                    for change in changes:
+                        called.update(self._on_change.get(change[0], ()))
+            self.flush()
+            for callback in called:
+                callback()
+
+    def _deliver_one(self, revision: int, change: Change) -> None:
+        """The usual case: a revision with one change."""
+        groups = self._index.groups(change[0])
+        if not groups:
+            return
+        header = self._encode_header(revision)
+        event = messages.event(change[1], change[2])
+        late: list[Watcher] = []
+        for group in groups:
+            self._fan_out(group, header, event, late)
+            for watcher in group.special:
+                self._deliver_to(watcher, revision, header, [change], late)
+        self._fall_behind(late, revision)
+
+    def _fan_out(self, group: Group, header: bytes, event: bytes, late: list[Watcher]) -> None:
+        for stream, id_fields in group.plain.items():
+            if stream.fan_out(header, id_fields, event):
+                self.events_total += len(id_fields)
+            else:
+                late += [stream.watchers[watch_id] for watch_id in id_fields]
+
+    def _deliver_many(self, revision: int, changes: list[Change]) -> None:
+        """A revision with several changes: all that a watcher gets of it is one response."""
+        by_watcher: dict[Watcher, list[Change]] = {}
+        for change in changes:
+            for watcher in self._index.watchers(change[0]):
+                by_watcher.setdefault(watcher, []).append(change)
+        if not by_watcher:
+            return
+        header = self._encode_header(revision)
+        late: list[Watcher] = []
+        for watcher, its_changes in by_watcher.items():
+            self._deliver_to(watcher, revision, header, its_changes, late)
+        self._fall_behind(late, revision)
+
+    def _deliver_to(
+        self, watcher: Watcher, revision: int, header: bytes, changes: list[Change], late: list[Watcher]
+    ) -> None:
+        if watcher.start_revision > revision:
+            return
+        wanted = [change for change in changes if watcher.wants(change[2])]
+        if not wanted:
+            return
+        if not watcher.stream.has_room:
+            late.append(watcher)
+            return
+        record = self._store.record
+        events = [
+            messages.event(kv, is_delete, record(previous) if watcher.prev_kv and previous else None)
+            for _, kv, is_delete, previous in wanted
+        ]
+        watcher.stream.send_events(watcher, header, events)
+        self.events_total += len(events)
+
+    def _fall_behind(self, late: list[Watcher], revision: int) -> None:
+        """These did not get a revision: they go on from there later, from history."""
+        for watcher in late:
+            self._index.remove(watcher)
+            self._unsynced(watcher, revision)
+
+    def _unsynced(self, watcher: Watcher, next_revision: int) -> None:
+        watcher.is_synced = False
+        watcher.next_revision = next_revision
+        self._catch_up.add(watcher)
+
+    def _synced(self, watcher: Watcher) -> None:
+        """A watcher has everything up to the present: serve it live."""
+        watcher.is_synced = True
+        is_special = (
+            watcher.no_put
+            or watcher.no_delete
+            or watcher.prev_kv
+            or watcher.fragment
+            or watcher.progress_notify
+            or watcher.start_revision > self._store.revision + 1
+        )
+        self._index.add(watcher, special=is_special)
+
+    def restored(self) -> None:
+        """The store was replaced by a snapshot: everybody catches up from where they were."""
+        next_revision = self.delivered_revision + 1
+        self.delivered_revision = self._store.revision
+        self._pending.clear()
+        for stream in self.streams:
+            for watcher in stream.watchers.values():
+                if watcher.is_synced:
+                    self._index.remove(watcher)
+                    self._unsynced(watcher, max(next_revision, watcher.start_revision))
+        for callbacks in list(self._on_change.values()):
+            for callback in list(callbacks):
+                callback()
+
+    # -- the clients' side -------------------------------------------------------------------------------------------
+
+    def add(self, watcher: Watcher) -> None:
+        """Serve a new watcher: live if it starts now or later, else from history first."""
+        self.deliver()
+        self.streams.add(watcher.stream)
+        if watcher.start_revision == 0 or watcher.start_revision > self._store.revision:
+            self._synced(watcher)
+        else:
+            self._unsynced(watcher, watcher.start_revision)
+
+    def remove(self, watcher: Watcher) -> None:
+        """Serve a watcher no more."""
+        if watcher.is_synced:
+            self._index.remove(watcher)
+        else:
+            self._catch_up.remove(watcher)
+
+    def leave(self, stream: WatchStream) -> None:
+        """A client is gone."""
+        self.streams.discard(stream)
+
+    def header(self) -> bytes:
+        """Header with the present revision, everything up to which was delivered."""
+        self.deliver()
+        return self._encode_header(self._store.revision)
+
+    def has_reached(self, watcher: Watcher) -> bool:
+        """Whether a watcher has everything so far, and does not start in the future."""
+        return watcher.is_synced and watcher.start_revision <= self._store.revision
+
+    def touched(self, stream: WatchStream) -> None:
+        """A stream has something to send."""
+        self._touched.append(stream)
+
+    def flush(self) -> None:
+        """Send what the streams have gathered."""
+        touched, self._touched = self._touched, []
+        for stream in touched:
+            stream.flush()
+
+    def on_change(self, key: bytes, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after turns in which a key was written or deleted, or may have been.
+
+        For recipes inside the server, which read the store again then. Returns the function that ends it.
+        """
+        self._on_change.setdefault(key, {})[callback] = None
+
+        def cancel() -> None:
+            callbacks = self._on_change.get(key, {})
+            callbacks.pop(callback, None)
+            if not callbacks:
+                self._on_change.pop(key, None)
+
+        return cancel
+
+    # -- behind ------------------------------------------------------------------------------------------------------
+
+    def catch_up(self) -> bool:
+        """Serve some of those that are behind, for a few milliseconds; whether there is more to do now."""
+        self.deliver()
+        more = self._catch_up.step()
+        self.flush()
+        return more
+
+    def resume(self, watchers: list[Watcher]) -> None:
+        """These have room again."""
+        for watcher in watchers:
+            self._catch_up.add(watcher)
+
+    @property
+    def watcher_count(self) -> int:
+        """Watchers of all streams."""
+        return sum(len(stream.watchers) for stream in self.streams)
+
+    @property
+    def unsynced_count(self) -> int:
+        """Watchers that are behind."""
+        return sum(not watcher.is_synced for stream in self.streams for watcher in stream.watchers.values())
+
+    @property
+    def lag_revisions(self) -> int:
+        """How far the slowest watcher is behind."""
+        behind = [
+            self._store.revision + 1 - watcher.next_revision
+            for stream in self.streams
+            for watcher in stream.watchers.values()
+            if not watcher.is_synced
+        ]
+        return max(behind, default=0)

@@ -1,0 +1,167 @@
+"""Who watches a key: a dictionary for single keys, a treap for intervals; watchers of one interval form a group.
+
+Within a group, watchers that want every event as it is are kept as one table a stream: delivering to them is a loop
+over a few bytes each. The others (filters, previous values, fragments, progress, a start in the future) are *special*
+and looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from raftkv.server.watch.intervals import Intervals
+from raftkv.server.watch.messages import id_field
+
+if TYPE_CHECKING:
+    from raftkv.server.watch.stream import WatchStream
+
+
+class Watcher:
+    """One watch of a client.
+
+    Attributes:
+        stream, watch_id: whose it is; the id is unique in its stream.
+        key, range_end: as in the index: ``range_end`` empty for one key, ``b"\\0"`` for no end.
+        start_revision: what the client asked for, 0 for "from now".
+        next_revision: the first revision not sent yet; kept only while the watcher is not synced.
+        is_synced: whether it is served live, by the hub; otherwise from history.
+        is_quiet: nothing was sent since the last progress notification was due.
+    """
+
+    __slots__ = (
+        "fragment",
+        "id_field",
+        "is_quiet",
+        "is_synced",
+        "key",
+        "next_revision",
+        "no_delete",
+        "no_put",
+        "prev_kv",
+        "progress_notify",
+        "range_end",
+        "start_revision",
+        "stream",
+        "watch_id",
+    )
+
+    def __init__(
+        self,
+        stream: WatchStream,
+        watch_id: int,
+        key: bytes,
+        range_end: bytes = b"",
+        start_revision: int = 0,
+        *,
+        no_put: bool = False,
+        no_delete: bool = False,
+        prev_kv: bool = False,
+        fragment: bool = False,
+        progress_notify: bool = False,
+    ) -> None:
+        self.stream = stream
+        self.watch_id = watch_id
+        self.id_field = id_field(watch_id)
+        self.key = key
+        self.range_end = range_end
+        self.start_revision = start_revision
+        self.next_revision = start_revision
+        self.no_put = no_put
+        self.no_delete = no_delete
+        self.prev_kv = prev_kv
+        self.fragment = fragment
+        self.progress_notify = progress_notify
+        self.is_synced = False
+        self.is_quiet = False
+
+    def wants(self, is_delete: bool) -> bool:
+        """Whether its filters let an event through."""
+        return not (self.no_delete if is_delete else self.no_put)
+
+
+class Group:
+    """All watchers of one key or one interval."""
+
+    __slots__ = ("plain", "special")
+
+    def __init__(self) -> None:
+        self.plain: dict[WatchStream, dict[int, bytes]] = {}
+        """By stream: watch id to its field in a response."""
+        self.special: dict[Watcher, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.plain or self.special)
+
+
+class WatcherIndex:
+    """Watchers by what they watch."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[bytes, Group] = {}
+        self.ranges: Intervals[Group] = Intervals()
+        self.size = 0
+        self._special: set[Watcher] = set()
+
+    def __bool__(self) -> bool:
+        return self.size > 0
+
+    def add(self, watcher: Watcher, *, special: bool) -> None:
+        """Add a watcher; ``special`` if events must not reach it unseen."""
+        group = self._group(watcher.key, watcher.range_end)
+        if special:
+            self._special.add(watcher)
+            group.special[watcher] = None
+        else:
+            group.plain.setdefault(watcher.stream, {})[watcher.watch_id] = watcher.id_field
+        self.size += 1
+
+    def remove(self, watcher: Watcher) -> None:
+        """Remove a watcher that was added."""
+        group = self._group(watcher.key, watcher.range_end)
+        if watcher in self._special:
+            self._special.remove(watcher)
+            del group.special[watcher]
+        else:
+            ids = group.plain[watcher.stream]
+            del ids[watcher.watch_id]
+            if not ids:
+                del group.plain[watcher.stream]
+        self.size -= 1
+        if not group:
+            self._forget(watcher.key, watcher.range_end)
+
+    def groups(self, key: bytes) -> Iterable[Group]:
+        """The groups whose key or interval contains a key."""
+        group = self.by_key.get(key)
+        if not self.ranges:
+            return () if group is None else (group,)
+        found = self.ranges.containing(key)
+        if group is not None:
+            found.append(group)
+        return found
+
+    def watchers(self, key: bytes) -> list[Watcher]:
+        """All watchers of a key."""
+        found: list[Watcher] = []
+        for group in self.groups(key):
+            found += group.special
+            for stream, ids in group.plain.items():
+                found += [stream.watchers[watch_id] for watch_id in ids]
+        return found
+
+    def _group(self, key: bytes, range_end: bytes) -> Group:
+        group = self.ranges.get(key, range_end) if range_end else self.by_key.get(key)
+        if group is None:
+            group = Group()
+            if range_end:
+                self.ranges.add(key, range_end, group)
+            else:
+                self.by_key[key] = group
+        return group
+
+    def _forget(self, key: bytes, range_end: bytes) -> None:
+        if range_end:
+            self.ranges.remove(key, range_end)
+        else:
+            del self.by_key[key]

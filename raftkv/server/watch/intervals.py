@@ -1,0 +1,137 @@
+"""Intervals of keys, and which of them contain a key: a treap ordered by start, with the greatest end of each subtree.
+
+    intervals.add(b"a", b"c", group)
+    intervals.containing(b"b") -> [group]
+
+Adding, removing and asking cost O(log n), asking O(log n) more for each interval found. An end of ``b"\\0"`` is open,
+as on the wire; open intervals are kept apart, in order of start, since no key is greater than their end. Priorities
+come from a fixed seed: the shape depends on the order of calls alone.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Generic, TypeVar
+
+from sortedcontainers import SortedDict
+
+T = TypeVar("T")
+OPEN_END = b"\0"
+
+
+class _Node(Generic[T]):
+    __slots__ = ("end", "end_max", "left", "priority", "right", "start", "value")
+
+    def __init__(self, start: bytes, end: bytes, value: T, priority: float) -> None:
+        self.start = start
+        self.end = end
+        self.value = value
+        self.priority = priority
+        self.left: _Node[T] | None = None
+        self.right: _Node[T] | None = None
+        self.end_max = end
+
+    def update(self) -> None:
+        end_max = self.end
+        if self.left is not None and self.left.end_max > end_max:
+            end_max = self.left.end_max
+        if self.right is not None and self.right.end_max > end_max:
+            end_max = self.right.end_max
+        self.end_max = end_max
+
+
+class Intervals(Generic[T]):
+    """Values by interval; each interval has at most one value."""
+
+    def __init__(self) -> None:
+        self._root: _Node[T] | None = None
+        self._open: SortedDict[bytes, T] = SortedDict()
+        self._random = random.Random(0)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size + len(self._open)
+
+    def get(self, start: bytes, end: bytes) -> T | None:
+        """The value of exactly this interval."""
+        if end == OPEN_END:
+            found: T | None = self._open.get(start)
+            return found
+        node = self._root
+        while node is not None and (node.start, node.end) != (start, end):
+            node = node.left if (start, end) < (node.start, node.end) else node.right
+        return None if node is None else node.value
+
+    def add(self, start: bytes, end: bytes, value: T) -> None:
+        """Add an interval that is not there yet."""
+        if end == OPEN_END:
+            self._open[start] = value
+            return
+        below, above = _split(self._root, start, end)
+        self._root = _merge(_merge(below, _Node(start, end, value, self._random.random())), above)
+        self._size += 1
+
+    def remove(self, start: bytes, end: bytes) -> None:
+        """Remove an interval that is there."""
+        if end == OPEN_END:
+            del self._open[start]
+            return
+        self._root = _remove(self._root, start, end)
+        self._size -= 1
+
+    def containing(self, key: bytes) -> list[T]:
+        """The values of all intervals that contain a key: bounded ones in order of start, then open ones."""
+        found: list[T] = []
+        _collect(self._root, key, found)
+        if self._open:
+            found += [self._open[start] for start in self._open.irange(None, key)]
+        return found
+
+
+def _collect(node: _Node[T] | None, key: bytes, found: list[T]) -> None:
+    while node is not None and node.end_max > key:
+        if node.left is not None:
+            _collect(node.left, key, found)
+        if node.start > key:
+            return
+        if node.end > key:
+            found.append(node.value)
+        node = node.right
+
+
+def _split(node: _Node[T] | None, start: bytes, end: bytes) -> tuple[_Node[T] | None, _Node[T] | None]:
+    """The intervals that sort before one, and the others."""
+    if node is None:
+        return None, None
+    if (node.start, node.end) < (start, end):
+        node.right, above = _split(node.right, start, end)
+        node.update()
+        return node, above
+    below, node.left = _split(node.left, start, end)
+    node.update()
+    return below, node
+
+
+def _merge(below: _Node[T] | None, above: _Node[T] | None) -> _Node[T] | None:
+    if below is None or above is None:
+        return below or above
+    if below.priority > above.priority:
+        below.right = _merge(below.right, above)
+        below.update()
+        return below
+    above.left = _merge(below, above.left)
+    above.update()
+    return above
+
+
+def _remove(node: _Node[T] | None, start: bytes, end: bytes) -> _Node[T] | None:
+    if node is None:
+        raise KeyError((start, end))
+    if (node.start, node.end) == (start, end):
+        return _merge(node.left, node.right)
+    if (start, end) < (node.start, node.end):
+        node.left = _remove(node.left, start, end)
+    else:
+        node.right = _remove(node.right, start, end)
+    node.update()
+    return node

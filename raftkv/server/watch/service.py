@@ -1,0 +1,118 @@
+"""The Watch RPC: one stream of requests in, one of responses out, any number of watchers on it.
+
+Owns time: when the hub's work for watchers that are behind is done (never more than half of the loop's time), and when
+progress notifications are due. A client that half-closes keeps its watchers, as in etcd: the stream ends when the
+client cancels it, when the connection goes, or when it insists on a leader and there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Final
+
+from raftkv import errors
+from raftkv.pb.services import SERVICES
+from raftkv.rpc.server import Server
+from raftkv.rpc.server_stream import StreamCall
+from raftkv.rpc.status import RpcError
+from raftkv.server.admission import Admission
+from raftkv.server.leader_guard import LeaderGuard
+from raftkv.server.watch.hub import WatchHub
+from raftkv.server.watch.stream import WatchStream
+
+_PATH: Final = SERVICES["etcdserverpb.Watch"]["Watch"].path
+PROGRESS_JITTER: Final = 0.1
+PROGRESS_DEFAULT_S: Final = 600.0
+PROGRESS_MIN_S: Final = 0.1
+
+
+class WatchRunner:
+    """Runs what the hub has to do for watchers that are behind, between other work of the loop."""
+
+    def __init__(self) -> None:
+        self.hub: WatchHub | None = None
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+
+    def wake(self) -> None:
+        """There is something to do."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        if self.hub is None:
+            return
+        started_at = self._loop.time()
+        more = self.hub.catch_up()
+        if more and not self._scheduled:
+            self._scheduled = True
+            # As long again as it took belongs to everybody else.
+            self._loop.call_later(self._loop.time() - started_at, self._run)
+
+
+class WatchService:
+    """Handler of etcdserverpb.Watch.
+
+    Arguments:
+        hub: of the member.
+        admission: checks the metadata of the call.
+        guard: ends streams that insist on a leader.
+        fragment_bytes: size above which responses are split for watchers that allow it.
+        progress_interval_s: time between progress notifications.
+    """
+
+    def __init__(
+        self,
+        hub: WatchHub,
+        admission: Admission,
+        guard: LeaderGuard,
+        *,
+        fragment_bytes: int,
+        progress_interval_s: float,
+    ) -> None:
+        self._hub = hub
+        self._admission = admission
+        self._guard = guard
+        self._fragment_bytes = fragment_bytes
+        # As etcd: zero is the default, and no client needs more than ten a second.
+        self._progress_interval_s = max(progress_interval_s or PROGRESS_DEFAULT_S, PROGRESS_MIN_S)
+        self._loop = asyncio.get_running_loop()
+
+    def register(self, server: Server) -> None:
+        """Serve it."""
+        server.stream(_PATH, self.watch)
+
+    async def watch(self, call: StreamCall) -> None:
+        """Serve one client until it leaves."""
+        try:
+            self._admission.check_metadata(call)
+        except errors.StatusError as error:
+            raise RpcError(error.code, str(error)) from None
+        end = self._guard.until_leader_lost(call)
+        stream = WatchStream(self._hub, call, self._fragment_bytes, lambda error: _fail(end, error))
+
+        def receive(data: bytes) -> None:
+            stream.receive(data)
+            self._hub.flush()
+
+        ticker = self._loop.create_task(self._notify_progress(stream))
+        try:
+            call.deliver_to(receive)
+            await end
+        finally:
+            ticker.cancel()
+            stream.close()
+
+    async def _notify_progress(self, stream: WatchStream) -> None:
+        while True:
+            await asyncio.sleep(self._progress_interval_s * random.uniform(1.0, 1.0 + PROGRESS_JITTER))
+            stream.notify_progress()
+            self._hub.flush()
+
+
+def _fail(end: asyncio.Future[None], error: errors.StatusError) -> None:
+    if not end.done():
+        end.set_exception(RpcError(error.code, str(error)))

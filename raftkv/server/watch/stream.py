@@ -1,0 +1,256 @@
+"""One client's watch stream: its watchers by id, its requests, and what waits to be sent.
+
+Messages of a turn are gathered and leave as one piece. How much is queued in the connection decides whether live events
+may be added (``has_room``): beyond ``QUEUED_MAX_BYTES`` the watchers that have events fall behind and are served from
+history once the client has read. So a client that does not read costs its own watchers time, and this member nothing:
+no events are kept for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from google.protobuf.message import DecodeError
+
+from raftkv import errors
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.framing import PREFIX
+from raftkv.rpc.status import RpcError
+from raftkv.server.watch import messages
+from raftkv.server.watch.index import Watcher
+
+QUEUED_MAX_BYTES: Final = 256 * 1024
+"""Bytes of one stream that may wait for the client before its watchers fall behind."""
+
+QUEUED_LOW_BYTES: Final = 64 * 1024
+"""Bytes below which watchers that fell behind are served again."""
+
+CONNECTION_QUEUED_MAX_BYTES: Final = 16 * 1024 * 1024
+"""The same for all streams of a connection together."""
+
+BURST_MAX_BYTES: Final = 4 * 1024 * 1024
+"""Bytes that one change may put on one stream at once: beyond it, its watchers are served one by one."""
+
+_pack: Final = PREFIX.pack
+
+
+class Call(Protocol):
+    """The part of a server's streaming call that a watch stream uses."""
+
+    @property
+    def send_buffer_size(self) -> int:
+        """Bytes of this stream that wait to be sent."""
+
+    @property
+    def connection_send_buffer_size(self) -> int:
+        """Bytes of the whole connection that wait to be sent."""
+
+    def send_frames_nowait(self, frames: bytes) -> None:
+        """Queue messages that have their prefixes already."""
+
+    def on_room(self, callback: Callable[[], None] | None) -> None:
+        """Call back each time queued bytes have left; None to stop."""
+
+
+class Hub(Protocol):
+    """What a stream needs of the hub."""
+
+    def add(self, watcher: Watcher) -> None:
+        """Serve a new watcher."""
+
+    def remove(self, watcher: Watcher) -> None:
+        """Serve it no more."""
+
+    def leave(self, stream: WatchStream) -> None:
+        """The client is gone."""
+
+    def header(self) -> bytes:
+        """Response header with the current revision, after everything up to it was delivered."""
+
+    def has_reached(self, watcher: Watcher) -> bool:
+        """Whether everything so far was delivered to a watcher and it does not wait for a later revision."""
+
+    def touched(self, stream: WatchStream) -> None:
+        """A stream has something to send: flush it at the end of the turn."""
+
+    def resume(self, watchers: list[Watcher]) -> None:
+        """Their stream has room again."""
+
+
+class WatchStream:
+    """See the module.
+
+    Arguments:
+        hub: serves the watchers.
+        call: the RPC.
+        fragment_bytes: size above which a response is split, for watchers that allow it.
+        fail: ends the RPC with an error.
+    """
+
+    def __init__(self, hub: Hub, call: Call, fragment_bytes: int, fail: Callable[[errors.StatusError], None]) -> None:
+        self.fail = fail
+        self.watchers: dict[int, Watcher] = {}
+        self._hub = hub
+        self._call = call
+        self._fragment_bytes = fragment_bytes
+        self._next_id = 0
+        self._out: list[bytes] = []
+        self._queued_bytes = 0
+        self._parked: dict[Watcher, None] = {}
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Take one message of the client.
+
+        Raises:
+            RpcError: the bytes are no WatchRequest.
+        """
+        try:
+            request = rpc_pb2.WatchRequest.FromString(data)
+        except DecodeError as error:
+            raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
+        kind = request.WhichOneof("request_union")
+        if kind == "create_request":
+            self._create(request.create_request)
+        elif kind == "cancel_request":
+            self._cancel(request.cancel_request.watch_id)
+        elif kind == "progress_request":
+            self._report_progress()
+        # Anything else is from a newer client, and ignored as in etcd.
+
+    def _create(self, request: rpc_pb2.WatchCreateRequest) -> None:
+        key, range_end = request.key or b"\0", request.range_end
+        header = self._hub.header()
+        if range_end not in (b"", b"\0") and range_end <= key:
+            self.send(messages.refused(header, "mvcc: watcher range is empty"))
+            return
+        watch_id = request.watch_id
+        if watch_id == 0:
+            watch_id = self._free_id()
+        elif watch_id in self.watchers:
+            self.send(messages.refused(header, "mvcc: duplicate watch ID provided on the WatchStream"))
+            return
+        self.send(messages.created(header, watch_id))
+        watcher = self.watchers[watch_id] = Watcher(
+            self,
+            watch_id,
+            key,
+            range_end,
+            request.start_revision,
+            no_put=rpc_pb2.WatchCreateRequest.NOPUT in request.filters,
+            no_delete=rpc_pb2.WatchCreateRequest.NODELETE in request.filters,
+            prev_kv=request.prev_kv,
+            fragment=request.fragment,
+            progress_notify=request.progress_notify,
+        )
+        self._hub.add(watcher)
+
+    def _free_id(self) -> int:
+        while self._next_id in self.watchers:
+            self._next_id += 1
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _cancel(self, watch_id: int) -> None:
+        watcher = self.watchers.get(watch_id)
+        if watcher is not None:
+            header = self._hub.header()
+            self.forget(watcher)
+            self.send(messages.canceled(header, watch_id))
+
+    def _report_progress(self) -> None:
+        """Say that everything up to a revision was sent, if that is so for every watcher; else say nothing."""
+        header = self._hub.header()
+        if self.watchers and all(map(self._hub.has_reached, self.watchers.values())):
+            self.send(header + messages.id_field(-1))
+
+    def notify_progress(self) -> None:
+        """Tell watchers that asked for it, and had no event since last time, how far they are."""
+        due = [watcher for watcher in self.watchers.values() if watcher.progress_notify]
+        for watcher in due:
+            if watcher.is_quiet and self._hub.has_reached(watcher):
+                self.send(self._hub.header() + watcher.id_field)
+            watcher.is_quiet = True
+
+    def forget(self, watcher: Watcher) -> None:
+        """End a watcher without a word."""
+        self._hub.remove(watcher)
+        del self.watchers[watcher.watch_id]
+        self._parked.pop(watcher, None)
+
+    def close(self) -> None:
+        """The client is gone: end all watchers."""
+        self._call.on_room(None)
+        for watcher in list(self.watchers.values()):
+            self.forget(watcher)
+        self._hub.leave(self)
+        self._out.clear()
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def send(self, message: bytes) -> None:
+        """Queue one response, whatever is queued already; it leaves at the end of the turn."""
+        self._touch()
+        self._out.append(_pack(0, len(message)) + message)
+        self._queued_bytes += len(message)
+
+    def send_events(self, watcher: Watcher, header: bytes, events: list[bytes]) -> None:
+        """Queue the events of one watcher as one response, or as fragments where the watcher allows it."""
+        watcher.is_quiet = False
+        start = header + watcher.id_field
+        if watcher.fragment and len(events) > 1 and sum(map(len, events)) + len(start) >= self._fragment_bytes:
+            for message in messages.fragments(start, events, self._fragment_bytes):
+                self.send(message)
+        else:
+            self.send(start + b"".join(events))
+
+    def fan_out(self, header: bytes, id_fields: dict[int, bytes], event: bytes) -> bool:
+        """Queue one event for many watchers; False if there is no room and nothing was queued."""
+        size_bytes = len(header) + len(event)
+        if not self.has_room or (size_bytes * len(id_fields) > BURST_MAX_BYTES and len(id_fields) > 1):
+            return False
+        self._touch()
+        starts: dict[int, bytes] = {}
+        out = self._out
+        for id_field in id_fields.values():
+            start = starts.get(len(id_field))
+            if start is None:
+                start = starts[len(id_field)] = _pack(0, size_bytes + len(id_field)) + header
+            out.append(start + id_field + event)
+        self._queued_bytes += size_bytes * len(id_fields)
+        return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether live events may be queued."""
+        if not self._out:
+            self._queued_bytes = self._call.send_buffer_size
+            if self._call.connection_send_buffer_size > CONNECTION_QUEUED_MAX_BYTES:
+                return False
+        return self._queued_bytes < QUEUED_MAX_BYTES
+
+    def _touch(self) -> None:
+        if not self._out:
+            self._hub.touched(self)
+
+    def flush(self) -> None:
+        """Send what the turn has gathered."""
+        if self._out:
+            self._call.send_frames_nowait(b"".join(self._out))
+            self._out.clear()
+
+    # -- falling behind ----------------------------------------------------------------------------------------------
+
+    def park(self, watcher: Watcher) -> None:
+        """Set a watcher aside that is behind, until the client has read."""
+        if not self._parked:
+            self._call.on_room(self._drained)
+        self._parked[watcher] = None
+
+    def _drained(self) -> None:
+        if self._call.send_buffer_size <= QUEUED_LOW_BYTES:
+            self._call.on_room(None)
+            parked, self._parked = list(self._parked), {}
+            self._hub.resume(parked)
