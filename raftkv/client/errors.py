@@ -53,6 +53,60 @@ class EndpointsFailed(errors.ContextDeadlineExceededError):
         self.__dict__["definite"] = definite
 
 
+class LeaseLost(errors.RaftKVError):
+    """A lease is over, or cannot be relied on any more: no keep-alive was confirmed within its TTL.
+
+    Attributes:
+        lease_id: of the lease.
+        definite: True: what raised this did not happen.
+    """
+
+    definite = True
+
+    def __init__(self, lease_id: int, reason: str) -> None:
+        super().__init__(f"lease {lease_id:x} is lost: {reason}")
+        self.lease_id = lease_id
+        self.reason = reason
+
+
+class FenceLost(errors.RaftKVError):
+    """Nothing was written: the lock or term that guards the write is over (its key is gone or somebody else's).
+
+    Attributes:
+        key: of the lock or term, as the store knows it.
+        fence: the create revision that it had.
+        definite: True: the write did not happen.
+    """
+
+    definite = True
+
+    def __init__(self, key: bytes, fence: int, reason: str = "") -> None:
+        cause = reason or "its key has gone or belongs to somebody else"
+        super().__init__(f"the lock or term {key!r} at revision {fence} is lost: {cause}")
+        self.key = key
+        self.fence = fence
+
+
+class LockLost(FenceLost):
+    """A lock was lost while it was held or waited for."""
+
+
+class TermLost(FenceLost):
+    """An election was lost while leading or waiting to lead."""
+
+
+class TxnConflict(errors.RaftKVError):
+    """An STM transaction met other writers every time; nothing was written."""
+
+    definite = True
+
+
+class WatchCanceled(errors.StatusError):
+    """A member ended a watch for good, and said why."""
+
+    code = errors.CANCELED
+
+
 def _plain(text: str) -> str:
     """A failure to connect without the frame that Go's clients print round it.
 

@@ -1,0 +1,34 @@
+"""What every part of the library works with: a way to the cluster, a key space, a default timeout.
+
+A view of a client is another scope on the same connection: same core, same watch stream, same keeper of leases.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raftkv.client.core import Client as Core
+from raftkv.client.space import Space
+
+if TYPE_CHECKING:
+    from raftkv.client.lease_keeper import LeaseKeeper
+    from raftkv.client.watch_hub import WatchHub
+
+
+class Scope:
+    """The common ground of the parts of a client.
+
+    Attributes:
+        core: calls with failover.
+        space: keys as this client sees them.
+        timeout_s: deadline of a call that is given none.
+        hub: the watches of the connection.
+        keeper: the leases of the connection.
+    """
+
+    def __init__(self, core: Core, space: Space, timeout_s: float, hub: WatchHub, keeper: LeaseKeeper) -> None:
+        self.core = core
+        self.space = space
+        self.timeout_s = timeout_s
+        self.hub = hub
+        self.keeper = keeper
