@@ -35,6 +35,7 @@ from pathlib import Path
 from raftkv.errors import CompactedError, FutureRevisionError, InvariantError, StorageError
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
+from raftkv.storage.attachments import Attachments
 from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.writer import InlineWriter, Writer
 from raftkv.storage.compaction import KEYS_PER_STEP, Compactor
@@ -70,10 +71,11 @@ class Store:
         self.backend = backend
         self._operations_max = operations_max
         self._overlay = Overlay(backend, writer, self._stamp, on_fatal)
-        self._leases: dict[bytes, int] = {}
+        self._attachments = Attachments()
+        self._leases = self._attachments.of_key
         self._index = Index()
         self._reader = Reader(self._index, self._overlay, self._leases)
-        self._txn = WriteTxn(self._index, self._overlay, self._reader, self._leases, self._changed)
+        self._txn = WriteTxn(self._index, self._overlay, self._reader, self._attachments, self._changed)
         self._compactor = Compactor(self._index, self._overlay)
         self.revision = FIRST_REVISION
         """Main revision of the last transaction that changed something."""
@@ -126,8 +128,7 @@ class Store:
         with closing(self.backend.begin_read()) as read:
             restored = scan(read)
         fill_index(self._index, restored.entries)
-        self._leases.clear()
-        self._leases.update(restored.leases)
+        self._attachments.restore(restored.leases)
         scheduled, finished = schema.read_compact_revisions(get)
         self.compact_revision = max(scheduled, finished)
         self.revision = max(FIRST_REVISION, restored.last_revision, self.compact_revision)
@@ -233,6 +234,10 @@ class Store:
     def key_lease(self, key: bytes) -> int:
         """The lease that a key is attached to now, 0 for none."""
         return self._leases.get(key, 0)
+
+    def lease_keys(self, lease: int) -> list[bytes]:
+        """The keys attached to a lease now, in order."""
+        return self._attachments.keys(lease)
 
     def leased_keys(self) -> dict[bytes, int]:
         """Every key attached to a lease, and the lease; the live table, not to be changed."""

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from google_crc32c import value as crc32c
 
 from raftkv.errors import InvariantError
+from raftkv.storage.attachments import Attachments
 from raftkv.storage.index import Index
 from raftkv.storage.key_value import (
     KEY_HEADS,
@@ -50,6 +51,7 @@ class WriteTxn:
     """See the module. Made by the store, opened by ``Store.begin``."""
 
     __slots__ = (
+        "_attachments",
         "_base",
         "_create_field",
         "_index",
@@ -70,14 +72,15 @@ class WriteTxn:
         index: Index,
         overlay: Overlay,
         reader: Reader,
-        leases: dict[bytes, int],
+        attachments: Attachments,
         on_changed: Callable[[int, list[Change]], None],
     ) -> None:
         self._on_changed = on_changed
         self._index = index
         self._overlay = overlay
         self._reader = reader
-        self._leases = leases
+        self._attachments = attachments
+        self._leases = attachments.of_key
         self._records: dict[bytes, bytes] = {}
         self._create_field = self._mod_field = b""
         self._base = 0
@@ -143,9 +146,9 @@ class WriteTxn:
         revision_key = pack_key(self.main, _SEPARATOR, revision & SUB_MASK)
         self._records[revision_key] = pack_seal(crc32c(revision_key + data)) + data
         if lease:
-            self._leases[key] = lease
-        elif self._leases:
-            self._leases.pop(key, None)
+            self._attachments.attach(key, lease)
+        elif self._leases and key in self._leases:
+            self._attachments.detach(key)
         self.changes.append((key, data, False, previous))
         return previous
 
@@ -165,7 +168,8 @@ class WriteTxn:
         previous = self._index.tombstone(key, revision)
         revision_key = to_tombstone_key(revision)
         self._records[revision_key] = seal(revision_key, encode_tombstone(key))
-        self._leases.pop(key, None)
+        if key in self._leases:
+            self._attachments.detach(key)
         self.changes.append((key, encode(key, 0, self.main, 0), True, previous))
 
     def record(self, revision: int) -> bytes:

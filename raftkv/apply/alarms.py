@@ -104,10 +104,19 @@ class Alarms:
 
 
 _REFUSED_WHEN_CORRUPT: Final = frozenset(
-    (requests.Kind.PUT, requests.Kind.DELETE_RANGE, requests.Kind.TXN, requests.Kind.COMPACT)
+    (
+        requests.Kind.PUT,
+        requests.Kind.DELETE_RANGE,
+        requests.Kind.TXN,
+        requests.Kind.COMPACT,
+        requests.Kind.LEASE_GRANT,
+        requests.Kind.LEASE_REVOKE,
+        requests.Kind.LEASE_EXPIRE,
+    )
 )
+_ALWAYS_GROW: Final = frozenset((requests.Kind.PUT, requests.Kind.LEASE_GRANT))
 
 
 def can_grow(kind: int, request: object) -> bool:
     """Whether applying the request may make the store larger."""
-    return kind == requests.Kind.PUT or (isinstance(request, rpc_pb2.TxnRequest) and txn.has_put(request))
+    return kind in _ALWAYS_GROW or (isinstance(request, rpc_pb2.TxnRequest) and txn.has_put(request))

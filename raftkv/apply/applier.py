@@ -14,8 +14,9 @@ from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply import request as requests
-from raftkv.apply import txn
+from raftkv.apply import response, txn
 from raftkv.apply.alarms import Alarms, MetaStore
+from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.apply.ranges import ReadView
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -48,14 +49,6 @@ class Store(ReadView, MetaStore, Protocol):
         """Whether a removal is not finished yet."""
 
 
-class NoLeases:
-    """The leases of a store that has none."""
-
-    def exists(self, lease_id: int) -> bool:
-        """False."""
-        return False
-
-
 class Outcome:
     """What one applied entry answers.
 
@@ -80,6 +73,10 @@ PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
     Kind.COMPACT: rpc_pb2.CompactionRequest.FromString,
     Kind.ALARM: rpc_pb2.AlarmRequest.FromString,
     Kind.MEMBER_ATTRIBUTES: raft_pb2.MemberRecord.FromString,
+    Kind.LEASE_GRANT: rpc_pb2.LeaseGrantRequest.FromString,
+    Kind.LEASE_REVOKE: rpc_pb2.LeaseRevokeRequest.FromString,
+    Kind.LEASE_EXPIRE: raft_pb2.LeaseDecision.FromString,
+    Kind.LEASE_RENEW: raft_pb2.LeaseDecision.FromString,
 }
 
 
@@ -91,13 +88,17 @@ class Applier:
         alarms: raised alarms.
         membership: the members shown to clients.
         leases: the granted leases.
+
+    Attributes:
+        term: Raft term of the entry being applied; decisions of a leader hold under its own term alone.
     """
 
-    def __init__(self, store: Store, alarms: Alarms, membership: Membership, leases: txn.Leases) -> None:
+    def __init__(self, store: Store, alarms: Alarms, membership: Membership, leases: Leases) -> None:
         self.store = store
         self.alarms = alarms
         self.membership = membership
-        self._leases = leases
+        self.leases = leases
+        self.term = 0
         self._when_compacted: list[Callable[[], None]] = []
         self._handlers: dict[int, Callable[[Any], Outcome]] = {
             Kind.PUT: self._put,
@@ -106,6 +107,10 @@ class Applier:
             Kind.COMPACT: self._compact,
             Kind.ALARM: self._alarm,
             Kind.MEMBER_ATTRIBUTES: self._member_attributes,
+            Kind.LEASE_GRANT: self._lease_grant,
+            Kind.LEASE_REVOKE: self._lease_revoke,
+            Kind.LEASE_EXPIRE: self._lease_expire,
+            Kind.LEASE_RENEW: self._lease_renew,
         }
 
     def apply(self, kind: int, body: bytes, request: Any = None) -> Outcome:
@@ -144,7 +149,7 @@ class Applier:
         return Outcome(self.store.revision)
 
     def _put_with_options(self, request: PutRequest) -> Outcome:
-        txn.check_put(self.store, request, self._leases)
+        txn.check_put(self.store, request, self.leases)
         write = self.store.begin()
         revision, body = txn.put(write, request)
         write.end()
@@ -160,7 +165,7 @@ class Applier:
         write = self.store.begin()
         path = txn.choose_path(write, request)
         try:
-            txn.check_path(write, path, self._leases)
+            txn.check_path(write, path, self.leases)
             body = txn.execute(write, path)
         finally:
             write.end()
@@ -195,9 +200,32 @@ class Applier:
                 callback()
 
     def _alarm(self, request: rpc_pb2.AlarmRequest) -> Outcome:
-        response = rpc_pb2.AlarmResponse(alarms=self.alarms.execute(request))
-        return Outcome(self.store.revision, response.SerializeToString())
+        answer = rpc_pb2.AlarmResponse(alarms=self.alarms.execute(request))
+        return Outcome(self.store.revision, answer.SerializeToString())
 
     def _member_attributes(self, record: raft_pb2.MemberRecord) -> Outcome:
         self.membership.set_attributes(record)
         return Outcome(self.store.revision)
+
+    def _lease_grant(self, request: rpc_pb2.LeaseGrantRequest) -> Outcome:
+        self.leases.grant(request.ID, request.TTL)
+        return Outcome(self.store.revision, response.integer(2, request.ID) + response.integer(3, request.TTL))
+
+    def _lease_revoke(self, request: rpc_pb2.LeaseRevokeRequest) -> Outcome:
+        self.leases.revoke(request.ID)
+        return Outcome(self.store.revision)
+
+    def _lease_expire(self, decision: raft_pb2.LeaseDecision) -> Outcome:
+        self._check_term(decision)
+        self.leases.expire(decision.ids)
+        return Outcome(self.store.revision)
+
+    def _lease_renew(self, decision: raft_pb2.LeaseDecision) -> Outcome:
+        self._check_term(decision)
+        self.leases.renew(decision.ids)
+        return Outcome(self.store.revision)
+
+    def _check_term(self, decision: raft_pb2.LeaseDecision) -> None:
+        """Refuse what a leader decided before another took over: the new one may have decided otherwise."""
+        if decision.term != self.term:
+            raise errors.LeaderChangedError

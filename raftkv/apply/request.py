@@ -28,6 +28,10 @@ class Kind(enum.IntEnum):
     ALARM = 5
     MEMBER_ATTRIBUTES = 6
     CLUSTER_VERSION = 7
+    LEASE_GRANT = 8
+    LEASE_REVOKE = 9
+    LEASE_EXPIRE = 10
+    LEASE_RENEW = 11
 
 
 def encode(kind: int, request_id: int, body: bytes) -> bytes:

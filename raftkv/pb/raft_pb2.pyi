@@ -7,6 +7,26 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LeaseRenewRequest(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LeaseRenewResponse(_message.Message):
+    __slots__ = ("ttls",)
+    TTLS_FIELD_NUMBER: _ClassVar[int]
+    ttls: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ttls: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LeaseDecision(_message.Message):
+    __slots__ = ("term", "ids")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, term: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Empty(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -17,7 +17,8 @@ from typing import Final
 
 from raftkv import cluster_id
 from raftkv.apply.alarms import Alarms
-from raftkv.apply.applier import Applier, NoLeases, Outcome
+from raftkv.apply.applier import Applier, Outcome
+from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.apply.request import Kind
 from raftkv.apply.response import HeaderEncoder
@@ -133,7 +134,7 @@ class Member:
         store = durable.store
         self._disk = Disk(durable.wal, self._loop, self._fatal, metrics.wal_sync_histogram(self._registry).observe)
         self._membership = Membership(store, schema.MEMBERS)
-        self._applier = Applier(store, Alarms(store, schema.ALARM), self._membership, NoLeases())
+        self._applier = Applier(store, Alarms(store, schema.ALARM), self._membership, Leases(store))
         self._snapshots = SnapshotSender(
             store, durable.snapshots, self._channel, self._introduction, self._report_snapshot
         )
@@ -438,6 +439,7 @@ class Member:
         durable.wal.release(meta.index)
         self._membership.reload()
         self._applier.alarms.reload()
+        self._applier.leases.reload()
         self._watch_hub.restored()
         _log.info("installed a snapshot at %d", meta.index)
 

@@ -28,6 +28,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, Protocol
 
 from raftkv import errors
@@ -443,6 +445,11 @@ class Node:
         first = entries[0].index
         if first != self.applied + 1:
             raise errors.InvariantError(f"entry {first} follows applied index {self.applied}")
+        if entries[-1].term != entries[0].term:
+            for _, run in groupby(entries, attrgetter("term")):
+                self._apply(list(run))
+            return
+        self.applier.term = entries[0].term
         answers: list[tuple[Waiter, Outcome]] = []
         for entry in entries:
             if entry.type != EntryType.NORMAL:

@@ -11,7 +11,8 @@ from typing import Any
 
 from raftkv.apply import check, txn
 from raftkv.apply.alarms import Alarms
-from raftkv.apply.applier import Applier, NoLeases, Outcome
+from raftkv.apply.applier import Applier, Outcome
+from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.apply.request import Kind
 from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
@@ -28,6 +29,8 @@ KINDS: dict[type[Any], tuple[int, type[Any]]] = {
     rpc_pb2.CompactionRequest: (Kind.COMPACT, rpc_pb2.CompactionResponse),
     rpc_pb2.AlarmRequest: (Kind.ALARM, rpc_pb2.AlarmResponse),
     raft_pb2.MemberRecord: (Kind.MEMBER_ATTRIBUTES, rpc_pb2.MemberUpdateResponse),
+    rpc_pb2.LeaseGrantRequest: (Kind.LEASE_GRANT, rpc_pb2.LeaseGrantResponse),
+    rpc_pb2.LeaseRevokeRequest: (Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeResponse),
 }
 CHECKS: dict[type[Any], Callable[[Any], None]] = {
     rpc_pb2.PutRequest: check.check_put,
@@ -36,12 +39,12 @@ CHECKS: dict[type[Any], Callable[[Any], None]] = {
 }
 
 
-class Leases(NoLeases):
-    """Leases 100 and above are granted."""
+class ManyLeases(Leases):
+    """Leases 100 and above count as granted."""
 
     def exists(self, lease_id: int) -> bool:
-        """See ``NoLeases``."""
-        return lease_id >= 100
+        """See ``Leases``."""
+        return lease_id >= 100 or super().exists(lease_id)
 
 
 class Machine:
@@ -52,7 +55,7 @@ class Machine:
         self.store = Store.open(self.backend)
         self.alarms = Alarms(self.store, schema.ALARM)
         self.membership = Membership(self.store, schema.MEMBERS)
-        self.applier = Applier(self.store, self.alarms, self.membership, Leases())
+        self.applier = Applier(self.store, self.alarms, self.membership, ManyLeases(self.store))
 
     def apply(self, request: Any, parsed: bool = False) -> Outcome:
         """Apply as an entry; from its bytes, as another member does, unless ``parsed``."""

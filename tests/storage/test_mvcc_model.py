@@ -183,7 +183,10 @@ class StoreMachine(RuleBasedStateMachine):
         state = self.model.state(self.model.revision)
         assert self.store.range(b"\x00", b"\x00").kvs == list(state.values())
         assert self.store.key_count == len(state)
-        assert self.store.leased_keys() == self.model.leases()
+        leases = self.model.leases()
+        assert self.store.leased_keys() == leases
+        for lease in {0, 1, 2, 3, *leases.values()}:
+            assert self.store.lease_keys(lease) == sorted(key for key in leases if leases[key] == lease)
         assert dict(self.store.meta_items(schema.AUTH_USERS)) == self.model.values
 
     @invariant()

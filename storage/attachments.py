@@ -1,0 +1,61 @@
+"""Which key is attached to which lease now, looked up both ways.
+
+    attached = Attachments()
+    attached.attach(b"jobs/1", 7)         # by the put that says so; detaches from another lease
+    attached.keys(7)                      # [b"jobs/1"], in order: what the end of lease 7 deletes
+    attached.of_key[b"jobs/1"]            # 7
+
+Invariant: the two tables say the same; a lease without keys is in neither. Rebuilt from the records of the keys when a
+store is opened. Left out: whether a lease exists (``raftkv.apply.leases``).
+"""
+
+from __future__ import annotations
+
+
+class Attachments:
+    """See the module.
+
+    Attributes:
+        of_key: lease of each attached key, for reading: the hot path of writes asks it without a call.
+    """
+
+    __slots__ = ("_keys", "of_key")
+
+    def __init__(self) -> None:
+        self.of_key: dict[bytes, int] = {}
+        self._keys: dict[int, set[bytes]] = {}
+
+    def attach(self, key: bytes, lease: int) -> None:
+        """Attach a key to a lease other than 0, whatever it was attached to before."""
+        before = self.of_key.get(key)
+        if before == lease:
+            return
+        if before is not None:
+            self._remove(key, before)
+        self.of_key[key] = lease
+        keys = self._keys.get(lease)
+        if keys is None:
+            self._keys[lease] = {key}
+        else:
+            keys.add(key)
+
+    def detach(self, key: bytes) -> None:
+        """Detach a key that is attached."""
+        self._remove(key, self.of_key.pop(key))
+
+    def _remove(self, key: bytes, lease: int) -> None:
+        keys = self._keys[lease]
+        keys.remove(key)
+        if not keys:
+            del self._keys[lease]
+
+    def keys(self, lease: int) -> list[bytes]:
+        """The keys of a lease, in order."""
+        return sorted(self._keys.get(lease, ()))
+
+    def restore(self, of_key: dict[bytes, int]) -> None:
+        """Replace everything by what a scan of the records found."""
+        self.of_key.clear()
+        self._keys.clear()
+        for key, lease in of_key.items():
+            self.attach(key, lease)
