@@ -1,0 +1,49 @@
+"""The process that outlives a program killed with ``kill -9`` just long enough to clean up after it.
+
+Owns the last resort of ``raftkv.local``. It is run by path, alone (``python -I -S local_guard.py DIRECTORY``), and
+imports nothing of raftkv, so it is up in milliseconds:
+
+1. it reads its standard input, a pipe whose other end only the program holds;
+2. when that ends, however the program went, it kills its own process group, in which all members are;
+3. a copy of itself outside the group waits until the group is empty and removes the directory.
+
+Members are found by their group, not by their numbers: a number may have been given to somebody else by then.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+
+POLL_S = 0.01
+GIVE_UP_POLLS = 1000
+
+
+def main(directory: str) -> None:
+    """Wait for the end of the program, then leave nothing of it behind."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    group = os.getpgrp()
+    if os.fork() == 0:
+        os.setsid()
+        os.killpg(group, signal.SIGKILL)
+        _wait_empty(group)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _wait_empty(group: int) -> None:
+    pause = threading.Event()
+    for _ in range(GIVE_UP_POLLS):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        pause.wait(POLL_S)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
