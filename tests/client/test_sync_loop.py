@@ -1,0 +1,165 @@
+"""The hand-over of calls between threads and one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+
+import pytest
+
+from raftkv.client.sync_loop import Closed, LoopThread, WrongThread
+
+
+@pytest.fixture
+def loop():
+    made = LoopThread("under-test")
+    yield made
+    made.close()
+
+
+async def give(value):
+    return value
+
+
+async def fail_deep():
+    raise ValueError("deep")
+
+
+async def forever(started):
+    started.set()
+    await asyncio.Event().wait()
+
+
+def test_a_result_comes_back(loop):
+    assert loop.run(give(7)) == 7
+
+
+def test_an_exception_comes_back_with_both_halves_of_its_traceback(loop):
+    with pytest.raises(ValueError, match="deep") as caught:
+        loop.run(fail_deep())
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[0] == "test_an_exception_comes_back_with_both_halves_of_its_traceback"
+    assert names[-1] == "fail_deep"
+
+
+def test_calls_of_many_threads_do_not_mix(loop):
+    seen: dict[int, list[int]] = {}
+
+    def work(number):
+        seen[number] = [loop.run(give((number, turn))) for turn in range(200)]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {number: [(number, turn) for turn in range(200)] for number in range(8)}
+
+
+def test_closing_fails_the_call_under_way(loop):
+    started, failures = threading.Event(), []
+
+    def wait():
+        try:
+            loop.run(forever(started))
+        except Closed as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    started.wait()
+    loop.close()
+    thread.join()
+    assert failures == ["the client is closed; the call was under way and may have happened"]
+
+
+def test_a_call_after_the_end_is_refused_and_its_coroutine_is_closed(loop):
+    loop.close()
+    with pytest.raises(Closed, match=r"^the client is closed$"):
+        loop.run(give(1))
+
+
+def test_the_last_coroutine_runs_before_the_end():
+    done = []
+
+    async def last():
+        await asyncio.sleep(0)
+        done.append("last")
+
+    LoopThread("under-test").close(last())
+    assert done == ["last"]
+
+
+def test_a_call_on_the_own_thread_is_an_error_not_a_deadlock(loop):
+    async def nested():
+        return loop.run(give(1))
+
+    with pytest.raises(WrongThread, match=r"raftkv\.aio"):
+        loop.run(nested())
+
+
+def test_a_second_loop_may_be_used_on_the_thread_of_the_first(loop):
+    other = LoopThread("other")
+
+    async def across():
+        return other.run(give(5))
+
+    assert loop.run(across()) == 5
+    other.close()
+
+
+INTERRUPTED = """
+import asyncio, os, signal, sys, threading
+from raftkv.client.sync_loop import LoopThread
+
+loop = LoopThread("under-test")
+seen = []
+
+async def wait():
+    os.kill(os.getpid(), signal.SIGINT)
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        seen.append("cancelled")
+        raise
+
+try:
+    loop.run(wait())
+except KeyboardInterrupt:
+    seen.append("interrupted")
+loop.close()
+print(*sorted(seen), threading.active_count())
+"""
+
+
+def test_ctrl_c_leaves_at_once_and_cancels_the_call():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "cancelled interrupted 1\n")
+
+
+def test_a_disowned_loop_points_its_descriptors_at_nothing_and_the_parent_does_not_notice(loop):
+    """In the child every descriptor of the loop is /dev/null; in the parent calls go on, also by the same epoll."""
+    here, there = os.pipe()
+    child = os.fork()
+    if child == 0:
+        descriptors = loop._descriptors()
+        loop.disown()
+        nulls = {os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in descriptors}
+        os.write(there, f"{len(descriptors)} {sorted(nulls)}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(here, 1000) == b"3 ['/dev/null']"
+    os.close(here)
+    os.close(there)
+    assert loop.run(give(3)) == 3
+    assert loop.run(asyncio.sleep(0.001, "by its timer")) == "by its timer"
+
+
+def test_signals_are_left_to_the_main_thread(loop):
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert loop.run(give(1)) == 1
