@@ -25,12 +25,13 @@ from raftkv.cli.pflag import BOOL, Flag
 
 @dataclass
 class Invocation:
-    """One run of a command: the values of its flags, which were given, and its arguments."""
+    """One run of a command: the values of its flags, which were given, and its arguments; see ``pflag.Parsed``."""
 
     values: dict[str, Any]
     changed: set[str] = field(default_factory=set)
     arguments: list[str] = field(default_factory=list)
     flags: dict[str, Flag] = field(default_factory=dict)
+    before_dash: int | None = None
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -112,7 +113,8 @@ class Leaf(click.Command):
             if ctx.resilient_parsing:
                 return []
             raise CommandError(str(error), ERROR) from None
-        ctx.obj = Invocation(parsed.values, parsed.changed, parsed.arguments, {flag.name: flag for flag in self.flags})
+        flags = {flag.name: flag for flag in self.flags}
+        ctx.obj = Invocation(parsed.values, parsed.changed, parsed.arguments, flags, parsed.before_dash)
         return []
 
     def invoke(self, ctx: click.Context) -> None:

@@ -74,6 +74,13 @@ DELETE_FLAGS = (
     Flag("from-key", BOOL, usage="all keys from KEY on"),
     Flag("range", BOOL, usage="accepted: a range needs no confirmation here"),
 )
+WATCH_FLAGS = (
+    Flag("interactive", BOOL, usage="read watch and progress commands from standard input", short="i"),
+    Flag("prefix", BOOL, usage="all keys that begin with KEY"),
+    Flag("rev", INT, usage="begin with the changes of this revision"),
+    Flag("prev-kv", BOOL, usage="also print what a key held before"),
+    Flag("progress-notify", BOOL, usage="also print how far the watch has come, now and then"),
+)
 _CLUSTER = Flag("cluster", BOOL, usage="all members, as the cluster lists them")
 
 _PUT_DETAILS = """Without VALUE it is read from standard input.  A VALUE that begins with '-' would be taken for a
@@ -88,6 +95,17 @@ get k
 
 \b
 del k"""
+
+_WATCH_DETAILS = """Behind '--' stands a command to run for each change; it finds the change in ETCD_WATCH_REVISION,
+ETCD_WATCH_EVENT_TYPE, ETCD_WATCH_KEY and ETCD_WATCH_VALUE.  KEY and END may also come from ETCDCTL_WATCH_KEY and
+ETCDCTL_WATCH_RANGE_END.
+
+With -i each line of standard input is a watch (with flags and command), or the word progress.
+
+A member that is lost is replaced by another of the endpoints; no change is lost or printed twice."""
+
+_LOCK_DETAILS = """The command finds ETCD_LOCK_KEY and ETCD_LOCK_REV in its environment; its exit code becomes ours, and
+it is ended if the lock is lost.  Flags of the command stand behind '--'."""
 
 
 def _kv_commands() -> list[Leaf]:
@@ -109,6 +127,48 @@ def _kv_commands() -> list[Leaf]:
             "REVISION",
             "Forget the history before a revision",
             (Flag("physical", BOOL, usage="wait until it is removed from the database"),),
+        ),
+        _leaf(
+            "watch",
+            "ctl_watch:watch",
+            "KEY [END] [-- COMMAND ...]",
+            "Print the changes of keys as they happen",
+            WATCH_FLAGS,
+            _WATCH_DETAILS,
+        ),
+    ]
+
+
+def _lease_commands() -> Branch:
+    once = Flag("once", BOOL, usage="renew once and leave")
+    keys = Flag("keys", BOOL, usage="also print the keys that go with it")
+    children = [
+        _leaf("grant", "ctl_lease:grant", "TTL", "Make a lease that lives for TTL seconds"),
+        _leaf("revoke", "ctl_lease:revoke", "LEASE", "End a lease and delete its keys"),
+        _leaf("timetolive", "ctl_lease:time_to_live", "LEASE", "Print what is left of a lease", (keys,)),
+        _leaf("list", "ctl_lease:list_leases", "", "List all leases"),
+        _leaf("keep-alive", "ctl_lease:keep_alive", "LEASE", "Renew a lease until it is gone", (once,)),
+    ]
+    return Branch("lease", "Commands about leases", children, GLOBAL_FLAGS)
+
+
+def _coordination_commands() -> list[Leaf]:
+    return [
+        _leaf(
+            "lock",
+            "ctl_lock:lock",
+            "NAME [COMMAND ...]",
+            "Hold a lock, until a signal comes or a command ends",
+            (Flag("ttl", INT, 10, "seconds after which a holder that is gone loses the lock"),),
+            _LOCK_DETAILS,
+        ),
+        _leaf(
+            "elect",
+            "ctl_elect:elect",
+            "NAME [PROPOSAL]",
+            "Take part in an election, or observe it",
+            (Flag("listen", BOOL, usage="only print who leads", short="l"),),
+            "The leader prints its key and stays until a signal comes; then it resigns.",
         ),
     ]
 
@@ -156,7 +216,13 @@ def _leaf(name: str, target: str, usage: str, short: str, flags: Sequence[Flag] 
 
 def make_tree() -> Branch:
     """All commands."""
-    children = [*_kv_commands(), *_cluster_commands(), *_about_commands()]
+    children = [
+        *_kv_commands(),
+        _lease_commands(),
+        *_coordination_commands(),
+        *_cluster_commands(),
+        *_about_commands(),
+    ]
     return Branch(NAME, "Talk to a raftkv or etcd cluster.", children, GLOBAL_FLAGS)
 
 

@@ -17,6 +17,8 @@ INVALID_INPUT: Final = 3
 """A transaction that cannot be read."""
 BAD_FEATURE: Final = 4
 """A value that a flag does not know, or an output format that the command does not have."""
+INTERRUPTED: Final = 5
+"""The server has ended a watch."""
 BAD_ARGUMENTS: Final = 128
 """Too few or too many arguments, or flags that exclude each other."""
 BAD_FLAGS: Final = 2

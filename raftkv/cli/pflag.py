@@ -56,11 +56,15 @@ class HelpRequested(Exception):
 
 @dataclass
 class Parsed:
-    """What the words said: every flag's value, the names given explicitly, the arguments."""
+    """What the words said: every flag's value, the names given explicitly, the arguments.
+
+    ``before_dash`` is how many of the arguments stand before ``--``; None without one.
+    """
 
     values: dict[str, Any]
     changed: set[str] = field(default_factory=set)
     arguments: list[str] = field(default_factory=list)
+    before_dash: int | None = None
 
 
 def parse_list(text: str) -> tuple[str, ...]:
@@ -118,6 +122,7 @@ class _Parser:
         while self.words:
             word = self.words.pop()
             if word == "--":
+                self.parsed.before_dash = len(self.parsed.arguments)
                 self.parsed.arguments += reversed(self.words)
                 break
             if word.startswith("--"):

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from raftkv.cli import printer
 from raftkv.cli.govalues import quote
-from raftkv.cli.printer import EndpointAnswer, EndpointHealth, Printer, lower, write_line
+from raftkv.cli.printer import EndpointAnswer, EndpointHealth, Printer, WatchAnswer, lower, write_line
 from raftkv.cli.printer_simple import ALARM_NAMES
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from raftkv.pb import kv_pb2, rpc_pb2
 
 
@@ -89,6 +91,42 @@ class FieldsPrinter(Printer):
             if answer.response.hash_revision:
                 _field("HashRevision", answer.response.hash_revision)
             write_line("")
+
+    def watch(self, answer: WatchAnswer) -> None:  # noqa: D102
+        from raftkv.pb import rpc_pb2
+
+        _header(answer.header or rpc_pb2.ResponseHeader())
+        for event in answer.events:
+            _field("Type", "DELETE" if event.type else "PUT")
+            if event.HasField("prev_kv"):
+                _pair("Prev", event.prev_kv)
+            _pair("", event.kv)
+
+    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:  # noqa: D102
+        _lease(response)
+
+    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:  # noqa: D102
+        _header(response.header)
+
+    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:  # noqa: D102
+        _lease(response)
+
+    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:  # noqa: D102
+        _lease(response)
+        _field("GrantedTTL", response.grantedTTL)
+        for key in response.keys:
+            _field("Key", quote(key))
+
+    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:  # noqa: D102
+        _header(response.header)
+        for lease in response.leases:
+            _field("ID", lease.ID)
+
+
+def _lease(response: Any) -> None:
+    _header(response.header)
+    _field("ID", response.ID)
+    _field("TTL", response.TTL)
 
 
 def _field(name: str, value: object) -> None:

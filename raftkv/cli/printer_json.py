@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from raftkv.cli.printer import EndpointAnswer, EndpointHealth, Printer, write_line
+from raftkv.cli.printer import EndpointAnswer, EndpointHealth, Printer, WatchAnswer, write_line
 
 if TYPE_CHECKING:
     from raftkv.pb import rpc_pb2
@@ -50,6 +50,33 @@ class JSONPrinter(Printer):
 
     def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
         write_line(encode([{"Endpoint": a.endpoint, "HashKV": plain(a.response)} for a in answers]))
+
+    def watch(self, answer: WatchAnswer) -> None:  # noqa: D102
+        shown = {
+            "Header": {} if answer.header is None else plain(answer.header),
+            "Events": None if answer.header is None else [plain(event) for event in answer.events],
+            "CompactRevision": answer.compact_revision,
+            "Canceled": bool(answer.cancel_reason),
+            "Created": False,
+        }
+        write_line(encode(shown))
+
+    # Go's structs of leases have the header's fields beside their own, and their own even if they are zero.
+
+    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:  # noqa: D102
+        row = {"ID": response.ID, "TTL": response.TTL, "Error": response.error}
+        write_line(encode({**plain(response.header), **row}))
+
+    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:  # noqa: D102
+        write_line(encode({**plain(response.header), "ID": response.ID, "TTL": response.TTL}))
+
+    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:  # noqa: D102
+        row: dict[str, Any] = {"id": response.ID, "ttl": response.TTL, "granted-ttl": response.grantedTTL}
+        row["keys"] = [base64.b64encode(key).decode() for key in response.keys] or None
+        write_line(encode({**plain(response.header), **row}))
+
+    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:  # noqa: D102
+        write_line(encode({**plain(response.header), "leases": [{"id": lease.ID} for lease in response.leases]}))
 
 
 def encode(value: Any) -> str:

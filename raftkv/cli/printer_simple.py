@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from raftkv.cli import printer
-from raftkv.cli.printer import EndpointAnswer, EndpointHealth, Printer, write, write_line
+from raftkv.cli.printer import EndpointAnswer, EndpointHealth, Printer, WatchAnswer, write, write_line
 
 if TYPE_CHECKING:
     from raftkv.pb import kv_pb2, rpc_pb2
@@ -69,17 +69,50 @@ class SimplePrinter(Printer):
     def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
         self._rows(printer.hashkv_rows(answers)[1])
 
+    def watch(self, answer: WatchAnswer) -> None:  # noqa: D102
+        lines = []
+        for event in answer.events:
+            lines.append(b"DELETE" if event.type else b"PUT")
+            pairs = [event.prev_kv, event.kv] if event.HasField("prev_kv") else [event.kv]
+            lines += self._pair_lines(pairs)
+        write(b"".join(line + b"\n" for line in lines))
+
+    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:  # noqa: D102
+        write_line(f"lease {response.ID:016x} granted with TTL({response.TTL}s)")
+
+    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:  # noqa: D102
+        write_line(f"lease {lease_id:016x} revoked")
+
+    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:  # noqa: D102
+        write_line(f"lease {response.ID:016x} keepalived with TTL({response.TTL})")
+
+    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:  # noqa: D102
+        if response.TTL == -1 and response.grantedTTL == 0:
+            write_line(f"lease {response.ID:016x} already expired")
+            return
+        text = f"lease {response.ID:016x} granted with TTL({response.grantedTTL}s), remaining({response.TTL}s)"
+        keys = b", attached keys([" + b" ".join(response.keys) + b"])" if with_keys else b""
+        write(text.encode() + keys + b"\n")
+
+    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:  # noqa: D102
+        write_line(f"found {len(response.leases)} leases")
+        for lease in response.leases:
+            write_line(f"{lease.ID:016x}")
+
     def _rows(self, rows: list[list[str]]) -> None:
         for row in rows:
             write_line(", ".join(row))
 
     def _pairs(self, pairs: Iterable[kv_pb2.KeyValue]) -> None:
+        write(b"".join(line + b"\n" for line in self._pair_lines(pairs)))
+
+    def _pair_lines(self, pairs: Iterable[kv_pb2.KeyValue]) -> list[bytes]:
         lines = []
         for pair in pairs:
             if not self.value_only:
                 lines.append(self._shown(pair.key))
             lines.append(self._shown(pair.value))
-        write(b"".join(line + b"\n" for line in lines))
+        return lines
 
     def _shown(self, data: bytes) -> bytes:
         return "".join(f"\\x{byte:02x}" for byte in data).encode() if self.hexadecimal else data

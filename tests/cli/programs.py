@@ -1,0 +1,113 @@
+"""Run etcdctl and raftkvctl as processes that stay: watches, locks, elections.
+
+Owns starting one, waiting for what it prints, feeding it lines, signalling it. Output goes to files, so that nothing
+is lost when a process is killed.
+
+    with Running(raftkvctl(endpoint, "watch", "a")) as program:
+        program.wait_printed(b"PUT")
+        done = program.stop()
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.cli.runner import Ran
+from tests.compat.test_ctl_output import etcdctl_path
+from tests.procs import wait_for
+
+TIMEOUT_S = 30.0
+
+
+def raftkvctl(endpoints: str, *words: str) -> list[str]:
+    """The command line of raftkvctl."""
+    return [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", endpoints, *words]
+
+
+def etcdctl(endpoints: str, *words: str) -> list[str]:
+    """The command line of etcdctl 3.5.1."""
+    return [etcdctl_path(), "--endpoints", endpoints, *words]
+
+
+class Running:
+    """A process; the block's end kills it if it is still there."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self._directory = tempfile.TemporaryDirectory()
+        base = Path(self._directory.name)
+        self._output, self._errors = base / "output", base / "errors"
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("ETCDCTL_")}
+        with self._output.open("wb") as output, self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
+                env={**inherited, **(environment or {})},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(TIMEOUT_S)
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            self.process.stdin.close()
+        self._directory.cleanup()
+
+    @property
+    def output(self) -> bytes:
+        """What it has printed so far."""
+        return self._output.read_bytes()
+
+    @property
+    def errors(self) -> str:
+        """What it has complained of so far, without the log lines of Go's clients."""
+        lines = self._errors.read_text(errors="backslashreplace").splitlines()
+        return "\n".join(line for line in lines if line.strip() and not line.startswith("{"))
+
+    def feed(self, text: str) -> None:
+        """Send a line to its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text.encode())
+        self.process.stdin.flush()
+
+    def end_input(self) -> None:
+        """Close its standard input."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def wait_printed(self, text: bytes, times: int = 1) -> None:
+        """Wait until the text stands in the output so many times; fails at once if the process ends before."""
+
+        def printed() -> bool:
+            ended = self.process.poll() is not None
+            if self.output.count(text) >= times:
+                return True
+            assert not ended, f"exit {self.process.returncode}: {self.output!r} {self.errors}"
+            return False
+
+        wait_for(printed, f"{text!r} in {self.process.args}", TIMEOUT_S)
+
+    def wait_complained(self, text: str) -> None:
+        """Wait until the text stands in the standard error."""
+        wait_for(lambda: text in self.errors, f"{text!r} in the errors of {self.process.args}", TIMEOUT_S)
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> Ran:
+        """Send a signal and wait for the end."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> Ran:
+        """Wait for the end by itself; a death by signal is the code that a shell shows."""
+        code = self.process.wait(TIMEOUT_S)
+        return Ran(code if code >= 0 else 128 - code, self.output, self.errors)
