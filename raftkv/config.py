@@ -12,6 +12,7 @@ where etcd has them.
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ DEFAULT_CLIENT_URL = "http://localhost:2379"
 DEFAULT_QUOTA_BYTES = 2 * 1024**3
 LOG_LEVELS = ("debug", "info", "warn", "error", "panic", "fatal")
 TLS_VERSIONS = ("TLS1.2", "TLS1.3")
+_LEASE_TTL_MAX_S = 9_000_000_000
 _ELECTION_MAX_S = 50.0
 _LARGE_QUOTA_BYTES = 8 * 1024**3
 
@@ -86,6 +88,8 @@ class ServerConfig:
     """Calls that one connection may have open."""
     max_learners: int = 1
     """Learners that the cluster may have at a time."""
+    lease_min_ttl_s: int = 0
+    """Shortest TTL of a lease; 0: one and a half election timeouts, as in etcd. Too short: leases end in elections."""
 
     # --- keepalive of client connections
     grpc_keepalive_min_time_s: float = 5.0
@@ -184,6 +188,11 @@ class ServerConfig:
         return round(self.election_timeout_s / self.heartbeat_interval_s)
 
     @property
+    def lease_ttl_min_s(self) -> int:
+        """The shortest TTL in force (seconds), by default such that no lease ends while a leader is elected."""
+        return self.lease_min_ttl_s or math.ceil(self.election_ticks * 3 // 2 * self.heartbeat_interval_s)
+
+    @property
     def member_id(self) -> int:
         """This member's id if it is a founding member; see ``raftkv.cluster_id``."""
         urls = cluster_id.parse_initial_cluster(self.initial_cluster).get(self.name, ())
@@ -264,6 +273,8 @@ class ServerConfig:
         for flag, value in not_negative.items():
             if value < 0:
                 raise ConfigError(f"{flag} must not be negative (set to {value:g}s)")
+        if not 0 <= self.lease_min_ttl_s <= _LEASE_TTL_MAX_S:
+            raise ConfigError(f"--lease-min-ttl must be 0 to {_LEASE_TTL_MAX_S} s (set to {self.lease_min_ttl_s})")
 
     def _check_addresses(self) -> None:
         for urls in (self.listen_peer_urls, self.listen_client_urls, self.listen_metrics_urls):

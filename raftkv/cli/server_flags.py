@@ -122,6 +122,7 @@ _MEMBER = _settings(
         "watch_progress_notify_interval_s",
         "time between progress notifications of idle watches (10m)",
     ),
+    ("lease-min-ttl", integer, "lease_min_ttl_s", "shortest TTL of a lease in seconds (1.5 election timeouts)"),
     ("grpc-keepalive-min-time", duration, "grpc_keepalive_min_time_s", "shortest time between client pings (5s)"),
     ("grpc-keepalive-interval", duration, "grpc_keepalive_interval_s", "idle time before a ping, 0 for never (2h)"),
     ("grpc-keepalive-timeout", duration, "grpc_keepalive_timeout_s", "wait for that ping (20s)"),

@@ -42,6 +42,8 @@ from raftkv.server.http import HttpService
 from raftkv.server.http_access import HttpAccess
 from raftkv.server.kv import KVService, Responder
 from raftkv.server.leader_guard import LeaderGuard
+from raftkv.server.lease_service import LeaseService
+from raftkv.server.lessor import Lessor
 from raftkv.server.maintenance import MaintenanceService
 from raftkv.server.node import Node, NodeSettings
 from raftkv.server.peer_service import PeerService
@@ -183,6 +185,15 @@ class Member:
         self._leader_guard = LeaderGuard(self.node)
         self.node.on_applied.append(self._watch_hub.applied)
         self._registry.register(metrics.WatchCollector(self._watch_hub))
+        self._lessor = Lessor(
+            self.node,
+            self._applier.leases,
+            store.lease_keys,
+            ttl_min_s=self.config.lease_ttl_min_s,
+            channel=self._channel,
+            introduction=self._introduction,
+        )
+        self._registry.register(metrics.LeaseCollector(self._lessor.times))
         self._client_server = self._make_client_server(durable, quota_bytes)
         self._metrics_server = Server(ServerLimits(), self._http.handle)
         self._peer_server = self._make_peer_server(durable)
@@ -231,6 +242,8 @@ class Member:
         access = HttpAccess(self._http.handle, config.host_whitelist, config.cors)
         server = Server(_client_limits(config), access.handle)
         KVService(responder, config.max_txn_ops).register(server)
+        self._lease_service = LeaseService(responder, self._lessor, self._leader_guard)
+        self._lease_service.register(server)
         WatchService(
             self._watch_hub,
             self._admission,
@@ -252,6 +265,7 @@ class Member:
             self._membership.members.__contains__,
             self.node.receive,
             SnapshotReceiver(durable.snapshots),
+            self._lease_service,
         ).register(server)
         return server
 
@@ -269,6 +283,7 @@ class Member:
                 self._transport.add_peer(member.ID, member.peerURLs)
         self._log_start()
         self.node.start()
+        self._lessor.start()
         if self.config.initial_election_tick_advance:
             self._advance_ticks()
         async with asyncio.TaskGroup() as group:
@@ -348,6 +363,7 @@ class Member:
             await self._hand_over()
         self._client_server.stop_listening()
         await self._client_server.close(STOP_GRACE_S if self.failure is None else 0.0)
+        self._lessor.stop()
         self.node.stop()
         await self._snapshots.close()
         await self._transport.close()

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from raftkv.server.lessor_times import LeaseTimes
 from raftkv.server.node import Node
 from raftkv.server.transport import Transport
 from raftkv.server.version import ETCD_CLUSTER_VERSION, ETCD_VERSION
@@ -142,6 +143,29 @@ class WatchCollector(Collector):
         }
         yield from (GaugeMetricFamily(name, text, float(value)) for name, (text, value) in gauges.items())
         yield CounterMetricFamily("etcd_debugging_mvcc_events", "Events sent to watchers.", float(hub.events_total))
+
+
+class LeaseCollector(Collector):
+    """Reads what happened to leases at each scrape.
+
+    Arguments:
+        times: of the member.
+    """
+
+    def __init__(self, times: LeaseTimes) -> None:
+        self._times = times
+
+    def collect(self) -> Iterator[Metric]:
+        """All families; every member counts what it applied, only the leader renewals."""
+        times = self._times
+        counters = {
+            "etcd_debugging_lease_granted": ("The total number of granted leases.", times.granted_total),
+            "etcd_debugging_lease_revoked": ("The total number of revoked leases.", times.revoked_total),
+            "etcd_debugging_lease_renewed": ("The number of renewed leases seen by the leader.", times.renewed_total),
+            "etcd_debugging_server_lease_expired": ("The total number of expired leases.", times.expired_total),
+        }
+        yield from (CounterMetricFamily(name, text, float(value)) for name, (text, value) in counters.items())
+        yield GaugeMetricFamily("raftkv_leases", "Leases that exist now.", float(len(times)))
 
 
 def new_registry() -> CollectorRegistry:

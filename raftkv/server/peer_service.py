@@ -1,6 +1,7 @@
-"""The receiving half of the peer port: streams of Raft messages, and databases for members that fell behind.
+"""The receiving half of the peer port: streams of Raft messages, databases for members that fell behind, and what
+clients asked another member about leases.
 
-A stream is accepted from a member of this cluster that means this member, and refused before anything is read
+A call is accepted from a member of this cluster that means this member, and refused before anything is read
 otherwise: a message of a stranger could unseat the leader.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -16,6 +17,7 @@ from raftkv import errors
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message
+from raftkv.rpc.calls import ServerCall, UnaryCall, UnaryHandler
 from raftkv.rpc.server import Server
 from raftkv.rpc.server_stream import StreamCall
 from raftkv.rpc.status import RpcError
@@ -28,6 +30,16 @@ _METHODS: Final = SERVICES["raftkvpb.Peer"]
 _EMPTY: Final = raft_pb2.Empty().SerializeToString()
 
 
+class Leases(Protocol):
+    """Answers other members about leases."""
+
+    def renew_for_member(self, call: UnaryCall, data: bytes) -> None:
+        """Keep-alives."""
+
+    def time_to_live_for_member(self, call: UnaryCall, data: bytes) -> None:
+        """How long a lease has left."""
+
+
 class PeerService:
     """Handlers of raftkvpb.Peer.
 
@@ -36,6 +48,7 @@ class PeerService:
         is_member: whether an id belongs to the cluster.
         receive: takes the messages of a batch.
         snapshots: takes databases.
+        leases: answers about leases.
     """
 
     def __init__(
@@ -45,19 +58,34 @@ class PeerService:
         is_member: Callable[[int], bool],
         receive: Callable[[list[Message]], None],
         snapshots: SnapshotReceiver,
+        leases: Leases,
     ) -> None:
         self._cluster_id = cluster_id
         self._member_id = member_id
         self._is_member = is_member
         self._receive = receive
         self._snapshots = snapshots
+        self._leases = leases
         self._refused: set[tuple[str, str]] = set()
         self.received_bytes: dict[int, int] = {}
 
     def register(self, server: Server) -> None:
-        """Serve both methods."""
+        """Serve the methods."""
         server.stream(_METHODS["Raft"].path, self.raft)
         server.stream(_METHODS["InstallSnapshot"].path, self.install_snapshot)
+        server.unary(_METHODS["LeaseRenew"].path, self._from_member(self._leases.renew_for_member))
+        server.unary(_METHODS["LeaseTimeToLive"].path, self._from_member(self._leases.time_to_live_for_member))
+
+    def _from_member(self, handler: UnaryHandler) -> UnaryHandler:
+        def checked(call: UnaryCall, data: bytes) -> None:
+            try:
+                self._check(call)
+            except RpcError as error:
+                call.fail(error.code, error.text)
+                return
+            handler(call, data)
+
+        return checked
 
     async def raft(self, call: StreamCall) -> None:
         """Take batches until the sender leaves."""
@@ -87,7 +115,7 @@ class PeerService:
         self._receive([message])
         await call.send(_EMPTY)
 
-    def _check(self, call: StreamCall) -> int:
+    def _check(self, call: ServerCall) -> int:
         """The sender's id; refuses strangers."""
         metadata = call.metadata
         cluster_id, sender, addressee = (_hex(metadata, key) for key in (CLUSTER_ID_KEY, FROM_KEY, TO_KEY))
@@ -102,7 +130,7 @@ class PeerService:
             raise RpcError(errors.FAILED_PRECONDITION, str(errors.MemberNotFoundError()))
         return sender
 
-    def _refuse(self, call: StreamCall, reason: str) -> None:
+    def _refuse(self, call: ServerCall, reason: str) -> None:
         """Log a refusal once, however often the stranger tries."""
         key = (str(call.peer), reason)
         if key not in self._refused and len(self._refused) < 1_000:

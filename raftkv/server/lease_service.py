@@ -1,0 +1,309 @@
+"""The Lease service: grant, revoke, keep alive, time to live, leases.
+
+Owns the way of a request through this member; the lessor does the work. A stream of keep-alives has no task that waits
+for each message: requests are handed to a callback, and all answers that a turn has for a stream leave in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from raftkv import errors
+from raftkv.apply.request import Kind
+from raftkv.apply.response import integer
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.rpc.calls import UnaryCall
+from raftkv.rpc.framing import PREFIX
+from raftkv.rpc.server import Server
+from raftkv.rpc.server_stream import StreamCall
+from raftkv.rpc.status import RpcError
+from raftkv.server.kv import PendingWrite, Responder, fail, parse
+from raftkv.server.leader_guard import LeaderGuard
+from raftkv.server.lessor import Lessor, TimeToLive
+from raftkv.server.lessor_renewals import Ticket
+
+_METHODS: Final = SERVICES["etcdserverpb.Lease"]
+_pack: Final = PREFIX.pack
+
+
+class _KeepAlive(Ticket):
+    """One request of a stream."""
+
+    __slots__ = ("header", "stream")
+
+    def __init__(self, lease_id: int, deadline: float, stream: _KeepAliveStream, header: bytes) -> None:
+        self.lease_id = lease_id
+        self.deadline = deadline
+        self.stream = stream
+        self.header = header
+
+    def answer(self, ttl_s: int) -> None:
+        self.stream.answer(self.header + integer(2, self.lease_id) + integer(3, ttl_s))
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.stream.fail(error)
+
+
+class _KeepAliveStream:
+    """One client's stream of keep-alives.
+
+    Arguments:
+        service: whose stream it is.
+        call: the RPC.
+        end: resolved when the client has said all and got all, or failed with what ends the stream.
+    """
+
+    def __init__(self, service: LeaseService, call: StreamCall, end: asyncio.Future[None]) -> None:
+        self._service = service
+        self._call = call
+        self._end = end
+        self._unanswered = 0
+        self._half_closed = False
+        self._out: list[bytes] = []
+
+    def receive(self, data: bytes) -> None:
+        """Take one request.
+
+        Raises:
+            RpcError: the bytes are no request.
+        """
+        try:
+            lease_id = rpc_pb2.LeaseKeepAliveRequest.FromString(data).ID
+        except DecodeError as error:
+            raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
+        service = self._service
+        self._unanswered += 1
+        # The header says how things stood before the renewal, as etcd's does.
+        service.lessor.keep_alive(_KeepAlive(lease_id, service.lessor.new_deadline(), self, service.header()))
+
+    def answer(self, message: bytes) -> None:
+        """Queue one response; it leaves at the end of the turn."""
+        if not self._out:
+            self._service.touched(self)
+        self._out.append(_pack(0, len(message)) + message)
+
+    def flush(self) -> None:
+        """Send what the turn has gathered."""
+        out, self._out = self._out, []
+        if out:
+            self._unanswered -= len(out)
+            self._call.send_frames_nowait(b"".join(out))
+            self._end_if_done()
+
+    def fail(self, error: errors.StatusError) -> None:
+        """End the stream: what one request met, the others would meet too."""
+        if not self._end.done():
+            self.flush()
+        if not self._end.done():
+            self._end.set_exception(RpcError(error.code, str(error)))
+
+    def half_closed(self) -> None:
+        """The client has said all."""
+        self._half_closed = True
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._half_closed and not self._unanswered and not self._end.done():
+            self._end.set_result(None)
+
+
+class _Group:
+    """Keep-alives that another member passed on: answered together."""
+
+    def __init__(self, call: UnaryCall, count: int) -> None:
+        self._call = call
+        self._ttls = [0] * count
+        self._unanswered = count
+
+    def answer(self, position: int, ttl_s: int) -> None:
+        """One of them."""
+        self._ttls[position] = ttl_s
+        self._unanswered -= 1
+        if not self._unanswered and not self._call.done:
+            self._call.reply(raft_pb2.LeaseRenewResponse(ttls=self._ttls).SerializeToString())
+
+    def fail(self, error: errors.StatusError) -> None:
+        """All of them."""
+        if not self._call.done:
+            fail(self._call, error)
+
+
+class _PassedOn(Ticket):
+    """One keep-alive that another member passed on."""
+
+    __slots__ = ("group", "position")
+
+    is_local = False
+
+    def __init__(self, lease_id: int, deadline: float, group: _Group, position: int) -> None:
+        self.lease_id = lease_id
+        self.deadline = deadline
+        self.group = group
+        self.position = position
+
+    def answer(self, ttl_s: int) -> None:
+        self.group.answer(self.position, ttl_s)
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.group.fail(error)
+
+
+class LeaseService:
+    """Handlers of etcdserverpb.Lease, and of what other members pass on.
+
+    Arguments:
+        responder: the member's shared parts.
+        lessor: of the member.
+        guard: ends streams that insist on a leader.
+    """
+
+    def __init__(self, responder: Responder, lessor: Lessor, guard: LeaderGuard) -> None:
+        self.lessor = lessor
+        self._responder = responder
+        self._admission = responder.admission
+        self._guard = guard
+        self._loop = asyncio.get_running_loop()
+        self._touched: list[_KeepAliveStream] = []
+        self._header = b""
+        self._header_of = (-1, -1)
+
+    def register(self, server: Server) -> None:
+        """Serve clients."""
+        server.unary(_METHODS["LeaseGrant"].path, self.grant)
+        server.unary(_METHODS["LeaseRevoke"].path, self.revoke)
+        server.unary(_METHODS["LeaseTimeToLive"].path, self.time_to_live)
+        server.unary(_METHODS["LeaseLeases"].path, self.leases)
+        server.stream(_METHODS["LeaseKeepAlive"].path, self.keep_alive)
+
+    # -- writes ------------------------------------------------------------------------------------------------------
+
+    def grant(self, call: UnaryCall, data: bytes) -> None:
+        """Grant a lease."""
+        asked = parse(call, rpc_pb2.LeaseGrantRequest, data)
+        if asked is None:
+            return
+        try:
+            self._admission.check_write(call, Kind.LEASE_GRANT, data, asked)
+            request = self.lessor.grant_request(asked.TTL, asked.ID)
+        except errors.StatusError as error:
+            fail(call, error)
+            return
+        waiter = PendingWrite(self._responder, call, request)
+        self._responder.propose(call, Kind.LEASE_GRANT, request.SerializeToString(), waiter)
+
+    def revoke(self, call: UnaryCall, data: bytes) -> None:
+        """End a lease and delete its keys."""
+        request = parse(call, rpc_pb2.LeaseRevokeRequest, data)
+        if request is not None:
+            self._responder.propose(call, Kind.LEASE_REVOKE, data, PendingWrite(self._responder, call, request))
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def time_to_live(self, call: UnaryCall, data: bytes) -> None:
+        """How long a lease has left, and its keys: as the leader sees it."""
+        request = parse(call, rpc_pb2.LeaseTimeToLiveRequest, data)
+        if request is None:
+            return
+
+        def done(response: rpc_pb2.LeaseTimeToLiveResponse) -> None:
+            self._responder.reply(call, self._responder.revision(), response.SerializeToString())
+
+        try:
+            self._admission.check_read(call, serializable=False)
+        except errors.StatusError as error:
+            fail(call, error)
+            return
+        self.lessor.ask(
+            TimeToLive(self.lessor, request, is_local=True, done=done, failed=lambda error: fail(call, error))
+        )
+
+    def leases(self, call: UnaryCall, data: bytes) -> None:
+        """The ids of all leases, as this member knows them, the first to end first."""
+        if parse(call, rpc_pb2.LeaseLeasesRequest, data) is None:
+            return
+        try:
+            self._admission.check_read(call, serializable=False)
+        except errors.StatusError as error:
+            fail(call, error)
+            return
+        leases = [rpc_pb2.LeaseStatus(ID=lease_id) for lease_id in self.lessor.times.by_end()]
+        response = rpc_pb2.LeaseLeasesResponse(leases=leases)
+        self._responder.reply(call, self._responder.revision(), response.SerializeToString())
+
+    # -- keep-alives -------------------------------------------------------------------------------------------------
+
+    async def keep_alive(self, call: StreamCall) -> None:
+        """Renew leases until the client has said all."""
+        self._check_stream(call)
+        end = self._guard.until_leader_lost(call)
+        stream = _KeepAliveStream(self, call, end)
+        call.deliver_to(stream.receive)
+        reader = self._loop.create_task(_read_to_end(call, stream))
+        try:
+            await end
+        finally:
+            reader.cancel()
+            await asyncio.wait([reader])
+
+    def _check_stream(self, call: StreamCall) -> None:
+        try:
+            self._admission.check_read(call, serializable=False)
+        except errors.StatusError as error:
+            raise RpcError(error.code, str(error)) from None
+
+    def header(self) -> bytes:
+        """The header of a response about this moment."""
+        now = (self._responder.revision(), self._responder.node.term)
+        if now != self._header_of:
+            self._header_of = now
+            self._header = self._responder.header.encode(*now)
+        return self._header
+
+    def touched(self, stream: _KeepAliveStream) -> None:
+        """A stream has something to send: flush it soon."""
+        if not self._touched:
+            self._loop.call_soon(self._flush)
+        self._touched.append(stream)
+
+    def _flush(self) -> None:
+        touched, self._touched = self._touched, []
+        for stream in touched:
+            stream.flush()
+
+    # -- for other members -------------------------------------------------------------------------------------------
+
+    def renew_for_member(self, call: UnaryCall, data: bytes) -> None:
+        """Keep-alives that came to another member."""
+        request = parse(call, raft_pb2.LeaseRenewRequest, data)
+        if request is None:
+            return
+        group = _Group(call, len(request.ids))
+        deadline = self.lessor.new_deadline()
+        for position, lease_id in enumerate(request.ids):
+            self.lessor.keep_alive(_PassedOn(lease_id, deadline, group, position))
+
+    def time_to_live_for_member(self, call: UnaryCall, data: bytes) -> None:
+        """A question that came to another member."""
+        request = parse(call, rpc_pb2.LeaseTimeToLiveRequest, data)
+        if request is None:
+            return
+
+        def done(response: rpc_pb2.LeaseTimeToLiveResponse) -> None:
+            if not call.done:
+                call.reply(response.SerializeToString())
+
+        def failed(error: errors.StatusError) -> None:
+            if not call.done:
+                fail(call, error)
+
+        self.lessor.ask(TimeToLive(self.lessor, request, is_local=False, done=done, failed=failed))
+
+
+async def _read_to_end(call: StreamCall, stream: _KeepAliveStream) -> None:
+    """Messages go to the callback; what comes here is their end."""
+    await call.receive()
+    stream.half_closed()

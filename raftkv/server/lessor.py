@@ -1,0 +1,359 @@
+"""Leases on one member: what services ask for, and when leases end.
+
+Puts together the applied leases (``apply/leases``), this member's view of time (``lessor_times``), the leader's
+decisions (``lessor_renewals``) and the way to the leader (``lessor_routing``); owns the timer and the change of roles:
+
+    leader elected here -> a read is confirmed, so all entries before this term are applied -> primary
+    leadership lost     -> every keep-alive that waits goes to the next leader
+
+Grants and revocations travel through the log like any write. For callers inside the member:
+
+    lease_id = await lessor.grant(60)         # as LeaseGrant: TTL raised to the least, a random id
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from raftkv import errors
+from raftkv.apply.applier import Outcome
+from raftkv.apply.leases import TTL_MAX_S, Leases
+from raftkv.apply.request import Kind
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.raft.types import StateRole
+from raftkv.rpc.channel import Channel
+from raftkv.server.lessor_renewals import Done, Expiry, Renewals, Ticket
+from raftkv.server.lessor_routing import Router
+from raftkv.server.lessor_times import BEAT_S, LeaseClock, LeaseTimes
+from raftkv.server.node import Node
+from raftkv.server.proposals import Waiter
+
+_PEER: Final = SERVICES["raftkvpb.Peer"]
+LEASE_RENEW_PATH: Final = _PEER["LeaseRenew"].path
+LEASE_TIME_TO_LIVE_PATH: Final = _PEER["LeaseTimeToLive"].path
+
+
+class _Decision(Waiter):
+    """A decision of this leader on its way through the log."""
+
+    __slots__ = ("done",)
+
+    def __init__(self, request: raft_pb2.LeaseDecision, done: Done) -> None:
+        self.request = request
+        self.done = done
+
+    def finish(self, outcome: Outcome) -> None:
+        self.done(outcome.error)
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.done(error)
+
+
+class _Awaited(Waiter):
+    """A proposal that a coroutine waits for."""
+
+    __slots__ = ("applied",)
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        self.applied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def finish(self, outcome: Outcome) -> None:
+        if not self.applied.done():
+            if outcome.error is None:
+                self.applied.set_result(None)
+            else:
+                self.applied.set_exception(outcome.error)
+
+    def fail(self, error: errors.StatusError) -> None:
+        if not self.applied.done():
+            self.applied.set_exception(error)
+
+
+class _Barrier:
+    """Waits until everything before the term of a new leader is applied."""
+
+    def __init__(self, lessor: Lessor) -> None:
+        self.lessor = lessor
+
+    def ready(self) -> None:
+        self.lessor.barrier_passed(self)
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.lessor.barrier_failed(self)
+
+
+class _Renewal:
+    """Keep-alives of one turn, as an errand."""
+
+    path = LEASE_RENEW_PATH
+
+    def __init__(self, renewals: Renewals, tickets: list[Ticket]) -> None:
+        self.deadline = tickets[0].deadline
+        self.is_local = tickets[0].is_local
+        self._renewals = renewals
+        self._tickets = tickets
+
+    def serve(self) -> None:
+        self._renewals.take(self._tickets)
+
+    def request(self) -> bytes:
+        ids = [ticket.lease_id for ticket in self._tickets]
+        return raft_pb2.LeaseRenewRequest(ids=ids).SerializeToString()
+
+    def take(self, response: bytes) -> None:
+        ttls = raft_pb2.LeaseRenewResponse.FromString(response).ttls
+        if len(ttls) != len(self._tickets):
+            raise ValueError(f"{len(ttls)} answers to {len(self._tickets)} keep-alives")
+        for ticket, ttl_s in zip(self._tickets, ttls, strict=True):
+            ticket.answer(ttl_s)
+
+    def fail(self, error: errors.StatusError) -> None:
+        for ticket in self._tickets:
+            ticket.fail(error)
+
+
+class TimeToLive:
+    """A question for the time that a lease has left, as an errand.
+
+    Arguments:
+        lessor: of this member.
+        request: the client's.
+        deadline: loop time.
+        is_local: whether the client is this member's.
+        done: gets the response without its header.
+        failed: gets the error instead.
+    """
+
+    path = LEASE_TIME_TO_LIVE_PATH
+
+    def __init__(
+        self,
+        lessor: Lessor,
+        request: rpc_pb2.LeaseTimeToLiveRequest,
+        *,
+        is_local: bool,
+        done: Callable[[rpc_pb2.LeaseTimeToLiveResponse], None],
+        failed: Callable[[errors.StatusError], None],
+    ) -> None:
+        self.deadline = lessor.new_deadline()
+        self.is_local = is_local
+        self.fail = failed
+        self._lessor = lessor
+        self._request = request
+        self._done = done
+
+    def serve(self) -> None:
+        """See ``Errand``."""
+        self._done(self._lessor.time_to_live(self._request))
+
+    def request(self) -> bytes:
+        """See ``Errand``."""
+        return self._request.SerializeToString()
+
+    def take(self, response: bytes) -> None:
+        """See ``Errand``."""
+        self._done(rpc_pb2.LeaseTimeToLiveResponse.FromString(response))
+
+
+class Lessor:
+    """See the module.
+
+    Arguments:
+        node: of the member.
+        leases: as applied.
+        lease_keys: the keys attached to a lease.
+        ttl_min_s: shortest TTL that is granted.
+        channel, introduction: see ``Router``.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        leases: Leases,
+        lease_keys: Callable[[int], list[bytes]],
+        *,
+        ttl_min_s: int,
+        channel: Callable[[int], Channel | None],
+        introduction: Callable[[int], tuple[tuple[str, str], ...]],
+    ) -> None:
+        self._node = node
+        self._lease_keys = lease_keys
+        self._ttl_min_s = ttl_min_s
+        self._loop = asyncio.get_running_loop()
+        self._clock = LeaseClock(self._loop.time)
+        self.times = LeaseTimes(self._clock, self._lease_ended)
+        self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on)
+        self._expiry = Expiry(self.times, self._propose)
+        self._router = Router(node, self._is_primary, channel, introduction)
+        self._random = random.SystemRandom()
+        self._arrived: list[Ticket] = []
+        self._arrived_elsewhere: list[Ticket] = []
+        self._barrier: _Barrier | None = None
+        self._term = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.times.reloaded(leases.granted)
+        leases.observer = self.times
+        node.on_leader_change.append(self._leader_changed)
+        node.on_applied.append(self._renewals.applied)
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Let time pass."""
+        self._timer = self._loop.call_later(BEAT_S, self._beat)
+
+    def stop(self) -> None:
+        """Decide nothing more; whoever waits is told."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for ticket in self._renewals.surrender() + self._arrived + self._arrived_elsewhere:
+            ticket.fail(errors.StoppedError())
+        self._arrived.clear()
+        self._arrived_elsewhere.clear()
+        self._router.close()
+
+    def _beat(self) -> None:
+        self._timer = self._loop.call_later(BEAT_S, self._beat)
+        try:
+            self._clock.beat()
+            if self.times.is_primary and not self._is_primary():
+                self._leader_changed()  # lost and won again between two looks: another term
+            if self.times.is_primary:
+                self._expiry.sweep()
+            self._router.tick()
+        except Exception as error:
+            self._node.fatal(error)
+
+    # -- roles -------------------------------------------------------------------------------------------------------
+
+    def _is_primary(self) -> bool:
+        return self.times.is_primary and self._node.term == self._term
+
+    def _leader_changed(self) -> None:
+        self.times.demote()
+        self._expiry.surrender()
+        self._barrier = None
+        tickets = self._renewals.surrender()
+        if self._node.role == StateRole.LEADER:
+            self._raise_barrier()
+        self._router.retry_all()
+        self._send_on(tickets)
+
+    def _raise_barrier(self) -> None:
+        self._barrier = _Barrier(self)
+        if not self._node.stopped:
+            self._node.read(self._barrier)
+
+    def barrier_passed(self, barrier: _Barrier) -> None:
+        """Everything before this leader's term is applied, so its view of renewals is complete."""
+        if barrier is self._barrier:
+            self._barrier = None
+            self._term = self._node.term
+            self.times.promote()
+            self._router.retry_all()
+
+    def barrier_failed(self, barrier: _Barrier) -> None:
+        """No quorum answered: try again for as long as this member takes itself for the leader."""
+        if barrier is self._barrier:
+            self._raise_barrier()
+
+    def _lease_ended(self, lease_id: int) -> None:
+        self._renewals.lease_ended(lease_id)
+
+    def _propose(self, kind: int, lease_ids: Sequence[int], done: Done) -> None:
+        decision = raft_pb2.LeaseDecision(term=self._term, ids=lease_ids)
+        try:
+            self._node.propose(kind, decision.SerializeToString(), _Decision(decision, done))
+        except errors.StatusError as error:
+            done(error)
+
+    # -- keep-alives and questions -----------------------------------------------------------------------------------
+
+    def new_deadline(self) -> float:
+        """Until when a request that comes now is worth an answer (loop time)."""
+        return self._loop.time() + self._node.settings.request_timeout_s
+
+    def keep_alive(self, ticket: Ticket) -> None:
+        """Renew a lease; all that comes in a turn of the loop travels together."""
+        if not self._arrived and not self._arrived_elsewhere:
+            self._loop.call_soon(self._dispatch)
+        (self._arrived if ticket.is_local else self._arrived_elsewhere).append(ticket)
+
+    def _dispatch(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        elsewhere, self._arrived_elsewhere = self._arrived_elsewhere, []
+        for tickets in (arrived, elsewhere):
+            if tickets:
+                self._router.route(_Renewal(self._renewals, tickets))
+
+    def _send_on(self, tickets: list[Ticket]) -> None:
+        """To whoever leads now."""
+        for is_local in (True, False):
+            group = [ticket for ticket in tickets if ticket.is_local is is_local]
+            if group:
+                self._router.route(_Renewal(self._renewals, group))
+
+    def ask(self, question: TimeToLive) -> None:
+        """Have a question answered by the leader."""
+        self._router.route(question)
+
+    def time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> rpc_pb2.LeaseTimeToLiveResponse:
+        """The answer of this member, which must be the confirmed leader. TTL -1: no such lease."""
+        response = rpc_pb2.LeaseTimeToLiveResponse(ID=request.ID, TTL=-1)
+        granted_s = self.times.ttl_s(request.ID)
+        if granted_s:
+            response.TTL = int(self.times.remaining_s(request.ID))
+            response.grantedTTL = granted_s
+            if request.keys:
+                response.keys.extend(self._lease_keys(request.ID))
+        return response
+
+    # -- writes ------------------------------------------------------------------------------------------------------
+
+    def grant_request(self, ttl_s: int, lease_id: int = 0) -> rpc_pb2.LeaseGrantRequest:
+        """The entry that grants a lease: all that is chosen is chosen before it goes into the log.
+
+        Arguments:
+            ttl_s: asked for; raised to the least.
+            lease_id: 0 for a random one.
+
+        Raises:
+            LeaseTTLTooLargeError: above what is granted to anybody.
+        """
+        if ttl_s > TTL_MAX_S:
+            raise errors.LeaseTTLTooLargeError
+        while lease_id == 0:
+            lease_id = self._random.getrandbits(63)
+        return rpc_pb2.LeaseGrantRequest(TTL=max(ttl_s, self._ttl_min_s), ID=lease_id)
+
+    async def grant(self, ttl_s: int) -> int:
+        """Grant a lease to a caller inside this member; its id.
+
+        Raises:
+            StatusError: as LeaseGrant answers.
+        """
+        request = self.grant_request(ttl_s)
+        await self._through_log(Kind.LEASE_GRANT, request)
+        return request.ID
+
+    async def revoke(self, lease_id: int) -> None:
+        """End a lease for a caller inside this member.
+
+        Raises:
+            StatusError: as LeaseRevoke answers.
+        """
+        await self._through_log(Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id))
+
+    async def _through_log(self, kind: int, request: Any) -> None:
+        waiter = _Awaited(request)
+        request_id = self._node.propose(kind, request.SerializeToString(), waiter)
+        try:
+            await waiter.applied
+        except asyncio.CancelledError:
+            self._node.proposals.pop(request_id)
+            raise

@@ -1,0 +1,236 @@
+"""When leases end: the local, volatile half of leases, which no member agrees on with another.
+
+Owns this member's lease clock, when it saw each lease renewed, and on the leader when each lease ends. Pure but for
+the clock it is given, so that time can be simulated.
+
+    every member: entry GRANT or RENEW applied  -> renewed_at = now
+    new leader:   ends_at = renewed_at + TTL + LOGGED_S      (``promote``, once all entries before its term are applied)
+    keep-alive:   ends_at = now + TTL
+    sweep:        ends_at <= now -> doomed: its end is on its way into the log, nothing renews it any more
+
+Why a new leader ends no lease early: a leader answers a keep-alive only if a RENEW of that lease was proposed less
+than ``LOGGED_S`` before, and applied. Every member saw that entry later than it was proposed, hence less than
+``LOGGED_S`` before the answer or after it. A restart sees all leases renewed at its start.
+
+The lease clock is monotonic; the wall clock is never read. It runs with ``beat``, which is called every ``BEAT_S``:
+when a beat is late because the process stood still, all but ``STALL_S`` of the delay is left out, because keep-alives
+that came meanwhile wait in the sockets and must be read before leases end for the lack of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+LOGGED_S: Final = 0.5
+"""A renewal in the log lets the leader answer keep-alives from memory for so long."""
+
+BEAT_S: Final = 0.1
+STALL_S: Final = 0.5
+
+GONE: Final = 0
+DYING: Final = 1
+FRESH: Final = 2
+UNLOGGED: Final = 3
+"""What becomes of a keep-alive: see ``LeaseTimes.renew``."""
+
+_STALE_MAX: Final = 1_000
+
+
+class LeaseClock:
+    """See the module.
+
+    Arguments:
+        monotonic: seconds that never go back.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self.monotonic = monotonic
+        self._before = 0.0
+        self._beat_at = monotonic()
+
+    def now(self) -> float:
+        """Seconds of lease time."""
+        since = self.monotonic() - self._beat_at
+        return self._before + (since if since < BEAT_S + STALL_S else BEAT_S + STALL_S)
+
+    def beat(self) -> None:
+        """The process is alive: time goes on."""
+        self._before = self.now()
+        self._beat_at = self.monotonic()
+
+
+class _Lease:
+    __slots__ = ("doomed", "ends_at", "logged_at", "queued_at", "renewed_at", "ttl_s")
+
+    def __init__(self, ttl_s: int, now: float) -> None:
+        self.ttl_s = ttl_s
+        self.renewed_at = now
+        self.ends_at = now + ttl_s
+        # When the last RENEW that this leader saw applied was proposed, in seconds of the monotonic clock.
+        self.logged_at = -math.inf
+        # Where the heap has it; an entry of the heap that says otherwise is stale.
+        self.queued_at = math.inf
+        self.doomed = False
+
+
+class LeaseTimes:
+    """See the module. Observes ``apply.leases.Leases``.
+
+    Arguments:
+        clock: this member's lease clock.
+        on_end: told of every lease that is gone.
+
+    Attributes:
+        is_primary: whether this member decides when leases end.
+        granted_total, revoked_total, expired_total, renewed_total: since the start.
+    """
+
+    def __init__(self, clock: LeaseClock, on_end: Callable[[int], None]) -> None:
+        self.is_primary = False
+        self.granted_total = self.revoked_total = self.expired_total = self.renewed_total = 0
+        self._clock = clock
+        self._on_end = on_end
+        self._leases: dict[int, _Lease] = {}
+        self._heap: list[tuple[float, int]] = []
+        # Doomed, and to be proposed again because it is not known whether the last proposal arrived.
+        self._again: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    # -- what was applied --------------------------------------------------------------------------------------------
+
+    def granted(self, lease_id: int, ttl_s: int) -> None:
+        """A lease exists now, as if just renewed."""
+        self.granted_total += 1
+        lease = self._leases[lease_id] = _Lease(ttl_s, self._clock.now())
+        if self.is_primary:
+            self._push(lease_id, lease)
+
+    def renewed(self, lease_ids: Sequence[int]) -> None:
+        """A RENEW was applied."""
+        now = self._clock.now()
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)
+            if lease is not None:
+                lease.renewed_at = now
+
+    def ended(self, lease_id: int, *, expired: bool) -> None:
+        """A lease is gone."""
+        self.revoked_total += 1
+        self.expired_total += expired
+        self._leases.pop(lease_id, None)
+        if len(self._heap) > 2 * len(self._leases) + _STALE_MAX:
+            self._rebuild_heap()
+        self._on_end(lease_id)
+
+    def reloaded(self, granted: dict[int, int]) -> None:
+        """These are the leases now; nobody knows when they were renewed, so they count as renewed just now."""
+        now = self._clock.now()
+        gone = self._leases.keys() - granted.keys()
+        self.demote()
+        self._leases = {lease_id: _Lease(ttl_s, now) for lease_id, ttl_s in granted.items()}
+        for lease_id in gone:
+            self._on_end(lease_id)
+
+    # -- leadership --------------------------------------------------------------------------------------------------
+
+    def promote(self) -> None:
+        """This member leads, and everything that leaders before it committed is applied."""
+        for lease in self._leases.values():
+            lease.ends_at = lease.renewed_at + lease.ttl_s + LOGGED_S
+            lease.logged_at = -math.inf
+            lease.doomed = False
+        self._again.clear()
+        self._rebuild_heap()
+        self.is_primary = True
+
+    def demote(self) -> None:
+        """This member does not lead, or does not know that it does."""
+        self.is_primary = False
+        self._heap.clear()
+        self._again.clear()
+
+    # -- what the primary decides ------------------------------------------------------------------------------------
+
+    def renew(self, lease_id: int) -> int:
+        """A keep-alive came, and the leadership of this member was confirmed since.
+
+        Returns:
+            GONE: no such lease. DYING: it is over and will be gone soon; nothing can save it. FRESH: renewed, and the
+            log knows of it as far as is needed. UNLOGGED: renewed here; to be answered once a RENEW is applied.
+        """
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return GONE
+        now = self._clock.now()
+        if lease.doomed or lease.ends_at <= now:
+            return DYING
+        lease.ends_at = now + lease.ttl_s
+        # Not in lease time, which may stand still while the clocks of other members run.
+        return FRESH if self._clock.monotonic() - lease.logged_at < LOGGED_S else UNLOGGED
+
+    def note_logged(self, lease_ids: Sequence[int], proposed_at: float) -> None:
+        """A RENEW that this leader proposed (monotonic time) is applied."""
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)
+            if lease is not None:
+                lease.logged_at = proposed_at
+
+    def take_due(self, count_max: int) -> list[int]:
+        """Leases that are over now, doomed by this call; the end of each must be proposed."""
+        due: list[int] = []
+        while self._again and len(due) < count_max:
+            lease_id = self._again.popleft()
+            if lease_id in self._leases:
+                due.append(lease_id)
+        now = self._clock.now()
+        while self._heap and self._heap[0][0] <= now and len(due) < count_max:
+            queued_at, lease_id = heapq.heappop(self._heap)
+            lease = self._leases.get(lease_id)
+            if lease is None or lease.queued_at != queued_at or lease.doomed:
+                continue
+            if lease.ends_at > now:
+                self._push(lease_id, lease)  # renewed since
+            else:
+                lease.doomed = True
+                due.append(lease_id)
+        return due
+
+    def give_back(self, lease_ids: Sequence[int]) -> None:
+        """The proposal of their end failed: they stay doomed, as it may arrive yet, and become due again."""
+        self._again.extend(lease_ids)
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def ttl_s(self, lease_id: int) -> int:
+        """Seconds that the lease was granted for; 0 if it is gone."""
+        lease = self._leases.get(lease_id)
+        return 0 if lease is None else lease.ttl_s
+
+    def remaining_s(self, lease_id: int) -> float:
+        """Seconds until a lease that exists ends, as this member sees it; 0 if it is over already."""
+        return max(0.0, self._leases[lease_id].ends_at - self._clock.now())
+
+    def by_end(self) -> list[int]:
+        """All leases, the first to end first: for members that do not lead, as of the last renewal in the log."""
+        if self.is_primary:
+            return sorted(self._leases, key=lambda lease_id: (self._leases[lease_id].ends_at, lease_id))
+        ends = {lease_id: lease.renewed_at + lease.ttl_s for lease_id, lease in self._leases.items()}
+        return sorted(ends, key=lambda lease_id: (ends[lease_id], lease_id))
+
+    # -- the heap ----------------------------------------------------------------------------------------------------
+
+    def _push(self, lease_id: int, lease: _Lease) -> None:
+        lease.queued_at = lease.ends_at
+        heapq.heappush(self._heap, (lease.queued_at, lease_id))
+
+    def _rebuild_heap(self) -> None:
+        for lease in self._leases.values():
+            lease.queued_at = lease.ends_at
+        self._heap = [(lease.queued_at, lease_id) for lease_id, lease in self._leases.items() if not lease.doomed]
+        heapq.heapify(self._heap)
