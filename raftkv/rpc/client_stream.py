@@ -16,7 +16,7 @@ be cancelled: use ``async with``, or call ``cancel``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,10 @@ class ClientStream:
     async def receive(self) -> bytes | None:
         """Return the next response message; None after the last; raise RpcError if the call failed."""
         return await self._inbox.get()
+
+    def deliver_to(self, listener: Callable[[bytes], None]) -> None:
+        """Hand every message to ``listener`` as it comes; ``receive`` then only tells the end. See ``Inbox``."""
+        self._inbox.deliver_to(listener)
 
     async def send(self, message: bytes) -> None:
         """Queue a request message, after waiting for room in the send buffer.
