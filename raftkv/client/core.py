@@ -110,6 +110,10 @@ class Client:
     ) -> None:
         await self.close()
 
+    def begin_close(self) -> None:
+        """Let nothing new begin; what runs goes on until ``close``."""
+        self._closed = True
+
     async def close(self) -> None:
         """Close all connections."""
         self._closed = True
@@ -167,9 +171,19 @@ class Client:
             raise from_status(error.code, error.text, definite=error.definite) from None
         return Stream(call, method.response, chosen.text)
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    @property
+    def endpoint(self) -> str:
+        """Where calls and streams go at present, as ``endpoints`` write it."""
+        return self.endpoints[self._current % len(self.endpoints)].text
+
     def next_endpoint(self, failed: str) -> None:
         """Let calls and streams go to the next endpoint, if ``failed`` is the one they go to at present."""
-        if self.endpoints[self._current % len(self.endpoints)].text == failed:
+        if self.endpoint == failed:
             self._current = (self._current + 1) % len(self.endpoints)
 
     def forget_token(self, error: StatusError) -> bool:

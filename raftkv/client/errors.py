@@ -95,6 +95,18 @@ class TermLost(FenceLost):
     """An election was lost while leading or waiting to lead."""
 
 
+class LockNotFree(errors.RaftKVError, TimeoutError):
+    """A lock or a term was not to be had in the time given; nothing is held and nobody is in line."""
+
+    definite = True
+
+    def __init__(self, name: str | bytes, timeout_s: float | None, by_whom: str = "by others") -> None:
+        shown = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
+        within = "" if timeout_s is None else f" for all of {timeout_s:g} s"
+        super().__init__(f"{shown!r} is held or waited for {by_whom}{within}")
+        self.name = name
+
+
 class TxnConflict(errors.RaftKVError):
     """An STM transaction met other writers every time; nothing was written."""
 

@@ -12,7 +12,7 @@ time: once the cluster has compacted that revision, the next page raises ``Compa
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from raftkv.client import methods
 from raftkv.client.operations import GetRange
@@ -38,7 +38,7 @@ class Pages(Scope):
         keys_only: bool = False,
         serializable: bool = False,
         timeout_s: float | None = None,
-    ) -> AsyncIterator[RangeResult]:
+    ) -> AsyncGenerator[RangeResult, None]:
         """Read an interval in pages.
 
         Arguments:
@@ -78,7 +78,7 @@ class Pages(Scope):
         keys_only: bool = False,
         serializable: bool = False,
         timeout_s: float | None = None,
-    ) -> AsyncIterator[KeyValue]:
+    ) -> AsyncGenerator[KeyValue, None]:
         """As ``pages``, key by key."""
         async for page in self.pages(
             key,

@@ -1,0 +1,112 @@
+"""The asyncio client of raftkv; works with any server that speaks etcd's v3 API.
+
+::
+
+    import raftkv.aio
+    from raftkv.aio import get, put
+
+    async with raftkv.aio.connect("127.0.0.1:2379,127.0.0.1:2381") as kv:
+        await kv.put("jobs/a", b"1")
+        item = await kv.get("jobs/a")                                       # KeyValue or None
+        page = await kv.range("jobs/", prefix=True, limit=100)
+
+        ok, results = await kv.txn().when(kv.version("jobs/a") == 0).then(put("jobs/a", b"1")).commit()
+
+        async for event in kv.watch("jobs/", prefix=True): ...              # survives members; no event lost or twice
+
+        async with kv.lease(ttl=10) as lease:                               # a loss interrupts the block
+            await kv.put("workers/1", b"here", lease=lease)
+        async with kv.lock("name", ttl=10) as lock:
+            await kv.put("x", b"y", fence=lock)                             # only while the lock is held
+        async with kv.campaign("leader", b"me") as term: ...
+
+Where to read on: ``raftkv.client.library`` (``connect``, ``Client``), then one module for each idea: ``kv``, ``txn``,
+``pages``, ``bulk``, ``watch``, ``lease``, ``session``, ``lock``, ``election``, ``stm``, ``admin``. The blocking face
+with the same names is ``raftkv`` itself.
+
+Errors are those of ``raftkv.errors`` and the few below. ``error.definite`` answers the question that matters after a
+write has failed: True if it certainly did not happen.
+"""
+
+from __future__ import annotations
+
+from raftkv.client.compares import create_revision, lease_of, mod_revision, value, version
+from raftkv.client.election import Term
+from raftkv.client.errors import (
+    AuthenticationFailed,
+    EndpointsFailed,
+    FenceLost,
+    LeaseLost,
+    LockLost,
+    LockNotFree,
+    TermLost,
+    TxnConflict,
+    WatchCanceled,
+)
+from raftkv.client.lease import Lease
+from raftkv.client.library import Client, connect
+from raftkv.client.lock import Lock
+from raftkv.client.operations import delete, get, get_range, put
+from raftkv.client.session import Session
+from raftkv.client.stm import Transaction
+from raftkv.client.txn import Txn, txn
+from raftkv.client.values import (
+    Alarm,
+    DeleteResult,
+    EndpointStatus,
+    Event,
+    KeyValue,
+    LeaseInfo,
+    Member,
+    PutResult,
+    RangeResult,
+    TxnResult,
+)
+from raftkv.client.watch import Watch
+from raftkv.errors import CompactedError as Compacted
+from raftkv.errors import ConfigError, RaftKVError, StatusError
+
+__all__ = [
+    "Alarm",
+    "AuthenticationFailed",
+    "Client",
+    "Compacted",
+    "ConfigError",
+    "DeleteResult",
+    "EndpointStatus",
+    "EndpointsFailed",
+    "Event",
+    "FenceLost",
+    "KeyValue",
+    "Lease",
+    "LeaseInfo",
+    "LeaseLost",
+    "Lock",
+    "LockLost",
+    "LockNotFree",
+    "Member",
+    "PutResult",
+    "RaftKVError",
+    "RangeResult",
+    "Session",
+    "StatusError",
+    "Term",
+    "TermLost",
+    "Transaction",
+    "Txn",
+    "TxnConflict",
+    "TxnResult",
+    "Watch",
+    "WatchCanceled",
+    "connect",
+    "create_revision",
+    "delete",
+    "get",
+    "get_range",
+    "lease_of",
+    "mod_revision",
+    "put",
+    "txn",
+    "value",
+    "version",
+]

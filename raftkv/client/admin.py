@@ -1,0 +1,96 @@
+"""Looking after a cluster: members, status, compaction, alarms.
+
+for one in await kv.status(): print(one.endpoint, one.healthy, one.version, one.error)
+await kv.compact((await kv.get("x")).mod_revision)
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from raftkv.client import methods
+from raftkv.client.scope import Scope
+from raftkv.client.values import Alarm, EndpointStatus, Member
+from raftkv.errors import StatusError
+from raftkv.pb import rpc_pb2
+
+
+class Admin(Scope):
+    """The part of a client that looks after the cluster."""
+
+    async def status(self, endpoint: str | None = None, *, timeout_s: float | None = None) -> list[EndpointStatus]:
+        """What every endpoint says of itself, side by side; one that does not answer has ``error``.
+
+        Arguments:
+            endpoint: only this one.
+            timeout_s: for all of them; None: the client's.
+        """
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        endpoints = [one.text for one in self.core.endpoints] if endpoint is None else [endpoint]
+        return await asyncio.gather(*(self._status_of(one, limit_s) for one in endpoints))
+
+    async def _status_of(self, endpoint: str, timeout_s: float) -> EndpointStatus:
+        try:
+            answer = await self.core.call_at(endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=timeout_s)
+        except StatusError as error:
+            return EndpointStatus(endpoint, str(error))
+        return EndpointStatus(
+            endpoint,
+            version=answer.version,
+            member_id=answer.header.member_id,
+            leader_id=answer.leader,
+            revision=answer.header.revision,
+            db_size_bytes=answer.dbSize,
+            raft_term=answer.raftTerm,
+            raft_index=answer.raftIndex,
+            raft_applied_index=answer.raftAppliedIndex,
+            is_learner=answer.isLearner,
+            errors=tuple(answer.errors),
+        )
+
+    async def members(self, *, timeout_s: float | None = None) -> list[Member]:
+        """The members of the cluster."""
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        request = rpc_pb2.MemberListRequest(linearizable=True)
+        answer = await self.core.call(methods.MEMBER_LIST, request, timeout_s=limit_s)
+        return [
+            Member(one.ID, one.name, tuple(one.peerURLs), tuple(one.clientURLs), one.isLearner)
+            for one in answer.members
+        ]
+
+    async def compact(self, revision: int, *, physical: bool = False, timeout_s: float | None = None) -> int:
+        """Discard history before a revision; returns the revision of the store.
+
+        Arguments:
+            revision: the oldest that can still be read.
+            physical: wait until it is gone from the database too.
+            timeout_s: None: the client's.
+
+        Raises:
+            Compacted: it was done already.
+            FutureRevisionError: there is no such revision yet.
+        """
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        request = rpc_pb2.CompactionRequest(revision=revision, physical=physical)
+        return (await self.core.call(methods.COMPACT, request, timeout_s=limit_s)).header.revision
+
+    async def alarms(self, *, timeout_s: float | None = None) -> list[Alarm]:
+        """Alarms that are on."""
+        return await self._alarm(rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET), timeout_s)
+
+    async def disarm(self, *, timeout_s: float | None = None) -> list[Alarm]:
+        """Switch all alarms off, after their causes are gone; returns those that were on."""
+        on = await self.alarms(timeout_s=timeout_s)
+        for alarm in on:
+            request = rpc_pb2.AlarmRequest(
+                action=rpc_pb2.AlarmRequest.DEACTIVATE,
+                memberID=alarm.member_id,
+                alarm=alarm.kind,
+            )
+            await self._alarm(request, timeout_s)
+        return on
+
+    async def _alarm(self, request: rpc_pb2.AlarmRequest, timeout_s: float | None) -> list[Alarm]:
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        answer = await self.core.call(methods.ALARM, request, timeout_s=limit_s)
+        return [Alarm(one.memberID, rpc_pb2.AlarmType.Name(one.alarm)) for one in answer.alarms]

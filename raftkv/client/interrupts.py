@@ -1,0 +1,62 @@
+"""Stopping a block of code when what it relies on is lost.
+
+Works as ``asyncio.timeout`` does: the task in the block is cancelled, and at the end of the block that cancellation
+becomes an error of our own. Cancellations from elsewhere pass through.
+
+::
+
+    with interrupting(lease) :          # CancelledError inside becomes LeaseLost outside
+        await something_long()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+
+class Interrupt:
+    """One block of one task.
+
+    Arguments:
+        subscribe: is given ``fire`` to call on the loss, and returns how to take that back.
+        error: makes the error that the block ends with.
+    """
+
+    __slots__ = ("_cancelling", "_error", "_subscribe", "_task", "_unsubscribe", "fired")
+
+    def __init__(
+        self, subscribe: Callable[[Callable[[Any], None]], Callable[[], None]], error: Callable[[], Exception]
+    ) -> None:
+        self.fired = False
+        self._subscribe = subscribe
+        self._error = error
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._unsubscribe: Callable[[], None] | None = None
+
+    def fire(self, lost: Any = None) -> None:
+        """The loss has happened. A task that has found it out by itself is about to raise, and is left alone."""
+        if self.fired or self._task is None or self._task is asyncio.current_task():
+            return
+        self.fired = True
+        self._task.cancel()
+
+    def __enter__(self) -> Interrupt:
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self._unsubscribe = self._subscribe(self.fire)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        task, self._task = self._task, None
+        if not self.fired or task is None or task is not asyncio.current_task():
+            return
+        if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise self._error() from None

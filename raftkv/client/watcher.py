@@ -1,0 +1,166 @@
+"""One watcher: what it asked for, how far it has come, what its reader has not taken yet. No I/O.
+
+Invariants:
+1. ``next_revision`` is right behind the last revision that was queued or known to hold nothing for it: a watcher that
+   is created again from there misses nothing. It never goes back, and what lies before it is not queued again.
+2. A batch holds whole revisions, so a reader never sees a part of one.
+3. The queue is bounded: once it holds ``queue_bytes`` the hub gives the watcher up at the cluster (``parked``), and
+   asks for the rest from ``next_revision`` when half of it is read. Others are not held up, and memory does not grow;
+   the price is that a reader which is slower than the compactions of the cluster meets ``Compacted``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raftkv.pb import rpc_pb2
+
+if TYPE_CHECKING:
+    from raftkv.pb import kv_pb2
+
+QUEUE_BYTES = 4 * 1024 * 1024
+"""Events that may wait for the reader of one watcher, as they came over the wire."""
+
+Batch = Sequence["kv_pb2.Event"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is watched: an interval as the store knows it, and which of its events."""
+
+    key: bytes
+    range_end: bytes = b""
+    start_revision: int = 0
+    prev_kv: bool = False
+    no_put: bool = False
+    no_delete: bool = False
+
+
+class Watcher:
+    """The state of one watcher.
+
+    Attributes:
+        next_revision: where it goes on; 0: at whatever is new when the cluster creates it.
+        created: the cluster has confirmed it once.
+        parked: its queue is full, nothing is asked for.
+        ended: it gets nothing more; ``error`` says why, if it was not its reader's wish.
+        id: on the present stream; 0: it is not there.
+    """
+
+    __slots__ = (
+        "_batches",
+        "_queued_bytes",
+        "_waiters",
+        "created",
+        "ended",
+        "error",
+        "id",
+        "next_revision",
+        "parked",
+        "queue_bytes",
+        "request",
+    )
+
+    def __init__(self, request: Request, queue_bytes: int = QUEUE_BYTES) -> None:
+        self.request = request
+        self.queue_bytes = queue_bytes
+        self.next_revision = request.start_revision
+        self.id = 0
+        self.created = False
+        self.parked = False
+        self.ended = False
+        self.error: Exception | None = None
+        self._batches: deque[tuple[Batch, int]] = deque()
+        self._queued_bytes = 0
+        self._waiters: list[asyncio.Future[None]] = []
+
+    # ---- for the hub
+
+    def to_message(self) -> rpc_pb2.WatchRequest:
+        """The message that creates it, from where it has come to."""
+        request = self.request
+        create = rpc_pb2.WatchCreateRequest(
+            key=request.key,
+            range_end=request.range_end,
+            start_revision=self.next_revision,
+            # Keeps the resume point of an idle watcher ahead of compaction.
+            progress_notify=True,
+            prev_kv=request.prev_kv,
+            watch_id=self.id,
+        )
+        if request.no_put:
+            create.filters.append(rpc_pb2.WatchCreateRequest.NOPUT)
+        if request.no_delete:
+            create.filters.append(rpc_pb2.WatchCreateRequest.NODELETE)
+        return rpc_pb2.WatchRequest(create_request=create)
+
+    def confirm(self, revision: int) -> None:
+        """The cluster has created it while its store was at ``revision``."""
+        if not self.next_revision:
+            self.next_revision = revision + 1
+        self.created = True
+        self._wake()
+
+    def accept(self, events: Batch, revision: int, size_bytes: int) -> None:
+        """Take events, or without any the promise that there are none up to ``revision``."""
+        if not events:
+            self.advance(revision)
+            return
+        if events[0].kv.mod_revision < self.next_revision:
+            events = [event for event in events if event.kv.mod_revision >= self.next_revision]
+            if not events:
+                return
+        self.next_revision = events[-1].kv.mod_revision + 1
+        self._batches.append((events, size_bytes))
+        self._queued_bytes += size_bytes
+        self._wake()
+
+    def advance(self, revision: int) -> None:
+        """It has been sent everything up to ``revision``."""
+        self.next_revision = max(self.next_revision, revision + 1)
+
+    @property
+    def is_full(self) -> bool:
+        """Its reader is so far behind that it must be parked."""
+        return self._queued_bytes >= self.queue_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Its reader has come so far that it may go on after it was parked."""
+        return self._queued_bytes <= self.queue_bytes // 2
+
+    def end(self, error: Exception | None = None) -> None:
+        """It gets nothing more; what is queued can still be read."""
+        if not self.ended:
+            self.ended = True
+            self.error = error
+            self._wake()
+
+    # ---- for the reader
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is queued."""
+        return not self._batches
+
+    def take(self) -> Batch:
+        """The oldest batch; only if there is one."""
+        batch, size_bytes = self._batches.popleft()
+        self._queued_bytes -= size_bytes
+        return batch
+
+    async def changed(self) -> None:
+        """Wait until something happens to it."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
