@@ -29,9 +29,9 @@ CHANNEL_OPTIONS = [
 ]
 
 
-def open_channel(member: Member) -> grpc.aio.Channel:
-    """A connection of its own to a member."""
-    return grpc.aio.insecure_channel(member.address, options=CHANNEL_OPTIONS)
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A connection of its own to a member's address."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 class Gate:
@@ -81,7 +81,7 @@ class Client:
         self._recorder = recorder
         self._gate = gate
         self._timeout_s = timeout_s
-        self._channels = [open_channel(member) for member in members]
+        self._channels = [open_channel(member.address) for member in members]
         self._at = 0
         self._values = 0
 

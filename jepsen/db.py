@@ -6,6 +6,8 @@ over its lives; every start adds one to ``lives``. Layout of a run's folder:
     <run>/m1/data/      the member's data directory
     <run>/m1/log        what all its lives wrote
 
+With ``Settings.network`` what members and clients dial are doors of ``network.py``, not the ports listened on.
+
 Ports are taken below the ephemeral range, so that no outgoing connection can sit on the port of a member that is down.
 Where util-linux has ``setpriv``, members die with the harness even if that is killed.
 """
@@ -23,6 +25,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
+
+from jepsen.network import Network
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -45,6 +49,7 @@ class Settings:
     """How members are run.
 
     heartbeat_ms, election_ms: Raft's times; snapshot_count: entries between snapshots, small enough to happen in a run.
+    network: put the harness's relays between members, and between them and clients (needed for network faults).
     """
 
     system: str = "raftkv"
@@ -53,6 +58,7 @@ class Settings:
     election_ms: int = 500
     snapshot_count: int = 1000
     flags: tuple[str, ...] = ()
+    network: bool = False
 
 
 @dataclass(slots=True)
@@ -63,6 +69,8 @@ class Member:
     folder: Path
     client_port: int
     peer_port: int
+    client_door: int = 0
+    peer_door: int = 0
     lives: int = 0
     paused: bool = False
     process: subprocess.Popen[bytes] | None = None
@@ -75,8 +83,18 @@ class Member:
 
     @property
     def address(self) -> str:
-        """Where clients reach it."""
+        """Where clients reach it, through its door if there is one."""
+        return f"127.0.0.1:{self.client_door or self.client_port}"
+
+    @property
+    def direct_address(self) -> str:
+        """Where it listens for clients: the harness's own way in, which no fault cuts."""
         return f"127.0.0.1:{self.client_port}"
+
+    @property
+    def peer_address(self) -> str:
+        """Where other members reach it, through its door if there is one."""
+        return f"127.0.0.1:{self.peer_door or self.peer_port}"
 
     @property
     def up(self) -> bool:
@@ -91,10 +109,10 @@ class Cluster:
         self.settings = settings
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        ports = free_ports(2 * settings.size)
-        self.members = [
-            Member(n, folder / f"m{n}", ports[2 * n - 2], ports[2 * n - 1]) for n in range(1, settings.size + 1)
-        ]
+        each = 4 if settings.network else 2
+        ports = free_ports(each * settings.size)
+        self.members = [_member(folder, n, ports[each * (n - 1) : each * n]) for n in range(1, settings.size + 1)]
+        self.network: Network | None = None
         for member in self.members:
             member.folder.mkdir(exist_ok=True)
 
@@ -102,6 +120,19 @@ class Cluster:
     def quorum(self) -> int:
         """How many members are a majority."""
         return len(self.members) // 2 + 1
+
+    async def open_network(self, seed: int) -> None:
+        """Open the doors, if the settings ask for them."""
+        if self.settings.network:
+            doors = {member.client_door: (member.number, member.client_port) for member in self.members}
+            doors |= {member.peer_door: (member.number, member.peer_port) for member in self.members}
+            self.network = Network(doors, self._process_ids, seed)
+            await self.network.open()
+
+    async def close_network(self) -> None:
+        """Close the doors."""
+        if self.network is not None:
+            await self.network.close()
 
     def serving(self) -> list[Member]:
         """Members that run and are not paused."""
@@ -164,6 +195,9 @@ class Cluster:
         """Kill whatever runs."""
         self.kill(self.members)
 
+    def _process_ids(self) -> dict[int, int]:
+        return {member.number: member.process.pid for member in self.members if member.process is not None}
+
     def _signal_and_reap(self, members: Iterable[Member], number: signal.Signals) -> None:
         running = [(member, member.process) for member in members if member.process is not None]
         for _, process in running:
@@ -186,15 +220,15 @@ class Cluster:
             member.log = None
 
     def _command(self, member: Member) -> list[str]:
-        client, peer = f"http://{member.address}", f"http://127.0.0.1:{member.peer_port}"
-        peers = ",".join(f"{other.name}=http://127.0.0.1:{other.peer_port}" for other in self.members)
+        client, peer = f"http://{member.direct_address}", f"http://127.0.0.1:{member.peer_port}"
+        peers = ",".join(f"{other.name}=http://{other.peer_address}" for other in self.members)
         settings = self.settings
         return [
             *programs()[settings.system],
             *("--name", member.name),
             *("--data-dir", str(member.folder / "data")),
-            *("--listen-client-urls", client, "--advertise-client-urls", client),
-            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--listen-client-urls", client, "--advertise-client-urls", f"http://{member.address}"),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", f"http://{member.peer_address}"),
             *("--initial-cluster", peers, "--initial-cluster-state", "new"),
             *("--initial-cluster-token", self.folder.name),
             *("--heartbeat-interval", str(settings.heartbeat_ms)),
@@ -203,6 +237,14 @@ class Cluster:
             *("--log-level", "warn"),
             *settings.flags,
         ]
+
+
+def _member(folder: Path, number: int, ports: list[int]) -> Member:
+    client_port, peer_port, *doors = ports
+    member = Member(number, folder / f"m{number}", client_port, peer_port)
+    if doors:
+        member.client_door, member.peer_door = doors
+    return member
 
 
 def free_ports(count: int) -> list[int]:

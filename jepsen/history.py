@@ -6,10 +6,10 @@ One operation a line, in the order of completion, times in nanoseconds of the mo
      "request": ["put", "k", "v", false], "rev": 9, "by": 1234, "result": ["put_result", null]}
     {"id": 8, ..., "error": {"code": "UNAVAILABLE", "text": "...", "definite": false}}
 
-and, between them, events of the nemesis (``{"event": "kill", ...}``) and what was read of the store at the end
-(``{"store": ...}``, see ``checkers/replay.py``). Invariants: a client has at most one operation outstanding; an
-operation is written once, when it ended. An operation without an answer is of kind ``info``: it may have happened at
-any time after its call, or never.
+and, between them, events of the nemesis (``{"event": "kill", ...}``), what was read of the store at the end
+(``{"store": ...}``, see ``checkers/replay.py``) and what watchers were sent (``{"stream": ...}``, ``watches.py``).
+Invariants: a client has at most one operation outstanding; an operation is written once, when it ended. An operation
+without an answer is of kind ``info``: it may have happened at any time after its call, or never.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from jepsen.ops import KeyValue, Request, Result, decode, did_write, encode
 from jepsen.outcome import Failure
+from jepsen.watches import Stream
 
 Kind = Literal["ok", "fail", "info"]
 
@@ -80,11 +81,12 @@ class StoreRecord:
 
 @dataclass(slots=True)
 class History:
-    """A finished run: operations, events, and the store read back."""
+    """A finished run: operations, events, the store read back, and what watchers were sent."""
 
     operations: list[Operation]
     events: list[dict[str, Any]] = field(default_factory=list)
     store: StoreRecord | None = None
+    streams: list[Stream] = field(default_factory=list)
 
 
 class Recorder:
@@ -94,6 +96,7 @@ class Recorder:
         self.operations: list[Operation] = []
         self.events: list[dict[str, Any]] = []
         self.acked_calls: list[int] = []
+        self.streams: list[Stream] = []
         self.outstanding = 0
         self._next_id = 0
         self._progress = asyncio.Condition()
@@ -161,6 +164,8 @@ def load(path: Path) -> History:
             line = json.loads(text)
             if "event" in line:
                 history.events.append(line)
+            elif "stream" in line:
+                history.streams.append(Stream.from_json(line["stream"]))
             elif "store" in line:
                 history.store = _store_from_json(line["store"])
             else:
@@ -172,6 +177,7 @@ def _lines(history: History) -> Iterable[dict[str, Any]]:
     timed: list[tuple[int, dict[str, Any]]] = [(event["at"], event) for event in history.events]
     timed += [(operation.returned, _operation_to_json(operation)) for operation in history.operations]
     yield from (line for _, line in sorted(timed, key=lambda pair: pair[0]))
+    yield from ({"stream": stream.to_json()} for stream in history.streams)
     if history.store is not None:
         yield {"store": _store_to_json(history.store)}
 

@@ -5,8 +5,8 @@ cluster must show that it works again (the next acknowledged writes) before the 
 through: each wait is for a condition with a limit, and a limit that runs out after healing is a finding ("not live").
 
 Faults with targets are named ``<fault>-<target>``, such as ``kill-leader``; ``kill`` alone stands for all of its
-targets. To add one (a partition, a full disk), write a class with ``inject`` and ``heal`` and enter it in ``FAULTS``;
-members' addresses and folders are in ``db.Member``.
+targets. To add one (a full disk, a clock), write a class with ``inject`` and ``heal`` and enter it in ``FAULTS``;
+members' addresses and folders are in ``db.Member``. Faults of the network are in ``partitions.py``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from jepsen import partitions
 from jepsen.db import Cluster, Member
 from jepsen.history import Recorder
 from jepsen.probe import Probe
@@ -84,7 +85,11 @@ class Wipe:
         cluster.start(members)
 
 
-FAULTS: dict[str, Callable[[], Fault]] = {"kill": Kill, "pause": Pause, "wipe": Wipe}
+FAULTS: dict[str, Callable[[], Fault]] = {"kill": Kill, "pause": Pause, "wipe": Wipe, **partitions.FAULTS}
+GROUPS: dict[str, tuple[str, ...]] = {"network": tuple(partitions.FAULTS)}
+"""Names that stand for several faults."""
+
+_KILLING = frozenset({"kill", "wipe"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ def parse(names: str, size: int) -> list[tuple[str, str]]:
         ValueError: an unknown name.
     """
     wanted: list[tuple[str, str]] = []
-    for name in filter(None, names.split(",")):
+    for name in _expand(names):
         fault, _, target = name.partition("-")
         known = FAULTS[fault]().targets if fault in FAULTS else ()
         if not known or (target and target not in known):
@@ -121,14 +126,26 @@ def parse(names: str, size: int) -> list[tuple[str, str]]:
     return wanted if size > 1 else [(fault, "all") for fault in dict.fromkeys(fault for fault, _ in wanted)]
 
 
+def uses_network(names: str) -> bool:
+    """Whether a list of faults has any of the network."""
+    return any(name.partition("-")[0] in partitions.FAULTS for name in _expand(names))
+
+
+def _expand(names: str) -> Iterator[str]:
+    for name in filter(None, names.split(",")):
+        yield from GROUPS.get(name, (name,))
+
+
 def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
     """Steps without end: each round has every fault once, in a new order."""
     rng = random.Random(f"schedule {seed}")
     while wanted:
         for fault, target in rng.sample(wanted, len(wanted)):
-            pause = fault == "pause"
-            hold_s = rng.uniform(0.3, 2.0) if pause or rng.random() < 0.4 else 0.0
-            acks = rng.randint(ACKS_MIN, ACKS_MAX)
+            network = fault in partitions.FAULTS
+            held = network or fault == "pause" or rng.random() < 0.4
+            hold_s = rng.uniform(0.3, 4.0 if network else 2.0) if held else 0.0
+            # A cut that heals at once is not noticed: most go on until their time is up.
+            acks = rng.randint(ACKS_MIN, ACKS_MAX) * (5 if network and rng.random() < 0.8 else 1)
             yield Step(fault, target, hold_s, acks, settle=rng.random() < 0.5, shuffle=rng.getrandbits(32))
 
 
@@ -151,12 +168,12 @@ class Nemesis:
         self._recorder.event(step.fault, target=step.target, members=names, leader=leader in members, calm=self._calm)
         fault.inject(self._cluster, members)
         self.faults += 1
-        self.kills += len(members) if step.fault != "pause" else 0
+        self.kills += len(members) if step.fault in _KILLING else 0
         if step.hold_s:
             await self._recorder.wait_acked(step.acks, step.hold_s)
         self._recorder.event("heal", fault=step.fault, members=names)
         fault.heal(self._cluster, members)
-        await self.settle(step.acks, step.settle)
+        await self.settle(min(step.acks, ACKS_MAX), step.settle)
 
     async def settle(self, acks: int, everyone: bool) -> None:
         """Wait until writes are acknowledged again, and if ``everyone``, until every member is well."""

@@ -32,15 +32,17 @@ class KeyValue:
     create: int
     mod: int
     version: int
+    lease: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write one key; with ``previous`` the answer carries what it replaced."""
+    """Write one key, attached to a lease if one is given; with ``previous`` the answer carries what it replaced."""
 
     key: str
     value: str
     previous: bool = False
+    lease: int = 0
 
 
 @dataclass(frozen=True, slots=True)

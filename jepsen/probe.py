@@ -1,6 +1,7 @@
 """The harness's own eyes on the cluster: who leads, are all well, do all hash alike, and what does the store hold.
 
-Probes are no part of the history: they go over channels of their own, wait for members to come up, and retry.
+Probes are no part of the history: they go over channels of their own, past all network faults, wait for members to
+come up, and retry.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Probe:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._channels = {member.number: open_channel(member) for member in cluster.members}
+        self._channels = {member.number: open_channel(member.direct_address) for member in cluster.members}
 
     async def close(self) -> None:
         """Close the connections."""
@@ -58,6 +59,11 @@ class Probe:
             if answer is not None and answer.leader == answer.header.member_id != 0
         ]
         return self._cluster.members[max(claims)[1] - 1] if claims else None
+
+    async def term(self) -> int:
+        """The highest Raft term that a member answers with; 0 when none does."""
+        answers = await asyncio.gather(*(self.status(member, 1.0) for member in self._cluster.serving()))
+        return max((answer.raftTerm for answer in answers if answer is not None), default=0)
 
     async def describe(self) -> str:
         """What each member says of itself, for a report of why a cluster does not work."""

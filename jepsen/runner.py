@@ -14,7 +14,7 @@ import random
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from jepsen.history import History, Recorder, save
 from jepsen.nemesis import LIVE_S, Nemesis
 from jepsen.probe import Probe, ProbeError
 from jepsen.store_reader import Compactor, StoreReader
+from jepsen.watcher import Ending
 from jepsen.workloads import WORKLOADS
-from jepsen.workloads.base import Workload
+from jepsen.workloads.base import Scene, Workload
 
 RUNS = ROOT / "jepsen" / "runs"
 CLUSTER_CLIENTS = 2
@@ -83,11 +84,15 @@ async def run(options: Options) -> Report:
     """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{options.settings.system}-{options.workload}-{options.seed}"
     folder = options.runs / f"{name}-{random.SystemRandom().getrandbits(24):06x}"
+    if nemeses.uses_network(options.nemesis):
+        options = replace(options, settings=replace(options.settings, network=True))
     cluster = Cluster(folder, options.settings)
     require_disk(folder)
     try:
+        await cluster.open_network(options.seed)
         report = await _Run(options, cluster).go()
     finally:
+        await cluster.close_network()
         cluster.close()
     if report.verdict.valid and not options.keep:
         shutil.rmtree(folder)
@@ -100,6 +105,7 @@ class _Run:
         self._recorder, self._gate = Recorder(), Gate()
         self._workload: Workload = WORKLOADS[options.workload]()
         self._stopping = False
+        self._term = 0
 
     async def go(self) -> Report:
         began = time.monotonic()
@@ -111,16 +117,32 @@ class _Run:
             if not await probe.wait_healthy(2 * LIVE_S):
                 self._recorder.event("unhealthy", why="the cluster did not come up")
             else:
-                await self._torment(trouble, probe, compactor)
+                await self._accompanied(trouble, probe, compactor)
             loaded = time.monotonic()
             await self._read_back(probe, reader)
         self._cluster.close()
-        history = History(self._recorder.operations, self._recorder.events, reader.record)
+        history = History(self._recorder.operations, self._recorder.events, reader.record, self._recorder.streams)
         save(history, self._cluster.folder / "history.jsonl")
         verdict = judge(history, self._workload.judges, self._options.acked_min)
         (self._cluster.folder / "verdict").write_text("\n".join(verdict.lines(1000)) + "\n")
         figures = self._figures(trouble, loaded - began) | {"judged_s": round(time.monotonic() - loaded, 1)}
         return Report(verdict, figures, self._cluster.folder)
+
+    async def _accompanied(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
+        """Load and faults, beside tasks that outlast them: they are given the last revision to reach."""
+        ending = Ending()
+        scene = Scene(self._cluster.members, self._recorder, ending, self._options.seed)
+        companions = getattr(self._workload, "companions", None)
+        async with asyncio.TaskGroup() as group:
+            for task in companions(scene) if companions is not None else ():
+                group.create_task(task)
+            try:
+                await self._torment(trouble, probe, compactor)
+                with contextlib.suppress(ProbeError):
+                    ending.rev = await probe.revision()
+                self._term = await probe.term()
+            finally:
+                ending.over.set()
 
     async def _torment(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
         """Load and faults until enough, then the last quiet point and the last reads."""
@@ -225,15 +247,28 @@ class _Run:
             "seconds": round(loaded_s, 1),
             "faults": trouble.faults,
             "kills": trouble.kills,
+            "terms": self._term,
             "compactions": sum(event["event"] == "compact" for event in self._recorder.events),
             "ops": len(operations),
             **kinds,
             "acked_writes": len(self._recorder.acked_calls),
+            **self._watch_figures(),
             "ops_per_s": round(len(operations) / loaded_s),
             "failovers": len(waits),
             "failover_p50_s": quantile(waits, 0.5),
             "failover_p99_s": quantile(waits, 0.99),
             "failover_max_s": quantile(waits, 1.0),
+        }
+
+    def _watch_figures(self) -> dict[str, int]:
+        streams = self._recorder.streams
+        if not streams:
+            return {}
+        messages = [message for stream in streams for message in stream.messages]
+        return {
+            "streams": len(streams),
+            "events": sum(len(message.events) for message in messages),
+            "bookmarks": sum(message.kind == "progress" for message in messages),
         }
 
 

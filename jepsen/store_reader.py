@@ -107,6 +107,7 @@ class Compactor:
             rev = await self._probe.revision(_TIMEOUT_S) - _KEPT
             if rev > self._reader.record.last:
                 await self._reader.read_up_to(rev, self._recorder.operations)
+                self._recorder.event("compacting", rev=rev)
                 await self._probe.retry(rpc_pb2.CompactionRequest(revision=rev), _TIMEOUT_S)
         except ProbeError as error:  # A retry finds its first attempt done; a cluster that is down is judged elsewhere.
             self._recorder.event("compact failed", why=str(error))

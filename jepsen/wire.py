@@ -66,14 +66,17 @@ def result_of(request: Request, response: Any) -> Result:
 def key_values(kvs: Iterable[Any]) -> tuple[KeyValue, ...]:
     """Keys as the wire carries them."""
     return tuple(
-        KeyValue(kv.key.decode(), kv.value.decode(), kv.create_revision, kv.mod_revision, kv.version) for kv in kvs
+        KeyValue(kv.key.decode(), kv.value.decode(), kv.create_revision, kv.mod_revision, kv.version, kv.lease)
+        for kv in kvs
     )
 
 
 def _part_message(part: Part) -> Any:
     match part:
         case Put():
-            return rpc_pb2.PutRequest(key=part.key.encode(), value=part.value.encode(), prev_kv=part.previous)
+            return rpc_pb2.PutRequest(
+                key=part.key.encode(), value=part.value.encode(), prev_kv=part.previous, lease=part.lease
+            )
         case Range():
             return rpc_pb2.RangeRequest(
                 key=part.key.encode(),

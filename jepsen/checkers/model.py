@@ -49,6 +49,8 @@ class Model:
 
     def __init__(self) -> None:
         self.current: dict[str, KeyValue] = {}
+        self.log: list[tuple[int, str, KeyValue | None, KeyValue | None]] = []
+        """Every change in order: revision, key, what it became (None: deleted), what it was."""
         self._versions: dict[str, list[tuple[int, KeyValue | None]]] = {}
 
     def apply(self, request: Request, rev: int) -> Result:
@@ -91,7 +93,7 @@ class Model:
     def _put(self, request: Put, rev: int) -> PutResult:
         old = self.current.get(request.key)
         create, version = (old.create, old.version + 1) if old is not None else (rev, 1)
-        self._set(request.key, rev, KeyValue(request.key, request.value, create, rev, version))
+        self._set(request.key, rev, KeyValue(request.key, request.value, create, rev, version, request.lease))
         return PutResult(old if request.previous else None)
 
     def _delete(self, request: Delete, rev: int) -> DeleteResult:
@@ -115,6 +117,7 @@ class Model:
         return versions[position - 1][1] if position else None
 
     def _set(self, key: str, rev: int, kv: KeyValue | None) -> None:
+        self.log.append((rev, key, kv, self.current.get(key)))
         self._versions.setdefault(key, []).append((rev, kv))
         if kv is None:
             self.current.pop(key, None)

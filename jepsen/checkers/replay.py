@@ -42,6 +42,13 @@ def check(history: History) -> list[Violation]:
     return replay.violations
 
 
+def replayed(history: History) -> Model:
+    """The store as the history explains it, with the log of its changes: what other judges hold answers against."""
+    replay = _Replay(history.operations, history.store or StoreRecord())
+    replay.run()
+    return replay.model
+
+
 @dataclass(slots=True)
 class _Replay:
     operations: list[Operation]

@@ -10,6 +10,7 @@ from jepsen.workloads.mixed import Mixed
 from jepsen.workloads.register import Register
 from jepsen.workloads.set import Set
 from jepsen.workloads.txn import Transactions
+from jepsen.workloads.watch import Watch
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "register": Register,
@@ -17,4 +18,5 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "append": Append,
     "txn": Transactions,
     "mixed": Mixed,
+    "watch": Watch,
 }

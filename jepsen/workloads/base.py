@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from jepsen.checker import Judge
 from jepsen.client import Client
+from jepsen.db import Member
+from jepsen.history import Recorder
+from jepsen.watcher import Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What companions of the load need to know: whom to talk to, where to note it, and when it is over."""
+
+    members: list[Member]
+    recorder: Recorder
+    ending: Ending
+    seed: int
 
 
 class Workload(Protocol):
@@ -24,6 +39,14 @@ class Workload(Protocol):
 
     async def finish(self, client: Client) -> None:
         """Last reads, when all faults are healed and all other clients have ended."""
+        ...
+
+
+class Accompanied(Workload, Protocol):
+    """A workload with tasks of its own beside the load, such as watchers."""
+
+    def companions(self, scene: Scene) -> Iterable[Coroutine[Any, Any, None]]:
+        """Tasks that go on through all faults and end soon after ``scene.ending`` says so."""
         ...
 
 

@@ -1,0 +1,197 @@
+"""The network between members, and between clients and members, in the hands of the harness: cut, slow, reset.
+
+Every member listens on ports that nobody is told; what it advertises, and what clients dial, are *doors*: ports of this
+class, which relays the bytes. As all of it is loopback TCP, no privilege and no packet filter is needed, and nothing is
+left behind when the harness is killed.
+
+          m1 --dials--> door of m2 ~~relay~~> m2         cut (1, 2): bytes of m1 wait, those of m2 still pass
+
+Who dialled is found by whose process holds the socket (sock_diag, ``/proc``); members are known by their numbers, clients are 0.
+
+Invariants: a cut is one-way, a pair of cuts is both ways; bytes and ends of connections that meet a cut wait, they are
+neither lost nor reordered (what TCP shows when packets are lost for a while); a heal either lets them pass or resets
+the connections they wait in (what TCP shows when packets were lost for long), by choice of the seed.
+
+Left out: loss, duplication and reordering below TCP, which TCP hides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import struct
+from collections.abc import Callable, Iterable, Mapping
+
+CLIENTS = 0
+"""The number that stands for all clients."""
+
+Pair = tuple[int, int]
+"""From whom, to whom."""
+
+_CHUNK_BYTES = 1 << 16
+_HOST = "127.0.0.1"
+_REFUSED_S = 0.1
+_SOCK_DIAG, _BY_FAMILY, _ANY = 4, 20, 0xFFFFFFFF
+_HEADER_BYTES, _INODE_AT = 16, 84
+
+
+class Network:
+    """Relays between doors and members.
+
+    Arguments:
+        doors: port of each door and, behind it, the member's number and the port it listens on.
+        process_ids: of the members that run now.
+        seed: of delays and of how connections are healed.
+    """
+
+    def __init__(
+        self,
+        doors: Mapping[int, tuple[int, int]],
+        process_ids: Callable[[], Mapping[int, int]],
+        seed: int,
+    ) -> None:
+        self.relayed_bytes = 0
+        self._doors, self._process_ids = doors, process_ids
+        self._rng = random.Random(f"network {seed}")
+        self._cut: set[Pair] = set()
+        self._delay_s: dict[Pair, tuple[float, float]] = {}
+        self._healed = asyncio.Event()
+        self._servers: list[asyncio.Server] = []
+        self._relays: dict[asyncio.Task[None], tuple[Pair, list[asyncio.StreamWriter]]] = {}
+
+    async def open(self) -> None:
+        """Open the doors."""
+        for port, (number, behind) in self._doors.items():
+            serve = self._serve_door(port, number, behind)
+            self._servers.append(await asyncio.start_server(serve, _HOST, port, limit=_CHUNK_BYTES))
+
+    async def close(self) -> None:
+        """Close the doors and end every connection."""
+        for server in self._servers:
+            server.close()
+        self.heal()
+        tasks = list(self._relays)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def cut(self, pairs: Iterable[Pair]) -> None:
+        """Let nothing pass from the first to the second of each pair."""
+        self._cut |= set(pairs)
+
+    def slow(self, pairs: Iterable[Pair], least_s: float, most_s: float) -> None:
+        """Hold what passes for a while, drawn anew each time."""
+        self._delay_s |= dict.fromkeys(pairs, (least_s, most_s))
+
+    def reset(self) -> None:
+        """Break every connection (RST)."""
+        for _, writers in self._relays.values():
+            _abort(writers)
+
+    def heal(self) -> None:
+        """Undo all cuts and delays: connections that were cut go on, or half of the time are reset."""
+        if self._rng.random() < 0.5:
+            for (source, target), writers in self._relays.values():
+                if {(source, target), (target, source)} & self._cut:
+                    _abort(writers)
+        self._cut.clear()
+        self._delay_s.clear()
+        self._healed.set()
+        self._healed = asyncio.Event()
+
+    def _serve_door(
+        self, port: int, number: int, behind: int
+    ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            source = self._dialler(writer.get_extra_info("peername")[1], port)
+            task = asyncio.get_running_loop().create_task(self._relay((source, number), behind, reader, writer))
+            self._relays[task] = ((source, number), [writer])
+            task.add_done_callback(lambda done: self._relays.pop(done, None))
+
+        return accept
+
+    async def _relay(self, pair: Pair, behind: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until both ways have ended or one broke."""
+        writers = [writer]
+        try:
+            far_reader, far_writer = await self._connect(behind)
+            writers.append(far_writer)
+            task = asyncio.current_task()
+            if task is not None:
+                self._relays[task] = (pair, writers)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(pair, reader, far_writer))
+                group.create_task(self._pump((pair[1], pair[0]), far_reader, writer))
+        except (OSError, ExceptionGroup):
+            pass  # One end broke: the other is told below.
+        finally:
+            _abort(writers)
+
+    async def _connect(self, behind: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            return await asyncio.open_connection(_HOST, behind, limit=_CHUNK_BYTES)
+        except OSError:
+            # Who was accepted at a door and is cut off at once tries again at once: do not let that become a flood.
+            await asyncio.sleep(_REFUSED_S)
+            raise
+
+    async def _pump(self, pair: Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(_CHUNK_BYTES):
+            await self._passage(pair)
+            self.relayed_bytes += len(data)
+            writer.write(data)
+            await writer.drain()
+        await self._passage(pair)
+        with contextlib.suppress(OSError):
+            writer.write_eof()
+
+    async def _passage(self, pair: Pair) -> None:
+        if pair in self._delay_s:
+            await asyncio.sleep(self._rng.uniform(*self._delay_s[pair]))
+        while pair in self._cut:
+            await self._healed.wait()
+
+    def _dialler(self, port: int, door: int) -> int:
+        """The member whose process holds the near end of a connection; clients if none does."""
+        inode = _socket_inode(port, door)
+        for number, process_id in self._process_ids().items():
+            if inode is not None and _holds(process_id, inode):
+                return number
+        return CLIENTS
+
+
+def _socket_inode(port: int, door: int) -> int | None:
+    """Ask the kernel for one loopback connection (sock_diag(7)): a table of all of them is slow when there are many."""
+    near = far = socket.inet_aton(_HOST) + bytes(12)
+    identity = struct.pack("!HH", port, door) + near + far + struct.pack("=III", 0, _ANY, _ANY)
+    request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, _ANY) + identity
+    header = struct.pack("=IHHII", _HEADER_BYTES + len(request), _BY_FAMILY, 1, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+        kernel.sendto(header + request, (0, 0))
+        answer = kernel.recv(4096)
+    if struct.unpack_from("=H", answer, 4)[0] != _BY_FAMILY:
+        return None  # It is gone already.
+    return int(struct.unpack_from("=I", answer, _INODE_AT)[0])
+
+
+def _holds(process_id: int, inode: int) -> bool:
+    wanted = f"socket:[{inode}]"
+    try:
+        descriptors = os.listdir(f"/proc/{process_id}/fd")
+    except OSError:
+        return False
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{process_id}/fd/{descriptor}") == wanted:
+                return True
+    return False
+
+
+def _abort(writers: list[asyncio.StreamWriter]) -> None:
+    for writer in writers:
+        transport = writer.transport
+        if isinstance(transport, asyncio.Transport):
+            transport.abort()

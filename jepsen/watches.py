@@ -1,0 +1,189 @@
+"""The vocabulary of watches: what a watcher asks, what it is sent, and both as JSON.
+
+A *watcher* wants the events of an interval from some revision on. As connections end, it takes several *streams* to be
+served, each from where the one before left off. Every message of every stream is kept as it came:
+
+>>> sent = Message(at=5, kind="events", rev=2, events=(Event("put", KeyValue("k", "v", 2, 2, 1)),))
+>>> stream = Stream("w1", 0, member=1, request=Watched("k"), call=3, messages=[Message(4, "created", 1), sent])
+>>> Stream.from_json(stream.to_json()) == stream
+True
+
+Here too is what a client may conclude from messages: when a fragmented response is whole, and where to resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from jepsen.ops import KeyValue, decode, encode, is_in
+
+Change = Literal["put", "delete"]
+Kind = Literal["created", "events", "progress", "canceled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What is asked: events of a key or of ``[key, end)`` from ``start`` (0: from now) on.
+
+    previous: with what each event replaced. without: kinds of events to leave out. fragment: large responses may come
+    in parts.
+    """
+
+    key: str
+    end: str = ""
+    start: int = 0
+    previous: bool = False
+    without: tuple[Change, ...] = ()
+    fragment: bool = False
+
+    def wants(self, kind: Change, key: str) -> bool:
+        """Whether an event is asked for."""
+        return is_in(key, self.key, self.end) and kind not in self.without
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One change; of a deletion the key has neither value nor creation."""
+
+    kind: Change
+    kv: KeyValue
+    previous: KeyValue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of the server: when it came (ns), and the revision in its header.
+
+    fragment: the response goes on in the next message. compact: of a watcher canceled because its past is gone.
+    """
+
+    at: int
+    kind: Kind
+    rev: int
+    events: tuple[Event, ...] = ()
+    fragment: bool = False
+    compact: int = 0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Stream:
+    """One watcher on one stream to one member.
+
+    attempt: counts a watcher's streams. lasting: the watcher stays until the end of the run, where it must have
+    everything. lives: as in ``history.Operation``.
+    """
+
+    watcher: str
+    attempt: int
+    member: int
+    request: Watched
+    call: int
+    messages: list[Message] = field(default_factory=list)
+    lives: tuple[int, int] = (0, 0)
+    ended: int = 0
+    lasting: bool = True
+
+    @property
+    def name(self) -> str:
+        """For reports."""
+        return f"{self.watcher}.{self.attempt} on m{self.member}"
+
+    @property
+    def first(self) -> int:
+        """The first revision that it must be sent; 0 when that is not known, for it was not created."""
+        created = next((message for message in self.messages if message.kind == "created"), None)
+        if created is None:
+            return 0
+        return self.request.start or created.rev + 1
+
+    @property
+    def canceled(self) -> Message | None:
+        """The cancellation, if there was one."""
+        return next((message for message in self.messages if message.kind == "canceled"), None)
+
+    def whole(self) -> Iterator[Message]:
+        """Messages with the parts of fragmented responses put together; a response that broke off is left out."""
+        parts: list[Event] = []
+        for message in self.messages:
+            parts += message.events
+            if not message.fragment:
+                yield replace(message, events=tuple(parts))
+                parts = []
+
+    def position(self) -> int:
+        """The revision up to which everything was sent: by an event, by a bookmark, or because it was asked so."""
+        marks = [message for message in self.whole() if message.kind in ("events", "progress")]
+        return max([self.first - 1, *(mark for message in marks for mark in _marks(message))], default=0)
+
+    def next_start(self) -> int:
+        """Where the next stream of this watcher has to start; 0 for a watcher from now on that never was created."""
+        canceled = self.canceled
+        if canceled is not None and canceled.compact:
+            return canceled.compact
+        return self.position() + 1 if self.first else self.request.start
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON data."""
+        return {
+            "watcher": self.watcher,
+            "attempt": self.attempt,
+            "member": self.member,
+            "life": list(self.lives),
+            "request": _fields(self.request),
+            "call": self.call,
+            "ended": self.ended,
+            "lasting": self.lasting,
+            "messages": [_message_to_json(message) for message in self.messages],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Stream:
+        """The reverse."""
+        key, end, start, previous, without, fragment = data["request"]
+        first_life, last_life = data["life"]
+        return cls(
+            data["watcher"],
+            data["attempt"],
+            data["member"],
+            Watched(key, end, start, previous, tuple(without), fragment),
+            data["call"],
+            [_message_from_json(*message) for message in data["messages"]],
+            (first_life, last_life),
+            data["ended"],
+            data["lasting"],
+        )
+
+
+def chains(streams: Iterable[Stream]) -> dict[str, list[Stream]]:
+    """The streams of each watcher, in order."""
+    found: dict[str, list[Stream]] = {}
+    for stream in streams:
+        found.setdefault(stream.watcher, []).append(stream)
+    for chain in found.values():
+        chain.sort(key=lambda stream: stream.attempt)
+    return found
+
+
+def _marks(message: Message) -> Iterator[int]:
+    if message.kind == "progress":
+        yield message.rev
+    yield from (event.kv.mod for event in message.events)
+
+
+def _fields(value: Any) -> list[Any]:
+    return [encode(getattr(value, slot)) for slot in type(value).__slots__]
+
+
+def _message_to_json(message: Message) -> list[Any]:
+    events = [_fields(event) for event in message.events]
+    return [message.at, message.kind, message.rev, events, message.fragment, message.compact, message.reason]
+
+
+def _message_from_json(
+    at: int, kind: Kind, rev: int, events: list[Any], fragment: bool, compact: int, reason: str
+) -> Message:
+    decoded = tuple(Event(change, decode(kv), decode(previous)) for change, kv, previous in events)
+    return Message(at, kind, rev, decoded, fragment, compact, reason)

@@ -1,0 +1,173 @@
+"""The relays between members: who dials is known, a cut holds one direction back, a heal lets it pass or resets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from jepsen.db import Cluster, DbError, Settings, free_ports
+from jepsen.network import CLIENTS, Network
+from jepsen.partitions import FAULTS, both_ways
+from jepsen.runner import Options, run
+
+SOON_S = 0.2
+LONG_S = 10.0
+
+
+@contextlib.asynccontextmanager
+async def echoing(seed: int) -> AsyncIterator[tuple[Network, int]]:
+    """A network with one door; behind it member 2 echoes. This process is member 1."""
+    door, port = free_ports(2)
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(100):
+                writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", port)
+    network = Network({door: (2, port)}, lambda: {1: os.getpid()}, seed)
+    await network.open()
+    try:
+        yield network, door
+    finally:
+        await network.close()
+        server.close()
+
+
+def seed_where_heal(resets: bool) -> int:
+    """A seed whose first heal resets what was cut, or does not."""
+
+    def does(seed: int) -> bool:
+        async def tried() -> bool:
+            async with echoing(seed) as (network, door):
+                reader, writer = await asyncio.open_connection("127.0.0.1", door)
+                await said(reader, writer, b"x")
+                network.cut([(1, 2)])
+                network.heal()
+                try:
+                    return await said(reader, writer, b"y") != b"y"
+                except ConnectionError:
+                    return True
+                finally:
+                    writer.close()
+
+        return asyncio.run(tried())
+
+    return next(seed for seed in range(50) if does(seed) is resets)
+
+
+async def said(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes) -> bytes:
+    """What comes back."""
+    writer.write(data)
+    return await asyncio.wait_for(reader.read(100), LONG_S)
+
+
+@pytest.mark.parametrize("pair", [(1, 2), (2, 1)], ids=["there", "back"])
+def test_a_cut_holds_one_direction_and_a_heal_lets_it_pass(pair: tuple[int, int]) -> None:
+    async def scenario(seed: int) -> None:
+        async with echoing(seed) as (network, door):
+            reader, writer = await asyncio.open_connection("127.0.0.1", door)
+            assert await said(reader, writer, b"one") == b"one"
+            network.cut([pair])
+            writer.write(b"two")
+            held = asyncio.create_task(reader.read(100))
+            await asyncio.wait([held], timeout=SOON_S)
+            assert not held.done()
+            network.heal()
+            assert await asyncio.wait_for(held, LONG_S) == b"two"
+            writer.close()
+
+    asyncio.run(scenario(seed_where_heal(resets=False)))
+
+
+def test_a_heal_may_reset_what_was_cut() -> None:
+    assert seed_where_heal(resets=True) != seed_where_heal(resets=False)
+
+
+def test_a_cut_between_others_lets_this_pass() -> None:
+    async def scenario() -> None:
+        async with echoing(1) as (network, door):
+            network.cut(both_ways([(2, 3), (2, CLIENTS)]))
+            reader, writer = await asyncio.open_connection("127.0.0.1", door)
+            assert await said(reader, writer, b"one") == b"one"
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_reset_breaks_connections_and_new_ones_work() -> None:
+    async def scenario() -> None:
+        async with echoing(1) as (network, door):
+            reader, writer = await asyncio.open_connection("127.0.0.1", door)
+            assert await said(reader, writer, b"one") == b"one"
+            network.reset()
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(100), LONG_S) == b""
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", door)
+            assert await said(reader, writer, b"two") == b"two"
+            writer.close()
+
+    asyncio.run(scenario())
+
+
+class Noted(Network):
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__({}, dict, 0)
+        self.cuts: set[tuple[int, int]] = set()
+
+    def cut(self, pairs: object) -> None:
+        self.cuts |= set(pairs)  # type: ignore[call-overload]
+
+
+CUTS = {
+    "cut": {(1, 2), (2, 1), (1, 3), (3, 1)},
+    "offline": {(1, 2), (2, 1), (1, 3), (3, 1), (1, 0), (0, 1)},
+    "deaf": {(2, 1), (3, 1)},
+    "mute": {(1, 2), (1, 3)},
+    "bridge": {(2, 3), (3, 2)},
+}
+
+
+@pytest.mark.parametrize("fault", CUTS)
+def test_who_is_cut_off_from_whom(fault: str, tmp_path: Path) -> None:
+    async def cuts() -> set[tuple[int, int]]:
+        cluster = Cluster(tmp_path, Settings(network=True))
+        cluster.network = noted = Noted()
+        FAULTS[fault]().inject(cluster, cluster.members[:1])
+        return noted.cuts
+
+    assert asyncio.run(cuts()) == CUTS[fault]
+
+
+def test_network_faults_need_relays(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, Settings())
+    with pytest.raises(DbError, match="relays"):
+        FAULTS["cut"]().inject(cluster, cluster.members[:1])
+
+
+def leader_cut_off(system: str) -> Callable[[Path], None]:
+    """A run in which the leader is cut off, twice."""
+
+    def go(runs: Path) -> None:
+        settings = Settings(system=system, heartbeat_ms=20, election_ms=200)
+        options = Options(settings, "register", "cut-leader,mute-leader", seed=3, faults=2, time_s=None, runs=runs)
+        report = asyncio.run(run(options))
+        assert report.verdict.lines() == []
+        # Both times somebody else had to be elected, for the leader heard or told nobody.
+        assert report.figures["terms"] >= 3
+
+    return go
+
+
+@pytest.mark.parametrize("system", ["etcd", "raftkv"])
+def test_a_leader_that_is_cut_off_is_replaced_and_serves_nothing_stale(system: str, tmp_runs: Path) -> None:
+    leader_cut_off(system)(tmp_runs)
