@@ -23,9 +23,9 @@ class Admin(Scope):
 
         Arguments:
             endpoint: only this one.
-            timeout_s: for all of them; None: the client's.
+            timeout_s: for all of them; None: the time for one connection.
         """
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        limit_s = self.core.options.dial_timeout_s if timeout_s is None else timeout_s
         endpoints = [one.text for one in self.core.endpoints] if endpoint is None else [endpoint]
         return await asyncio.gather(*(self._status_of(one, limit_s) for one in endpoints))
 

@@ -125,6 +125,7 @@ def _plain(text: str) -> str:
     >>> _plain('connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: connect: refused"')
     'connect: refused'
     """
+    text = re.sub(r"^rpc error: code = \w+ desc = ", "", text)
     if text == errors.ContextDeadlineExceededError.text:
         return "connected, but did not answer"
     if not text.startswith('connection error: desc = "'):
