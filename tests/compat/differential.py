@@ -188,7 +188,7 @@ class Player:
             found = self._play_episode(generator, min(EPISODE_STEPS, steps - self.report.steps))
             if found is not None:
                 self.report.differences.append(self._shrunk(found, base))
-            base = compacted = self._start_over()
+            base = compacted = self.start_over()
             episode += 1
         return self.report
 
@@ -197,7 +197,7 @@ class Player:
 
         No compaction may fall on a deletion: etcd before 3.5.16 drops that tombstone, so that the hashes differ.
         """
-        self._start_over()
+        self.start_over()
         for side in self.sides:
             compacted = side.call(rpc_pb2.PutRequest(key=b"~")).revision
             side.call(rpc_pb2.CompactionRequest(revision=compacted, physical=True))
@@ -271,7 +271,7 @@ class Player:
             raise CannotAlignError(f"the stores start at revisions {oracle} and {tested}")
         return oracle
 
-    def _start_over(self) -> int:
+    def start_over(self) -> int:
         """Empty and compact both stores at one revision; return it."""
         for side in self.sides:
             side.call(rpc_pb2.PutRequest(key=b"~"))
@@ -299,7 +299,7 @@ class Player:
 
     def _replay(self, history: Sequence[Recorded], recorded_base: int) -> bool:
         """Tell whether the last of these requests, and no earlier one, is answered differently."""
-        now = self._start_over()
+        now = self.start_over()
         revisions = RevisionMap(recorded_base, now)
         for number, entry in enumerate(history, 1):
             request = revisions.moved(entry, now)

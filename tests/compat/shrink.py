@@ -3,8 +3,8 @@
     small = shrink(history, fails=lambda history: ..., time_max_s=60)
 
 Delta debugging by halves: drop ever smaller blocks, keep what still fails. `fails` must replay the given
-requests from an equal start on both stores and tell whether they still part. Requests are `Recorded`, so that leaving
-some out does not change what the revisions in the others mean.
+requests from an equal start on both stores and tell whether they still part. A history consists of dataclasses with a
+field `request`, such as `Recorded`, so that leaving some out does not change what the revisions in the others mean.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from tests.compat.replay import Recorded
-
-History = list[Recorded]
-Fails = Callable[[History], bool]
+Step = TypeVar("Step", bound=Any)
+Fails = Callable[[list[Step]], bool]
 SIMPLIFIED_MAX = 20  # a history longer than this was not understood; simpler requests would not help
 
 
-def shrink(history: Sequence[Recorded], fails: Fails, time_max_s: float = 60.0) -> History:
+def shrink(history: Sequence[Step], fails: Fails[Step], time_max_s: float = 60.0) -> list[Step]:
     """Return a shorter history that still fails; stop after about `time_max_s`."""
     budget = _Budget(fails, time_max_s)
     return _simplify(_drop_blocks(list(history), budget), budget)
@@ -30,15 +28,15 @@ def shrink(history: Sequence[Recorded], fails: Fails, time_max_s: float = 60.0) 
 class _Budget:
     """Once the time is used up nothing "fails" any more, so that shrinking ends where it is."""
 
-    def __init__(self, fails: Fails, time_max_s: float) -> None:
+    def __init__(self, fails: Fails[Any], time_max_s: float) -> None:
         self._fails = fails
         self._deadline = time.monotonic() + time_max_s
 
-    def fails(self, requests: History) -> bool:
+    def fails(self, requests: list[Any]) -> bool:
         return time.monotonic() < self._deadline and self._fails(requests)
 
 
-def _drop_blocks(requests: History, budget: _Budget) -> History:
+def _drop_blocks(requests: list[Step], budget: _Budget) -> list[Step]:
     size = len(requests) // 2
     while size >= 1:
         start = 0
@@ -53,7 +51,7 @@ def _drop_blocks(requests: History, budget: _Budget) -> History:
     return requests
 
 
-def _simplify(requests: History, budget: _Budget) -> History:
+def _simplify(requests: list[Step], budget: _Budget) -> list[Step]:
     if len(requests) > SIMPLIFIED_MAX:
         return requests
     for index in reversed(range(len(requests))):
@@ -61,7 +59,7 @@ def _simplify(requests: History, budget: _Budget) -> History:
     return requests
 
 
-def _simplify_one(requests: History, index: int, budget: _Budget) -> History:
+def _simplify_one(requests: list[Step], index: int, budget: _Budget) -> list[Step]:
     progress = True
     while progress:
         progress = False
@@ -75,7 +73,9 @@ def _simplify_one(requests: History, index: int, budget: _Budget) -> History:
 
 
 def simpler_forms(message: Any) -> Iterator[Any]:
-    """Yield copies of `message`, each with one field or one element less, at any depth."""
+    """Yield copies of `message`, each with one field or one element less, at any depth; none of None."""
+    if message is None:
+        return
     for descriptor, value in message.ListFields():
         if hasattr(value, "append"):
             for index in range(len(value)):

@@ -55,6 +55,11 @@ class Pending:
     method: str
     future: Any
 
+    @property
+    def done(self) -> bool:
+        """Whether the call has ended."""
+        return bool(self.future.done())
+
     def answer(self) -> Answer:
         """Wait for the end of the call and return its answer."""
         status = self.future.code().name
@@ -80,19 +85,28 @@ class Wire:
         self._channels = [grpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS) for endpoint in self.endpoints]
         self._calls: dict[tuple[int, str], Any] = {}
 
+    def channel(self, member: int = 0) -> grpc.Channel:
+        """The connection to a member, for calls that stream."""
+        return self._channels[member]
+
     def reconnect(self) -> None:
         """Begin with new connections: an old one would wait before it tries again to reach a restarted member."""
         self.close()
         self._connect()
 
     def start(
-        self, method: str, payload: bytes, member: int = 0, metadata: Sequence[tuple[str, str | bytes]] = ()
+        self,
+        method: str,
+        payload: bytes,
+        member: int = 0,
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+        timeout_s: float = DEADLINE_S,
     ) -> Pending:
         """Send `payload` to `package.Service/Method` of a member and return without waiting."""
         call = self._calls.get((member, method))
         if call is None:
             call = self._calls[member, method] = self._channels[member].unary_unary(f"/{method}")
-        return Pending(method, call.future(payload, timeout=DEADLINE_S, metadata=metadata))
+        return Pending(method, call.future(payload, timeout=timeout_s, metadata=metadata))
 
     def call(
         self, method: str, request: Any, member: int = 0, metadata: Sequence[tuple[str, str | bytes]] = ()
