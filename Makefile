@@ -34,5 +34,5 @@ clean:  ## everything that can be made again
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV): setup.py pyproject.toml
-	$(PYTHON) -m venv .venv && $(BIN)/pip install -q --upgrade pip && $(BIN)/pip install -q -e '.[dev]'
+	$(PYTHON) -m venv .venv && $(BIN)/pip install -q --upgrade pip && $(BIN)/pip install -q -e '.[dev,torch]'
 	$(BIN)/pip install -q --no-deps --target .venv/protobuf-4.25 'protobuf==4.25.*' && touch $@  # oldest runtime supported

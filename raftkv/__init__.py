@@ -1,3 +1,108 @@
-"""raftkv: a Raft-replicated MVCC key-value store that speaks the etcd v3 API."""
+"""raftkv: a Raft-replicated MVCC key-value store that speaks the etcd v3 API, and its client library.
+
+::
+
+    import raftkv
+    from raftkv import get, put
+
+    with raftkv.connect("127.0.0.1:2379,127.0.0.1:2381") as kv:
+        kv.put("jobs/a", b"1")
+        txn = kv.txn().when(kv.version("jobs/a") == 0).then(put("jobs/a", b"1")).otherwise(get("jobs/a"))
+        ok, results = txn.commit()
+        for event in kv.watch("jobs/", prefix=True): ...
+
+    with raftkv.local() as cluster, cluster.connect() as kv: ...      # a throwaway cluster
+
+``raftkv.connect`` is the blocking client (``raftkv.client.sync``), safe in threads and after fork; ``raftkv.aio`` is
+the same for asyncio. A name is imported when it is first used, so that the server does not load the client.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from raftkv import aio as aio
+    from raftkv import errors as errors
+    from raftkv.client.compares import create_revision as create_revision
+    from raftkv.client.compares import lease_of as lease_of
+    from raftkv.client.compares import mod_revision as mod_revision
+    from raftkv.client.compares import value as value
+    from raftkv.client.compares import version as version
+    from raftkv.client.errors import AuthenticationFailed as AuthenticationFailed
+    from raftkv.client.errors import EndpointsFailed as EndpointsFailed
+    from raftkv.client.errors import FenceLost as FenceLost
+    from raftkv.client.errors import LeaseLost as LeaseLost
+    from raftkv.client.errors import LockLost as LockLost
+    from raftkv.client.errors import LockNotFree as LockNotFree
+    from raftkv.client.errors import TermLost as TermLost
+    from raftkv.client.errors import TxnConflict as TxnConflict
+    from raftkv.client.errors import WatchCanceled as WatchCanceled
+    from raftkv.client.local import LocalCluster as LocalCluster
+    from raftkv.client.local import local as local
+    from raftkv.client.local_member import LocalClusterError as LocalClusterError
+    from raftkv.client.operations import delete as delete
+    from raftkv.client.operations import get as get
+    from raftkv.client.operations import get_range as get_range
+    from raftkv.client.operations import put as put
+    from raftkv.client.sync import Client as Client
+    from raftkv.client.sync import connect as connect
+    from raftkv.client.sync_lease import Lease as Lease
+    from raftkv.client.sync_lease import Session as Session
+    from raftkv.client.sync_lock import Lock as Lock
+    from raftkv.client.sync_lock import Term as Term
+    from raftkv.client.sync_loop import Closed as Closed
+    from raftkv.client.sync_loop import Forked as Forked
+    from raftkv.client.sync_loop import WrongThread as WrongThread
+    from raftkv.client.sync_stm import Transaction as Transaction
+    from raftkv.client.sync_txn import Txn as Txn
+    from raftkv.client.sync_watch import Watch as Watch
+    from raftkv.client.txn import txn as txn
+    from raftkv.client.values import Event as Event
+    from raftkv.client.values import KeyValue as KeyValue
+    from raftkv.errors import CompactedError as Compacted
+    from raftkv.errors import ConfigError as ConfigError
+    from raftkv.errors import RaftKVError as RaftKVError
+    from raftkv.errors import StatusError as StatusError
 
 __version__ = "0.1.0"
+
+_PLACES: Final = {
+    "client.compares": ("create_revision", "lease_of", "mod_revision", "value", "version"),
+    "client.errors": (
+        "AuthenticationFailed", "EndpointsFailed", "FenceLost", "LeaseLost", "LockLost", "LockNotFree", "TermLost",
+        "TxnConflict", "WatchCanceled",
+    ),
+    "client.local": ("LocalCluster", "local"),
+    "client.local_member": ("LocalClusterError",),
+    "client.operations": ("delete", "get", "get_range", "put"),
+    "client.sync": ("Client", "connect"),
+    "client.sync_lease": ("Lease", "Session"),
+    "client.sync_lock": ("Lock", "Term"),
+    "client.sync_loop": ("Closed", "Forked", "WrongThread"),
+    "client.sync_stm": ("Transaction",),
+    "client.sync_txn": ("Txn",),
+    "client.sync_watch": ("Watch",),
+    "client.txn": ("txn",),
+    "client.values": ("Event", "KeyValue"),
+    "errors": ("ConfigError", "RaftKVError", "StatusError"),
+}  # fmt: skip
+_MODULES: Final = {name: f"raftkv.{place}" for place, names in _PLACES.items() for name in names}
+
+__all__ = ["Compacted", "__version__", "aio", "errors", *sorted(_MODULES)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("aio", "errors"):
+        return import_module(f"raftkv.{name}")
+    module = "raftkv.errors" if name == "Compacted" else _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(module), "CompactedError" if name == "Compacted" else name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

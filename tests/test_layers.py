@@ -21,6 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "apply": {"storage", "pb", "errors"},
     "server": {"apply", "storage", "raft", "rpc", "pb", "errors", "config", "cluster_id"},
     "client": {"rpc", "pb", "errors"},
+    "aio": {"client", "errors"},
+    "pytest_plugin": {"client", "errors"},
     "cli": {"client", "server", "rpc", "pb", "errors", "config", "cluster_id"},
 }
 """Each package or module of ``raftkv`` and what of ``raftkv`` it may import, besides itself."""

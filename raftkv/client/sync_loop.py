@@ -150,11 +150,16 @@ class LoopThread:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 
-    def close(self, last: Coroutine[Any, Any, object] | None = None) -> None:
+    def post(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Run a coroutine some time soon and wait for nothing; it is dropped if the loop is closed."""
+        self._submit(_Call(coroutine))
+
+    def close(self, last: Coroutine[Any, Any, object] | None = None, *, wait: bool = True) -> None:
         """End the thread; harmless when repeated.
 
         Arguments:
             last: run before, on the loop, with all calls still under way.
+            wait: until it has ended.
         """
         if self._is_closed:
             if last is not None:
@@ -162,7 +167,7 @@ class LoopThread:
             return
         self.call_soon(self._begin_end, last)
         self._is_closed = True
-        if not self.is_current:
+        if wait and not self.is_current:
             self._thread.join(JOIN_TIMEOUT_S)
 
     def disown(self) -> None:

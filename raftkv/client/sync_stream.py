@@ -17,9 +17,9 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from raftkv.client.sync_loop import LoopThread
 
@@ -38,15 +38,52 @@ class Source(Protocol[T]):
         ...
 
 
+class Drawn(Generic[T]):
+    """A source that draws from an async generator, item by item. A wait that is given up does not end the generator."""
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items = items
+        self._drawing: asyncio.Task[T] | None = None
+        self._is_cancelled = False
+
+    async def next_batch(self) -> list[T]:
+        """The next item, in a list; an empty one at the end."""
+        if self._is_cancelled:
+            return []
+        if self._drawing is None:
+            self._drawing = asyncio.get_running_loop().create_task(self._draw())
+        drawing = self._drawing
+        await asyncio.wait([drawing])
+        self._drawing = None
+        if drawing.cancelled():
+            return []
+        item = drawing.result()
+        return [] if item is _NOTHING else [item]
+
+    def cancel(self) -> None:
+        """Stop drawing."""
+        self._is_cancelled = True
+        if self._drawing is not None:
+            self._drawing.cancel()
+
+    async def _draw(self) -> T:
+        return await anext(self._items, _NOTHING)
+
+
+_NOTHING: Final[Any] = object()
+
+
 class Stream(Generic[T]):
     """A blocking iterator; a ``with`` block cancels it at its end.
 
     Arguments:
+        owner: the client; it lives as long as this does.
         loop: where the source lives.
         source: gives out the items.
     """
 
-    def __init__(self, loop: LoopThread, source: Source[T]) -> None:
+    def __init__(self, owner: object, loop: LoopThread, source: Source[T]) -> None:
+        self._owner = owner
         self._loop = loop
         self._source = source
         self._batch: deque[T] = deque()

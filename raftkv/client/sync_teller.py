@@ -1,0 +1,43 @@
+"""Callbacks of the user, run away from the loop's thread: they may block, and may use the client.
+
+A ``Teller`` runs what it is told one after the other, in order, on a thread that lives only while there is something to
+tell. What a callback raises goes to ``threading.excepthook``, as from any thread, and the next one is run all the same.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+
+class Teller:
+    """One line of callbacks."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._lock = threading.Lock()
+        self._is_running = False
+
+    def tell(self, callback: Callable[..., Any], *arguments: Any) -> None:
+        """Call back soon; returns at once."""
+        with self._lock:
+            self._waiting.append((callback, arguments))
+            if self._is_running:
+                return
+            self._is_running = True
+        threading.Thread(target=self._run, name="raftkv-callbacks", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._is_running = False
+                    return
+                callback, arguments = self._waiting.popleft()
+            try:
+                callback(*arguments)
+            except Exception:
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))

@@ -1,0 +1,68 @@
+"""pytest fixtures: a real cluster for tests, started once, empty for every test.
+
+    def test_greeting(raftkv_cluster):
+        with raftkv_cluster.connect() as kv:
+            kv.put("greeting", b"hello")
+
+    def test_greeting_again(raftkv_client):
+        assert raftkv_client.get("greeting") is None
+
+Installed with raftkv; pytest finds it by itself. What a test may rely on:
+
+1. The cluster is started when the first test asks for it, and lives until the end of the session (one a worker under
+   pytest-xdist): a test pays milliseconds, not a start.
+2. A test finds no keys, no leases, and all members running, whatever the tests before it did.
+3. Revisions go on: they are not the same in every run, so take them from answers.
+4. Clients that the test opened with ``raftkv_cluster.connect()`` are closed after it.
+
+Settings, in pytest's configuration: ``raftkv_size`` (members: 1, 3, 5, 7) and ``raftkv_flags`` (for every member). For
+one test alone, of another size or to be broken beyond repair, use ``raftkv.local()`` within the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from raftkv.client.local import LocalCluster
+    from raftkv.client.sync import Client
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the settings."""
+    parser.addini("raftkv_size", "members of the raftkv_cluster fixture: 1, 3, 5 or 7", default="1")
+    parser.addini("raftkv_flags", "flags for every member of the raftkv_cluster fixture", type="args", default=[])
+
+
+@pytest.fixture(scope="session")
+def raftkv_session_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
+    """The cluster behind ``raftkv_cluster``, as the tests left it; for fixtures of a wider scope."""
+    from raftkv.client.local import local
+    from raftkv.errors import RaftKVError
+
+    size = str(pytestconfig.getini("raftkv_size"))
+    if not size.isdecimal():
+        raise pytest.UsageError(f"raftkv_size must be 1, 3, 5 or 7, not {size!r}")
+    try:
+        cluster = local(int(size), flags=pytestconfig.getini("raftkv_flags")).start()
+    except RaftKVError as error:
+        pytest.fail(f"raftkv_cluster: {error}", pytrace=False)
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture
+def raftkv_cluster(raftkv_session_cluster: LocalCluster) -> Iterator[LocalCluster]:
+    """A running cluster without keys and leases: ``.endpoints``, ``.connect()``, ``.members``."""
+    raftkv_session_cluster.reset()
+    yield raftkv_session_cluster
+    raftkv_session_cluster.close_clients()
+
+
+@pytest.fixture
+def raftkv_client(raftkv_cluster: LocalCluster) -> Client:
+    """A client of ``raftkv_cluster``, closed after the test."""
+    return raftkv_cluster.connect()
