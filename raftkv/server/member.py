@@ -37,6 +37,7 @@ from raftkv.server.auto_compaction import AutoCompaction, PeriodicPolicy, Policy
 from raftkv.server.bootstrap import Durable, open_durable
 from raftkv.server.cluster import ClusterService
 from raftkv.server.disk import Disk
+from raftkv.server.election import ElectionService
 from raftkv.server.housekeeping import Housekeeping
 from raftkv.server.http import HttpService
 from raftkv.server.http_access import HttpAccess
@@ -44,11 +45,13 @@ from raftkv.server.kv import KVService, Responder
 from raftkv.server.leader_guard import LeaderGuard
 from raftkv.server.lease_service import LeaseService
 from raftkv.server.lessor import Lessor
+from raftkv.server.lock import LockService
 from raftkv.server.maintenance import MaintenanceService
 from raftkv.server.node import Node, NodeSettings
 from raftkv.server.peer_service import PeerService
 from raftkv.server.proposals import Waiter
 from raftkv.server.range_stream import RangeStreamService
+from raftkv.server.recipe import Recipe
 from raftkv.server.request_ids import request_ids
 from raftkv.server.snapshots import SnapshotReceiver, SnapshotSender, snapshot_path
 from raftkv.server.transport import Transport, peer_metadata
@@ -251,6 +254,9 @@ class Member:
             fragment_bytes=config.max_request_bytes + RECEIVE_OVERHEAD_BYTES,
             progress_interval_s=config.watch_progress_notify_interval_s,
         ).register(server)
+        self._recipe = Recipe(responder, self._watch_hub, self._lessor)
+        LockService(self._recipe).register(server)
+        ElectionService(self._recipe, self._leader_guard).register(server)
         RangeStreamService(responder, config.max_request_bytes).register(server)
         ClusterService(responder).register(server)
         MaintenanceService(responder, durable.store, quota_bytes).register(server)
@@ -362,6 +368,7 @@ class Member:
         if self.failure is None:
             await self._hand_over()
         self._client_server.stop_listening()
+        self._recipe.close()
         await self._client_server.close(STOP_GRACE_S if self.failure is None else 0.0)
         self._lessor.stop()
         self.node.stop()
