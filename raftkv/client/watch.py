@@ -59,6 +59,11 @@ class Watch:
             return max(self._watcher.next_revision - 1, 0)
         return self._handed_out
 
+    @property
+    def is_parked(self) -> bool:
+        """Its reader is so far behind that the client has given it up at the cluster until more is read."""
+        return self._watcher.parked
+
     async def ready(self, timeout_s: float | None = None) -> None:
         """Wait until the cluster has confirmed it: from then on no change can be missed.
 

@@ -68,7 +68,8 @@ class WatchHub:
         """Endpoint to why a stream could not be had there; empty while one works."""
         self._core = core
         self._progress_interval_s = progress_interval_s
-        self._watchers: dict[Watcher, None] = {}
+        self.watchers: dict[Watcher, None] = {}
+        """All that have not ended."""
         self._by_id: dict[int, Watcher] = {}
         self._asked: deque[tuple[int, Watcher]] = deque()
         self._confirmations = 0
@@ -89,7 +90,7 @@ class WatchHub:
         """
         if self._closed:
             raise WatchCanceled("the client is closed")
-        self._watchers[watcher] = None
+        self.watchers[watcher] = None
         if self._stream is not None:
             self._create(watcher)
         elif self._task is None or self._task.done():
@@ -97,7 +98,7 @@ class WatchHub:
 
     def remove(self, watcher: Watcher) -> None:
         """Let it receive nothing more."""
-        self._watchers.pop(watcher, None)
+        self.watchers.pop(watcher, None)
         self._withdraw(watcher)
         watcher.end()
 
@@ -152,7 +153,7 @@ class WatchHub:
 
     async def _run(self) -> None:
         backoff = Backoff()
-        while self._watchers:
+        while self.watchers:
             endpoint = self._core.endpoint
             try:
                 stream = await self._core.stream(methods.WATCH, endpoint, metadata=_HAS_LEADER)
@@ -182,7 +183,7 @@ class WatchHub:
         self._asked.clear()
         self._confirmed_at.clear()
         self._progress_asked.clear()
-        for watcher in list(self._watchers):
+        for watcher in list(self.watchers):
             if not watcher.parked:
                 self._create(watcher)
         asking = asyncio.get_running_loop().create_task(self._ask_for_progress(stream))
@@ -234,11 +235,11 @@ class WatchHub:
             if error.code == UNAVAILABLE or self._core.forget_token(error):
                 raise WatchCanceled(str(error))  # of the whole stream: not fatal, so there is a next one
         self._forget_id(watcher)
-        self._watchers.pop(watcher, None)
+        self.watchers.pop(watcher, None)
         watcher.end(error)
 
     def _end_all(self, error: Exception) -> None:
-        watchers, self._watchers = self._watchers, {}
+        watchers, self.watchers = self.watchers, {}
         for watcher in watchers:
             watcher.end(error)
 

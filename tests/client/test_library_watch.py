@@ -1,0 +1,224 @@
+"""Watches on real servers: order, atomicity, slow readers, compaction, and members that die."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from raftkv.aio import Compacted, EndpointsFailed, StatusError, WatchCanceled, connect, delete, put
+
+
+async def take(watch, count):
+    return [await anext(watch) for _ in range(count)]
+
+
+def test_events(play):
+    async def scenario(kv):
+        async with kv.watch("k", prefix=True, prev_kv=True) as watch:
+            created = await kv.put("k1", "a")
+            await kv.put("k1", "b")
+            await kv.put("other", "x")
+            deleted = await kv.delete("k1")
+            first, second, third = await take(watch, 3)
+        assert (first.type, first.key, first.value, first.is_create, first.prev_kv) == ("PUT", b"k1", b"a", True, None)
+        assert first.revision == created.revision
+        assert (second.is_create, second.prev_kv.value, second.prev_kv.key) == (False, b"a", b"k1")
+        assert (third.type, third.value, third.prev_kv.value) == ("DELETE", b"", b"b")
+        assert third.revision == deleted.revision == watch.revision
+
+    play(scenario)
+
+
+def test_a_revision_is_never_split(play):
+    async def scenario(kv):
+        async with kv.watch("t/", prefix=True) as watch:
+            await kv.txn().then(put("t/1", "a"), put("t/2", "b"), delete("t/3")).commit()
+            batch = await watch.next_batch()
+            assert [(event.type, event.key) for event in batch] == [("PUT", b"t/1"), ("PUT", b"t/2")]
+            assert len({event.revision for event in batch}) == 1
+
+    play(scenario)
+
+
+def test_replay_and_filters(play):
+    async def scenario(kv):
+        first = await kv.put("k", "1")
+        await kv.put("k", "2")
+        await kv.delete("k")
+        assert [event.value for event in await take(kv.watch("k", start_revision=first.revision), 3)] == [
+            b"1",
+            b"2",
+            b"",
+        ]
+        deletes = kv.watch("k", start_revision=first.revision, no_put=True)
+        assert [event.type for event in await take(deletes, 1)] == ["DELETE"]
+        puts = kv.watch("k", start_revision=first.revision, no_delete=True)
+        await kv.put("k", "3")
+        assert [event.value for event in await take(puts, 3)] == [b"1", b"2", b"3"]
+
+    play(scenario)
+
+
+def test_many_watches_share_a_stream(play):
+    async def scenario(kv):
+        watches = [kv.watch(f"k{number}") for number in range(200)]
+        await asyncio.gather(*(watch.ready() for watch in watches))
+        await kv.put_many((f"k{number}", str(number)) for number in range(200))
+        events = await asyncio.gather(*(anext(watch) for watch in watches))
+        assert [event.value for event in events] == [b"%d" % number for number in range(200)]
+
+    play(scenario)
+
+
+def test_a_watch_ends_with_its_reader(play):
+    async def scenario(kv):
+        async with kv.watch("k") as watch:
+            reader = asyncio.ensure_future(anext(watch, None))
+            await asyncio.sleep(0)
+            watch.cancel()
+            assert await reader is None
+            assert await watch.next_batch() == []
+        await kv.put("k", "1")
+        async for event in kv.watch("k", start_revision=1):
+            assert event.value == b"1"
+            break
+        gc.collect()
+        await asyncio.sleep(0)
+        assert not kv.hub.watchers
+
+    play(scenario)
+
+
+def test_compacted_from_the_start(play):
+    async def scenario(kv):
+        first = await kv.put("k", "1")
+        last = await kv.put("k", "2")
+        await kv.compact(last.revision)
+        with pytest.raises(Compacted) as raised:
+            await anext(kv.watch("k", start_revision=first.revision))
+        assert raised.value.revision == last.revision
+        assert (await anext(kv.watch("k", start_revision=last.revision))).value == b"2"
+
+    play(scenario)
+
+
+def test_a_slow_reader_misses_nothing_and_holds_up_nobody(play):
+    async def scenario(kv):
+        slow = kv.watch("k", queue_bytes=20_000)
+        async with slow, kv.watch("k") as fast:
+            values = [b"%06d" % number + b"x" * 500 for number in range(400)]
+            for value in values:
+                await kv.put("k", value)
+            assert [event.value for event in await take(fast, 400)] == values
+            assert slow.is_parked
+            got = []
+            while len(got) < 400:
+                batch = await slow.next_batch()
+                assert not got or batch[0].revision == got[-1].revision + 1
+                got += batch
+            assert [event.value for event in got] == values
+
+    play(scenario)
+
+
+def test_a_reader_slower_than_compaction_is_told(play):
+    async def scenario(kv):
+        async with kv.watch("k", queue_bytes=20_000) as watch, kv.watch("k") as fast:
+            for number in range(200):
+                last = await kv.put("k", b"%06d" % number + b"x" * 500)
+            await take(fast, 200)
+            await kv.compact(last.revision)
+            got = []
+            with pytest.raises(Compacted) as raised:
+                await read_all(watch, got)
+            assert raised.value.revision == last.revision
+            assert [event.revision for event in got] == list(range(got[0].revision, got[-1].revision + 1))
+            assert len(got) < 200
+
+    play(scenario)
+
+
+def test_refusals(play):
+    async def scenario(kv):
+        with pytest.raises(WatchCanceled, match="watcher range is empty"):
+            await kv.watch("b", "a").ready()
+        survivor = kv.watch("k")
+        await survivor.ready()
+        await kv.close()
+        with pytest.raises(WatchCanceled, match="the client is closed"):
+            await anext(survivor)
+        with pytest.raises(WatchCanceled, match="the client is closed"):
+            kv.watch("k")
+
+    play(scenario)
+
+
+def test_nobody_there():
+    async def scenario():
+        async with connect("127.0.0.1:1,127.0.0.1:2", timeout_s=0.2) as kv:
+            watch = kv.watch("k")
+            text = (
+                r"^no answer within 0\.2 s from 127\.0\.0\.1:1: connect: connection refused; "
+                r"127\.0\.0\.1:2: connect: connection refused$"
+            )
+            with pytest.raises(EndpointsFailed, match=text):
+                await watch.ready()
+
+    asyncio.run(scenario())
+
+
+def test_members_die_and_no_event_is_lost_or_seen_twice(three):
+    """Every member in turn is killed while a writer writes; two watches must see every revision once."""
+
+    async def scenario():
+        async with connect(three.endpoints, timeout_s=10) as kv:
+            everything = kv.watch("k", prefix=True)
+            filtered = kv.watch("k1")
+            await everything.ready()
+            await filtered.ready()
+            written = []
+
+            async def write(count):
+                for _ in range(count):
+                    number = len(written)
+                    written.append(None)
+                    written[number] = await put_surely(kv, f"k{number % 3}", b"%d" % number)
+
+            for member in three.members:
+                await write(20)
+                await asyncio.to_thread(member.kill)
+                await write(20)
+                await asyncio.to_thread(member.restart)
+            last = await put_surely(kv, "k1", b"end")
+            seen = await until(everything, last)
+            assert [event.revision for event in seen] == sorted({event.revision for event in seen})
+            history = await kv.range("k", prefix=True)
+            assert {item.mod_revision for item in history} <= {event.revision for event in seen}
+            assert set(written) <= {event.revision for event in seen}
+            assert [event for event in seen if event.key == b"k1"] == await until(filtered, last)
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+async def put_surely(kv, key, value):
+    """The revision of a put that is repeated until it is acknowledged; the test counts revisions, not values."""
+    while True:
+        try:
+            return (await kv.put(key, value)).revision
+        except StatusError as error:
+            if error.definite:
+                raise
+
+
+async def read_all(watch, into):
+    async for event in watch:
+        into.append(event)
+
+
+async def until(watch, revision):
+    events = []
+    while not events or events[-1].revision < revision:
+        events += await watch.next_batch()
+    return events
