@@ -18,13 +18,14 @@ import random
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from raftkv.client import ClientOptions, methods
-from raftkv.client.endpoints import parse_endpoints
+from raftkv.client.endpoints import Endpoint, parse_endpoints
 from raftkv.client.transport import Transport, open_transport
 from raftkv.errors import RaftKVError
 from raftkv.pb import rpc_pb2
@@ -146,6 +147,16 @@ class LoadError(RaftKVError):
     """A measurement that could not be made; the text says why in one line."""
 
 
+class Runnable(Protocol):
+    """Something that makes calls and measures them; ``Load`` and the loads of streams and locks."""
+
+    async def run(
+        self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None
+    ) -> Result:
+        """Make ``total`` calls; see ``Load.run``."""
+        ...
+
+
 class Load:
     """Clients on connections.
 
@@ -154,6 +165,7 @@ class Load:
         clients: calls under way at a time.
         connections: shared by the clients.
         options: how to connect.
+        rate: most calls that are begun in a second; 0: as fast as they are answered.
         on_progress: told now and then how many calls are answered.
     """
 
@@ -164,12 +176,14 @@ class Load:
         clients: int,
         connections: int,
         options: ClientOptions | None = None,
+        rate: float = 0.0,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self._endpoints = parse_endpoints(endpoints)
         self._clients = clients
         self._connections = connections
         self._options = options or ClientOptions()
+        self._rate = rate
         self._on_progress = on_progress
 
     async def run(
@@ -177,19 +191,12 @@ class Load:
     ) -> Result:
         """Make ``total`` calls and measure them; ``when_connected`` is called before the clock starts."""
         prepared = _prepared(requests, total)
-        transports = [
-            open_transport(self._endpoints[number % len(self._endpoints)], self._options)
-            for number in range(self._connections)
-        ]
-        try:
-            await _connect(transports)
+        async with connections(self._endpoints, self._connections, self._options) as transports:
             when_connected()
             return await self._measure(transports, prepared, total)
-        finally:
-            await asyncio.gather(*(transport.close() for transport in transports))
 
     async def _measure(self, transports: list[Transport], requests: Iterator[Request], total: int) -> Result:
-        run = _Run(requests, total, self._on_progress)
+        run = Run(requests, total, self._on_progress, self._rate)
         gc.collect()
         gc.disable()  # calls leave no cycles behind, and a collection would be counted as the server's time
         started = time.perf_counter()
@@ -205,18 +212,34 @@ def _prepared(requests: Iterator[Request], total: int) -> Iterator[Request]:
     return chain(list(islice(requests, min(total, PREPARED_MAX))), requests)
 
 
-async def _connect(transports: list[Transport]) -> None:
-    """Open every connection before the clock runs."""
+@asynccontextmanager
+async def connections(
+    endpoints: Sequence[Endpoint], count: int, options: ClientOptions | None = None
+) -> AsyncIterator[list[Transport]]:
+    """Connections to the endpoints in turn, all of them open before the block begins."""
+    transports = [
+        open_transport(endpoints[number % len(endpoints)], options or ClientOptions()) for number in range(count)
+    ]
     request = rpc_pb2.StatusRequest().SerializeToString()
-    await asyncio.gather(
-        *(transport.unary(methods.STATUS.path, request, CONNECT_TIMEOUT_S) for transport in transports)
-    )
+    try:
+        await asyncio.gather(
+            *(transport.unary(methods.STATUS.path, request, CONNECT_TIMEOUT_S) for transport in transports)
+        )
+        yield transports
+    finally:
+        await asyncio.gather(*(transport.close() for transport in transports))
 
 
-class _Run:
+class Run:
     """The calls of one run: what is left to do and what came of the rest."""
 
-    def __init__(self, requests: Iterator[Request], total: int, on_progress: Callable[[int], None] | None) -> None:
+    def __init__(
+        self,
+        requests: Iterator[Request],
+        total: int,
+        on_progress: Callable[[int], None] | None = None,
+        rate: float = 0.0,
+    ) -> None:
         self.requests = requests
         self.left = total
         self.open = 0
@@ -225,6 +248,21 @@ class _Run:
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_progress = on_progress
         self.report_every = max(1, total // 100)
+        self._interval_s = 1 / rate if rate else 0.0
+        self._next_at = time.perf_counter()
+
+    def take(self) -> float | None:
+        """Take the next call, if one is left; how long to wait before it is made."""
+        if self.left == 0:
+            return None
+        self.left -= 1
+        self.open += 1
+        if not self._interval_s:
+            return 0.0
+        now = time.perf_counter()
+        # A stall is not made up for by a burst: the rate is a ceiling.
+        self._next_at = max(now - self._interval_s, self._next_at) + self._interval_s
+        return max(0.0, self._next_at - now)
 
     async def wait_finished(self) -> None:
         """Wait for the last answer.
@@ -254,19 +292,21 @@ class _Caller:
 
     __slots__ = ("run", "started_at", "transport")
 
-    def __init__(self, run: _Run, transport: Transport) -> None:
+    def __init__(self, run: Run, transport: Transport) -> None:
         self.run = run
         self.transport = transport
         self.started_at = 0.0
 
     def start(self) -> None:
         """Make the next call, if any is left."""
-        run = self.run
-        if run.left == 0:
-            return
-        run.left -= 1
-        run.open += 1
-        path, message = next(run.requests)
+        delay_s = self.run.take()
+        if delay_s:
+            asyncio.get_running_loop().call_later(delay_s, self._send)
+        elif delay_s is not None:
+            self._send()
+
+    def _send(self) -> None:
+        path, message = next(self.run.requests)
         self.started_at = time.perf_counter()
         future: Any = self.transport.unary(path, message)
         future.add_done_callback(self.answered)

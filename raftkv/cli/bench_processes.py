@@ -13,13 +13,13 @@ from multiprocessing.connection import Connection
 from threading import Barrier, BrokenBarrierError
 from typing import Any
 
-from raftkv.cli.bench_load import Load, LoadError, Request, Result
+from raftkv.cli.bench_load import LoadError, Request, Result, Runnable
 from raftkv.errors import RaftKVError
 from raftkv.rpc.status import RpcError
 
 START_TIMEOUT_S = 60.0
 
-MakeLoad = Callable[[int], Load]
+MakeLoad = Callable[[int], Runnable]
 """Makes the clients of one process, given its rank."""
 
 MakeRequests = Callable[[int], Iterator[Request]]
@@ -73,5 +73,5 @@ def _run_child(
     sender.send_bytes(result.to_bytes())
 
 
-async def _measure(load: Load, requests: Iterator[Request], total: int, barrier: Barrier) -> Result:
+async def _measure(load: Runnable, requests: Iterator[Request], total: int, barrier: Barrier) -> Result:
     return await load.run(requests, total=total, when_connected=lambda: barrier.wait(START_TIMEOUT_S))
