@@ -17,7 +17,7 @@ from jepsen.db import Member
 from jepsen.history import Operation, Recorder
 from jepsen.ops import Request, may_write
 from jepsen.outcome import classify
-from jepsen.wire import METHODS, request_message, result_of
+from jepsen.wire import METHODS, STREAMING, request_message, result_of
 
 CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
@@ -27,6 +27,9 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.max_receive_message_length", -1),
 ]
+
+
+_ENDED = "the stream ended without an answer"
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
@@ -80,7 +83,7 @@ class Client:
         self._members = members
         self._recorder = recorder
         self._gate = gate
-        self._timeout_s = timeout_s
+        self._timeout_s = self._patience_s = timeout_s
         self._channels = [open_channel(member.address) for member in members]
         self._at = 0
         self._values = 0
@@ -90,12 +93,13 @@ class Client:
         self._values += 1
         return f"{self.name}.{self._values}"
 
-    async def call(self, request: Request) -> Operation:
-        """Send one request to one member and wait for how it ends."""
+    async def call(self, request: Request, timeout_s: float | None = None) -> Operation:
+        """Send one request to one member and wait for how it ends; ``timeout_s`` if not the usual one."""
         await self._gate.wait_open()
         member = self._members[self._at]
         operation = self._recorder.begin(self.name, member.number, member.lives, request)
         try:
+            self._patience_s = timeout_s or self._timeout_s
             await self._send(operation)
         finally:
             await self._recorder.end(operation, member.lives)
@@ -121,9 +125,20 @@ class Client:
 
     async def _exchange(self, request: Request) -> Any:
         path, response_class = METHODS[type(request)]
-        call = self._channels[self._at].unary_unary(
-            path,
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=response_class.FromString,
-        )
-        return await call(request_message(request), timeout=self._timeout_s)
+        channel = self._channels[self._at]
+        kinds = {"request_serializer": _serialized, "response_deserializer": response_class.FromString}
+        if type(request) not in STREAMING:
+            return await channel.unary_unary(path, **kinds)(request_message(request), timeout=self._patience_s)
+        call = channel.stream_stream(path, **kinds)(timeout=self._patience_s)
+        try:
+            await call.write(request_message(request))
+            response = await call.read()
+            if response is grpc.aio.EOF:
+                raise grpc.aio.AioRpcError(await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), _ENDED)
+            return response
+        finally:
+            call.cancel()
+
+
+def _serialized(message: Any) -> bytes:
+    return bytes(message.SerializeToString())

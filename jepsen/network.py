@@ -6,7 +6,8 @@ left behind when the harness is killed.
 
           m1 --dials--> door of m2 ~~relay~~> m2         cut (1, 2): bytes of m1 wait, those of m2 still pass
 
-Who dialled is found by whose process holds the socket (sock_diag, ``/proc``); members are known by their numbers, clients are 0.
+Who dialled is found by whose process holds the socket (sock_diag, ``/proc``); members are known by their numbers,
+clients are 0.
 
 Invariants: a cut is one-way, a pair of cuts is both ways; bytes and ends of connections that meet a cut wait, they are
 neither lost nor reordered (what TCP shows when packets are lost for a while); a heal either lets them pass or resets

@@ -7,7 +7,10 @@ are text here (the workloads write only text), so that a history reads well and 
 >>> decode(encode(request)) == request
 True
 
-Left out: leases, watches, nested txns, and the filters and orders of Range; the workloads do not use them yet.
+Requests about leases, locks and elections have classes of their own (``Special``). What they do to keys is done by the
+server at a moment that no answer names, so such keys begin with ``~`` and are judged apart (``SERVERS``).
+
+Left out: nested txns, and the filters and orders of Range; the workloads do not use them yet. Watches: ``watches.py``.
 """
 
 from __future__ import annotations
@@ -18,6 +21,11 @@ from typing import Any, Literal
 
 END_OF_KEYS = "\0"
 """As the end of a range: every key from the start on."""
+
+SERVERS = "~"
+"""Keys that begin so may be deleted by the server itself: leases end, locks are given up."""
+RECIPES = SERVERS + "r/"
+"""Keys that begin so are also written by the server itself, for locks and elections."""
 
 Target = Literal["value", "version", "create", "mod"]
 Relation = Literal["=", "!=", ">", "<"]
@@ -83,8 +91,90 @@ class Txn:
     failure: tuple[Part, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Make a lease."""
+
+    id: int
+    ttl_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """End a lease."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """Renew a lease."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeToLive:
+    """Ask how long a lease has left."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """Wait for a lock; it is held as long as the lease lives."""
+
+    name: str
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unlock:
+    """Give a lock up, by the key that ``Lock`` answered."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Campaign:
+    """Wait to be elected; the office is held as long as the lease lives."""
+
+    name: str
+    lease: int
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proclaim:
+    """Change the leader's value, in office ``rev``."""
+
+    name: str
+    key: str
+    rev: int
+    lease: int
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """Leave office ``rev``."""
+
+    name: str
+    key: str
+    rev: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Ask who leads."""
+
+    name: str
+
+
 Part = Put | Range | Delete
-Request = Part | Txn
+Special = Grant | Revoke | KeepAlive | TimeToLive | Lock | Unlock | Campaign | Proclaim | Resign | Leader
+Request = Part | Txn | Special
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +207,29 @@ class TxnResult:
     results: tuple[PartResult, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Answer that says nothing more: to ``Revoke``, ``Unlock``, ``Proclaim`` and ``Resign``."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseResult:
+    """Answer to ``Grant``, ``KeepAlive`` (TTL 0: there is no such lease) and ``TimeToLive`` (TTL -1: the same)."""
+
+    ttl_s: int
+    granted_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldResult:
+    """Answer to ``Lock`` and ``Campaign``: the key held, and its creation, which is the token (0: not told)."""
+
+    key: str
+    token: int = 0
+
+
 PartResult = PutResult | RangeResult | DeleteResult
-Result = PartResult | TxnResult
+Result = PartResult | TxnResult | Done | LeaseResult | HeldResult
 
 _KINDS: dict[str, type[Any]] = {
     "put": Put,
@@ -131,6 +242,19 @@ _KINDS: dict[str, type[Any]] = {
     "txn_result": TxnResult,
     "compare": Compare,
     "kv": KeyValue,
+    "grant": Grant,
+    "revoke": Revoke,
+    "keep_alive": KeepAlive,
+    "time_to_live": TimeToLive,
+    "lock": Lock,
+    "unlock": Unlock,
+    "campaign": Campaign,
+    "proclaim": Proclaim,
+    "resign": Resign,
+    "leader": Leader,
+    "done": Done,
+    "lease_result": LeaseResult,
+    "held_result": HeldResult,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -144,19 +268,23 @@ def is_in(key: str, start: str, end: str) -> bool:
 
 def branches(request: Request) -> tuple[Part, ...]:
     """Every operation that a request may run, in either branch."""
-    return (*request.success, *request.failure) if isinstance(request, Txn) else (request,)
+    if isinstance(request, Txn):
+        return (*request.success, *request.failure)
+    return (request,) if isinstance(request, Part) else ()
 
 
 def ran(request: Request, result: Result) -> Iterator[tuple[Part, PartResult]]:
     """The operations that an answered request did run, with their answers."""
     if isinstance(request, Txn) and isinstance(result, TxnResult):
         yield from zip(request.success if result.succeeded else request.failure, result.results, strict=True)
-    elif not isinstance(request, Txn) and not isinstance(result, TxnResult):
+    elif isinstance(request, Part) and isinstance(result, PartResult):
         yield request, result
 
 
 def may_write(request: Request) -> bool:
-    """Whether a request could change the store."""
+    """Whether a request could change the store, or what the server does to it later."""
+    if isinstance(request, Special):
+        return not isinstance(request, TimeToLive | Leader)
     return any(isinstance(part, Put | Delete) for part in branches(request))
 
 

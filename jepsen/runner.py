@@ -109,6 +109,8 @@ class _Run:
 
     async def go(self) -> Report:
         began = time.monotonic()
+        settings = self._options.settings
+        self._recorder.event("settings", system=settings.system, election_ms=settings.election_ms)
         async with self._probing() as probe:
             trouble = Nemesis(self._cluster, probe, self._recorder)
             reader = StoreReader(probe)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from jepsen import special_wire
 from jepsen.ops import (
     Compare,
     Delete,
     DeleteResult,
     KeyValue,
+    Leader,
     Part,
     PartResult,
     Put,
@@ -19,6 +21,7 @@ from jepsen.ops import (
     Relation,
     Request,
     Result,
+    Special,
     Target,
     Txn,
     TxnResult,
@@ -30,8 +33,12 @@ METHODS: dict[type[Any], tuple[str, type[Any]]] = {
     Range: ("/etcdserverpb.KV/Range", rpc_pb2.RangeResponse),
     Delete: ("/etcdserverpb.KV/DeleteRange", rpc_pb2.DeleteRangeResponse),
     Txn: ("/etcdserverpb.KV/Txn", rpc_pb2.TxnResponse),
+    **special_wire.METHODS,
 }
 """Path and response class of each kind of request."""
+
+STREAMING = special_wire.STREAMING
+"""Kinds of requests that are one message on a stream."""
 
 _RELATIONS: dict[Relation, str] = {"=": "EQUAL", ">": "GREATER", "<": "LESS", "!=": "NOT_EQUAL"}
 _TARGETS: dict[Target, tuple[str, str]] = {
@@ -44,6 +51,8 @@ _TARGETS: dict[Target, tuple[str, str]] = {
 
 def request_message(request: Request) -> Any:
     """The message that asks a request."""
+    if isinstance(request, Special):
+        return special_wire.message(request)
     if not isinstance(request, Txn):
         return _part_message(request)
     return rpc_pb2.TxnRequest(
@@ -55,6 +64,10 @@ def request_message(request: Request) -> Any:
 
 def result_of(request: Request, response: Any) -> Result:
     """The answer in a response message."""
+    if isinstance(request, Leader):
+        return RangeResult(key_values([response.kv] if response.HasField("kv") else []))
+    if isinstance(request, Special):
+        return special_wire.result(request, response)
     if not isinstance(request, Txn):
         return _part_result(request, response)
     parts = request.success if response.succeeded else request.failure

@@ -31,6 +31,7 @@ from jepsen.ops import (
     Relation,
     Request,
     Result,
+    Special,
     Txn,
     TxnResult,
     is_in,
@@ -55,6 +56,8 @@ class Model:
 
     def apply(self, request: Request, rev: int) -> Result:
         """Do a request whose writes, if any, get revision ``rev``; return the right answer."""
+        if isinstance(request, Special):
+            raise TypeError(f"the model knows nothing of {request}")
         if not isinstance(request, Txn):
             return self._do(request, rev)
         succeeded = all(self._holds(guard) for guard in request.compares)

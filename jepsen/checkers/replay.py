@@ -12,7 +12,8 @@ revision, replay all of them on the model, and demand
 
 Writes of unknown fate are looked up in the store as it was read back (``StoreRecord``): values are unique, so a value
 names its request. A plain delete leaves no value; an unexplained deletion is given to the unknown delete of that key
-that was called first, which can always be exchanged for any other choice. (Txns that delete must also put.)
+that was called first, which can always be exchanged for any other choice. (Txns that delete must also put.) What
+nobody explains is the server's own doing if the keys say that it may be (``ops.SERVERS``); other judges look at that.
 
 The judge is sound (an accepted history has the replay as its witness) and, because revision order is promised,
 complete. Judge 2 (``linear.py``) does not believe revisions.
@@ -27,7 +28,7 @@ from dataclasses import dataclass, field
 from jepsen.checkers import Violation
 from jepsen.checkers.model import Model
 from jepsen.history import Change, History, Operation, StoreRecord
-from jepsen.ops import Delete, KeyValue, is_in, is_serializable, may_write, puts
+from jepsen.ops import RECIPES, SERVERS, Delete, KeyValue, Special, is_in, is_serializable, may_write, puts
 
 FIRST_REVISION = 1
 """The revision of an empty store."""
@@ -42,11 +43,22 @@ def check(history: History) -> list[Violation]:
     return replay.violations
 
 
-def replayed(history: History) -> Model:
-    """The store as the history explains it, with the log of its changes: what other judges hold answers against."""
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The store as the history explains it: what other judges hold answers against.
+
+    model: with the log of all changes. servers: revisions that no request explains, of keys that the server writes.
+    """
+
+    model: Model
+    servers: frozenset[int]
+
+
+def replayed(history: History) -> Replayed:
+    """Replay, whatever violations are found on the way."""
     replay = _Replay(history.operations, history.store or StoreRecord())
     replay.run()
-    return replay.model
+    return Replayed(replay.model, frozenset(replay.servers))
 
 
 @dataclass(slots=True)
@@ -61,6 +73,7 @@ class _Replay:
     unknown_deletes: list[Operation] = field(default_factory=list)
     placed: dict[int, int] = field(default_factory=dict)
     order: list[list[Operation]] = field(default_factory=list)
+    servers: set[int] = field(default_factory=set)
 
     def run(self) -> None:
         self._sort_out()
@@ -74,6 +87,8 @@ class _Replay:
 
     def _sort_out(self) -> None:
         for operation in self.operations:
+            if isinstance(operation.request, Special):
+                continue  # Their answers name no revision; they have judges of their own.
             for put in puts(operation.request):
                 self.by_value[put.key, put.value].append(operation)
             if operation.wrote:
@@ -96,6 +111,10 @@ class _Replay:
             self._report("unreadable", f"revision {rev} was not read back")
             change = Change(())
         owner = self.acked.get(rev) or self._unknown_owner(rev, change)
+        if owner is None and _is_servers(change):
+            self.servers.add(rev)
+            self.model.force(rev, change.kvs, change.deleted)
+            return
         if owner is None:
             self._report("phantom write", f"no request explains revision {rev}: {_show(change.kvs)}")
             self.model.force(rev, change.kvs, change.deleted)
@@ -192,6 +211,12 @@ def real_time(order: Iterable[list[Operation]]) -> list[Violation]:
             if not stale_allowed and (latest is None or operation.call > latest.call):
                 latest = operation
     return found
+
+
+def _is_servers(change: Change) -> bool:
+    """Whether the server may have done it by itself: for a lease, a lock or an election."""
+    put = all(kv.key.startswith(RECIPES) for kv in change.kvs)
+    return put and all(key.startswith(SERVERS) for key in change.deleted) and bool(change.kvs or change.deleted)
 
 
 def _could_delete(operation: Operation, deleted: tuple[str, ...]) -> bool:

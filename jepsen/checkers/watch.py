@@ -36,7 +36,7 @@ Mark = tuple[int, str]
 
 def check(history: History) -> list[Violation]:
     """All violations in the streams of a history."""
-    truth = Truth.of(replayed(history), history)
+    truth = Truth.of(replayed(history).model, history)
     found: list[Violation] = []
     for stream in history.streams:
         found += _StreamCheck(stream, truth).run()

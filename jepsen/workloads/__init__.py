@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from jepsen.workloads.append import Append
 from jepsen.workloads.base import Workload
+from jepsen.workloads.lease import Lease
 from jepsen.workloads.mixed import Mixed
 from jepsen.workloads.register import Register
 from jepsen.workloads.set import Set
@@ -19,4 +20,5 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "txn": Transactions,
     "mixed": Mixed,
     "watch": Watch,
+    "lease": Lease,
 }

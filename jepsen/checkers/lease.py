@@ -1,0 +1,267 @@
+"""Judge of leases: when they end, by the clients' monotonic clock, and what ends with them.
+
+    L1 whole       the end of a lease deletes exactly its keys, all in one revision
+    L2 not early   not before the TTL has passed since the last acknowledged renewal was *sent*, unless revoked
+    L3 not late    once the cluster works: within the TTL, two election timeouts and a second
+    L5 for good    what has ended is not renewed, given keys, or reported alive again
+    L6 unique      an id is not granted while a lease of that id lives; no refusal of an id that nobody has
+
+A client knows less than the server: a renewal took place between its call and its answer; a lease was over when
+anything later was seen (a revision, a refusal, TTL 0), and still alive when anything earlier was asked for. Each rule
+takes the bound that acquits the server. Leases of which a grant was never acknowledged are not judged, and of ids that
+were granted again only L1 and L6.
+
+L4 (steps of the wall clock) is not seen here: no fault steps it yet.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jepsen.checkers import Violation
+from jepsen.checkers.replay import Replayed, replayed
+from jepsen.history import History, Operation
+from jepsen.ops import Grant, KeepAlive, LeaseResult, Revoke, Special, TimeToLive, is_serializable, puts
+
+_S = 1_000_000_000
+LATE_S = 1.0
+OBSERVED_S = 1.0
+"""What the harness's own delays may add to lateness."""
+_GONE = "etcdserver: requested lease not found"
+_EXISTS = "etcdserver: lease already exists"
+
+Span = tuple[int, int]
+
+
+def check(history: History) -> list[Violation]:
+    """All violations of leases in a history."""
+    true = replayed(history)
+    ends, found = _ends(true)
+    times = _Times(history)
+    for lease in _leases(history, ends):
+        found += _LeaseCheck(lease, times).run()
+    return found
+
+
+@dataclass(slots=True)
+class _Lease:
+    """One lease id: what was asked about it, and the revision that ended it (0: none was seen)."""
+
+    id: int
+    ended_rev: int = 0
+    has_keys: bool = False
+    operations: list[Operation] = field(default_factory=list)
+
+    def asked(self, kind: type[Special]) -> Iterator[Operation]:
+        return (operation for operation in self.operations if isinstance(operation.request, kind))
+
+    def renewals(self) -> Iterator[tuple[Operation, float]]:
+        """Acknowledged grants and renewals, with their TTL."""
+        for operation in self.operations:
+            renews = isinstance(operation.request, Grant | KeepAlive)
+            if renews and isinstance(operation.result, LeaseResult) and operation.result.ttl_s > 0:
+                yield operation, operation.result.ttl_s * _S
+
+
+class _Times:
+    """What can be said about when: from all operations, streams and faults of a history."""
+
+    def __init__(self, history: History) -> None:
+        setting = next((event for event in history.events if event["event"] == "settings"), {})
+        self.slack = int((LATE_S + OBSERVED_S + 2 * setting.get("election_ms", 500) / 1000) * _S)
+        self.restarts = setting.get("system") != "raftkv"
+        """A new leader may give every lease its whole TTL again, as etcd does."""
+        self.troubles = _troubles(history)
+        self.last = max((op.returned for op in history.operations), default=0)
+        answered = [op for op in history.operations if op.kind == "ok" and not isinstance(op.request, Special)]
+        seen = [(op.rev, op.returned) for op in answered]
+        seen += [(message.rev, message.at) for stream in history.streams for message in stream.messages]
+        self._seen = sorted(seen)
+        self._first_after = _minima_from_the_end([at for _, at in self._seen])
+        current = sorted((op.rev, op.call) for op in answered if op.wrote or not is_serializable(op.request))
+        self._current = current
+        self._last_before = _maxima([at for _, at in current])
+
+    def seen_at(self, rev: int) -> float:
+        """When a revision, or a later one, was first seen by anyone: it existed by then."""
+        place = bisect_left(self._seen, (rev, 0))
+        return self._first_after[place] if place < len(self._seen) else math.inf
+
+    def not_yet_at(self, rev: int) -> float:
+        """When a question was asked that was answered from before a revision: it did not exist then."""
+        place = bisect_left(self._current, (rev, 0))
+        return self._last_before[place - 1] if place else -math.inf
+
+
+class _LeaseCheck:
+    def __init__(self, lease: _Lease, times: _Times) -> None:
+        self._lease, self._times = lease, times
+        self._found: list[Violation] = []
+
+    def run(self) -> list[Violation]:
+        granted = [operation for operation in self._lease.asked(Grant) if operation.kind == "ok"]
+        self._check_unique()
+        if len(granted) == 1:
+            gone = self._gone_at(granted[0].returned)
+            self._check_end(gone)
+            self._check_afterlife(gone)
+            self._check_late()
+        elif not granted and any(_failed_with(operation, _EXISTS) for operation in self._lease.asked(Grant)):
+            self._refused_for_nothing()
+        return self._found
+
+    def _report(self, rule: str, text: str, *operations: Operation) -> None:
+        ids = tuple(operation.id for operation in operations)
+        self._found.append(Violation(rule, f"lease {self._lease.id}: {text}", ids))
+
+    def _gone_at(self, granted: int) -> float:
+        """When it had ended for certain."""
+        seen = self._times.seen_at(self._lease.ended_rev) if self._lease.ended_rev else math.inf
+        told = [op.returned for op in self._lease.operations if op.call > granted and _says_gone(op)]
+        return min([seen, *told])
+
+    def _check_end(self, gone: float) -> None:
+        revoked = any(op.kind != "fail" and op.call < gone for op in self._lease.asked(Revoke))
+        for operation, ttl in self._lease.renewals():
+            if operation.call < gone < operation.call + ttl and not revoked:
+                left_s = (operation.call + ttl - gone) / _S
+                self._report("L2 early", f"ended {left_s:.3f} s before its time", operation)
+
+    def _check_afterlife(self, gone: float) -> None:
+        for operation in self._lease.operations:
+            if operation.call > gone and operation.kind == "ok" and not _says_gone(operation):
+                if isinstance(operation.request, Grant | Revoke):
+                    continue  # An id may be granted again; that it was revoked says nothing.
+                after_s = (operation.call - gone) / _S
+                self._report("L5 after its end", f"{operation.request} answered {after_s:.3f} s after", operation)
+
+    def _check_late(self) -> None:
+        """Against the last time when it was certainly alive."""
+        lease, times = self._lease, self._times
+        told = [op.call for op in lease.asked(TimeToLive) if op.kind == "ok" and not _says_gone(op)]
+        told = [call for call in told if lease.ended_rev == 0 or call < times.seen_at(lease.ended_rev)]
+        if lease.ended_rev:
+            told.append(int(max(times.not_yet_at(lease.ended_rev), 0)))
+        elif lease.has_keys:
+            told.append(times.last)
+        alive = max(told, default=0)
+        due = self._due()
+        if alive > due:
+            self._report("L3 late", f"alive {(alive - due) / _S:.3f} s after it had to be over")
+
+    def _due(self) -> float:
+        attempts = [op for op in self._lease.operations if isinstance(op.request, Grant | KeepAlive)]
+        ttl = max(ttl for _, ttl in self._lease.renewals())
+        doubtful = any(op.kind == "info" for op in attempts) or self._times.restarts
+        due = max(op.returned for op in attempts if op.kind != "fail") + ttl + self._times.slack
+        for began, ended in self._times.troubles:
+            if began < due:
+                due = max(due, ended + self._times.slack + (ttl if doubtful else 0))
+        return due
+
+    def _check_unique(self) -> None:
+        renewed = list(self._lease.renewals())
+        revokes = [op for op in self._lease.asked(Revoke) if op.kind != "fail"]
+        for again in self._lease.asked(Grant):
+            alive = any(
+                op is not again and op.returned < again.call and again.returned < op.call + ttl for op, ttl in renewed
+            )
+            if alive and again.kind == "ok" and not any(op.call < again.returned for op in revokes):
+                self._report("L6 granted twice", "while it was alive", again)
+
+    def _refused_for_nothing(self) -> None:
+        if all(op.kind == "fail" for op in self._lease.asked(Grant)):
+            self._report("L6 refused", "said to exist, and nobody made it", *self._lease.asked(Grant))
+
+
+def _says_gone(operation: Operation) -> bool:
+    if isinstance(operation.request, KeepAlive | TimeToLive) and isinstance(operation.result, LeaseResult):
+        return operation.result.ttl_s <= 0 and operation.result.granted_s == 0
+    return _failed_with(operation, _GONE)
+
+
+def _failed_with(operation: Operation, text: str) -> bool:
+    return operation.failure is not None and operation.failure.text == text
+
+
+def _leases(history: History, ends: dict[int, int]) -> list[_Lease]:
+    leases: dict[int, _Lease] = {}
+    for operation in history.operations:
+        for lease_id in _concerned(operation):
+            lease = leases.setdefault(lease_id, _Lease(lease_id, ends.get(lease_id, 0)))
+            lease.operations.append(operation)
+    for kvs in [history.store.states.get(history.store.last, ())] if history.store else []:
+        for kv in kvs:
+            if kv.lease in leases:
+                leases[kv.lease].has_keys = True
+    return list(leases.values())
+
+
+def _concerned(operation: Operation) -> set[int]:
+    request = operation.request
+    if isinstance(request, Grant | Revoke | KeepAlive | TimeToLive):
+        return {request.id}
+    return {put.lease for put in puts(request) if put.lease} if operation.wrote or operation.kind == "fail" else set()
+
+
+def _ends(true: Replayed) -> tuple[dict[int, int], list[Violation]]:
+    """The revision that ended each lease, and L1: walks all changes with the keys of each lease in hand."""
+    held: dict[int, set[str]] = defaultdict(set)
+    gone: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    whole: dict[tuple[int, int], set[str]] = {}
+    for rev, key, now, before in true.model.log:
+        if before is not None and before.lease:
+            if now is None and rev in true.servers:
+                gone[rev][before.lease].add(key)
+                whole.setdefault((rev, before.lease), set(held[before.lease]))
+            held[before.lease].discard(key)
+        if now is not None and now.lease:
+            held[now.lease].add(key)
+    ends: dict[int, int] = {}
+    found = []
+    for rev, leases in gone.items():
+        if len(leases) > 1:
+            found.append(Violation("L1 not whole", f"revision {rev} ends leases {sorted(leases)}"))
+        for lease, keys in leases.items():
+            left = whole[rev, lease] - keys
+            if left:
+                text = f"revision {rev} ends lease {lease} without {', '.join(sorted(left))}"
+                found.append(Violation("L1 not whole", text))
+            ends.setdefault(lease, rev)
+    return ends, found
+
+
+def _troubles(history: History) -> list[Span]:
+    """From each fault until the cluster worked again: a write called after the healing was acknowledged."""
+    acked = sorted((op.call, op.returned) for op in history.operations if op.wrote)
+    troubles: list[Span] = []
+    began = 0
+    for event in history.events:
+        if event["event"] == "heal":
+            place = bisect_left(acked, (event["at"], 0))
+            worked = acked[place][1] if place < len(acked) else event["at"]
+            troubles.append((began or event["at"], worked))
+            began = 0
+        elif event["event"] == "died":
+            troubles.append((event["at"], event["at"]))
+        elif "target" in event and not began:
+            began = event["at"]
+    return troubles
+
+
+def _minima_from_the_end(values: list[int]) -> list[int]:
+    least = list(values)
+    for place in range(len(least) - 2, -1, -1):
+        least[place] = min(least[place], least[place + 1])
+    return least
+
+
+def _maxima(values: list[int]) -> list[int]:
+    most = list(values)
+    for place in range(1, len(most)):
+        most[place] = max(most[place], most[place - 1])
+    return most
