@@ -1,0 +1,216 @@
+"""Stories of leases and leaders that chance seldom tells, each the end of one way to be wrong."""
+
+from __future__ import annotations
+
+from raftkv import errors
+from raftkv.apply.request import Kind
+from tests.server.lessor_world import World
+
+
+def _led_by(index: int, ttl_s: int = 2) -> World:
+    """Three members, a leader, and lease 7."""
+    world = World(3)
+    world.elect(index)
+    world.settle()
+    world.grant(7, ttl_s)
+    world.settle()
+    return world
+
+
+def test_a_lease_ends_in_time_on_all_members() -> None:
+    world = _led_by(0)
+    granted_at = world.now
+    world.advance(5.0)
+    assert granted_at + 2 <= world.ended[7] <= granted_at + 2.2
+    assert all(not member.machine.applier.leases.granted for member in world.members)
+
+
+def test_a_new_leader_keeps_the_time_that_is_left() -> None:
+    world = _led_by(0, ttl_s=10)
+    granted_at = world.now
+    world.advance(8.0)
+    world.elect(1)
+    world.advance(5.0)
+    assert granted_at + 10 <= world.ended[7] <= granted_at + 10.7
+
+
+def test_a_renewal_from_memory_holds_under_the_next_leader() -> None:
+    world = _led_by(0)
+    world.renew(7)
+    entries = len(world.log)
+    world.advance(0.4)
+    answered = world.renew(7)
+    assert answered.ttl_s == 2
+    assert len(world.log) == entries, "answered from memory"
+    world.elect(1)
+    world.advance(5.0)
+    assert world.ended[7] >= answered.sent_at + 2
+    assert not world.early()
+
+
+def test_half_a_second_after_a_renewal_the_next_is_logged_again() -> None:
+    world = _led_by(0)
+    world.renew(7)
+    entries = len(world.log)
+    world.advance(0.51)
+    world.renew(7)
+    assert [entry.kind for entry in world.log[entries:]] == [Kind.LEASE_RENEW]
+
+
+def test_the_end_that_a_deposed_leader_decided_has_no_effect() -> None:
+    world = _led_by(0)
+    old = world.members[0]
+    world.elect(1)
+    world.settle()
+    for _ in range(19):
+        world.now += 0.1
+        old.clock.beat()
+    world.renew(7)
+    world.now += 0.2
+    old.beat()  # it has not noticed that it leads no more
+    assert [entry.kind for entry in world.stale] == [Kind.LEASE_EXPIRE]
+    world.pass_on_stale()
+    world.settle()
+    assert not world.ended
+    assert world.leader is not None
+    assert 7 in world.leader.machine.applier.leases.granted
+
+
+def test_a_renewal_that_a_deposed_leader_logged_is_no_answer() -> None:
+    world = _led_by(0)
+    old = world.members[0]
+    world.now += 1.0
+    asked = world.keep_alive(7)
+    world.elect(1)
+    world.settle()
+    old.renewals.take([asked])
+    world.pass_on_stale()
+    world.settle()
+    assert asked.ttl_s is None
+    assert world.to_retry == [asked], "another leader must answer"
+
+
+def test_what_waits_at_a_deposed_leader_goes_to_the_next_and_is_answered_once() -> None:
+    world = _led_by(0)
+    old = world.members[0]
+    asked = world.keep_alive(7)
+    world.serve(old, 0, asked)
+    assert [entry.kind for entry in world.appended] == [Kind.LEASE_RENEW]
+    world.elect(1, surviving=1)
+    old.step_down()
+    assert world.to_retry == [asked]
+    world.settle()
+    assert asked.ttl_s is None, "the next leader may have counted otherwise by now"
+
+
+def test_a_new_leader_ends_nothing_before_it_has_applied_what_was_committed() -> None:
+    world = _led_by(0)
+    world.advance(1.5)
+    asked = world.keep_alive(7)
+    leader = world.members[0]
+    world.serve(leader, 0, asked)
+    world.commit(1)
+    leader.apply(1)
+    assert asked.ttl_s == 2
+    world.elect(1)
+    for _ in range(20):
+        world.now += 0.1
+        world.members[1].beat()
+    assert not world.appended
+    world.advance(3.0)
+    assert not world.early()
+    assert 7 in world.ended
+
+
+def test_freshness_is_not_measured_in_lease_time() -> None:
+    world = _led_by(0, ttl_s=1)
+    old = world.members[0]
+    world.now += 5.0  # it stands still: its lease clock waits for a beat
+    world.renew(7)
+    confirmed = world.keep_alive(7)
+    confirmed_at = len(world.log)
+    world.elect(1)
+    for _ in range(30):
+        world.now += 0.1
+        world.members[1].beat()
+        world.commit(9)
+        world.members[1].apply(9)
+    assert 7 in world.ended
+    old.renewals.take([confirmed])
+    assert confirmed.ttl_s is None, confirmed_at
+
+
+def test_a_pause_of_the_process_does_not_count() -> None:
+    world = _led_by(0)
+    world.now += 60.0  # no beat
+    assert world.renew(7).ttl_s == 2, "the keep-alive lay in the socket"
+    world.advance(1.0)
+    assert not world.ended
+
+
+def test_a_lease_that_is_over_waits_for_its_end_and_is_never_revived() -> None:
+    world = _led_by(0)
+    leader = world.members[0]
+    for _ in range(21):
+        world.now += 0.1
+        leader.beat()
+    assert [entry.kind for entry in world.appended] == [Kind.LEASE_EXPIRE]
+    asked = world.keep_alive(7)
+    world.serve(leader, 0, asked)
+    assert asked.ttl_s is None
+    world.settle()
+    assert asked.ttl_s == 0
+    assert 7 in world.ended
+
+
+def test_an_end_that_was_lost_is_proposed_again() -> None:
+    world = _led_by(0)
+    for _ in range(21):
+        world.now += 0.1
+        world.members[0].beat()
+    (entry,) = world.appended
+    world.appended.clear()
+    assert entry.done is not None
+    entry.done(errors.RequestTimeoutError())
+    assert world.renew(7).ttl_s is None, "doomed: the lost proposal might have arrived"
+    world.advance(0.2)
+    assert 7 in world.ended
+
+
+def test_many_leases_end_in_small_entries_one_after_the_other() -> None:
+    world = World(1)
+    world.elect(0)
+    for lease_id in range(1, 251):
+        world.grant(lease_id, 1)
+    world.settle()
+    before = len(world.log)
+    world.advance(1.2)
+    sizes = [entry.kind for entry in world.log[before:]]
+    assert sizes == [Kind.LEASE_EXPIRE] * 3
+    assert len(world.ended) == 250
+    assert len(world.members[0].times) == 0
+
+
+def test_the_renewals_of_a_moment_are_one_entry() -> None:
+    world = World(1)
+    world.elect(0)
+    for lease_id in range(1, 251):
+        world.grant(lease_id, 1)
+    world.settle()
+    before = len(world.log)
+    asked = [world.keep_alive(lease_id) for lease_id in range(1, 251)]
+    leader = world.members[0]
+    leader.renewals.take(list(asked[:100]))
+    leader.renewals.take(list(asked[100:]))  # the first entry is under way: these gather
+    world.settle()
+    assert [entry.kind for entry in world.log[before:]] == [Kind.LEASE_RENEW] * 2
+    assert all(one.ttl_s == 1 for one in asked)
+
+
+def test_a_new_leader_knows_of_renewals_in_the_log() -> None:
+    world = _led_by(0)
+    world.advance(1.5)
+    renewed = world.renew(7)
+    world.elect(1)
+    world.advance(5.0)
+    assert renewed.sent_at + 2 <= world.ended[7] <= renewed.sent_at + 2.7
