@@ -29,6 +29,7 @@ from raftkv.client.endpoints import Endpoint, parse_endpoints
 from raftkv.client.transport import Transport, open_transport
 from raftkv.errors import RaftKVError
 from raftkv.pb import rpc_pb2
+from raftkv.rpc.metadata import Metadata
 
 Request = tuple[str, bytes]
 """Path of the method and bytes of the request."""
@@ -166,6 +167,8 @@ class Load:
         connections: shared by the clients.
         options: how to connect.
         rate: most calls that are begun in a second; 0: as fast as they are answered.
+        duration_s: begin no more calls after this; 0: begin them all.
+        token: of the user, if the cluster wants one.
         on_progress: told now and then how many calls are answered.
     """
 
@@ -177,6 +180,8 @@ class Load:
         connections: int,
         options: ClientOptions | None = None,
         rate: float = 0.0,
+        duration_s: float = 0.0,
+        token: str = "",
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         self._endpoints = parse_endpoints(endpoints)
@@ -184,6 +189,8 @@ class Load:
         self._connections = connections
         self._options = options or ClientOptions()
         self._rate = rate
+        self._duration_s = duration_s
+        self._metadata: Metadata = (("token", token),) if token else ()
         self._on_progress = on_progress
 
     async def run(
@@ -200,8 +207,10 @@ class Load:
         gc.collect()
         gc.disable()  # calls leave no cycles behind, and a collection would be counted as the server's time
         started = time.perf_counter()
+        if self._duration_s:
+            asyncio.get_running_loop().call_later(self._duration_s, run.stop)
         for number in range(min(self._clients, total)):
-            _Caller(run, transports[number % len(transports)]).start()
+            _Caller(run, transports[number % len(transports)], self._metadata).start()
         await run.wait_finished()
         seconds = time.perf_counter() - started
         return Result(sorted(run.latencies_s), seconds, run.errors)
@@ -251,6 +260,10 @@ class Run:
         self._interval_s = 1 / rate if rate else 0.0
         self._next_at = time.perf_counter()
 
+    def stop(self) -> None:
+        """Begin no more calls."""
+        self.left = 0
+
     def take(self) -> float | None:
         """Take the next call, if one is left; how long to wait before it is made."""
         if self.left == 0:
@@ -290,11 +303,12 @@ class Run:
 class _Caller:
     """One client."""
 
-    __slots__ = ("run", "started_at", "transport")
+    __slots__ = ("metadata", "run", "started_at", "transport")
 
-    def __init__(self, run: Run, transport: Transport) -> None:
+    def __init__(self, run: Run, transport: Transport, metadata: Metadata) -> None:
         self.run = run
         self.transport = transport
+        self.metadata = metadata
         self.started_at = 0.0
 
     def start(self) -> None:
@@ -308,7 +322,7 @@ class _Caller:
     def _send(self) -> None:
         path, message = next(self.run.requests)
         self.started_at = time.perf_counter()
-        future: Any = self.transport.unary(path, message)
+        future: Any = self.transport.unary(path, message, None, self.metadata)
         future.add_done_callback(self.answered)
 
     def answered(self, future: asyncio.Future[bytes]) -> None:

@@ -192,6 +192,44 @@ def _cluster_commands() -> list[Branch]:
     ]
 
 
+def _mirror_command() -> Leaf:
+    flags = (
+        Flag("prefix", usage="only keys that begin with this"),
+        Flag("rev", INT, usage="do not copy; begin with the changes of this revision"),
+        Flag("max-txn-ops", INT, 128, "most keys that are written in one transaction"),
+        Flag("dest-prefix", usage="what the prefix becomes at the destination"),
+        Flag("no-dest-prefix", BOOL, usage="leave the prefix away at the destination"),
+        Flag("dest-cert", usage="certificate to show to the destination"),
+        Flag("dest-key", usage="its key"),
+        Flag("dest-cacert", usage="authorities that the destination's certificates must come from"),
+        Flag("dest-insecure-transport", BOOL, True, "allow a connection without TLS to the destination"),
+        Flag("dest-user", usage="name[:password] at the destination"),
+        Flag("dest-password", usage="password at the destination; then --dest-user is the name alone"),
+    )
+    details = "Every 30 seconds it prints how many keys it has written. It runs until something ends it."
+    return _leaf(
+        "make-mirror", "ctl_mirror:make_mirror", "DESTINATION", "Copy keys to a cluster and follow", flags, details
+    )
+
+
+def _check_commands() -> Branch:
+    def flags(prefix: str) -> tuple[Flag, ...]:
+        loads = ("s", "m", "l", "xl")
+        return (
+            Flag("load", default="s", usage="how much: small, medium, large, very large", choices=loads),
+            Flag("prefix", default=prefix, usage="where the keys of the check are written, and deleted"),
+            Flag("auto-compact", BOOL, usage="compact the history afterwards"),
+            Flag("auto-defrag", BOOL, usage="defragment the members afterwards"),
+        )
+
+    perf_flags, scale_flags = flags("/etcdctl-check-perf/"), flags("/etcdctl-check-datascale/")
+    children = [
+        _leaf("perf", "ctl_check:perf", "", "Put at a steady rate for 60 s and judge the cluster", perf_flags),
+        _leaf("datascale", "ctl_check:datascale", "", "Write many keys and tell what memory they take", scale_flags),
+    ]
+    return Branch("check", "Commands that judge a cluster", children, GLOBAL_FLAGS)
+
+
 def _about_commands() -> list[click.Command]:
     commands: list[click.Command] = [
         _leaf("version", "ctl_about:version", "", "Print the version"),
@@ -220,7 +258,9 @@ def make_tree() -> Branch:
         *_kv_commands(),
         _lease_commands(),
         *_coordination_commands(),
+        _mirror_command(),
         *_cluster_commands(),
+        _check_commands(),
         *_about_commands(),
     ]
     return Branch(NAME, "Talk to a raftkv or etcd cluster.", children, GLOBAL_FLAGS)

@@ -92,7 +92,7 @@ def open_session(invocation: Invocation, *, value_only: bool = False) -> Session
         _print_settings(invocation)
     if invocation["discovery-srv"]:
         raise CommandError("--discovery-srv is not implemented in raftkvctl", ERROR)
-    options = _client_options(invocation)
+    options = client_options(invocation)
     printer = make_printer(invocation["write-out"], hexadecimal=invocation["hex"], value_only=value_only)
     return Session(invocation, options, printer)
 
@@ -143,7 +143,12 @@ def _print_settings(invocation: Invocation) -> None:
         print(f"{ENVIRONMENT_PREFIX}{name.upper().replace('-', '_')}={secret}", file=sys.stderr)
 
 
-def _client_options(invocation: Invocation) -> ClientOptions:
+def client_options(invocation: Invocation) -> ClientOptions:
+    """How to connect, by the global flags.
+
+    Raises:
+        CommandError: certificates that cannot be used.
+    """
     for name in ("cert", "key", "cacert"):
         if name in invocation.changed and not invocation[name]:
             raise CommandError(f"empty string is passed to --{name} option", BAD_ARGUMENTS)

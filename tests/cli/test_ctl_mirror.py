@@ -1,0 +1,101 @@
+"""``raftkvctl make-mirror`` beside etcdctl's: what arrives at the destination, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.programs import Running, etcdctl, raftkvctl
+from tests.cli.runner import Ran, run_ctl
+from tests.procs import ETCD_FAST, RAFTKV, Cluster, wait_for
+
+pytestmark = pytest.mark.xdist_group("cli-mirror")
+
+PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
+MAKERS = {"etcdctl": etcdctl, "raftkvctl": raftkvctl}
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def endpoints(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """A source and a destination."""
+    with Cluster(PROGRAMS[request.param]) as source, Cluster(ETCD_FAST) as destination:
+        yield source.endpoints[0], destination.endpoints[0]
+
+
+def ctl(endpoint: str, *words: str, text: bytes = b"") -> bytes:
+    ran = run_ctl(["--endpoints", endpoint, *words], text)
+    assert ran.code == 0, ran.errors
+    return ran.output
+
+
+def content(endpoint: str, prefix: str) -> bytes:
+    return ctl(endpoint, "get", prefix, "--prefix")
+
+
+@pytest.mark.parametrize("flags", [(), ("--dest-prefix", "there/"), ("--no-dest-prefix",)], ids=str)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_prefix_is_copied_and_followed(endpoints: tuple[str, str], maker: str, flags: tuple[str, ...]) -> None:
+    source, destination = endpoints
+    for endpoint in endpoints:
+        ctl(endpoint, "del", "", "--prefix")
+    for name in ("m/a", "m/b", "m/c", "other"):
+        ctl(source, "put", name, "old")
+    words = ("make-mirror", destination, "--prefix", "m/", *flags)
+    target = {"--dest-prefix": "there/", "--no-dest-prefix": ""}.get(flags[0] if flags else "", "m/")
+    with Running(MAKERS[maker](source, *words)) as mirror:
+        wait_for(lambda: content(destination, "").count(b"old") == 3, "the copy")
+        ctl(source, "put", "m/a", "new")
+        ctl(source, "del", "m/b")
+        ctl(source, "put", "other", "unseen")
+        ctl(source, "txn", text=b'\nput m/d "two words"\ndel m/c\n\n\n')
+        expected = f"{target}a\nnew\n{target}d\ntwo words\n".encode()
+        wait_for(lambda: content(destination, "") == expected, "the changes")
+        done = mirror.stop()
+    assert done == Ran(130, b"", "")
+
+
+def test_all_keys_in_pages_and_large_transactions(endpoints: tuple[str, str]) -> None:
+    source, destination = endpoints
+    for endpoint in endpoints:
+        ctl(endpoint, "del", "", "--prefix")
+    for start in range(0, 1100, 100):
+        puts = "".join(f"put k{number:04d} v\n" for number in range(start, start + 100))
+        ctl(source, "txn", text=f"\n{puts}\n\n".encode())
+    with Running(raftkvctl(source, "make-mirror", destination, "--max-txn-ops", "30")) as mirror:
+        wait_for(lambda: content(destination, "").count(b"v") == 1100, "the copy")
+        ctl(source, "del", "k", "--prefix")
+        wait_for(lambda: content(destination, "") == b"", "the deletion")
+        mirror.stop()
+
+
+def test_it_can_begin_at_a_revision(endpoints: tuple[str, str]) -> None:
+    source, destination = endpoints
+    for endpoint in endpoints:
+        ctl(endpoint, "del", "", "--prefix")
+    ctl(source, "put", "before", "1")
+    ctl(source, "put", "after", "2")
+    revision = ctl(source, "get", "after", "-w", "fields").decode().split('"Revision" : ')[1].split("\n")[0]
+    with Running(raftkvctl(source, "make-mirror", destination, "--rev", revision)) as mirror:
+        wait_for(lambda: content(destination, "") == b"after\n2\n", "the change of that revision")
+        mirror.stop()
+
+
+def test_a_compacted_revision_ends_it(endpoints: tuple[str, str]) -> None:
+    source, destination = endpoints
+    for _ in range(3):
+        ctl(source, "put", "x", "1")
+    revision = ctl(source, "get", "x", "-w", "fields").decode().split('"Revision" : ')[1].split("\n")[0]
+    ctl(source, "compaction", revision)
+    with Running(raftkvctl(source, "make-mirror", destination, "--rev", "1")) as mirror:
+        done = mirror.wait()
+    assert done == Ran(1, b"", "Error: etcdserver: mvcc: required revision has been compacted")
+
+
+@pytest.mark.parametrize("words", [(), ("a", "b"), ("127.0.0.1:1", "--dest-prefix", "x", "--no-dest-prefix")], ids=str)
+def test_wrong_words(endpoints: tuple[str, str], words: tuple[str, ...]) -> None:
+    ran = []
+    for make in MAKERS.values():
+        with Running(make(endpoints[0], "make-mirror", *words)) as program:
+            ran.append(program.wait())
+    assert ran[1] == ran[0]
