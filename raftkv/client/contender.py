@@ -39,17 +39,21 @@ class Ground(Txns, Watches):
     """What a contender needs of a client."""
 
 
-async def insist(step: Callable[[], Awaitable[Result]]) -> Result:
+async def insist(step: Callable[[], Awaitable[Result]], timeout_s: float | None = None) -> Result:
     """Take a step that does no harm when it is done twice, until the cluster answers.
 
-    Ends with the lease of whoever waits for it: its caller is interrupted when that is lost.
+    Arguments:
+        step: what to do.
+        timeout_s: begin no attempt after that; None: whoever waits is interrupted when its lease is lost.
     """
+    loop = asyncio.get_running_loop()
+    deadline = None if timeout_s is None else loop.time() + timeout_s
     backoff = Backoff()
     while True:
         try:
             return await step()
         except StatusError as error:
-            if error.code not in (UNAVAILABLE, DEADLINE_EXCEEDED):
+            if error.code not in (UNAVAILABLE, DEADLINE_EXCEEDED) or (deadline and loop.time() > deadline):
                 raise
         await backoff.wait()
 
@@ -150,8 +154,20 @@ class Contender:
         """
         if not self._asked:
             return False
-        ours = create_revision(self.key) == self.fence if self.fence else value_of(self.key) == to_bytes(self._value)
-        return (await self._ground.txn().when(ours).then(Delete(self.key)).commit()).succeeded
+        attempts = 0
+
+        async def step() -> bool:
+            nonlocal attempts
+            attempts += 1
+            if self.fence:
+                ours = create_revision(self.key) == self.fence
+            else:
+                ours = value_of(self.key) == to_bytes(self._value)
+            return (await self._ground.txn().when(ours).then(Delete(self.key)).commit()).succeeded
+
+        left = await insist(step, self._ground.timeout_s)
+        # If the key was gone at a second attempt, the first had done it for all that can be known.
+        return left or attempts > 1
 
 
 async def within(timeout_s: float | None, waiting: Awaitable[Result]) -> Result:

@@ -229,17 +229,17 @@ class Elections(KV, Leases, Ground):
             StatusError: the cluster refuses.
         """
         line = to_bytes(name) + b"/"
-        told = 0
+        told: KeyValue | None = None
         while True:
             found = await insist(lambda: self.range(line, prefix=True, limit=1, sort_by="create_revision"))
-            if found and found[0].mod_revision > told:
-                told = found[0].mod_revision
-                yield found[0]
+            if found and found[0] != told:
+                told = found[0]
+                yield told
             try:
                 changes = self._changes(line, found[0].key if found else None, found.revision + 1)
                 async with aclosing(changes):
                     async for leader in changes:
-                        told = leader.mod_revision
+                        told = leader
                         yield leader
             except CompactedError:
                 continue

@@ -82,7 +82,8 @@ class FenceLost(errors.RaftKVError):
 
     def __init__(self, key: bytes, fence: int, reason: str = "") -> None:
         cause = reason or "its key has gone or belongs to somebody else"
-        super().__init__(f"the lock or term {key!r} at revision {fence} is lost: {cause}")
+        which = f" {key!r} at revision {fence}" if key else ""
+        super().__init__(f"the lock or term{which} is lost: {cause}")
         self.key = key
         self.fence = fence
 

@@ -109,6 +109,8 @@ class Lock:
         """
         try:
             await within(timeout_s, self._acquire())
+        except LockNotFree:
+            raise
         except TimeoutError:
             raise LockNotFree(self.name, timeout_s) from None
         return self

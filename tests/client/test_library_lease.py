@@ -1,0 +1,212 @@
+"""Leases and sessions on real servers: kept, lost, told, established again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raftkv import errors
+from raftkv.aio import LeaseLost, connect, put
+from tests.client.waiting import until
+
+
+def test_a_lease_and_its_keys(play):
+    async def scenario(kv):
+        async with kv.lease(ttl=30) as lease:
+            await kv.put("k", "v", lease=lease)
+            await kv.txn().then(put("t", "v", lease=lease)).commit()
+            assert (await kv.get("k")).lease == lease.id
+            info = await lease.info(keys=True)
+            assert (info.id, info.granted_ttl, sorted(info.keys)) == (lease.id, 30, [b"k", b"t"])
+            assert 25 < lease.remaining_s <= 30
+            assert lease.id in await kv.leases()
+            other = await kv.lease(ttl=30, id=lease.id + 1)
+            with pytest.raises(errors.LeaseExistsError):
+                await kv.lease(ttl=30, id=other.id)
+            await kv.revoke(other.id)
+        assert await kv.get("k") is None
+        assert not lease.lost.is_set()
+        assert (await kv.lease_info(lease.id)).ttl == -1
+        with pytest.raises(LeaseLost, match=rf"^lease {lease.id:x} is lost: it was revoked$"):
+            await kv.put("k", "v", lease=lease)
+        with pytest.raises(errors.LeaseNotFoundError):
+            await kv.revoke(lease.id)
+
+    play(scenario)
+
+
+def test_leases_are_kept_alive(play):
+    async def scenario(kv):
+        leases = [await kv.lease(ttl=2) for _ in range(20)]
+        deadlines = [lease.remaining_s for lease in leases]
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(kept_past(lease, 2 * lease.ttl) for lease in leases))
+        assert all(lease.alive for lease in leases)
+        assert len(deadlines) == len(set(await kv.leases()) & {lease.id for lease in leases})
+
+    play(scenario)
+
+
+async def kept_past(lease, seconds):
+    """Wait until so much time has passed, by the loop's clock, or the lease is lost."""
+    try:
+        async with asyncio.timeout(seconds):
+            await lease.lost.wait()
+    except TimeoutError:
+        return
+    lease.check()
+
+
+def test_a_loss_reaches_everybody_who_relied_on_it(play):
+    async def scenario(kv):
+        told = []
+        lease = await kv.lease(ttl=2, on_lost=told.append)
+        await kv.revoke(lease.id)  # by somebody else, as far as the lease can know
+        async with asyncio.timeout(30):
+            await lease.lost.wait()
+        assert told == [lease]
+        text = rf"^lease {lease.id:x} is lost: the cluster does not know it any more$"
+        for relied in (
+            lambda: kv.put("k", "v", lease=lease),
+            lambda: kv.put_many({"k": "v"}, lease=lease),
+            lambda: kv.txn().then(put("k", "v", lease=lease)).commit(),
+        ):
+            with pytest.raises(LeaseLost, match=text) as raised:
+                await relied()
+            assert raised.value.definite
+        late = []
+        lease.on_lost(late.append)
+        assert late == [lease]
+
+    play(scenario)
+
+
+def test_a_write_finds_the_loss_first(play):
+    async def scenario(kv):
+        told = []
+        lease = await kv.lease(ttl=60, on_lost=told.append)
+        await kv.revoke(lease.id)
+        with pytest.raises(LeaseLost):
+            await kv.put("k", "v", lease=lease)
+        assert told == [lease]
+
+    play(scenario)
+
+
+def test_a_loss_interrupts_the_block(play):
+    async def scenario(kv):
+        async def interrupted():
+            async with kv.lease(ttl=2) as lease:
+                await kv.revoke(lease.id)
+                await asyncio.Event().wait()
+
+        async def told_at_the_end():
+            async with kv.lease(ttl=2, interrupt=False) as lease:
+                await kv.revoke(lease.id)
+                await lease.lost.wait()
+
+        for block in (interrupted, told_at_the_end):
+            with pytest.raises(LeaseLost):
+                await block()
+        assert asyncio.current_task().cancelling() == 0
+
+    play(scenario)
+
+
+def test_a_lease_that_was_never_granted(play):
+    async def scenario(kv):
+        with pytest.raises(LeaseLost, match="never granted"):
+            await kv.put("k", "v", lease=kv.lease(ttl=5))
+        with pytest.raises(ValueError, match="must be positive"):
+            kv.lease(ttl=0)
+
+    play(scenario)
+
+
+def test_closing_the_client_loses_its_leases(member):
+    async def scenario():
+        async with connect(member.endpoints) as kv:
+            lease = await kv.lease(ttl=5)
+        assert lease.lost.is_set()
+        with pytest.raises(LeaseLost, match="the client was closed"):
+            lease.check()
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_outlives_its_members(three):
+    """Every member in turn is killed; the lease of a client that looks for the next one in time is not lost."""
+
+    async def scenario():
+        async with connect(three.endpoints, timeout_s=10) as kv, kv.lease(ttl=6) as lease:
+            await kv.put("k", "v", lease=lease)
+            for member in three.members:
+                await asyncio.to_thread(member.kill)
+                before = lease.remaining_s
+                await renewed(lease, before)
+                await asyncio.to_thread(member.restart)
+            assert (await kv.get("k")).lease == lease.id
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+async def renewed(lease, before_s):
+    """Wait for the next renewal that is confirmed: only that moves the lease's deadline on."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + before_s
+
+    def moved_on():
+        lease.check()
+        return loop.time() + lease.remaining_s > deadline + 0.001
+
+    await until(moved_on)
+
+
+def test_without_a_cluster_a_lease_is_lost_in_time(member):
+    """Nobody answers any more: the lease is over when its TTL has passed on its own clock."""
+
+    async def scenario():
+        async with connect(member.endpoints) as kv:
+            lease = await kv.lease(ttl=2)
+            try:
+                await asyncio.to_thread(member.members[0].kill)
+                await lease.lost.wait()
+                assert lease.remaining_s == 0
+                text = rf"^lease {lease.id:x} is lost: no keep-alive was confirmed within 2 s \(last failure: .+\)$"
+                with pytest.raises(LeaseLost, match=text):
+                    lease.check()
+            finally:
+                await asyncio.to_thread(member.members[0].restart)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_session_comes_back_with_its_keys(play):
+    async def scenario(kv):
+        told = []
+        session = kv.session(
+            ttl=2,
+            on_lost=lambda session: told.append(("lost", session.generation)),
+            on_established=lambda session: told.append(("established", session.generation)),
+        )
+        with pytest.raises(LeaseLost, match="never established"):
+            await kv.put("early", "v", lease=session)
+        async with session:
+            await session.keep("kept", "1")
+            await session.keep("dropped", "1")
+            await session.drop("dropped")
+            await kv.put("bound", "2", lease=session)
+            first = session.id
+            await kv.revoke(first)
+            async with asyncio.timeout(30):
+                await session.established(2)
+            assert told == [("lost", 1), ("established", 2)]
+            assert session.id != first
+            assert (await kv.get("kept")).lease == session.id
+            assert await kv.get("bound") is None
+            assert await kv.get("dropped") is None
+        assert await kv.get("kept") is None
+        assert told == [("lost", 1), ("established", 2)]
+
+    play(scenario)
