@@ -259,7 +259,7 @@ class Client:
             timeout_s: for the confirmation; None: the client's.
 
         Raises:
-            Compacted: its start revision is gone.
+            Compacted: its start revision is gone; some members say so only with the first event.
             EndpointsFailed: no member confirmed it in time.
         """
         loop, kv = self.target()

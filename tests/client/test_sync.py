@@ -1,0 +1,475 @@
+"""The blocking client on real servers: every scenario runs against etcd 3.5.1 and against raftkv."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import multiprocessing
+import subprocess
+import sys
+import threading
+import traceback
+
+import pytest
+
+import raftkv
+import raftkv.aio
+from raftkv import get, put
+from raftkv.errors import KeyNotFoundError
+from tests.procs import RAFTKV, Cluster, free_port, wait_for
+
+
+@pytest.fixture
+def kv(member, request):
+    """A client whose keys are this test's alone."""
+    with raftkv.connect(member.endpoints, namespace=f"sync/{request.node.originalname}/") as client:
+        yield client
+
+
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+# ---- what it looks like
+
+
+def test_the_sample_of_the_documentation_runs_as_it_stands(three):
+    endpoints = ",".join(three.endpoints[:2])
+    with raftkv.connect(endpoints) as kv:
+        with kv.lease(ttl=10) as lease:
+            kv.put("jobs/a", b"1", lease=lease)
+            assert kv.get("jobs/a").value == b"1"
+            assert [item.key for item in kv.range("jobs/", prefix=True, limit=100)] == [b"jobs/a"]
+        ok, results = (
+            kv.txn().when(kv.version("jobs/a") == 0).then(put("jobs/a", b"1")).otherwise(get("jobs/a")).commit()
+        )
+        assert (ok, results[0].revision) == (True, kv.get("jobs/a").mod_revision)
+        ok, results = (
+            kv.txn().when(kv.version("jobs/a") == 0).then(put("jobs/a", b"1")).otherwise(get("jobs/a")).commit()
+        )
+        assert (ok, results[0].value) == (False, b"1")
+        seen = []
+        for event in kv.watch("jobs/", prefix=True, start_revision=kv.get("jobs/a").mod_revision):
+            seen.append((event.type, event.key, event.value))
+            if len(seen) == 1:
+                kv.delete("jobs/a")
+            else:
+                break
+        assert seen == [("PUT", b"jobs/a", b"1"), ("DELETE", b"jobs/a", b"")]
+        with kv.lock("name", ttl=10) as lock:
+            kv.put("x", b"y", fence=lock)
+        with pytest.raises(raftkv.LockLost):
+            kv.put("x", b"z", fence=lock)
+        assert kv.get("x").value == b"y"
+        with kv.campaign("leader", b"me") as term:
+            assert kv.leader("leader").value == b"me"
+            term.proclaim(b"still me")
+            assert next(kv.observe("leader")).value == b"still me"
+        assert kv.leader("leader") is None
+
+
+OWN_ARGUMENTS = {"watch": {"timeout_s"}, "lease": {"interrupt"}, "lock": {"interrupt"}, "campaign": {"interrupt"}}
+"""Where the two faces differ: a blocking watch waits to be confirmed; a thread cannot be interrupted."""
+
+
+def _methods(kind):
+    return {name: one for name, one in inspect.getmembers(kind, callable) if not name.startswith("_")}
+
+
+def test_both_faces_have_the_same_methods_with_the_same_arguments():
+    ours, theirs = _methods(raftkv.Client), _methods(raftkv.aio.Client)
+    assert set(ours) - {"target"} == set(theirs)
+    for name, method in theirs.items():
+        arguments = set(inspect.signature(method).parameters)
+        assert arguments ^ set(inspect.signature(ours[name]).parameters) == OWN_ARGUMENTS.get(name, set()), name
+        assert ours[name].__doc__, name
+
+
+@pytest.mark.parametrize("name", ["Lease", "Session", "Lock", "Term", "Watch", "Txn", "Transaction"])
+def test_both_faces_of_what_is_held_have_the_same_methods(name):
+    ours, theirs = _methods(getattr(raftkv, name)), _methods(getattr(raftkv.aio, name))
+    of_the_loop = {"renewed", "interrupting", "next_batch", "ready", "conditions", "commit", "request", "result"}
+    assert set(theirs) - set(ours) - of_the_loop == set()
+
+
+# ---- threads
+
+
+def test_many_threads_share_one_client(kv):
+    def work(number):
+        for turn in range(50):
+            kv.put(f"{number}/{turn}", str(turn))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert kv.count("", prefix=True) == 400
+    assert [kv.get(f"7/{turn}").text for turn in range(50)] == [str(turn) for turn in range(50)]
+
+
+def test_an_iterator_of_a_bulk_call_may_use_the_client_itself(kv):
+    kv.put_many((str(number), b"x") for number in range(5000))
+
+    def pairs():
+        for item in kv.scan("", prefix=True, page_size=100):
+            yield item.key + b"/copy", kv.get(item.key).value
+
+    assert len(kv.put_many(pairs())) == 5000
+    assert [item.value for item in kv.get_many(["1/copy", "4999/copy"])] == [b"x", b"x"]
+    assert kv.get_many(["missing"]) == [None]
+    assert sum(len(page) for page in kv.pages("", prefix=True, page_size=999)) == 10_000
+
+
+def test_an_error_shows_where_the_caller_was(kv):
+    with pytest.raises(KeyNotFoundError) as caught:
+        kv.put("missing", ignore_value=True)
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[0] == "test_an_error_shows_where_the_caller_was"
+    assert "put" in names
+
+
+def test_functions_as_transactions_do_not_lose_increments(kv):
+    def increment(transaction):
+        transaction.put("n", str(int(transaction.get("n") or 0) + 1))
+
+    threads = [in_thread(lambda: [kv.stm(increment) for _ in range(10)]) for _ in range(4)]
+    for thread in threads:
+        thread.join()
+    assert kv.get("n").text == "40"
+
+
+def test_a_transaction_in_a_transaction(kv):
+    inner = kv.txn().when(kv.version("a") == 0).then(put("a", "1"))
+    outer = kv.txn().then(inner, get("a")).commit()
+    assert outer.results[0].succeeded
+    assert outer.results[1].value == b"1"
+
+
+def test_a_view_sees_its_keys_only(kv):
+    view = kv.view("part/")
+    view.put("k", "1")
+    assert kv.get("part/k").text == view.get("k").text == "1"
+    assert [item.key for item in view.range("", prefix=True)] == [b"k"]
+    view.close()
+    assert view.count("", prefix=True) == 1
+
+
+# ---- watches
+
+
+def test_a_watch_waits_no_longer_than_it_is_told(kv):
+    with kv.watch("k") as watch:
+        with pytest.raises(TimeoutError, match=r"^nothing came within 0\.01 s$"):
+            watch.get(timeout_s=0.01)
+        kv.put("k", "1")
+        assert watch.get(timeout_s=30).value == b"1"
+        kv.put("k", "2")
+        kv.put("k", "3")
+        assert [event.value for event in watch.events(timeout_s=0.5)] == [b"2", b"3"]
+        assert watch.revision >= kv.get("k").mod_revision
+
+
+def test_a_watch_is_cancelled_by_another_thread(kv):
+    watch = kv.watch("k")
+    seen = []
+
+    def read():
+        seen.extend(event.value for event in watch)
+
+    reader = in_thread(read)
+    kv.put("k", "1")
+    wait_for(lambda: seen == [b"1"], "the event")
+    watch.cancel()
+    reader.join()
+    assert watch.get() is None
+    assert list(watch) == []
+
+
+def test_each_event_reaches_one_of_several_readers(kv):
+    watch, seen = kv.watch("", prefix=True), []
+    readers = [in_thread(lambda: seen.extend(event.key for event in watch)) for _ in range(4)]
+    kv.put_many((f"{number:03}", b"") for number in range(300))
+    wait_for(lambda: len(seen) == 300, "300 events")
+    watch.cancel()
+    for reader in readers:
+        reader.join()
+    assert sorted(seen) == [b"%03d" % number for number in range(300)]
+
+
+def test_the_revision_of_a_watch_is_that_of_the_last_whole_revision_taken(kv):
+    watch = kv.watch("", prefix=True)
+    first = kv.put("a", "").revision
+    kv.txn().then(put("b", ""), put("c", "")).commit()
+    assert watch.get(timeout_s=30).key == b"a"
+    assert watch.get(timeout_s=30).key == b"b"
+    assert watch.revision == first
+    assert watch.get(timeout_s=30).key == b"c"
+    assert watch.revision == first + 1
+    watch.cancel()
+
+
+def test_a_watch_on_what_was_compacted_says_from_where_there_is_history(kv):
+    kv.put("k", "1")
+    revision = kv.put("k", "2").revision
+    kv.compact(revision)
+    with pytest.raises(raftkv.Compacted) as caught:
+        next(kv.watch("k", start_revision=1))
+    assert caught.value.revision == revision
+
+
+def test_a_watch_survives_the_member_it_is_connected_to(three):
+    with raftkv.connect(three.endpoints) as kv:
+        watch = kv.watch("k", prefix=True)
+        for number in range(30):
+            if number % 10 == 5:
+                three.members[number // 10].kill()
+                kv.get("any", timeout_s=30)
+                three.members[number // 10].restart()
+            kv.view("k").put_many([(f"{number}", b"")], timeout_s=30)
+        assert [watch.get(timeout_s=30).key for _ in range(30)] == [b"k%d" % number for number in range(30)]
+        watch.cancel()
+
+
+# ---- leases, locks, elections, sessions
+
+
+def test_a_lost_lease_is_told_everywhere(kv):
+    told = []
+    lease = kv.lease(ttl=10, on_lost=lambda lost: told.append((lost, kv.get("own").text)))
+    kv.put("own", "read in the callback")
+    with pytest.raises(raftkv.LeaseLost, match="does not know it"):
+        lose_and_go_on(kv, lease, told)
+    assert not lease.alive
+    with pytest.raises(raftkv.LeaseLost):
+        kv.put("k", "1", lease=lease)
+
+
+def lose_and_go_on(kv, lease, told):
+    with lease:
+        kv.put("k", "1", lease=lease)
+        kv.revoke(lease.id)
+        with pytest.raises(raftkv.LeaseLost):
+            kv.put("k", "2", lease=lease)
+        assert lease.lost.wait(30)
+        wait_for(lambda: told == [(lease, "read in the callback")], "the callback")
+        with pytest.raises(raftkv.LeaseLost):
+            lease.check()
+
+
+def test_a_lease_without_a_block(kv):
+    lease = kv.lease(ttl=10).grant()
+    kv.put("k", "1", lease=lease)
+    assert kv.lease_info(lease.id, keys=True).keys == (b"k",)
+    assert 0 < lease.remaining_s <= lease.ttl
+    lease.revoke()
+    assert kv.get("k") is None
+    assert lease.id not in kv.leases()
+
+
+def test_threads_exclude_each_other_by_locks_of_one_name(kv):
+    inside, overlaps = [], []
+
+    def work():
+        for _ in range(5):
+            with kv.lock("l", ttl=10) as lock:
+                inside.append(lock.fence)
+                overlaps.append(len(inside))
+                kv.put("guarded", str(lock.fence), fence=lock)
+                inside.remove(lock.fence)
+
+    threads = [in_thread(work) for _ in range(4)]
+    for thread in threads:
+        thread.join()
+    assert overlaps == [1] * 20
+    assert kv.count("l", prefix=True) == 0
+
+
+def test_a_lock_that_is_held_is_not_free(kv):
+    with kv.lock("l") as held:
+        other = kv.lock("l")
+        assert not other.try_acquire()
+        with pytest.raises(raftkv.LockNotFree):
+            other.acquire(timeout_s=0.05)
+        assert held.held
+        assert held.lease.alive
+    assert other.try_acquire()
+    other.release()
+
+
+def test_a_lock_is_left_quietly_when_the_block_fails(kv):
+    with pytest.raises(KeyError), kv.lock("l"):
+        raise KeyError("of the user")
+    assert kv.count("l", prefix=True) == 0
+
+
+def test_the_next_candidate_leads_when_the_first_resigns(kv):
+    observed = kv.observe("e")
+    first = kv.campaign("e", "one").campaign()
+    second = kv.campaign("e", "two")
+    waiting = in_thread(second.campaign)
+    assert observed.get(timeout_s=30).text == "one"
+    first.resign()
+    waiting.join()
+    assert second.leads
+    assert observed.get(timeout_s=30).text == "two"
+    observed.cancel()
+    assert observed.get() is None
+    second.resign()
+
+
+def test_waiting_for_a_leader_in_vain_does_not_end_the_observation(kv):
+    observed = kv.observe("e")
+    with pytest.raises(TimeoutError):
+        observed.get(timeout_s=0.05)
+    with kv.campaign("e", "one"):
+        assert observed.get(timeout_s=30).text == "one"
+    observed.cancel()
+
+
+def test_a_session_comes_back_with_its_keys_and_tells_its_owner_in_order(kv):
+    told = []
+    session = kv.session(10, on_lost=lambda one: told.append("lost"), on_established=lambda one: told.append("back"))
+    with session:
+        session.keep("k", "1")
+        kv.revoke(session.id)
+        session.established(2)
+        wait_for(lambda: told == ["lost", "back"], "both callbacks")
+        assert kv.get("k").lease == session.id
+        assert (session.generation, session.error, session.alive) == (2, None, True)
+    assert kv.get("k") is None
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+import raftkv
+
+with raftkv.connect(sys.argv[1]) as kv:
+    waiting = kv.watch("interrupted/", prefix=True)
+
+    def interrupt():
+        waiting.get()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with kv.lock("interrupted"):
+        next(waiting)
+        threading.Thread(target=interrupt).start()
+        try:
+            kv.lock("interrupted").acquire()
+        except KeyboardInterrupt:
+            print("left the line")
+    try:
+        kv.get("any")
+        while kv.count("interrupted/", prefix=True): pass
+    finally:
+        print(kv.count("interrupted/", prefix=True))
+"""
+
+
+def test_ctrl_c_while_waiting_for_a_lock_leaves_the_line(member):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, member.endpoints[0]],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "left the line\n0\n", "")
+
+
+# ---- its end, and bad luck
+
+
+def test_closing_ends_what_other_threads_wait_for(member):
+    client = raftkv.connect(member.endpoints)
+    watch, failures = client.watch("k"), []
+
+    def read():
+        try:
+            next(watch)
+        except (raftkv.Closed, raftkv.WatchCanceled) as error:
+            failures.append(error)
+
+    reader = in_thread(read)
+    client.close()
+    client.close()
+    reader.join()
+    assert len(failures) == 1
+    with pytest.raises(raftkv.Closed, match=r"^the client is closed$"):
+        client.get("k")
+
+
+def test_a_client_that_is_dropped_ends_its_thread(member):
+    others = set(threading.enumerate())
+    client = raftkv.connect(member.endpoints)
+    client.put("dropped", "1")
+    (thread,) = set(threading.enumerate()) - others
+    del client
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_what_is_held_keeps_a_dropped_client_alive(member):
+    lease = raftkv.connect(member.endpoints).lease(10).grant()
+    gc.collect()
+    assert lease.info().ttl > 0
+    lease.revoke()
+
+
+def test_every_endpoint_down_says_which_and_why():
+    ports = [free_port(), free_port()]
+    kv = raftkv.connect([f"127.0.0.1:{port}" for port in ports], timeout_s=0.5)
+    with kv, pytest.raises(raftkv.EndpointsFailed) as caught:
+        kv.put("k", "1")
+    text = str(caught.value)
+    assert all(f"127.0.0.1:{port}: " in text for port in ports)
+    assert "connection refused" in text
+    assert caught.value.definite
+    assert "\n" not in text
+
+
+def test_settings_that_cannot_be_used_are_refused_at_once():
+    with pytest.raises(raftkv.ConfigError, match="timeout_s"):
+        raftkv.connect("127.0.0.1:1", timeout_s=-1)
+
+
+def _child(kv, view):
+    kv.put("from-child", view.get("a").value)
+
+
+def test_a_client_can_be_sent_to_a_spawned_process(member):
+    with raftkv.connect(iter(member.endpoints), namespace="spawned/") as kv:
+        kv.put("part/a", "1")
+        process = multiprocessing.get_context("spawn").Process(target=_child, args=(kv, kv.view("part/")))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        assert kv.get("from-child").value == b"1"
+
+
+def test_a_program_that_never_closes_its_client_ends_in_silence(member):
+    program = f"import raftkv; kv = raftkv.connect('{member.endpoints[0]}'); kv.put('k', '1'); w = kv.watch('k')"
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "Warning" not in done.stderr
+    assert "Error" not in done.stderr
+
+
+def test_members_die_in_mid_lock_and_no_two_hold_it():
+    with Cluster(RAFTKV, size=3) as cluster, raftkv.connect(cluster.endpoints) as kv:
+        with kv.lock("l", ttl=10) as lock:
+            cluster.members[0].kill()
+            kv.put("x", "1", fence=lock, timeout_s=30)
+            cluster.members[0].restart()
+            cluster.members[1].kill()
+            kv.get("x", timeout_s=30)
+            assert lock.held
+            with pytest.raises(raftkv.LockNotFree):
+                kv.lock("l", ttl=10).acquire(timeout_s=0.2)
+            kv.put("x", "2", fence=lock, timeout_s=30)
+            cluster.members[1].restart()
+        assert kv.get("x").text == "2"
