@@ -24,7 +24,7 @@ from raftkv.server.election_observer import Observer
 from raftkv.server.leader_guard import LeaderGuard
 from raftkv.server.lock import LEASE_TTL_S
 from raftkv.server.recipe import Recipe, created_at, refusal
-from raftkv.server.recipe_queue import Queue
+from raftkv.server.recipe_queue import Place, Queue
 
 _METHODS: Final = SERVICES["v3electionpb.Election"]
 
@@ -60,11 +60,20 @@ class ElectionService:
         lease_id = await self._recipe.lease(request.lease, LEASE_TTL_S)
         place = await self._queue.enter(call, request.name, lease_id, request.value)
         if place.value != request.value:
-            await self._proclaim(call, place.key, place.create_revision, lease_id, request.value)
+            await self._proclaim_or_resign(call, place, lease_id, request.value)
         if not place.is_first and await self._queue.wait_turn(place) is None:
             raise errors.ElectionNotLeaderError
         leader = election_pb2.LeaderKey(name=request.name, key=place.key, rev=place.create_revision, lease=lease_id)
         return self._recipe.answer(place.revision, election_pb2.CampaignResponse(leader=leader))
+
+    async def _proclaim_or_resign(self, call: UnaryCall, place: Place, lease_id: int, value: bytes) -> None:
+        """Give a place that was found the new value. Who is refused that (the lease is gone, say) loses the place."""
+        try:
+            await self._proclaim(call, place.key, place.create_revision, lease_id, value)
+        except errors.StatusError as error:
+            if error.definite:
+                await self._resign(call, place.key, place.create_revision)
+            raise
 
     async def proclaim(self, call: UnaryCall, request: election_pb2.ProclaimRequest) -> bytes:
         """Change the leader's value.
@@ -112,12 +121,14 @@ class ElectionService:
         """Leave the queue, first or not; a place that is given up already is as good."""
         if not request.HasField("leader"):
             raise errors.MissingLeaderKeyError
-        key = request.leader.key
-        deletion = rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))
-        revision, _ = await self._recipe.txn(
-            call, rpc_pb2.TxnRequest(compare=[created_at(key, request.leader.rev)], success=[deletion])
-        )
+        revision = await self._resign(call, request.leader.key, request.leader.rev)
         return self._recipe.answer(revision, election_pb2.ResignResponse())
+
+    async def _resign(self, call: UnaryCall, key: bytes, create_revision: int) -> int:
+        deletion = rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))
+        request = rpc_pb2.TxnRequest(compare=[created_at(key, create_revision)], success=[deletion])
+        revision, _ = await self._recipe.txn(call, request)
+        return revision
 
     async def observe(self, call: StreamCall) -> None:
         """Send who leads, and every change of that, until the client goes."""

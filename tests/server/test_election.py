@@ -57,6 +57,22 @@ def test_campaigning_again_proclaims() -> None:
     _run(scenario)
 
 
+def test_campaigning_again_with_a_lease_that_is_gone_resigns() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        member.put(b"e/a", b"1")
+        task = member.campaign(b"e", 10, b"1")
+        await member.settle()
+        assert task.result().leader.rev == 2
+        member.leases.ids.remove(10)
+        task = member.campaign(b"e", 10, b"2")
+        await member.settle()
+        with pytest.raises(errors.LeaseNotFoundError):
+            task.result()
+        assert member.keys() == []
+
+    _run(scenario)
+
+
 def test_only_the_leader_proclaims() -> None:
     async def scenario(member: RecipeMember) -> None:
         leader = await _elected(member, 10, b"1")
