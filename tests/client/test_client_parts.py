@@ -1,0 +1,252 @@
+"""The small parts of the library, without a cluster: key spaces, conditions, attempts, interrupts, settings."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import importlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftkv import errors
+from raftkv.aio import ConfigError, EndpointsFailed, connect, create_revision, lease_of, put, value, version
+from raftkv.client import Client as Core
+from raftkv.client import ClientOptions, methods
+from raftkv.client.backoff import Backoff
+from raftkv.client.interrupts import Interrupt
+from raftkv.client.space import Space
+from raftkv.pb import kv_pb2, rpc_pb2
+from raftkv.rpc.status import RpcError
+from tests.client.fakes import FakeCluster
+
+
+@pytest.mark.parametrize("name", ["endpoints", "errors", "keys", "space", "values"])
+def test_examples(name):
+    tried = doctest.testmod(importlib.import_module(f"raftkv.client.{name}"))
+    assert (tried.failed, tried.attempted > 0) == (0, True)
+
+
+KEYS = st.binary(min_size=1, max_size=4)
+
+
+@given(prefix=st.binary(max_size=3), key=KEYS, end=st.none() | KEYS, whole=st.booleans(), other=KEYS)
+def test_a_view_sees_what_a_store_of_its_own_would_hold(prefix, key, end, whole, other):
+    """An interval holds a key in a view exactly if it does without the view; and nothing outside of the view."""
+    if whole:
+        end = None
+    inner = Space().interval(key, end, prefix=whole)
+    outer = Space(prefix).interval(key, end, prefix=whole)
+    assert holds(outer, prefix + other) == holds(inner, other)
+    if not other.startswith(prefix) and (end or whole):
+        assert not holds(outer, other)
+
+
+def holds(interval, key):
+    first, end = interval
+    if not end:
+        return key == first
+    return key >= first and (end == b"\0" or key < end)
+
+
+def test_keys_come_back_without_the_prefix():
+    kv = kv_pb2.KeyValue(key=b"jobs/a", value=b"1", version=1, create_revision=2, mod_revision=3, lease=4)
+    item = Space(b"jo").inside("bs/").key_value(kv)
+    assert (item.key, item.value, item.version, item.create_revision, item.mod_revision, item.lease) == (
+        b"a", b"1", 1, 2, 3, 4,
+    )  # fmt: skip
+    event = Space(b"jobs/").event(kv_pb2.Event(type=1, kv=kv, prev_kv=kv))
+    assert (event.type, event.key, event.prev_kv.key, event.revision, event.is_create) == (
+        "DELETE",
+        b"a",
+        b"a",
+        3,
+        False,
+    )
+
+
+def test_conditions_as_messages():
+    message = (lease_of("k") != 7).to_message(Space(b"p/"))
+    assert (message.key, message.result, message.target, message.lease) == (
+        b"p/k", rpc_pb2.Compare.NOT_EQUAL, rpc_pb2.Compare.LEASE, 7,
+    )  # fmt: skip
+    zero = (version("k") == 0).to_message(Space())
+    assert zero.WhichOneof("target_union") == "version"
+    spread = (create_revision("a", prefix=True) < 5).to_message(Space())
+    assert (spread.key, spread.range_end) == (b"a", b"b")
+    assert (value("k") > "x").to_message(Space()).value == b"x"
+
+
+REFUSED = RpcError(
+    errors.UNAVAILABLE, 'connection error: desc = "transport: dial tcp 1.2.3.4:5: connect: refused"', definite=True
+)
+EXPLAINED = ClientOptions(explain=True)
+
+
+def ask(cluster, method=methods.PUT, timeout_s=0.1, options=EXPLAINED):
+    async def run():
+        async with Core(list(cluster.members), options, open_transport=cluster.open) as core:
+            return await core.call(method, rpc_pb2.PutRequest(key=b"k"), timeout_s=timeout_s)
+
+    return asyncio.run(run())
+
+
+def test_every_endpoint_is_named_with_its_reason_and_whether_it_can_have_happened():
+    with pytest.raises(EndpointsFailed) as raised:
+        ask(FakeCluster(a=[REFUSED], b=[RpcError(errors.UNAVAILABLE, "etcdserver: no leader", definite=True)]))
+    assert str(raised.value) == "no answer within 0.1 s from a: connect: refused; b: etcdserver: no leader"
+    assert raised.value.definite
+    lost = RpcError(errors.UNAVAILABLE, "connection lost")
+    with pytest.raises(EndpointsFailed) as raised:
+        ask(FakeCluster(a=[lost]), methods.RANGE)
+    assert not raised.value.definite
+
+
+def test_an_endpoint_that_is_silent_is_left_by_the_next_call():
+    late = RpcError(errors.DEADLINE_EXCEEDED, "context deadline exceeded")
+    cluster = FakeCluster(a=[late], b=[rpc_pb2.PutResponse().SerializeToString()])
+
+    async def run():
+        async with Core(list(cluster.members), EXPLAINED, open_transport=cluster.open) as core:
+            request = rpc_pb2.PutRequest(key=b"k")
+            with pytest.raises(
+                EndpointsFailed, match=r"^no answer within 5 s from a: connected, but did not answer$"
+            ) as raised:
+                await core.call(methods.PUT, request, timeout_s=5)
+            assert not raised.value.definite
+            await core.call(methods.PUT, request, timeout_s=5)
+            await asyncio.gather(*(core.call(methods.PUT, request, timeout_s=5) for _ in range(5)))
+
+    asyncio.run(run())
+    assert [len(member.calls) for member in cluster.members.values()] == [1, 6]
+
+
+def test_many_calls_that_fail_at_once_leave_an_endpoint_once():
+    answer = rpc_pb2.PutResponse().SerializeToString()
+    cluster = FakeCluster(a=[REFUSED], b=[answer], c=[answer])
+
+    async def run():
+        async with Core(list(cluster.members), EXPLAINED, open_transport=cluster.open) as core:
+            await asyncio.gather(*(core.call(methods.PUT, rpc_pb2.PutRequest(), timeout_s=5) for _ in range(10)))
+            assert core.endpoint == "b"
+
+    asyncio.run(run())
+    assert not cluster.members["c"].calls
+
+
+def test_a_given_token_is_used_and_not_renewed():
+    stale = RpcError(errors.UNAUTHENTICATED, errors.InvalidAuthTokenError.text)
+    cluster = FakeCluster(a=[stale])
+    with pytest.raises(errors.InvalidAuthTokenError):
+        ask(cluster, options=ClientOptions(token="t"))
+    assert [call[2] for call in cluster.members["a"].calls] == [(("token", "t"),)]
+
+
+def test_a_closed_client_calls_nobody():
+    async def run():
+        kv = connect("127.0.0.1:1")
+        await kv.close()
+        with pytest.raises(errors.StatusError, match="the client is closed"):
+            await kv.put("k", "v")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"endpoints": ""}, "at least one endpoint must be given"),
+        ({"timeout_s": 0}, "timeout_s must be positive, not 0"),
+        ({"password": "x"}, "a password needs a user"),
+        ({"cert_file": "c.pem"}, "cert_file and key_file belong together; only one is given: c.pem"),
+        ({"ca_file": "/none.pem"}, "cannot use the certificates /none.pem: [Errno 2] No such file or directory"),
+    ],
+)
+def test_settings_that_cannot_be_used(settings, text):
+    with pytest.raises(ConfigError) as raised:
+        connect(**settings)
+    assert str(raised.value) == text
+
+
+def test_waits_grow_to_a_limit_and_begin_again():
+    backoff = Backoff(base_s=1.0, max_s=8.0)
+    waits = [backoff.next_s() for _ in range(6)]
+    assert all(full / 2 <= wait <= full for wait, full in zip(waits, (1, 2, 4, 8, 8, 8), strict=True))
+    backoff.reset()
+    assert backoff.next_s() <= 1.0
+
+
+class Loss:
+    """Something to be lost."""
+
+    def __init__(self):
+        self.callbacks = []
+
+    def subscribe(self, callback):
+        self.callbacks.append(callback)
+        return lambda: self.callbacks.remove(callback)
+
+    def block(self):
+        return Interrupt(self.subscribe, lambda: RuntimeError("lost"))
+
+    def happen(self):
+        for callback in list(self.callbacks):
+            callback(None)
+
+
+def test_an_interrupted_block_ends_with_its_error():
+    async def run():
+        loss = Loss()
+
+        async def body():
+            with loss.block():
+                asyncio.get_running_loop().call_soon(loss.happen)
+                await asyncio.Event().wait()
+
+        with pytest.raises(RuntimeError, match="lost"):
+            await body()
+        assert not loss.callbacks
+        assert asyncio.current_task().cancelling() == 0
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_a_cancellation_from_elsewhere_stays_one():
+    async def run():
+        loss = Loss()
+
+        async def body():
+            with loss.block():
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(body())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        both = asyncio.create_task(body())
+        await asyncio.sleep(0)
+        loss.happen()
+        both.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await both
+
+    asyncio.run(run())
+
+
+def test_who_finds_the_loss_by_itself_is_not_cancelled():
+    async def run():
+        loss = Loss()
+        with loss.block() as block:
+            loss.happen()
+            assert not block.fired
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_operations_are_values():
+    assert put("k", "v") == put("k", "v")
+    assert put("k", "v").request(Space(b"p/")).key == b"p/k"

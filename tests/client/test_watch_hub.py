@@ -1,0 +1,244 @@
+"""The shared watch stream, against a cluster of a few lines: resuming, parking, progress, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from raftkv import errors
+from raftkv.client.errors import EndpointsFailed, WatchCanceled
+from raftkv.client.space import Space
+from raftkv.client.watch import Watch
+from raftkv.client.watch_hub import WatchHub
+from raftkv.client.watcher import Request, Watcher
+from tests.client.fake_watches import FakeCore
+from tests.client.waiting import until
+
+
+def play(scenario, core=None, **options):
+    core = core or FakeCore()
+
+    async def main():
+        hub = WatchHub(core, **options)
+        try:
+            await asyncio.wait_for(scenario(core, hub), 30)
+        finally:
+            await hub.close()
+
+    asyncio.run(main())
+
+
+def watching(hub, start_revision=0, queue_bytes=1_000_000, **request):
+    return Watch(hub, Space(), Watcher(Request(b"k", start_revision=start_revision, **request), queue_bytes), 5.0)
+
+
+async def revisions(watch, count):
+    return [(await anext(watch)).revision for _ in range(count)]
+
+
+def created(call):
+    return [r.create_request for r in call.requests if r.WhichOneof("request_union") == "create_request"]
+
+
+def test_a_broken_stream_is_resumed_behind_the_last_event():
+    async def scenario(core, hub):
+        watch = watching(hub)
+        await watch.ready()
+        core.write()
+        core.write()
+        assert await revisions(watch, 2) == [1, 2]
+        core.calls[0].fail()
+        core.write()
+        assert await revisions(watch, 1) == [3]
+        assert [create.start_revision for call in core.calls for create in created(call)] == [0, 3]
+        assert core.left == ["m0"]
+        core.calls[1].inbox.put_nowait(None)  # a member that stops well ends the stream without an error
+        core.write()
+        assert await revisions(watch, 1) == [4]
+
+    play(scenario)
+
+
+def test_an_idle_watch_is_resumed_behind_its_creation():
+    async def scenario(core, hub):
+        core.write()
+        watch = watching(hub)
+        await watch.ready()
+        assert watch.revision == 1
+        core.calls[0].fail()
+        core.write()
+        assert await revisions(watch, 1) == [2]
+        assert created(core.calls[1])[0].start_revision == 2
+
+    play(scenario)
+
+
+def test_what_comes_again_is_dropped():
+    async def scenario(core, hub):
+        watch = watching(hub, start_revision=1)
+        await watch.ready()
+        core.write()
+        core.write()
+        core.calls[0].answer(1, events=[(b"k", b"", 2), (b"k", b"", 3)])
+        core.calls[0].answer(1, events=[(b"k", b"", 1)])
+        core.calls[0].answer(1, events=[(b"k", b"", 4)])
+        assert await revisions(watch, 4) == [1, 2, 3, 4]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_lost_or_seen_twice_whatever_breaks(seed):
+    """Writes, breaks, slow and fast readers, watches that come and go, in any order."""
+    rng = random.Random(seed)
+
+    async def scenario(core, hub):
+        watches = [watching(hub, start_revision=1, queue_bytes=rng.choice((60, 500, 10**6))) for _ in range(4)]
+        seen = [[] for _ in watches]
+
+        async def read(number):
+            for _ in range(rng.randrange(8)):
+                if len(seen[number]) < core.revision:
+                    seen[number].append((await anext(watches[number])).revision)
+
+        for _ in range(60):
+            action = rng.randrange(6)
+            if action < 3:
+                core.write()
+            elif action == 3 and core.calls:
+                core.calls[-1].fail()
+            elif action == 4:
+                passing = watching(hub)
+                await asyncio.sleep(0)
+                passing.cancel()
+            else:
+                await read(rng.randrange(len(watches)))
+        for number, watch in enumerate(watches):
+            while len(seen[number]) < core.revision:
+                seen[number].append((await anext(watch)).revision)
+        assert seen == [list(range(1, core.revision + 1))] * len(watches)
+
+    play(scenario)
+
+
+def test_a_full_queue_parks_only_its_watch():
+    async def scenario(core, hub):
+        slow, fast = watching(hub, queue_bytes=200), watching(hub)
+        await slow.ready()
+        await fast.ready()
+        for _ in range(50):
+            core.write()
+        assert await revisions(fast, 50) == list(range(1, 51))
+        assert slow.is_parked
+        cancels = [r for r in core.calls[0].requests if r.HasField("cancel_request")]
+        assert [cancel.cancel_request.watch_id for cancel in cancels] == [1]
+        assert slow.revision == 0
+        assert await revisions(slow, 50) == list(range(1, 51))
+        assert len(core.calls) == 1
+
+    play(scenario)
+
+
+def test_progress_moves_idle_watches_on_but_only_those_it_speaks_of():
+    async def scenario(core, hub):
+        early = watching(hub)
+        await early.ready()
+        core.answers = False
+        await until(lambda: any(r.HasField("progress_request") for r in core.calls[0].requests))
+        late = watching(hub, start_revision=1)
+        await until(lambda: len(created(core.calls[0])) == 2)
+        core.calls[0].answer(2, created=True)
+        await late.ready()
+        core.calls[0].answer(-1, revision=70)
+        await until(lambda: early.revision == 70)
+        assert late.revision == 0
+        asked = len(core.calls[0].requests)
+        await until(lambda: len(core.calls[0].requests) > asked)
+        while late.revision < 80:
+            core.calls[0].answer(-1, revision=80)
+            await asyncio.sleep(0)
+        core.calls[0].answer(2, revision=90)  # and what is said to one alone is for it alone
+        await until(lambda: late.revision == 90)
+        assert early.revision == 80
+
+    play(scenario, progress_interval_s=0.01)
+
+
+def test_members_that_may_answer_too_early_are_not_asked():
+    async def scenario(core, hub):
+        watch = watching(hub)
+        await watch.ready()
+        asked = asyncio.create_task(until(lambda: any(r.HasField("progress_request") for r in core.calls[0].requests)))
+        task = next(task for task in asyncio.all_tasks() if "_ask_for_progress" in repr(task))
+        await task  # ends by itself
+        asked.cancel()
+        assert len(core.calls[0].requests) == 1
+
+    play(scenario, FakeCore(version="3.5.1"), progress_interval_s=0.01)
+
+
+def test_reasons_of_a_member():
+    async def scenario(core, hub):
+        core.answers = False
+        watches = [watching(hub) for _ in range(4)]
+        await until(lambda: core.calls and len(core.calls[0].requests) == 4)
+        call = core.calls[0]
+        denied = "rpc error: code = PermissionDenied desc = etcdserver: permission denied"
+        call.answer(-1, created=True, canceled=True, cancel_reason=denied)
+        call.answer(2, created=True)
+        call.answer(2, canceled=True, compact_revision=7)
+        call.answer(3, created=True)
+        call.answer(3, canceled=True, cancel_reason="mvcc: watcher range is empty")
+        with pytest.raises(errors.PermissionDeniedError):
+            await watches[0].ready()
+        with pytest.raises(errors.CompactedError) as compacted:
+            await anext(watches[1])
+        assert compacted.value.revision == 7
+        with pytest.raises(WatchCanceled, match=r"^watch canceled: mvcc: watcher range is empty$"):
+            await anext(watches[2])
+        assert not any(watch._watcher.ended for watch in watches[3:])
+
+    play(scenario)
+
+
+def test_a_token_that_has_expired_costs_a_stream():
+    async def scenario(core, hub):
+        watch = watching(hub, start_revision=5)
+        await watch.ready()
+        core.stale = "etcdserver: invalid auth token"
+        reason = f"rpc error: code = Unauthenticated desc = {core.stale}"
+        core.calls[0].answer(1, canceled=True, cancel_reason=reason)
+        await until(lambda: len(core.calls) == 2 and created(core.calls[1]))
+        assert created(core.calls[1])[0].start_revision == 5
+        assert core.tokens_forgotten
+        core.calls[1].fail(errors.UNAUTHENTICATED, core.stale)
+        await until(lambda: len(core.calls) == 3)
+
+    play(scenario)
+
+
+def test_what_would_fail_everywhere_ends_all_watches():
+    async def scenario(core, hub):
+        core.refuse = errors.PermissionDeniedError()
+        watches = [watching(hub) for _ in range(2)]
+        for watch in watches:
+            with pytest.raises(errors.PermissionDeniedError):
+                await watch.ready()
+        core.refuse = None
+        await watching(hub).ready()  # a later one tries again
+
+    play(scenario)
+
+
+def test_an_unconfirmed_watch_says_where_it_was_not_heard():
+    async def scenario(core, hub):
+        core.refuse = errors.NoLeaderError()
+        watch = watching(hub)
+        with pytest.raises(EndpointsFailed, match=r"^no answer within 0\.2 s from m0: etcdserver: no leader; m1: "):
+            await watch.ready(timeout_s=0.2)
+        core.refuse = None
+        await watch.ready()
+
+    play(scenario)
