@@ -7,6 +7,7 @@ from history until they have everything, and gives them back.
 
 Invariants
 - A watcher gets every event that it asked for, once, in order of revision; all of one revision in one response.
+- What a turn has for a group of watchers is one response for each of them, put together once.
 - Between turns everything up to ``revision`` was delivered to all synced watchers, so a header may say so.
 - Delivery costs nothing for keys that nobody watches but a dictionary lookup (and one in the intervals, if any).
 - No events are kept for a watcher: what it needs is in the store, and where it is in ``next_revision``.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Final, Protocol
 
 from raftkv import errors
 from raftkv.server.watch import messages
@@ -48,6 +49,26 @@ class History(Protocol):
         """Read one key at a revision."""
 
 
+Batch = list[tuple[int, list[Change]]]
+"""Changes by main revision, in order."""
+
+RESPONSE_BYTES: Final = 256 * 1024
+"""Bytes of events after which the next revision of a turn goes into another response; clients limit its size."""
+
+
+def _pieces(batch: Batch) -> Iterator[Batch]:
+    """A batch in pieces that fit in a response; a revision is never split."""
+    piece: Batch = []
+    size_bytes = 0
+    for revision, changes in batch:
+        if size_bytes > RESPONSE_BYTES:
+            yield piece
+            piece, size_bytes = [], 0
+        piece.append((revision, changes))
+        size_bytes += sum(len(change[1]) for change in changes)
+    yield piece
+
+
 class WatchHub:
     """See the module.
 
@@ -62,7 +83,7 @@ class WatchHub:
         self._encode_header = header
         self._index = WatcherIndex()
         self._catch_up = CatchUp(store, header, self._synced, wake)
-        self._pending: list[tuple[int, list[Change]]] = []
+        self._pending: Batch = []
         self._touched: list[WatchStream] = []
         self._on_change: dict[bytes, dict[Callable[[], None], None]] = {}
         self.streams: set[WatchStream] = set()
@@ -99,60 +120,56 @@ class WatchHub:
         self.delivered_revision = revision
         if self._pending:
             pending, self._pending = self._pending, []
-            called: dict[Callable[[], None], None] = {}
-            for at, changes in pending:
-                if len(changes) == 1:
-                    self._deliver_one(at, changes[0])
-                else:
-                    self._deliver_many(at, changes)
-                if self._on_change:
-                    for change in changes:
-                        called.update(self._on_change.get(change[0], ()))
+            for group, batch in self._by_group(pending).items():
+                for piece in _pieces(batch):
+                    self._deliver_piece(group, piece)
             self.flush()
-            for callback in called:
-                callback()
+            if self._on_change:
+                self._call_recipes(pending)
 
-    def _deliver_one(self, revision: int, change: Change) -> None:
-        """The usual case: a revision with one change."""
-        groups = self._index.groups(change[0])
-        if not groups:
-            return
-        header = self._encode_header(revision)
-        event = messages.event(change[1], change[2])
+    def _by_group(self, pending: Batch) -> dict[Group, Batch]:
+        """The changes of a turn for each group that wants them. A watcher is in one group, so its order is kept."""
+        batches: dict[Group, Batch] = {}
+        for revision, changes in pending:
+            for change in changes:
+                for group in self._index.groups(change[0]):
+                    batch = batches.setdefault(group, [])
+                    if batch and batch[-1][0] == revision:
+                        batch[-1][1].append(change)
+                    else:
+                        batch.append((revision, [change]))
+        return batches
+
+    def _deliver_piece(self, group: Group, piece: Batch) -> None:
+        """One response for each watcher of a group; its header has the revision of the last event."""
+        header = self._encode_header(piece[-1][0])
         late: list[Watcher] = []
-        for group in groups:
-            self._fan_out(group, header, event, late)
-            for watcher in group.special:
-                self._deliver_to(watcher, revision, header, [change], late)
-        self._fall_behind(late, revision)
+        if group.plain:
+            events = [messages.event(kv, is_delete) for _, changes in piece for _, kv, is_delete, _ in changes]
+            self._fan_out(group, header, events, late)
+        for watcher in group.special:
+            self._deliver_to(watcher, header, piece, late)
+        for watcher in late:
+            # These did not get it: they go on from there later, from history.
+            self._index.remove(watcher)
+            self._unsynced(watcher, piece[0][0])
 
-    def _fan_out(self, group: Group, header: bytes, event: bytes, late: list[Watcher]) -> None:
+    def _fan_out(self, group: Group, header: bytes, events: list[bytes], late: list[Watcher]) -> None:
+        joined = b"".join(events)
         for stream, id_fields in group.plain.items():
-            if stream.fan_out(header, id_fields, event):
-                self.events_total += len(id_fields)
+            if stream.fan_out(header, id_fields, joined):
+                self.events_total += len(id_fields) * len(events)
             else:
                 late += [stream.watchers[watch_id] for watch_id in id_fields]
 
-    def _deliver_many(self, revision: int, changes: list[Change]) -> None:
-        """A revision with several changes: all that a watcher gets of it is one response."""
-        by_watcher: dict[Watcher, list[Change]] = {}
-        for change in changes:
-            for watcher in self._index.watchers(change[0]):
-                by_watcher.setdefault(watcher, []).append(change)
-        if not by_watcher:
-            return
-        header = self._encode_header(revision)
-        late: list[Watcher] = []
-        for watcher, its_changes in by_watcher.items():
-            self._deliver_to(watcher, revision, header, its_changes, late)
-        self._fall_behind(late, revision)
-
-    def _deliver_to(
-        self, watcher: Watcher, revision: int, header: bytes, changes: list[Change], late: list[Watcher]
-    ) -> None:
-        if watcher.start_revision > revision:
-            return
-        wanted = [change for change in changes if watcher.wants(change[2])]
+    def _deliver_to(self, watcher: Watcher, header: bytes, piece: Batch, late: list[Watcher]) -> None:
+        wanted = [
+            change
+            for revision, changes in piece
+            if revision >= watcher.start_revision
+            for change in changes
+            if watcher.wants(change[2])
+        ]
         if not wanted:
             return
         if not watcher.stream.has_room:
@@ -166,11 +183,13 @@ class WatchHub:
         watcher.stream.send_events(watcher, header, events)
         self.events_total += len(events)
 
-    def _fall_behind(self, late: list[Watcher], revision: int) -> None:
-        """These did not get a revision: they go on from there later, from history."""
-        for watcher in late:
-            self._index.remove(watcher)
-            self._unsynced(watcher, revision)
+    def _call_recipes(self, pending: Batch) -> None:
+        called: dict[Callable[[], None], None] = {}
+        for _, changes in pending:
+            for change in changes:
+                called.update(self._on_change.get(change[0], ()))
+        for callback in called:
+            callback()
 
     def _unsynced(self, watcher: Watcher, next_revision: int) -> None:
         watcher.is_synced = False
