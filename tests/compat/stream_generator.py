@@ -94,6 +94,8 @@ class Generator:
                 weights[5] += 1
                 weights[4] = min(weights[4], 1) * 0.2
                 weights[3] *= 0.3
+                for rare in (8, 9, 11):
+                    weights[rare] *= 0.4
             (kind,) = self.random.choices(self._kinds, weights)
             yield kind()
 
@@ -178,7 +180,7 @@ class Generator:
 
     def cancel(self) -> Op:
         """The end of a watcher, which may not exist."""
-        request = rpc_pb2.WatchCancelRequest(watch_id=self.random.choice((0, 0, 1, 1, 2, 3, 5, 7, 99)))
+        request = rpc_pb2.WatchCancelRequest(watch_id=self.random.choice((0, 0, 0, 1, 1, 2, 5, 99)))
         return Op("cancel", request, self.random.randrange(SESSIONS))
 
     def progress(self) -> Op:

@@ -103,6 +103,11 @@ class WatchSession:
         self.awaited += 1
         self.stream.send(rpc_pb2.WatchRequest(create_request=request))
 
+    def is_spent(self, watch_id: int) -> bool:
+        """Whether a compaction ended a watcher of this id."""
+        watched = self.watchers.get(watch_id)
+        return watched is not None and watched.must_end
+
     def cancel(self, watch_id: int) -> None:
         """Ask for the end of a watcher."""
         watched = self.watchers.get(watch_id)

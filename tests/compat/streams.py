@@ -92,12 +92,13 @@ class Streams:
         self._open.append(stream)
         return stream
 
-    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = WAIT_MAX_S) -> None:
+    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
         """Wait until a condition on what came holds.
 
         Raises:
-            NothingCameError: it does not after `timeout_s`.
+            NothingCameError: it does not after `timeout_s`, or `WAIT_MAX_S`.
         """
+        timeout_s = WAIT_MAX_S if timeout_s is None else timeout_s
         with self.changed:
             if not self.changed.wait_for(condition, timeout_s):
                 raise NothingCameError(f"waited {timeout_s:g} s in vain for {what}")

@@ -269,7 +269,7 @@ def test_the_leader_is_the_oldest(callers: Callers) -> None:
 
 
 def test_observing(callers: Callers, streams: Streams) -> None:
-    """Other keys do not disturb it; nor, in raftkv, does a compaction disturb who waits (in etcd, just after it began)."""
+    """Other keys do not disturb it, nor does a compaction (in etcd it can end a campaign that has just begun)."""
     leader = callers.campaign(LEASES[0], b"1").message.leader
     observer = streams.open(OBSERVE, len(callers.store.wire.endpoints) - 1)
     observer.send(election_pb2.LeaderRequest(name=b"e"))
