@@ -127,7 +127,8 @@ class _Run:
         save(history, self._cluster.folder / "history.jsonl")
         verdict = judge(history, self._workload.judges, self._options.acked_min)
         (self._cluster.folder / "verdict").write_text("\n".join(verdict.lines(1000)) + "\n")
-        figures = self._figures(trouble, loaded - began) | {"judged_s": round(time.monotonic() - loaded, 1)}
+        own: dict[str, Any] = getattr(self._workload, "figures", lambda history: {})(history)
+        figures = self._figures(trouble, loaded - began) | own | {"judged_s": round(time.monotonic() - loaded, 1)}
         return Report(verdict, figures, self._cluster.folder)
 
     async def _accompanied(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from jepsen.workloads.append import Append
 from jepsen.workloads.base import Workload
+from jepsen.workloads.election import Election
 from jepsen.workloads.lease import Lease
+from jepsen.workloads.lock import LockedLists
 from jepsen.workloads.mixed import Mixed
 from jepsen.workloads.register import Register
 from jepsen.workloads.set import Set
@@ -21,4 +23,6 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "mixed": Mixed,
     "watch": Watch,
     "lease": Lease,
+    "lock": LockedLists,
+    "election": Election,
 }

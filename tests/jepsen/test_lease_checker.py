@@ -143,6 +143,7 @@ GOOD = {
     "late because of a fault": born().fault(1, 4).ask(4.1, Put("q", "q"), LOST).read(4.9).ended().read(7),
     "id taken": born().ask(1, Grant(ID, 2), EXISTS).ended().read(2.2),
     "id used again": born().ended().read(2.2).grant(3),
+    "id perhaps used again": born().ended().read(2.2).ask(3, Grant(ID, 2), LOST).renew(3.5),
     "grant that may have happened": Life().ask(0, Grant(ID, 2), LOST).ask(1, Grant(ID, 2), EXISTS),
     "seen by a watcher": born().ended().watched(2.05),
 }

@@ -1,0 +1,252 @@
+"""Judge of locks and elections: who held what, by the store's own changes, against what holders were told.
+
+The holder of a name at a revision is the living key under it that was created first. It is *told* so by the answer to
+``Lock`` or ``Campaign``; its token is the creation of that key.
+
+    M1 order     tokens strictly grow from one holder to the next, and the token told is the true one
+    M1 alone     while a holder certainly holds (its lease renewed, nothing given up), nobody else is told to hold
+    M1 fenced    no update of a list is lost that is written only if the holder's key is still there (``lost``)
+    M2 checked   a holder is told so only if it held at a moment between its call and the answer (etcd issue 11456)
+    E1 leader    ``Leader`` answers who led at a moment between call and answer, or that nobody did
+    E2 office    a proclamation is acknowledged only to who holds the office, and is there
+
+M3 (who does not fence loses updates) is no fault of the store: it is measured, by ``lost`` too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from jepsen.checkers import Violation
+from jepsen.checkers.replay import replayed
+from jepsen.history import History, Operation
+from jepsen.ops import (
+    Campaign,
+    Grant,
+    HeldResult,
+    KeepAlive,
+    KeyValue,
+    Leader,
+    LeaseResult,
+    Lock,
+    Proclaim,
+    Put,
+    Range,
+    RangeResult,
+    Resign,
+    Revoke,
+    Special,
+    Unlock,
+    is_serializable,
+    ran,
+)
+
+_S = 1_000_000_000
+Log = list[tuple[int, str, KeyValue | None, KeyValue | None]]
+
+
+def check(history: History) -> list[Violation]:
+    """All violations of locks and elections in a history."""
+    log = replayed(history).model.log
+    return _Check(history, log).run()
+
+
+def lost(history: History, key: str) -> list[str]:
+    """Elements of a list (a JSON list, written whole) whose addition was acknowledged, missing in its last read."""
+    final: list[str] | None = None
+    added: dict[str, int] = {}
+    for operation in sorted(history.operations, key=lambda op: op.returned):
+        if operation.result is None:
+            continue
+        for part, answer in ran(operation.request, operation.result):
+            if isinstance(part, Put) and part.key == key:
+                added[json.loads(part.value)[-1]] = operation.returned
+            elif isinstance(part, Range) and part.key == key and isinstance(answer, RangeResult):
+                final = json.loads(answer.kvs[0].value) if answer.kvs else []
+    shown = set(final or ())
+    return [element for element in added if element not in shown]
+
+
+@dataclass(slots=True)
+class _Reign:
+    """One holder of a name: its key, its token, and the revisions [first, end) through which it held."""
+
+    key: str
+    token: int
+    first: int
+    end: float = math.inf
+    versions: list[KeyValue] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """Who was told to hold: by which operation, with which token, and until when (ns) it certainly did."""
+
+    operation: Operation
+    token: int
+    certain: float
+
+
+class _Check:
+    def __init__(self, history: History, log: Log) -> None:
+        self._operations = history.operations
+        self._clock = _Clock(history)
+        self._log = log
+        self._found: list[Violation] = []
+        self._names = {op.request.name for op in history.operations if isinstance(op.request, Lock | Campaign)}
+        self._reigns = {name: list(_reigns(log, name + "/")) for name in self._names}
+
+    def run(self) -> list[Violation]:
+        for name in sorted(self._names):
+            holders = [holder for op in self._told(name) if (holder := self._holder(name, op)) is not None]
+            self._check_order(holders)
+            self._check_alone(holders)
+        for operation in self._operations:
+            if isinstance(operation.request, Proclaim) and operation.kind == "ok":
+                self._check_office(operation, operation.request)
+            if isinstance(operation.request, Leader) and isinstance(operation.result, RangeResult):
+                self._check_leader(operation, operation.request.name, operation.result)
+        return self._found
+
+    def _report(self, rule: str, text: str, *operations: Operation) -> None:
+        self._found.append(Violation(rule, text, tuple(operation.id for operation in operations)))
+
+    def _told(self, name: str) -> Iterator[Operation]:
+        for operation in sorted(self._operations, key=lambda op: op.call):
+            request = operation.request
+            if isinstance(request, Lock | Campaign) and request.name == name and operation.kind == "ok":
+                yield operation
+
+    def _holder(self, name: str, operation: Operation) -> _Holder | None:
+        """M2, and the token of the reign that the answer speaks of."""
+        result = operation.result
+        key, told = (result.key, result.token) if isinstance(result, HeldResult) else ("", 0)
+        first, last = self._clock.window(operation)
+        reigns = [r for r in self._reigns[name] if r.key == key and r.first <= last and r.end > first]
+        if not reigns:
+            self._report("M2 not held", f"{key} was told to hold between revisions {first} and {last:g}", operation)
+            return None
+        if told and told not in [reign.token for reign in reigns]:
+            self._report("M1 wrong token", f"{key} was told {told}, it is {reigns[-1].token}", operation)
+        return _Holder(operation, told or reigns[-1].token, self._certain(operation))
+
+    def _certain(self, operation: Operation) -> float:
+        """Until when it held for certain: its lease was renewed, and nobody gave it up."""
+        request = operation.request
+        lease = request.lease if isinstance(request, Lock | Campaign) else 0
+        alive = [
+            op.call + op.result.ttl_s * _S
+            for op in self._operations
+            if isinstance(op.request, Grant | KeepAlive) and op.request.id == lease
+            if isinstance(op.result, LeaseResult) and op.result.ttl_s > 0
+        ]
+        given_up = [
+            op.call
+            for op in self._operations
+            if op.call > operation.call and op.kind != "fail" and _gives_up(op.request, lease, operation.result)
+        ]
+        return min([max(alive, default=0), *given_up])
+
+    def _check_order(self, holders: list[_Holder]) -> None:
+        by_return = sorted(holders, key=lambda holder: holder.operation.returned)
+        highest: _Holder | None = None
+        place = 0
+        for holder in holders:
+            while place < len(by_return) and by_return[place].operation.returned < holder.operation.call:
+                if highest is None or by_return[place].token > highest.token:
+                    highest = by_return[place]
+                place += 1
+            same = highest is not None and _key(highest) == _key(holder)
+            if highest is not None and holder.token <= highest.token and not same:
+                text = f"{_key(holder)} has token {holder.token} after {highest.token}"
+                self._report("M1 out of order", text, highest.operation, holder.operation)
+
+    def _check_alone(self, holders: list[_Holder]) -> None:
+        for holder in holders:
+            for other in holders:
+                during = holder.operation.returned < other.operation.call and other.operation.returned < holder.certain
+                if during and _key(other) != _key(holder):
+                    text = f"{_key(other)} was told to hold while {_key(holder)} did"
+                    self._report("M1 two holders", text, holder.operation, other.operation)
+
+    def _check_office(self, operation: Operation, request: Proclaim) -> None:
+        first, last = self._clock.window(operation)
+        there = any(
+            first <= rev <= last and now is not None and now.value == request.value and now.create == request.rev
+            for rev, key, now, _ in self._log
+            if key == request.key
+        )
+        if not there:
+            self._report("E2 not in office", f"{request.value} of {request.key} was acknowledged", operation)
+
+    def _check_leader(self, operation: Operation, name: str, result: RangeResult) -> None:
+        first, last = self._clock.window(operation)
+        current = [reign for reign in self._reigns.get(name, []) if reign.first <= last and reign.end > first]
+        led = any(kv == result.kvs[0] for reign in current for kv in reign.versions)
+        if not led:
+            self._report("E1 wrong leader", f"{result.kvs[0]} between {first} and {last:g}", operation)
+
+
+class _Clock:
+    """Between which revisions an operation took place, by what others saw before and after."""
+
+    def __init__(self, history: History) -> None:
+        answered = [op for op in history.operations if op.kind == "ok" and not isinstance(op.request, Special)]
+        before = sorted((op.returned, op.rev) for op in answered)
+        self._returned = [at for at, _ in before]
+        self._highest = list(accumulate((rev for _, rev in before), max))
+        after = sorted((op.call, op.rev) for op in answered if op.wrote or not is_serializable(op.request))
+        self._called = [at for at, _ in after]
+        self._lowest = list(accumulate((rev for _, rev in reversed(after)), min))[::-1]
+
+    def window(self, operation: Operation) -> tuple[int, float]:
+        """The least revision that it may have seen, and the greatest."""
+        place = bisect_left(self._returned, operation.call)
+        least = self._highest[place - 1] if place else 1
+        place = bisect_right(self._called, operation.returned)
+        return least, self._lowest[place] if place < len(self._lowest) else math.inf
+
+
+def _reigns(log: Log, prefix: str) -> Iterator[_Reign]:
+    """Who held a name, one after the other."""
+    living: dict[str, KeyValue] = {}
+    reign: _Reign | None = None
+    by_revision: dict[int, list[tuple[str, KeyValue | None]]] = defaultdict(list)
+    for rev, key, now, _ in log:
+        if key.startswith(prefix):
+            by_revision[rev].append((key, now))
+    for rev, changes in sorted(by_revision.items()):
+        for key, now in changes:
+            if now is None:
+                living.pop(key, None)
+            else:
+                living[key] = now
+        holder = min(living.values(), key=lambda kv: kv.create, default=None)
+        if reign is not None and (holder is None or (holder.key, holder.create) != (reign.key, reign.token)):
+            reign.end = rev
+            yield reign
+            reign = None
+        if holder is not None:
+            reign = reign or _Reign(holder.key, holder.create, rev)
+            if holder not in reign.versions:
+                reign.versions.append(holder)
+    if reign is not None:
+        yield reign
+
+
+def _gives_up(request: object, lease: int, held: object) -> bool:
+    key = held.key if isinstance(held, HeldResult) else ""
+    if isinstance(request, Revoke):
+        return request.id == lease
+    return isinstance(request, Unlock | Resign) and request.key == key
+
+
+def _key(holder: _Holder) -> str:
+    result = holder.operation.result
+    return result.key if isinstance(result, HeldResult) else ""

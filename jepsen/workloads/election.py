@@ -1,0 +1,68 @@
+"""Elections: candidates campaign, proclaim while in office, resign or let their lease end; others ask who leads."""
+
+from __future__ import annotations
+
+import asyncio
+
+from jepsen.checker import Judge
+from jepsen.checkers import lease, lock
+from jepsen.client import Client
+from jepsen.ops import (
+    RECIPES,
+    Campaign,
+    Grant,
+    HeldResult,
+    KeepAlive,
+    Leader,
+    LeaseResult,
+    Proclaim,
+    Put,
+    Resign,
+    Revoke,
+)
+
+_NAMES = [f"{RECIPES}office{number}" for number in range(4)]
+_TTL_S = 2
+_STALL_S = (1.5, 3.0)
+_PATIENCE_S = 6.0
+
+
+class Election:
+    """A few offices."""
+
+    name = "election"
+
+    def __init__(self) -> None:
+        self.judges: dict[str, Judge] = {"lock": lock.check, "lease": lease.check}
+        self._leases = 0
+
+    async def step(self, client: Client) -> None:
+        """One candidacy, or a look at who leads and a write for the log to go on."""
+        name = client.rng.choice(_NAMES)
+        if client.rng.random() < 0.8:
+            await client.call(Leader(name))
+            await client.call(Put(f"k{client.name}", client.fresh_value()))
+            return
+        self._leases += 1
+        lease_id = self._leases
+        if isinstance((await client.call(Grant(lease_id, _TTL_S))).result, LeaseResult):
+            await self._run(client, name, lease_id)
+
+    async def finish(self, client: Client) -> None:
+        """Who leads at last."""
+        for name in _NAMES:
+            await client.call(Leader(name))
+
+    async def _run(self, client: Client, name: str, lease_id: int) -> None:
+        result = (await client.call(Campaign(name, lease_id, client.fresh_value()), _PATIENCE_S)).result
+        if isinstance(result, HeldResult):
+            for _ in range(client.rng.randint(0, 3)):
+                if client.rng.random() < 0.1:
+                    await asyncio.sleep(client.rng.uniform(*_STALL_S))
+                await client.call(Proclaim(name, result.key, result.token, lease_id, client.fresh_value()))
+                await client.call(KeepAlive(lease_id))
+            if client.rng.random() < 0.6:
+                await client.call(Resign(name, result.key, result.token, lease_id))
+                return
+        if client.rng.random() < 0.7:
+            await client.call(Revoke(lease_id))
