@@ -72,6 +72,7 @@ What is left out of the programs instead, with the reason:
 - Resign and Proclaim with lease 0: etcd grants a lease that nobody uses;
 - when a waiter hears that its key is gone: etcd tells it when its turn comes, raftkv at once (the text is the same);
 - ids of watchers that a compaction ended, given by the client: etcd takes them for in use as long as the stream lasts;
+- txns that make two keys of one queue: about which is first, etcd's Leader (by key) and Observe (by the txn) disagree;
 - compactions at a deletion, which etcd before 3.5.16 then drops (issue 18089);
 - leases that end by themselves, whose moment no two servers share (`test_lease_rows.py` has these).
 """

@@ -122,8 +122,9 @@ class Generator:
         return Op("kv", rpc_pb2.DeleteRangeRequest(key=self.random.choice(KEYS), range_end=end))
 
     def txn(self) -> Op:
-        """Several writes at one revision; not of one key, which would be refused."""
-        keys = self.random.sample(sorted({*KEYS}), self.random.randint(1, 5))
+        """Several writes at one revision: of different keys, or it would be refused, and of one queue at most one."""
+        keys = [*self.random.sample(PLAIN_KEYS, self.random.randint(1, 4)), self.random.choice(QUEUE_KEYS)]
+        self.random.shuffle(keys)
         operations = []
         for key in keys:
             if self._often(70):
