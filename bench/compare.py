@@ -46,7 +46,19 @@ class Row:
     connections: int
     processes: int
     total: int
+    kind: str = "keys"
+    """Which table it belongs to."""
+    rate: str = "rate"
+    latency: str = ""
+    """Prefix of the names under which the generator reports rate and latencies."""
 
+
+def _watching(name: str, words: str, total: int, *, clients: int, rate: str = "rate") -> Row:
+    """A row of ``bench watch``: watchers in two processes on ten connections, puts from a third."""
+    return Row(name, ("watch", *words.split()), clients, 10, 2, total, "streams", rate, "put_")
+
+
+_MANY = "--streams 100 --watch-per-stream 100 --watched-key-total 10000"
 
 ROWS = (
     Row("put-c1", ("put",), 1, 1, 1, 3_000),
@@ -56,6 +68,16 @@ ROWS = (
     Row("range-serializable-c100", ("range", "--consistency", "s"), 100, 10, 2, 80_000),
     Row("txn-c100", ("txn-put",), 100, 10, 2, 40_000),
     Row("mixed-c100", ("mixed",), 100, 10, 2, 50_000),
+    _watching("watch-1000-on-1-key", "--streams 100 --watch-per-stream 10", 2_000, clients=16),
+    _watching("watch-10000-on-10000-keys", _MANY, 40_000, clients=100),
+    _watching(
+        "put-with-1-idle-watcher", "--idle --streams 1 --watch-per-stream 1", 40_000, clients=100, rate="put_rate"
+    ),
+    _watching("put-with-10000-idle-watchers", f"--idle {_MANY}", 40_000, clients=100, rate="put_rate"),
+    Row("watch-latency-1-watcher", ("watch-latency",), 1, 1, 1, 2_000, "streams"),
+    Row("lease-keepalive-c100", ("lease-keepalive",), 100, 10, 2, 100_000, "streams"),
+    Row("lease-keepalive-c1000", ("lease-keepalive",), 1000, 100, 2, 150_000, "streams"),
+    Row("lock-c10-on-10-names", ("lock", "--locks", "10"), 10, 10, 1, 3_000, "streams"),
 )
 
 
@@ -65,12 +87,16 @@ def measure(row: Row, endpoints: list[str], scale: float) -> dict[str, Any]:
         *(sys.executable, "-m", "raftkv.cli.ctl", "bench", *row.words, "--json"),
         *("--endpoints", ",".join(endpoints), "--clients", str(row.clients), "--conns", str(row.connections)),
         *("--processes", str(row.processes)),
-        *("--total", str(max(row.clients, int(row.total * scale))), "--val-size", "256", "--key-size", "8"),
+        *("--total", str(max(row.clients, int(row.total * scale)))),
     ]
+    if row.kind == "keys":
+        command += ["--val-size", "256", "--key-size", "8"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode != 0:
         raise SystemExit(f"{row.name} failed: {done.stderr.strip() or done.stdout.strip()}")
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    names = ("p50_ms", "p99_ms")
+    return {"rate": found[row.rate], "errors": found["errors"], **{name: found[row.latency + name] for name in names}}
 
 
 def run_round(program: Program, rows: tuple[Row, ...], scale: float) -> dict[str, dict[str, Any]]:
@@ -96,10 +122,10 @@ def compare(rounds: int, rows: tuple[Row, ...], scale: float) -> dict[str, Any]:
         for program in PROGRAMS if number % 2 == 0 else reversed(PROGRAMS):
             for name, summary in run_round(program, rows, scale).items():
                 seen[name][program.name].append(summary)
-    return {"machine": machine(), "rounds": rounds, "rows": [make_row(row.name, seen[row.name]) for row in rows]}
+    return {"machine": machine(), "rounds": rounds, "rows": [make_row(row, seen[row.name]) for row in rows]}
 
 
-def make_row(name: str, seen: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def make_row(row: Row, seen: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Medians of one row; a ratio above 1 means that raftkv is better."""
 
     def median(program: str, key: str) -> float:
@@ -107,7 +133,8 @@ def make_row(name: str, seen: dict[str, list[dict[str, Any]]]) -> dict[str, Any]
 
     etcd, raftkv = median("etcd", "rate"), median("raftkv", "rate")
     return {
-        "row": name,
+        "row": row.name,
+        "kind": row.kind,
         "etcd": round(etcd, 1),
         "raftkv": round(raftkv, 1),
         "unit": "1/s",
@@ -126,22 +153,29 @@ def machine() -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """The results as Markdown: one table for keys, one for watches, leases and locks."""
+    lines = [*_rows_of(results, "keys"), "", *_rows_of(results, "streams"), ""]
+    facts = results["machine"]
+    lines.append(
+        f"Three members and the load generator on {facts['cores']} shared cores, 256-byte values, fsync on, "
+        f"median of {results['rounds']} alternating rounds, {facts['date']}. Rates of watches are events, and their "
+        f"latencies those of the puts meanwhile; with idle watchers the rate is that of puts."
+    )
+    return "\n".join(lines)
+
+
+def _rows_of(results: dict[str, Any], kind: str) -> list[str]:
     lines = [
         "| row | etcd 3.5.1 | raftkv | ratio | p50 etcd / raftkv | p99 etcd / raftkv |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in results["rows"]:
+        if row["kind"] != kind:
+            continue
         latencies = (f"{row[f'etcd_{p}_ms']:.1f} / {row[f'raftkv_{p}_ms']:.1f} ms" for p in ("p50", "p99"))
         cells = (row["row"], f"{row['etcd']:,.0f}/s", f"{row['raftkv']:,.0f}/s", f"**{row['ratio']:.2f}**", *latencies)
         lines.append(f"| {' | '.join(cells)} |")
-    facts = results["machine"]
-    lines.append("")
-    lines.append(
-        f"Three members and the load generator on {facts['cores']} shared cores, 256-byte values, fsync on, "
-        f"median of {results['rounds']} alternating rounds, {facts['date']}."
-    )
-    return "\n".join(lines)
+    return lines
 
 
 def write_readme(text: str) -> None:
@@ -162,7 +196,7 @@ def plot(results: dict[str, Any]) -> None:
     from matplotlib import pyplot
 
     rows = list(reversed(results["rows"]))
-    figure, axes = pyplot.subplots(figsize=(7, 3.2))
+    figure, axes = pyplot.subplots(figsize=(7, 4.8))
     bars = axes.barh([row["row"] for row in rows], [row["ratio"] for row in rows], color="#2a6f97")
     axes.axvline(1.0, color="#888888", linewidth=1, linestyle="--")
     axes.bar_label(bars, [f"{row['ratio']:.2f}x" for row in rows], padding=3, fontsize=8)
