@@ -28,21 +28,31 @@ from raftkv.server.lessor_renewals import Ticket
 
 _METHODS: Final = SERVICES["etcdserverpb.Lease"]
 _pack: Final = PREFIX.pack
+KNOWN_MAX: Final = 100_000
+"""Requests whose meaning is remembered: a client sends the same few bytes again and again."""
+
+KNOWN_BYTES_MAX: Final = 11
+"""A tag and the longest number: what a request has unless somebody put more into it."""
+
+UNANSWERED_MAX: Final = 100_000
+"""Keep-alives that one stream may have under way."""
+
+UNREAD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Answers that may wait for a client that does not read."""
 
 
 class _KeepAlive(Ticket):
     """One request of a stream."""
 
-    __slots__ = ("header", "stream")
+    __slots__ = ("head", "stream")
 
-    def __init__(self, lease_id: int, deadline: float, stream: _KeepAliveStream, header: bytes) -> None:
+    def __init__(self, lease_id: int, stream: _KeepAliveStream, head: bytes) -> None:
         self.lease_id = lease_id
-        self.deadline = deadline
         self.stream = stream
-        self.header = header
+        self.head = head
 
     def answer(self, ttl_s: int) -> None:
-        self.stream.answer(self.header + integer(2, self.lease_id) + integer(3, ttl_s))
+        self.stream.answer(self.head + integer(3, ttl_s))
 
     def fail(self, error: errors.StatusError) -> None:
         self.stream.fail(error)
@@ -69,16 +79,15 @@ class _KeepAliveStream:
         """Take one request.
 
         Raises:
-            RpcError: the bytes are no request.
+            RpcError: the bytes are no request, or this one is too many.
         """
-        try:
-            lease_id = rpc_pb2.LeaseKeepAliveRequest.FromString(data).ID
-        except DecodeError as error:
-            raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
+        if self._unanswered >= UNANSWERED_MAX:
+            raise RpcError(errors.RESOURCE_EXHAUSTED, f"more than {UNANSWERED_MAX} keep-alives await their answers")
         service = self._service
+        lease_id, id_field = service.known.get(data) or service.parse_keep_alive(data)
         self._unanswered += 1
         # The header says how things stood before the renewal, as etcd's does.
-        service.lessor.keep_alive(_KeepAlive(lease_id, service.lessor.new_deadline(), self, service.header()))
+        service.lessor.keep_alive(_KeepAlive(lease_id, self, service.header() + id_field))
 
     def answer(self, message: bytes) -> None:
         """Queue one response; it leaves at the end of the turn."""
@@ -92,6 +101,9 @@ class _KeepAliveStream:
         if out:
             self._unanswered -= len(out)
             self._call.send_frames_nowait(b"".join(out))
+            if self._call.send_buffer_size > UNREAD_BYTES_MAX and not self._end.done():
+                text = f"more than {UNREAD_BYTES_MAX} bytes of answers are not read"
+                self._end.set_exception(RpcError(errors.RESOURCE_EXHAUSTED, text))
             self._end_if_done()
 
     def fail(self, error: errors.StatusError) -> None:
@@ -139,9 +151,8 @@ class _PassedOn(Ticket):
 
     is_local = False
 
-    def __init__(self, lease_id: int, deadline: float, group: _Group, position: int) -> None:
+    def __init__(self, lease_id: int, group: _Group, position: int) -> None:
         self.lease_id = lease_id
-        self.deadline = deadline
         self.group = group
         self.position = position
 
@@ -163,6 +174,7 @@ class LeaseService:
 
     def __init__(self, responder: Responder, lessor: Lessor, guard: LeaderGuard) -> None:
         self.lessor = lessor
+        self.known: dict[bytes, tuple[int, bytes]] = {}
         self._responder = responder
         self._admission = responder.admission
         self._guard = guard
@@ -255,6 +267,22 @@ class LeaseService:
         except errors.StatusError as error:
             raise RpcError(error.code, str(error)) from None
 
+    def parse_keep_alive(self, data: bytes) -> tuple[int, bytes]:
+        """Lease id of a request, and the field of the response that repeats it.
+
+        Raises:
+            RpcError: the bytes are no request.
+        """
+        try:
+            lease_id = rpc_pb2.LeaseKeepAliveRequest.FromString(data).ID
+        except DecodeError as error:
+            raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
+        if len(self.known) >= KNOWN_MAX:
+            self.known.clear()
+        if len(data) <= KNOWN_BYTES_MAX:
+            self.known[data] = lease_id, integer(2, lease_id)
+        return lease_id, integer(2, lease_id)
+
     def header(self) -> bytes:
         """The header of a response about this moment."""
         now = (self._responder.revision(), self._responder.node.term)
@@ -282,9 +310,8 @@ class LeaseService:
         if request is None:
             return
         group = _Group(call, len(request.ids))
-        deadline = self.lessor.new_deadline()
         for position, lease_id in enumerate(request.ids):
-            self.lessor.keep_alive(_PassedOn(lease_id, deadline, group, position))
+            self.lessor.keep_alive(_PassedOn(lease_id, group, position))
 
     def time_to_live_for_member(self, call: UnaryCall, data: bytes) -> None:
         """A question that came to another member."""

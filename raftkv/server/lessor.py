@@ -191,6 +191,7 @@ class Lessor:
         self._expiry = Expiry(self.times, self._propose)
         self._router = Router(node, self._is_primary, channel, introduction)
         self._random = random.SystemRandom()
+        self._deadline = 0.0
         self._arrived: list[Ticket] = []
         self._arrived_elsewhere: list[Ticket] = []
         self._barrier: _Barrier | None = None
@@ -279,9 +280,11 @@ class Lessor:
         return self._loop.time() + self._node.settings.request_timeout_s
 
     def keep_alive(self, ticket: Ticket) -> None:
-        """Renew a lease; all that comes in a turn of the loop travels together."""
+        """Renew a lease; all that comes in a turn of the loop travels together, under one deadline."""
         if not self._arrived and not self._arrived_elsewhere:
             self._loop.call_soon(self._dispatch)
+            self._deadline = self.new_deadline()
+        ticket.deadline = self._deadline
         (self._arrived if ticket.is_local else self._arrived_elsewhere).append(ticket)
 
     def _dispatch(self) -> None:

@@ -37,7 +37,7 @@ class Ticket:
 
     Attributes:
         lease_id: of the lease.
-        deadline: monotonic time after which nobody wants the answer.
+        deadline: monotonic time after which nobody wants the answer; set by the lessor.
         is_local: whether it came from a client of this member, not by way of another member.
     """
 
