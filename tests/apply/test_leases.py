@@ -1,0 +1,229 @@
+"""What entries about leases do, and that they do the same on every member."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from raftkv import errors
+from raftkv.apply.applier import Outcome
+from raftkv.apply.request import Kind
+from raftkv.pb import raft_pb2, rpc_pb2
+from tests.apply.machine import Machine
+
+TERM = 5
+
+
+class Told:
+    """Notes what an observer of leases is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+
+    def granted(self, lease_id: int, ttl_s: int) -> None:
+        self.events.append(("granted", lease_id, ttl_s))
+
+    def renewed(self, lease_ids: Sequence[int]) -> None:
+        self.events.append(("renewed", *lease_ids))
+
+    def ended(self, lease_id: int, *, expired: bool) -> None:
+        self.events.append(("expired" if expired else "revoked", lease_id))
+
+    def reloaded(self, granted: dict[int, int]) -> None:
+        self.events.append(("reloaded", *sorted(granted.items())))
+
+
+@pytest.fixture
+def machine() -> Machine:
+    machine = Machine()
+    machine.applier.term = TERM
+    return machine
+
+
+def grant(lease_id: int, ttl_s: int = 10) -> rpc_pb2.LeaseGrantRequest:
+    return rpc_pb2.LeaseGrantRequest(ID=lease_id, TTL=ttl_s)
+
+
+def revoke(lease_id: int) -> rpc_pb2.LeaseRevokeRequest:
+    return rpc_pb2.LeaseRevokeRequest(ID=lease_id)
+
+
+def put(key: bytes, lease_id: int = 0) -> rpc_pb2.PutRequest:
+    return rpc_pb2.PutRequest(key=key, value=b"v", lease=lease_id)
+
+
+def decide(machine: Machine, kind: int, *lease_ids: int, term: int = TERM) -> Outcome:
+    decision = raft_pb2.LeaseDecision(term=term, ids=lease_ids)
+    outcome = machine.applier.apply(kind, decision.SerializeToString())
+    machine.store.set_applied(machine.store.applied_index + 1, TERM)
+    return outcome
+
+
+def test_a_grant_answers_id_and_ttl_and_takes_no_revision(machine: Machine) -> None:
+    answer = machine.answer(grant(7, 33))
+    assert (answer.ID, answer.TTL) == (7, 33)
+    assert machine.store.revision == 1
+    assert machine.applier.leases.granted == {7: 33}
+
+
+def test_an_id_is_granted_once(machine: Machine) -> None:
+    machine.answer(grant(7))
+    with pytest.raises(errors.LeaseExistsError):
+        machine.answer(grant(7))
+    machine.answer(revoke(7))
+    machine.answer(grant(7))
+
+
+def test_the_id_that_means_none_is_not_granted(machine: Machine) -> None:
+    with pytest.raises(errors.LeaseNotFoundError):
+        machine.answer(grant(0))
+
+
+def test_a_negative_id_is_an_id(machine: Machine) -> None:
+    machine.answer(grant(-3))
+    machine.answer(put(b"a", -3))
+    assert machine.reopened().applier.leases.granted == {-3: 10}
+    machine.answer(revoke(-3))
+    assert machine.value(b"a") is None
+
+
+def test_a_revocation_deletes_the_keys_in_order_in_one_revision(machine: Machine) -> None:
+    machine.answer(grant(7))
+    for key in (b"c", b"a", b"b"):
+        machine.answer(put(key, 7))
+    machine.answer(put(b"other"))
+    changes: list[tuple[int, list[tuple[bytes, bool]]]] = []
+    machine.store.on_changes = lambda revision, made: changes.append((revision, [(c[0], c[2]) for c in made]))
+    machine.answer(revoke(7))
+    assert changes == [(6, [(b"a", True), (b"b", True), (b"c", True)])]
+    assert machine.value(b"other") == b"v"
+
+
+def test_a_lease_without_keys_ends_without_a_revision(machine: Machine) -> None:
+    machine.answer(grant(7))
+    machine.answer(put(b"a", 7))
+    machine.answer(put(b"a"))  # detaches
+    machine.answer(revoke(7))
+    assert machine.store.revision == 3
+    assert machine.value(b"a") == b"v"
+
+
+def test_a_missing_lease_is_not_revoked(machine: Machine) -> None:
+    with pytest.raises(errors.LeaseNotFoundError):
+        machine.answer(revoke(7))
+
+
+def test_keys_are_put_under_leases_that_exist(machine: Machine) -> None:
+    with pytest.raises(errors.LeaseNotFoundError):
+        machine.answer(put(b"a", 7))
+    machine.answer(grant(7))
+    machine.answer(put(b"a", 7))
+    assert machine.store.lease_keys(7) == [b"a"]
+
+
+def test_leases_end_each_in_its_own_revision_and_those_that_are_gone_do_no_harm(machine: Machine) -> None:
+    for lease_id in (1, 2, 3):
+        machine.answer(grant(lease_id))
+    machine.answer(put(b"a", 1))
+    machine.answer(put(b"c", 3))
+    outcome = decide(machine, Kind.LEASE_EXPIRE, 1, 9, 2, 3)
+    assert (outcome.error, outcome.revision) == (None, 5)
+    assert machine.applier.leases.granted == {}
+    assert machine.store.leased_keys() == {}
+
+
+@pytest.mark.parametrize("kind", [Kind.LEASE_EXPIRE, Kind.LEASE_RENEW])
+@pytest.mark.parametrize("term", [TERM - 1, TERM + 1])
+def test_what_the_leader_of_another_term_decided_has_no_effect(machine: Machine, kind: int, term: int) -> None:
+    machine.answer(grant(7))
+    told = machine.applier.leases.observer = Told()
+    outcome = decide(machine, kind, 7, term=term)
+    assert isinstance(outcome.error, errors.LeaderChangedError)
+    assert machine.applier.leases.exists(7)
+    assert told.events == []
+
+
+def test_the_observer_is_told_everything_in_order(machine: Machine) -> None:
+    told = machine.applier.leases.observer = Told()
+    machine.answer(grant(1))
+    machine.answer(grant(2))
+    decide(machine, Kind.LEASE_RENEW, 1, 2)
+    machine.answer(revoke(1))
+    decide(machine, Kind.LEASE_EXPIRE, 2)
+    machine.answer(grant(3, 4))
+    machine.applier.leases.reload()
+    assert told.events == [
+        ("granted", 1, 10),
+        ("granted", 2, 10),
+        ("renewed", 1, 2),
+        ("revoked", 1),
+        ("expired", 2),
+        ("granted", 3, 4),
+        ("reloaded", (3, 4)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("alarm", "refusal"), [("NOSPACE", errors.NoSpaceError), ("CORRUPT", errors.CorruptClusterError)]
+)
+def test_alarms_forbid_grants(machine: Machine, alarm: str, refusal: type[errors.StatusError]) -> None:
+    machine.answer(grant(7))
+    machine.answer(
+        rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=1, alarm=rpc_pb2.AlarmType.Value(alarm))
+    )
+    with pytest.raises(refusal):
+        machine.answer(grant(8))
+    if alarm == "NOSPACE":
+        machine.answer(revoke(7))
+    else:
+        with pytest.raises(refusal):
+            machine.answer(revoke(7))
+        assert isinstance(decide(machine, Kind.LEASE_EXPIRE, 7).error, refusal)
+
+
+def _random_entry(rng: random.Random) -> tuple[int, bytes]:
+    lease_id = rng.randint(1, 8)
+    key = rng.choice([b"a", b"b", b"c", b"d", b"e"])
+    made: tuple[int, object] = rng.choice(
+        [
+            (Kind.LEASE_GRANT, grant(lease_id, rng.randint(1, 9))),
+            (Kind.LEASE_REVOKE, revoke(lease_id)),
+            (Kind.LEASE_EXPIRE, raft_pb2.LeaseDecision(term=rng.choice([TERM, 4]), ids=[lease_id, lease_id % 8 + 1])),
+            (Kind.LEASE_RENEW, raft_pb2.LeaseDecision(term=TERM, ids=[lease_id])),
+            (Kind.PUT, put(key, lease_id)),
+            (Kind.PUT, put(key)),
+            (Kind.PUT, rpc_pb2.PutRequest(key=key, value=b"x", ignore_lease=True)),
+            (Kind.DELETE_RANGE, rpc_pb2.DeleteRangeRequest(key=key, range_end=b"d")),
+        ]
+    )
+    return made[0], made[1].SerializeToString()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_entries_make_the_same_leases_everywhere(seed: int) -> None:
+    """One member runs through; the other is read back from its disk now and then, and nobody observes it."""
+    rng = random.Random(seed)
+    plain, other = Machine(), Machine()
+    plain.applier.leases.observer = Told()
+    ended = 0
+    for index in range(1, 600):
+        kind, body = _random_entry(rng)
+        outcomes = []
+        for machine in (plain, other):
+            machine.applier.term = TERM
+            outcome = machine.applier.apply(kind, body)
+            machine.store.set_applied(index, TERM)
+            outcomes.append((outcome.revision, outcome.body, repr(outcome.error)))
+        assert outcomes[0] == outcomes[1]
+        ended += kind in (Kind.LEASE_EXPIRE, Kind.LEASE_REVOKE) and outcomes[0][2] == "None"
+        if rng.random() < 0.03:
+            other = other.reopened()
+        assert plain.applier.leases.granted == other.applier.leases.granted
+        assert plain.store.leased_keys() == other.store.leased_keys()
+        for lease_id in range(1, 9):
+            assert plain.store.lease_keys(lease_id) == other.store.lease_keys(lease_id)
+            assert not plain.store.lease_keys(lease_id) or plain.applier.leases.exists(lease_id)
+    assert ended > 50
+    assert plain.hash() == other.hash()
