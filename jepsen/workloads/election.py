@@ -19,7 +19,8 @@ from jepsen.ops import (
     Put,
     Resign,
     Revoke,
-)from jepsen.workloads.base import Rotation
+)
+from jepsen.workloads.base import Rotation
 
 _NAMES = [f"{RECIPES}office{number}" for number in range(4)]
 _TTL_S = 2
