@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from raftkv.client.core import ClientOptions
@@ -21,6 +22,7 @@ class FakeTransport:
 
     async def unary(self, path, message, timeout_s=None, metadata=()):
         self.calls.append((path, message, tuple(metadata)))
+        await asyncio.sleep(0)  # as on a real connection, others run before the answer is there
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, RpcError):
             raise RpcError(answer.code, answer.text, definite=answer.definite)

@@ -1,0 +1,157 @@
+"""Keep-alives against a member of a few lines: what an answer is worth, and when a member is left."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from raftkv import errors
+from raftkv.client.errors import LeaseLost
+from raftkv.client.lease import Lease
+from raftkv.client.lease_keeper import LeaseKeeper
+from raftkv.client.streams import Stream
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.status import RpcError
+from tests.client.waiting import until
+
+
+class Call:
+    """The member's end of one keep-alive stream."""
+
+    def __init__(self):
+        self.done = False
+        self.asked = []
+        self.inbox = asyncio.Queue()
+
+    def send_nowait(self, message):
+        now = asyncio.get_running_loop().time()
+        self.asked.append((rpc_pb2.LeaseKeepAliveRequest.FromString(message).ID, now))
+
+    async def receive(self):
+        item = await self.inbox.get()
+        if isinstance(item, RpcError):
+            raise item
+        return item
+
+    def cancel(self):
+        self.done = True
+        self.inbox.put_nowait(RpcError(errors.CANCELED, "context canceled"))
+
+    def answer(self, lease_id, ttl):
+        self.inbox.put_nowait(rpc_pb2.LeaseKeepAliveResponse(ID=lease_id, TTL=ttl).SerializeToString())
+
+
+class Core:
+    """What the keeper and its leases need of a client's core."""
+
+    def __init__(self):
+        self.calls = []
+        self.left = []
+        self.granted = 0
+        self.refuse = None
+
+    @property
+    def endpoint(self):
+        return f"m{len(self.left)}"
+
+    async def stream(self, method, endpoint=None, *, metadata=(), timeout_s=None):
+        if self.refuse is not None:
+            raise self.refuse
+        self.calls.append(Call())
+        return Stream(self.calls[-1], method.response, endpoint)
+
+    async def call(self, method, request, *, timeout_s):
+        self.granted += 1
+        return rpc_pb2.LeaseGrantResponse(ID=self.granted, TTL=request.TTL)
+
+    def next_endpoint(self, failed):
+        self.left.append(failed)
+
+    def forget_token(self, error):
+        return False
+
+
+def play(scenario):
+    async def main():
+        core = Core()
+        keeper = LeaseKeeper(core)
+        scope = SimpleNamespace(core=core, keeper=keeper, timeout_s=5.0)
+        try:
+            await asyncio.wait_for(scenario(core, scope), 30)
+        finally:
+            await keeper.close()
+
+    asyncio.run(main())
+
+
+def deadline_of(lease):
+    return asyncio.get_running_loop().time() + lease.remaining_s
+
+
+def test_a_lease_lasts_from_when_it_was_asked_for():
+    """The answer may have been under way for long: what it says was true when the member saw the question."""
+
+    async def scenario(core, scope):
+        lease = await Lease(scope, 60)
+        await until(lambda: core.calls and core.calls[0].asked)
+        granted = deadline_of(lease)
+        await until(lambda: asyncio.get_running_loop().time() + 60 > granted + 0.2)
+        (lease_id, asked_at) = core.calls[0].asked[0]
+        core.calls[0].answer(lease_id, 60)
+        core.calls[0].answer(lease_id, 60)  # an answer to nothing counts for nothing
+        await until(core.calls[0].inbox.empty)
+        assert deadline_of(lease) <= asked_at + 60 + 0.001
+
+    play(scenario)
+
+
+def test_a_member_that_does_not_answer_in_time_is_left_with_all_leases():
+    async def scenario(core, scope):
+        leases = [await Lease(scope, ttl) for ttl in (1, 60, 60)]
+        await until(lambda: len(core.calls) == 2 and len(core.calls[1].asked) == 3)
+        assert core.calls[0].done
+        assert core.left == ["m0"]
+        assert {lease_id for lease_id, _ in core.calls[1].asked} == {lease.id for lease in leases}
+        core.calls[1].answer(leases[0].id, 1)
+        await until(lambda: [one for one, _ in core.calls[1].asked].count(leases[0].id) == 2)
+        assert all(lease.alive for lease in leases)
+
+    play(scenario)
+
+
+def test_losses_by_word_and_by_time():
+    async def scenario(core, scope):
+        told = []
+        by_word, by_time = await Lease(scope, 60), await Lease(scope, 1)
+        by_word.on_lost(told.append)
+        by_time.on_lost(told.append)
+        taken_back = by_time.on_lost(lambda lease: told.append("never"))
+        taken_back()
+        await until(lambda: core.calls and core.calls[0].asked)
+        core.calls[0].answer(by_word.id, 0)
+        await by_word.lost.wait()
+        core.refuse = errors.NoLeaderError()
+        core.calls[-1].inbox.put_nowait(RpcError(errors.UNAVAILABLE, "gone"))
+        await by_time.lost.wait()
+        assert told == [by_word, by_time]
+        with pytest.raises(LeaseLost, match=r"no keep-alive was confirmed within 1 s \(last failure: etcdserver: no l"):
+            by_time.check()
+        assert by_time.remaining_s == 0.0
+
+    play(scenario)
+
+
+def test_the_stream_ends_with_the_last_lease():
+    async def scenario(core, scope):
+        lease = await Lease(scope, 60)
+        await until(lambda: core.calls and core.calls[0].asked)
+        lease.stop()
+        await until(lambda: core.calls[0].done)
+        assert core.left == []
+        again = await Lease(scope, 60)
+        await until(lambda: len(core.calls) == 2 and core.calls[1].asked)
+        assert again.alive
+
+    play(scenario)
