@@ -5,13 +5,16 @@ SIZE ?= 3
 SEEDS ?= 500
 JOBS ?= 2
 VENV := .venv/.installed
+FOREIGN := .venv/foreign/.installed
 
-.PHONY: cluster test verify fix proto sim bench clean
+.PHONY: cluster foreign test verify fix proto sim bench clean
 
 cluster: $(VENV)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
 
-test: $(VENV)  ## every test, on two cores
+foreign: $(FOREIGN)  ## other people's clients, for the tests: each in an environment of its own, exact versions
+
+test: $(VENV) $(FOREIGN)  ## every test, on two cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 verify: $(VENV)  ## format, lint, types, generated code current; writes nothing
@@ -36,3 +39,6 @@ clean:  ## everything that can be made again
 $(VENV): setup.py pyproject.toml
 	$(PYTHON) -m venv .venv && $(BIN)/pip install -q --upgrade pip && $(BIN)/pip install -q -e '.[dev,torch]'
 	$(BIN)/pip install -q --no-deps --target .venv/protobuf-4.25 'protobuf==4.25.*' && touch $@  # oldest runtime supported
+
+$(FOREIGN): tests/foreign/environments.py $(wildcard tests/foreign/packages/*) | $(VENV)
+	$(BIN)/python -m tests.foreign.environments && touch $@

@@ -1,0 +1,52 @@
+"""etcd-client-py: the server's Lock service: waiting, time-outs, expiry, mutual exclusion."""
+
+from __future__ import annotations
+
+import asyncio
+
+from etcd_client import EtcdLockOption
+from etcd_client_common import client, connect, failure, key
+from report import Report, run
+
+
+async def time_out(report: Report) -> None:
+    """Whoever waits no longer leaves nothing behind; the lock is free when its holder leaves."""
+    name = key(report, "door")
+    async with connect(report) as c:
+        async with client(report).with_lock(EtcdLockOption(lock_name=name, ttl=60)) as holder:
+            await holder.put(key(report, "seen"), b"1")
+            report.step("held", len(await c.keys_prefix(name)))
+            waiter = client(report).with_lock(EtcdLockOption(lock_name=name, timeout=0.5))
+            await report.afails("in vain", waiter.__aenter__(), failure)
+            report.step("one key is left", len(await c.keys_prefix(name)))
+        async with client(report).with_lock(EtcdLockOption(lock_name=name, timeout=10.0)):
+            report.step("free", len(await c.keys_prefix(name)))
+        report.step("nobody", len(await c.keys_prefix(name)))
+
+
+async def expiry(report: Report) -> None:
+    """A holder whose lease ends loses the lock to the one who waits."""
+    name = key(report, "door")
+    async with connect(report) as c, client(report).with_lock(EtcdLockOption(lock_name=name, ttl=2)):
+        first = await c.keys_prefix(name)
+        async with client(report).with_lock(EtcdLockOption(lock_name=name, ttl=60, timeout=15.0)):
+            report.step("another holder", first != await c.keys_prefix(name), len(await c.keys_prefix(name)))
+
+
+async def counting(report: Report) -> None:
+    """Eight tasks add to a number under the lock: none is lost."""
+    name, number = key(report, "door"), key(report, "number")
+    async with connect(report) as c:
+        await c.put(number, b"0")
+
+        async def add() -> None:
+            for _ in range(5):
+                async with client(report).with_lock(EtcdLockOption(lock_name=name, ttl=60)) as holder:
+                    await holder.put(number, str(int(await holder.get(number)) + 1).encode())
+
+        await asyncio.gather(*(add() for _ in range(8)))
+        report.step("number", await c.get(number), len(await c.keys_prefix(name)))
+
+
+if __name__ == "__main__":
+    run(time_out, expiry, counting, around=asyncio.run)

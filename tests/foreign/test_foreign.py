@@ -1,0 +1,100 @@
+"""Other people's clients on raftkv and on real etcd 3.5.1: the same scenarios, the same observations.
+
+Every script plays on etcd, on one member of raftkv and on three. All must tell the same steps, and these must be the
+ones in `testdata/<client>-<area>.txt`, which real etcd told (`pytest --rewrite` writes them anew): a script that
+plays nothing cannot pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.foreign.sessions import Script, Steps, play
+from tests.procs import ETCD_FAST, RAFTKV, Cluster
+
+TESTDATA = Path(__file__).resolve().parent / "testdata"
+
+AREAS = {
+    "etcd3": ("kv", "watch", "lease", "lock", "admin", "restart"),
+    "aetcd": ("kv", "watch", "lease", "lock", "admin", "restart"),
+    "etcd_client": ("kv", "watch", "lease", "lock"),
+    "node": ("kv", "watch", "lease", "lock", "elect"),
+    "etcdctl-3.4": ("watch", "lease", "lock", "elect"),
+    "etcdctl-3.5": ("watch", "lease", "lock", "elect"),
+}
+"""What each client can do; what etcdctl does with keys is compared in `tests/compat`."""
+
+SEVERAL_ENDPOINTS = ("etcd_client", "node", "etcdctl-3.4", "etcdctl-3.5")
+"""The clients that go on at another member when theirs dies."""
+
+
+@pytest.fixture(scope="session")
+def etcd_one() -> Iterator[Cluster]:
+    with Cluster(ETCD_FAST) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def raftkv_one() -> Iterator[Cluster]:
+    with Cluster(RAFTKV) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def etcd_three() -> Iterator[Cluster]:
+    with Cluster(ETCD_FAST, size=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def raftkv_three() -> Iterator[Cluster]:
+    with Cluster(RAFTKV, size=3) as cluster:
+        yield cluster
+
+
+def write_down(told: dict[str, Steps]) -> str:
+    """Return steps as the text of a golden file: a heading a scenario, a line a step."""
+    parts = []
+    for scenario, steps in told.items():
+        lines = [json.dumps(step, ensure_ascii=False, sort_keys=True) for step in steps]
+        parts.append("\n".join([f"== {scenario}", *lines, ""]))
+    return "\n".join(parts)
+
+
+def _told_by(script: Script, cluster: Cluster) -> str:
+    try:
+        return write_down(play(script, cluster))
+    except Exception as error:
+        error.add_note(cluster.logs())
+        raise
+
+
+def _check(script: Script, clusters: list[Cluster], rewrite: bool) -> None:
+    with ThreadPoolExecutor(max_workers=len(clusters)) as pool:
+        etcd, *raftkv = pool.map(lambda cluster: _told_by(script, cluster), clusters)
+    golden = TESTDATA / f"{script.name}.txt"
+    if rewrite:
+        golden.write_text(etcd, encoding="utf-8")
+    expected = golden.read_text(encoding="utf-8")
+    assert etcd == expected, "real etcd tells something else than expected"
+    for told, cluster in zip(raftkv, clusters[1:], strict=True):
+        assert told == expected, f"raftkv differs from etcd\n{cluster.logs()}"
+
+
+@pytest.mark.parametrize("script", [Script(name, area) for name in AREAS for area in AREAS[name]], ids=lambda s: s.name)
+def test_a_foreign_client_sees_no_difference(
+    script: Script, etcd_one: Cluster, raftkv_one: Cluster, raftkv_three: Cluster, rewrite: bool
+) -> None:
+    _check(script, [etcd_one, raftkv_one, raftkv_three], rewrite)
+
+
+@pytest.mark.parametrize("script", [Script(name, "kill") for name in SEVERAL_ENDPOINTS], ids=lambda s: s.name)
+def test_a_foreign_client_outlives_the_death_of_every_member_in_turn(
+    script: Script, etcd_three: Cluster, raftkv_three: Cluster, rewrite: bool
+) -> None:
+    _check(script, [etcd_three, raftkv_three], rewrite)
