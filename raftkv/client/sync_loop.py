@@ -23,17 +23,25 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread
 import contextlib
+import encodings.idna
 import os
 import selectors
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from raftkv.errors import RaftKVError
+from raftkv.rpc import channel, limits
 
 T = TypeVar("T")
+
+IMPORTED_EARLY: Final = (channel, limits, ssl, encodings.idna, concurrent.futures.thread)
+"""Everything that the loop's thread would else import when it first needs it. If a fork fell into such an import, the
+child would wait for ever for the module's lock, whose holder does not exist there."""
 
 JOIN_TIMEOUT_S: Final = 5.0
 _CLOSED: Final = "the client is closed"
