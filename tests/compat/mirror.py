@@ -114,7 +114,7 @@ class Mirror:
     def oldest(self, prefix: bytes) -> kv_pb2.KeyValue | None:
         """The key below a prefix that was created first."""
         below = (kv for key, kv in self.state.items() if key.startswith(prefix))
-        return min(below, key=lambda kv: kv.create_revision, default=None)
+        return min(below, key=lambda kv: (kv.create_revision, kv.key), default=None)
 
     def create_revision(self, key: bytes) -> int:
         """When a key was created; 0 if it does not exist."""

@@ -49,6 +49,7 @@ def test_a_release_wakes_the_next_alone() -> None:
         for lease in (10, 11, 12):
             tasks.append(member.lock(b"n", lease))
             await member.settle()
+        assert [len(member.hub._on_change[key]) for key in (b"n/a", b"n/b", b"n/c")] == [1, 2, 1]
         member.delete(b"n/a")
         await quiet()
         assert len(member.node.reading) == 1  # the one that is first now asks whether it is
