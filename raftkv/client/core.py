@@ -193,6 +193,12 @@ class Client:
             self._set_token("")
         return stale
 
+    def renew_token(self) -> bool:
+        """Let the next call or stream ask for a new token; False: there is no user to ask for."""
+        if self.options.user:
+            self._set_token("")
+        return bool(self.options.user)
+
     async def _call(self, endpoints: list[Endpoint], method: Method[T], request: Any, timeout_s: float) -> T:
         body = request.SerializeToString()
         if len(body) > self.options.max_request_bytes:

@@ -232,11 +232,18 @@ class WatchHub:
         error: StatusError = CompactedError(response.compact_revision)
         if not response.compact_revision:
             error = _error_of(response.cancel_reason)
-            if error.code == UNAVAILABLE or self._core.forget_token(error):
+            if error.code == UNAVAILABLE or self._core.forget_token(error) or self._is_doubtful(watcher, error):
                 raise WatchCanceled(str(error))  # of the whole stream: not fatal, so there is a next one
         self._forget_id(watcher)
         self.watchers.pop(watcher, None)
         watcher.end(error)
+
+    def _is_doubtful(self, watcher: Watcher, error: StatusError) -> bool:
+        # Etcd 3.5 refuses a watch on a stream whose token has expired in the words of a missing permission.
+        if error.code != PERMISSION_DENIED or watcher.doubted:
+            return False
+        watcher.doubted = True
+        return self._core.renew_token()
 
     def _end_all(self, error: Exception) -> None:
         watchers, self.watchers = self.watchers, {}

@@ -46,6 +46,7 @@ class Watcher:
     Attributes:
         next_revision: where it goes on; 0: at whatever is new when the cluster creates it.
         created: the cluster has confirmed it once.
+        doubted: it was refused once, and tried again with a new token.
         parked: its queue is full, nothing is asked for.
         ended: it gets nothing more; ``error`` says why, if it was not its reader's wish.
         id: on the present stream; 0: it is not there.
@@ -56,6 +57,7 @@ class Watcher:
         "_queued_bytes",
         "_waiters",
         "created",
+        "doubted",
         "ended",
         "error",
         "id",
@@ -71,6 +73,7 @@ class Watcher:
         self.next_revision = request.start_revision
         self.id = 0
         self.created = False
+        self.doubted = False
         self.parked = False
         self.ended = False
         self.error: Exception | None = None

@@ -102,6 +102,9 @@ class FakeCore:
         self.tokens_forgotten += str(error) == self.stale
         return str(error) == self.stale
 
+    def renew_token(self):
+        return False
+
     async def call_at(self, endpoint, method, request, *, timeout_s):
         return rpc_pb2.StatusResponse(version=self.version)
 
