@@ -4,7 +4,9 @@ The cut follows Jepsen's etcd suite:
 
     db.py       start, stop, kill, pause, restart members; their ports, folders and logs
     client.py   one gRPC client; every failure is definite or indefinite, by a table (outcome.py)
-    nemesis.py  faults and their schedule, drawn from a seed
+    nemesis.py  faults and their schedule, drawn from a seed; partitions.py those of the network
+    network.py  relays between members, and between them and clients, that can be cut, slowed and reset
+    watcher.py  a client that watches and resumes; what it is sent (watches.py) is part of the history
     history.py  what every client asked and was told, one operation a line
     checkers/   the judges; checker.py puts them together
     workloads/  one workload a file: what clients ask, and what is checked beyond the common judges

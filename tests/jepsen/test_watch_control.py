@@ -18,7 +18,8 @@ from jepsen.history import History
 from jepsen.ops import END_OF_KEYS, Delete, Put, Txn
 from jepsen.watcher import Ending, Habits, WatchingClient
 from jepsen.watches import Watched
-from tests.jepsen.stage import Stage, staged
+from raftkv.pb import rpc_pb2
+from tests.jepsen.stage import READY_S, Stage, staged
 
 WRITES = 40
 FUTURE = 1000
@@ -66,3 +67,30 @@ def test_watchers_of_all_kinds_get_all(system: str, tmp_runs: Path) -> None:
     found = rules(system, tmp_runs, wanted, Habits())
     # Bookmarks of etcd 3.5.1 may run ahead here too.
     assert {rule for rule in found if system == "raftkv" or rule.split()[0] not in ("W6", "W9")} == set()
+
+
+async def watched_from_compaction(stage: Stage) -> History:
+    """A key is deleted at revision 3, the store compacted at just that revision, and then watched from there on."""
+    client = stage.client("c")
+    for request in (Put("k", "c.1"), Delete("k"), Put("j", "c.2")):
+        await client.call(request)
+    await client.close()
+    history = await stage.history()
+    stage.recorder.event("compacting", rev=3)
+    await stage.probe.retry(rpc_pb2.CompactionRequest(revision=3, physical=True), READY_S)
+    ending = Ending(rev=4)
+    ending.over.set()
+    wanted = (Watched("\0", END_OF_KEYS, start=3),)
+    await WatchingClient("w", stage.members, stage.recorder, random.Random(1), wanted).run(ending)
+    return history
+
+
+@pytest.mark.parametrize(("system", "expected"), [("etcd", {"W5 lost at start"}), ("raftkv", set())])
+def test_a_deletion_at_the_compacted_revision_is_told(system: str, expected: set[str], tmp_runs: Path) -> None:
+    """etcd 3.5.1 forgets it: its issue 18089."""
+
+    async def scenario() -> History:
+        async with staged(system, tmp_runs) as stage:
+            return await watched_from_compaction(stage)
+
+    assert {violation.rule for violation in watch.check(asyncio.run(scenario()))} == expected
