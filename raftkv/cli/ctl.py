@@ -230,10 +230,22 @@ def _check_commands() -> Branch:
     return Branch("check", "Commands that judge a cluster", children, GLOBAL_FLAGS)
 
 
+_TOP_FLAGS = (
+    Flag("interval", DURATION, 2.0, "time between two looks"),
+    Flag("once", BOOL, usage="look for one interval, print, leave"),
+    Flag("json", BOOL, usage="print JSON, one object a line"),
+)
+_TOP_DETAILS = """Members with role, term, log index and lag, revision, size, rates, watchers and how far they are
+behind, leader changes and alarms.  Rates come from the members' metrics; q or Ctrl-C quits."""
+
+
 def _about_commands() -> list[click.Command]:
     commands: list[click.Command] = [
+        _leaf("top", "ctl_top:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS),
         _leaf("version", "ctl_about:version", "", "Print the version"),
-        _leaf("completion", "ctl_about:completion", "bash|zsh|fish", "Print a completion script for a shell"),
+        _leaf(
+            "completion", "ctl_about:completion", "bash|zsh|fish|powershell", "Print a completion script for a shell"
+        ),
     ]
     if os.path.exists(os.path.join(os.path.dirname(__file__), "bench.py")):
         commands.append(External("bench", "raftkv.cli.bench:bench", "Measure a cluster"))

@@ -8,7 +8,24 @@ from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 
 API_VERSION = "3.6"
 """Version of etcd's API that is spoken."""
-SHELLS = ("bash", "zsh", "fish")
+SHELLS = ("bash", "zsh", "fish", "powershell")
+_POWERSHELL = """Register-ArgumentCompleter -Native -CommandName %(name)s -ScriptBlock {
+    param($word, $commandAst, $cursor)
+    $position = $commandAst.CommandElements.Count
+    if ($word) { $position -= 1 }
+    $env:%(variable)s = 'bash_complete'
+    $env:COMP_WORDS = $commandAst.ToString()
+    $env:COMP_CWORD = $position
+    try {
+        %(name)s | ForEach-Object {
+            $kind, $value = $_ -split ',', 2
+            [System.Management.Automation.CompletionResult]::new($value, $value, 'ParameterValue', $value)
+        }
+    } finally {
+        Remove-Item Env:%(variable)s, Env:COMP_WORDS, Env:COMP_CWORD
+    }
+}"""
+"""PowerShell hands the words over as bash does, and understands bash's answers; click has no script for it."""
 
 
 def version(invocation: Invocation) -> None:
@@ -28,6 +45,9 @@ def completion(invocation: Invocation) -> None:
 
     from raftkv.cli import ctl
 
+    if shell == "powershell":
+        print(_POWERSHELL % {"name": ctl.NAME, "variable": ctl.COMPLETION_VARIABLE})
+        return
     kind = shell_completion.get_completion_class(shell)
     if kind is None:
         raise CommandError(f"no completion for {shell}")

@@ -97,8 +97,10 @@ async def renewals(
                     yield response
                     await asyncio.sleep(asked_at + response.TTL / 3 - loop.time())
         except StatusError as error:
-            if loop.time() >= deadline or (error.code != UNAVAILABLE and not client.forget_token(error)):
+            if error.code != UNAVAILABLE and not client.forget_token(error):
                 raise
+            if loop.time() >= deadline:
+                raise ContextDeadlineExceededError from None
         client.next_endpoint(stream.endpoint)
         await asyncio.sleep(RETRY_PAUSE_S)
 

@@ -86,14 +86,15 @@ def test_completion(words, offered):
     assert offered <= found
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
 def test_completion_scripts(shell):
     ran = run_ctl(["completion", shell])
     assert (ran.code, b"_RAFTKVCTL_COMPLETE" in ran.output) == (0, True)
 
 
 def test_completion_of_other_shells():
-    assert run_ctl(["completion", "tcsh"]).errors == 'Error: unknown shell "tcsh": one of bash, zsh, fish\n'
+    complaint = 'Error: unknown shell "tcsh": one of bash, zsh, fish, powershell\n'
+    assert run_ctl(["completion", "tcsh"]).errors == complaint
     assert run_ctl(["completion"]).code == 1
 
 
