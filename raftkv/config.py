@@ -133,8 +133,9 @@ class ServerConfig:
     compaction_batch_limit: int = 1_000
     """Keys looked at in one step of a compaction."""
     compaction_sleep_interval_s: float = 0.01
-    watch_progress_notify_interval_s: float = 600.0
     """Pause between the steps, in which clients are served."""
+    watch_progress_notify_interval_s: float = 600.0
+    """Time between progress notifications of watchers that asked for them and had no event."""
 
     # --- TLS and HTTP
     client_tls: TLSFiles = TLSFiles()
