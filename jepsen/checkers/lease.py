@@ -48,6 +48,19 @@ def check(history: History) -> list[Violation]:
     return found
 
 
+def lateness_s(history: History) -> list[float]:
+    """For each lease with keys that ended by itself: from its last renewal's call plus TTL until that was seen."""
+    ends, _ = _ends(replayed(history))
+    times = _Times(history)
+    found = []
+    for lease in _leases(history, ends):
+        due = [operation.call + ttl for operation, ttl in lease.renewals()]
+        revoked = any(operation.kind != "fail" for operation in lease.asked(Revoke))
+        if lease.ended_rev and due and not revoked:
+            found.append((times.seen_at(lease.ended_rev) - max(due)) / _S)
+    return sorted(found)
+
+
 @dataclass(slots=True)
 class _Lease:
     """One lease id: what was asked about it, and the revision that ended it (0: none was seen)."""

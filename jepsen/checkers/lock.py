@@ -100,7 +100,21 @@ class _Check:
         self._log = log
         self._found: list[Violation] = []
         self._names = {op.request.name for op in history.operations if isinstance(op.request, Lock | Campaign)}
+        self._alive: dict[int, float] = defaultdict(float)
+        self._given_up: dict[int | str, list[Operation]] = defaultdict(list)
+        for operation in history.operations:
+            self._file(operation)
         self._reigns = {name: list(_reigns(log, name + "/")) for name in self._names}
+
+    def _file(self, operation: Operation) -> None:
+        """Until when each lease lived for certain, and who gave up which lease or key."""
+        request, result = operation.request, operation.result
+        if isinstance(request, Grant | KeepAlive) and isinstance(result, LeaseResult) and result.ttl_s > 0:
+            self._alive[request.id] = max(self._alive[request.id], operation.call + result.ttl_s * _S)
+        elif isinstance(request, Revoke):
+            self._given_up[request.id].append(operation)
+        elif isinstance(request, Unlock | Resign):
+            self._given_up[request.key].append(operation)
 
     def run(self) -> list[Violation]:
         for name in sorted(self._names):
@@ -140,18 +154,14 @@ class _Check:
         """Until when it held for certain: its lease was renewed, and nobody gave it up."""
         request = operation.request
         lease = request.lease if isinstance(request, Lock | Campaign) else 0
-        alive = [
-            op.call + op.result.ttl_s * _S
-            for op in self._operations
-            if isinstance(op.request, Grant | KeepAlive) and op.request.id == lease
-            if isinstance(op.result, LeaseResult) and op.result.ttl_s > 0
-        ]
+        key = operation.result.key if isinstance(operation.result, HeldResult) else ""
         given_up = [
             op.call
-            for op in self._operations
-            if op.call > operation.call and op.kind != "fail" and _gives_up(op.request, lease, operation.result)
+            for op in (*self._given_up[lease], *self._given_up[key])
+            if op.call > operation.call and op.kind != "fail"
         ]
-        return min([max(alive, default=0), *given_up])
+        alive = self._alive[lease]
+        return min([alive, *given_up])
 
     def _check_order(self, holders: list[_Holder]) -> None:
         by_return = sorted(holders, key=lambda holder: holder.operation.returned)
@@ -238,13 +248,6 @@ def _reigns(log: Log, prefix: str) -> Iterator[_Reign]:
                 reign.versions.append(holder)
     if reign is not None:
         yield reign
-
-
-def _gives_up(request: object, lease: int, held: object) -> bool:
-    key = held.key if isinstance(held, HeldResult) else ""
-    if isinstance(request, Revoke):
-        return request.id == lease
-    return isinstance(request, Unlock | Resign) and request.key == key
 
 
 def _key(holder: _Holder) -> str:

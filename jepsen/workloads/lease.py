@@ -16,6 +16,7 @@ from typing import Any
 from jepsen.checker import Judge
 from jepsen.checkers import lease, watch
 from jepsen.client import Client
+from jepsen.history import History
 from jepsen.ops import (
     END_OF_KEYS,
     SERVERS,
@@ -58,6 +59,18 @@ class Lease:
         self.judges: dict[str, Judge] = {"lease": lease.check, "watch": watch.check}
         self._own: dict[str, _Own] = {}
         self._keys = Rotation("k", active=5, uses_max=100)
+
+    def figures(self, history: History) -> dict[str, Any]:
+        """How late leases ended by themselves, as clients saw it; negative is early."""
+        late_s = lease.lateness_s(history)
+        if not late_s:
+            return {"leases_ended": 0}
+        return {
+            "leases_ended": len(late_s),
+            "ended_late_min_s": round(late_s[0], 3),
+            "ended_late_p50_s": round(late_s[len(late_s) // 2], 3),
+            "ended_late_max_s": round(late_s[-1], 3),
+        }
 
     async def step(self, client: Client) -> None:
         """One request about one lease, or the few that begin one."""

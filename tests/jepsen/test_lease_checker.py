@@ -197,3 +197,10 @@ def test_bad_lives_are_flagged(life: Life, rule: str) -> None:
 def test_every_guarantee_is_broken_at_least_twice() -> None:
     flagged = [rule.split()[0] for _, rule in BAD.values()]
     assert all(flagged.count(name) >= 2 for name in ("L1", "L2", "L3", "L5", "L6"))
+
+
+def test_lateness_is_counted_from_the_last_renewal() -> None:
+    life = born().renew(1).ended().read(3.2)
+    life.rules()
+    told = History(life.operations, life.events, life.store, life.streams)
+    assert lease.lateness_s(told) == [pytest.approx(0.3)]

@@ -24,7 +24,7 @@ STORMS = {
     "lock": Options(Settings(), "lock", "kill-leader,cut-leader", seed=3, acked_min=30),
     "election": Options(Settings(), "election", "pause-leader,offline-leader", seed=4, acked_min=30),
 }
-USED = {"watch": "bookmarks", "lock": "held"}
+USED = {"watch": "bookmarks", "lease": "leases_ended", "lock": "held"}
 """Figures that show that there was something to judge."""
 
 
