@@ -48,13 +48,18 @@ class Script:
         """Such as `etcd3-kv`."""
         return f"{self.environment}-{self.area}"
 
+    @property
+    def path(self) -> Path:
+        """The file that plays it; the two etcdctl share theirs."""
+        client = "etcdctl" if self.environment.startswith("etcdctl") else self.environment
+        return CLIENTS / f"{client}_{self.area}.{'js' if client == 'node' else 'py'}"
+
     def command(self) -> list[str]:
         """Return the command line but the endpoints and the prefix."""
         if self.environment.startswith("etcdctl"):
             tool = Tool.debian() if self.environment == "etcdctl-3.4" else Tool.distro()
-            return [sys.executable, str(CLIENTS / f"etcdctl_{self.area}.py"), str(tool.path)]
-        suffix = "js" if self.environment == "node" else "py"
-        return [str(interpreter(self.environment)), str(CLIENTS / f"{self.environment}_{self.area}.{suffix}")]
+            return [sys.executable, str(self.path), str(tool.path)]
+        return [str(interpreter(self.environment)), str(self.path)]
 
 
 def follower_first(cluster: Cluster) -> list[str]:

@@ -8,13 +8,14 @@ plays nothing cannot pass.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.foreign.sessions import Script, Steps, play
+from tests.foreign.sessions import CLIENTS, Script, ScriptError, Steps, play
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 TESTDATA = Path(__file__).resolve().parent / "testdata"
@@ -31,6 +32,10 @@ AREAS = {
 
 SEVERAL_ENDPOINTS = ("etcd_client", "node", "etcdctl-3.4", "etcdctl-3.5")
 """The clients that go on at another member when theirs dies."""
+
+
+SCRIPTS = [Script(name, area) for name in AREAS for area in AREAS[name]]
+KILLING = [Script(name, "kill") for name in SEVERAL_ENDPOINTS]
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +84,7 @@ def _check(script: Script, clusters: list[Cluster], rewrite: bool) -> None:
         etcd, *raftkv = pool.map(lambda cluster: _told_by(script, cluster), clusters)
     golden = TESTDATA / f"{script.name}.txt"
     if rewrite:
+        assert "RAISED" not in etcd, etcd
         golden.write_text(etcd, encoding="utf-8")
     expected = golden.read_text(encoding="utf-8")
     assert etcd == expected, "real etcd tells something else than expected"
@@ -86,15 +92,51 @@ def _check(script: Script, clusters: list[Cluster], rewrite: bool) -> None:
         assert told == expected, f"raftkv differs from etcd\n{cluster.logs()}"
 
 
-@pytest.mark.parametrize("script", [Script(name, area) for name in AREAS for area in AREAS[name]], ids=lambda s: s.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.name)
 def test_a_foreign_client_sees_no_difference(
     script: Script, etcd_one: Cluster, raftkv_one: Cluster, raftkv_three: Cluster, rewrite: bool
 ) -> None:
     _check(script, [etcd_one, raftkv_one, raftkv_three], rewrite)
 
 
-@pytest.mark.parametrize("script", [Script(name, "kill") for name in SEVERAL_ENDPOINTS], ids=lambda s: s.name)
+@pytest.mark.parametrize("script", KILLING, ids=lambda s: s.name)
 def test_a_foreign_client_outlives_the_death_of_every_member_in_turn(
     script: Script, etcd_three: Cluster, raftkv_three: Cluster, rewrite: bool
 ) -> None:
     _check(script, [etcd_three, raftkv_three], rewrite)
+
+
+def test_every_script_is_played_and_nothing_else_is_expected() -> None:
+    shared = {"report", *(f"{name}_common" for name in ("etcd3", "aetcd", "etcd_client", "etcdctl"))}
+    there = {path.stem for path in CLIENTS.iterdir() if path.suffix in (".py", ".js")}
+    played = {script.path.stem for script in SCRIPTS + KILLING}
+    assert played == there - shared
+    assert {path.stem for path in TESTDATA.iterdir()} == {script.name for script in SCRIPTS + KILLING}
+
+
+@pytest.mark.parametrize("script", SCRIPTS + KILLING, ids=lambda s: s.name)
+def test_what_is_expected_covers_every_scenario(script: Script) -> None:
+    expected = (TESTDATA / f"{script.name}.txt").read_text(encoding="utf-8")
+    scenarios = {part.splitlines()[0]: part.splitlines()[1:] for part in expected.split("== ") if part}
+    played = script.path.read_text(encoding="utf-8").rpartition("run(")[2].partition(")")[0].replace("\n", " ")
+    assert list(scenarios) == [name for name in played.replace(" ", "").split(",") if name and "=" not in name]
+    assert all(scenarios.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("raise SystemExit('no such module')", "no such module"),
+        ("print('{\"end\": true}'); raise SystemExit(3)", "ended with 3"),
+        ('print(\'{"scenario": "one", "step": [1]}\')', "ended with 0"),
+        ('print(\'{"order": "explode", "member": 0}\', flush=True)', "unknown order 'explode'"),
+    ],
+    ids=["dies", "fails after its end", "stops early", "orders what nobody can do"],
+)
+def test_a_script_that_goes_wrong_is_an_error(etcd_one: Cluster, text: str, why: str) -> None:
+    class Broken(Script):
+        def command(self) -> list[str]:
+            return [sys.executable, "-c", text]
+
+    with pytest.raises(ScriptError, match=why):
+        play(Broken("broken", "script"), etcd_one)

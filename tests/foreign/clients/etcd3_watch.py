@@ -180,20 +180,6 @@ def with_leader_required(report: Report) -> None:
     report.step("keep-alive", client.lease(60).refresh()[0].TTL)
 
 
-def heartbeats(report: Report) -> None:
-    """HTTP/2 pings on a connection with an open watch, as often as grpc allows: nothing breaks."""
-    options = [
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 1000),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
-    client = connect(report, grpc_options=options)
-    inbox = Inbox()
-    client.add_watch_callback(report.key("a"), inbox)
-    client.put(report.key("a"), "1")
-    report.step("events", [event(report, told) for told in inbox.events(1)])
-
-
 if __name__ == "__main__":
     assert etcd3.__version__ == "0.12.0"
     run(
@@ -208,5 +194,4 @@ if __name__ == "__main__":
         large_events,
         empty_range,
         with_leader_required,
-        heartbeats,
     )

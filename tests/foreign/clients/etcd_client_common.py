@@ -13,8 +13,7 @@ from report import WAIT_S, Report, text
 
 def connect(report: Report) -> Any:
     """Return a connection to all endpoints, an async context manager."""
-    options = ConnectOptions().with_timeout(10.0).with_keep_alive(6.0, 2.0)
-    return client(report).connect(options)
+    return client(report).connect(ConnectOptions().with_timeout(10.0))
 
 
 def client(report: Report) -> Client:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from etcd_client import Txn, TxnOp
-from etcd_client_common import Watched, connect, event, key
+from etcd_client import ConnectOptions, GRPCStatusError, Txn, TxnOp
+from etcd_client_common import Watched, client, connect, event, key
 from report import Report, run
 
 
@@ -60,5 +60,16 @@ async def many(report: Report) -> None:
             await watch.aclose()
 
 
+async def eager_heartbeats(report: Report) -> None:
+    """Who pings an idle connection far more often than every five seconds loses it, and connects anew."""
+    options = ConnectOptions().with_keep_alive(0.2, 0.15).with_keep_alive_while_idle(True)
+    async with client(report).connect(options) as c:
+        async with Watched(partial(c.watch, key(report, "a"))) as watched:
+            report.step("told", isinstance((await watched.take(1))[0], GRPCStatusError))
+        async with Watched(partial(c.watch, key(report, "a"))) as watched:
+            await c.put(key(report, "a"), b"1")
+            report.step("goes on", [event(report, told) for told in await watched.take(1)])
+
+
 if __name__ == "__main__":
-    run(one_key, prefix_and_txn, once, many, around=asyncio.run)
+    run(one_key, prefix_and_txn, once, many, eager_heartbeats, around=asyncio.run)
