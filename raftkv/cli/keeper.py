@@ -17,10 +17,22 @@ from dataclasses import dataclass, field
 
 from raftkv.client import Client, methods
 from raftkv.client.streams import Stream
-from raftkv.errors import UNAVAILABLE, ContextDeadlineExceededError, StatusError
+from raftkv.errors import (
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    UNAVAILABLE,
+    UNKNOWN,
+    ContextDeadlineExceededError,
+    StatusError,
+)
 from raftkv.pb import rpc_pb2
 
+_PASSING = (UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL, UNKNOWN)
+"""Failures that another member, or the same one a moment later, may not have; UNKNOWN is a leader that steps down."""
+
 RETRY_PAUSE_S = 0.1
+ATTEMPT_SHARE = 1 / 3
+"""How much of the time that is left one member may take: a member that is silent must not cost the lease."""
 REVOKE_TIMEOUT_S = 2.0
 """A member that is gone must not hold up the end of a command for longer: the lease will expire."""
 
@@ -90,26 +102,26 @@ async def renewals(
             async with stream:
                 while True:
                     asked_at = loop.time()
-                    response = await _renew(stream, lease_id, deadline)
+                    response = await _renew(stream, lease_id, asked_at + (deadline - asked_at) * ATTEMPT_SHARE)
                     if response.TTL <= 0:
                         return
                     deadline = asked_at + response.TTL
                     yield response
                     await asyncio.sleep(asked_at + response.TTL / 3 - loop.time())
         except StatusError as error:
-            if error.code != UNAVAILABLE and not client.forget_token(error):
+            if error.code not in _PASSING and not client.forget_token(error):
                 raise
-            if loop.time() >= deadline:
-                raise ContextDeadlineExceededError from None
+        if loop.time() + RETRY_PAUSE_S >= deadline:
+            raise ContextDeadlineExceededError
         client.next_endpoint(stream.endpoint)
         await asyncio.sleep(RETRY_PAUSE_S)
 
 
 async def _renew(
-    stream: Stream[rpc_pb2.LeaseKeepAliveResponse], lease_id: int, deadline: float
+    stream: Stream[rpc_pb2.LeaseKeepAliveResponse], lease_id: int, until: float
 ) -> rpc_pb2.LeaseKeepAliveResponse:
     try:
-        async with asyncio.timeout_at(deadline):
+        async with asyncio.timeout_at(until):
             await stream.send(rpc_pb2.LeaseKeepAliveRequest(ID=lease_id))
             response = await stream.receive()
     except TimeoutError:

@@ -79,7 +79,7 @@ def test_the_shortest_lease_outlasts_an_election():
     assert ServerConfig().lease_ttl_min_s == 2
     assert ServerConfig(heartbeat_interval_s=0.5, election_timeout_s=5.0).lease_ttl_min_s == 8
     assert ServerConfig(lease_min_ttl_s=1).lease_ttl_min_s == 1
-    with pytest.raises(ConfigError, match="^--lease-min-ttl must be 0 to 9000000000 s .set to -1.$"):
+    with pytest.raises(ConfigError, match=r"^--lease-min-ttl must be 0 to 9000000000 s \(set to -1\)$"):
         ServerConfig(lease_min_ttl_s=-1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 
 import grpc
@@ -112,14 +113,17 @@ def test_renewals_end_with_the_lease(server: str) -> None:
     assert gone.output == b"lease 0000000000000055 expired or revoked.\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_renewals_go_on_at_another_member(kind: str) -> None:
+def test_renewals_go_on_at_another_member(kind: str, number: signal.Signals) -> None:
     with Cluster(PROGRAMS[kind], size=3) as cluster:
         endpoints = ",".join(cluster.endpoints)
         granted = run_ctl(["--endpoints", endpoints, "lease", "grant", "6"]).output.split()[1].decode()
         with Running(raftkvctl(endpoints, "lease", "keep-alive", granted)) as program:
             program.wait_printed(b"keepalived", 1)
-            cluster.members[0].kill()
+            process = cluster.members[0].process
+            assert process is not None
+            process.send_signal(number)
             program.wait_printed(b"keepalived", 3)
             assert program.stop() == Ran(130, program.output, "")
 
