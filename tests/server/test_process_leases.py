@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Iterator, Sequence
 
@@ -24,6 +25,7 @@ KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
 WATCH = "/etcdserverpb.Watch/Watch"
 FLAGS = ["--snapshot-count", "50", "--snapshot-catchup-entries", "10", "--lease-min-ttl", "1"]
 REQUEST_TIMEOUT_S = 7.0
+OK = Answer("OK", "", None)
 KEEP_ALIVE_TIMEOUT_S = 20.0
 
 
@@ -98,7 +100,7 @@ def test_the_end_of_a_lease_deletes_its_keys_in_one_revision(wire: Wire) -> None
         (1, key, revision + 1) for key in (b"end/a", b"end/b", b"end/c")
     ]
     assert time_to_live(wire, lease_id).TTL == -1
-    assert keep_alive(wire, [lease_id]) == (Answer("OK", "", None), [(lease_id, 0)])
+    assert keep_alive(wire, [lease_id]) == (OK, [(lease_id, 0)])
 
 
 def test_every_member_answers_for_the_leader(wire: Wire) -> None:
@@ -129,7 +131,7 @@ def test_a_dead_leader_takes_no_time_with_it_and_gives_none(wire: Wire, cluster:
     left_s = time_to_live(wire, lease_id, survivor).TTL
     assert 0 < left_s <= 6, "not reset to 10"
     for member in (survivor, (old + 2) % 3):
-        assert keep_alive(wire, [lease_id], member) == (Answer("OK", "", None), [(lease_id, 10)])
+        assert keep_alive(wire, [lease_id], member) == (OK, [(lease_id, 10)])
     assert value_of(wire, "kept", survivor) == b"v"
     cluster.members[old].restart()
     wire.reconnect()
@@ -142,8 +144,29 @@ def test_keep_alives_under_way_survive_their_leader(wire: Wire, cluster: Cluster
     survivor = (old + 1) % 3
     cluster.members[old].kill()
     # The survivor still takes the dead one for the leader.
-    assert keep_alive(wire, [lease_id], survivor) == (Answer("OK", "", None), [(lease_id, 30)])
+    assert keep_alive(wire, [lease_id], survivor) == (OK, [(lease_id, 30)])
     cluster.members[old].restart()
+
+
+def test_a_leader_that_stood_still_ends_nothing_that_others_renewed(wire: Wire, cluster: Cluster) -> None:
+    lease_id = grant(wire, 3)
+    attach(wire, lease_id, b"still")
+    old = leader(wire)
+    survivor = (old + 1) % 3
+    stopped = cluster.members[old].process
+    assert stopped is not None
+    stopped.send_signal(signal.SIGSTOP)
+    granted_at = time.monotonic()
+    # The first goes to the one that stands still, and from there to its successor.
+    wait_for(
+        lambda: keep_alive(wire, [lease_id], survivor) == (OK, [(lease_id, 3)]) and time.monotonic() > granted_at + 4,
+        "renewals for longer than the TTL",
+    )
+    stopped.send_signal(signal.SIGCONT)
+    wait_for(lambda: leader_of(wire, old) not in (-1, old), "the old leader to follow")
+    assert keep_alive(wire, [lease_id], old) == (OK, [(lease_id, 3)])
+    assert value_of(wire, "still", survivor) == b"v"
+    assert wire.call(REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id), survivor).code == "OK"
 
 
 def test_a_member_that_fell_behind_the_log_learns_the_leases(wire: Wire, cluster: Cluster) -> None:
