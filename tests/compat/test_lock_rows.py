@@ -173,6 +173,16 @@ def test_a_waiter_that_gives_up_takes_its_key_along(callers: Callers) -> None:
     assert callers.keys() == [b"n/1a"]
 
 
+def test_a_waiter_whose_deadline_passes_takes_its_key_along(callers: Callers) -> None:
+    callers.lock()
+    request = lock_pb2.LockRequest(name=b"n", lease=LEASES[1])
+    waiting = callers.store.wire.start(LOCK, request.SerializeToString(), timeout_s=1.0)
+    wait_for(lambda: waiting.done or bool(callers.kvs(b"n/2b")), "the waiter's key")
+    # etcd's own answer, UNKNOWN, may be faster than the client's clock.
+    assert waiting.answer().code in ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED" if callers.is_raftkv else "UNKNOWN")
+    wait_for(lambda: not callers.kvs(b"n/2b"), "the key to go")
+
+
 def test_unlocking(callers: Callers) -> None:
     assert callers.refusal(UNLOCK, lock_pb2.UnlockRequest()) == NO_KEY
     assert callers.revision(callers.ask(UNLOCK, lock_pb2.UnlockRequest(key=b"nothing"))) == 0
