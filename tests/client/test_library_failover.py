@@ -1,0 +1,93 @@
+"""Calls, pages and pipelines while members are killed under them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from raftkv.aio import StatusError, connect
+from tests.client.waiting import until
+
+
+def test_calls_go_on_and_what_was_acknowledged_is_there(three):
+    """Every member in turn is killed under a steady load; an indefinite failure may or may not have happened."""
+
+    async def scenario():
+        acknowledged, doubtful = {}, set()
+
+        async def write(kv, name, stop):
+            number = 0
+            while not stop.is_set():
+                number += 1
+                key = f"k/{name}/{number:05}"
+                try:
+                    acknowledged[key.encode()] = (await kv.put(key, str(number))).revision
+                except StatusError as error:
+                    if not error.definite:
+                        doubtful.add(key.encode())
+
+        async with connect(three.endpoints, timeout_s=10) as kv:
+            stop = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                for name in range(4):
+                    group.create_task(write(kv, name, stop))
+                for member in three.members:
+                    await kv.get("k")
+                    await asyncio.to_thread(member.kill)
+                    await kv.get("k")
+                    await asyncio.to_thread(member.restart)
+                stop.set()
+            there = {item.key: item.mod_revision async for item in kv.scan("k/", prefix=True)}
+        assert acknowledged.items() <= there.items()
+        assert there.keys() - acknowledged.keys() <= doubtful
+        assert len(acknowledged) > 50
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+def test_pages_go_on_elsewhere(three):
+    async def scenario():
+        async with connect(three.endpoints, timeout_s=20) as kv:
+            await kv.put_many((f"p/{number:04}", "v") for number in range(300))
+            keys = []
+
+            async def put_surely():
+                try:
+                    return await kv.put("p/0299", "later")
+                except StatusError:
+                    return None
+
+            async for page in kv.pages("p/", prefix=True, page_size=50):
+                keys += [item.key for item in page]
+                if len(keys) == 100:
+                    await asyncio.to_thread(three.members[0].kill)
+                    await until(put_surely)
+            assert keys == [b"p/%04d" % number for number in range(300)]
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+def test_a_paused_member_is_left(three):
+    """A member that accepts and does not answer costs one deadline, not every call."""
+
+    async def scenario():
+        async with connect(three.endpoints, timeout_s=2) as kv:
+            await kv.put("k", "v")
+            async with kv.lease(ttl=6) as lease:
+                first = three.members[0]
+                first.process.send_signal(19)  # SIGSTOP
+                try:
+                    failures = 0
+                    while kv.core.endpoint == first.endpoint:
+                        try:
+                            await kv.get("k")
+                        except StatusError:
+                            failures += 1
+                    assert failures <= 1
+                    async with asyncio.timeout(30):
+                        while (await kv.get("k", timeout_s=10)) is None:
+                            pass
+                    lease.check()
+                finally:
+                    first.process.send_signal(18)  # SIGCONT
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
