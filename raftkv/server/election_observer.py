@@ -76,8 +76,15 @@ class Observer:
         while True:
             response = await watch.next()
             # What is behind comes with several revisions in one response.
-            for revision in sorted({event.kv.mod_revision for event in response.events}):
-                await self._send(revision, self._recipe.oldest(self._prefix, revision))
+            for event in response.events:
+                if self._may_change_leader(event.kv.key):
+                    revision = event.kv.mod_revision
+                    await self._send(revision, self._recipe.oldest(self._prefix, revision))
+
+    def _may_change_leader(self, key: bytes) -> bool:
+        """Whether an event of this key matters: while somebody leads, nobody who comes or goes behind does."""
+        leader, _ = self._sent
+        return not leader or leader == key
 
     async def _send(self, revision: int, kv: kv_pb2.KeyValue | None) -> None:
         """Send who leads at a revision, unless that was sent."""

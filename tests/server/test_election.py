@@ -179,6 +179,34 @@ def test_an_observer_that_comes_late_begins_with_the_present() -> None:
     _run(scenario)
 
 
+def test_an_observer_looks_only_at_what_concerns_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(member: RecipeMember) -> None:
+        leader = await _elected(member, 10, b"1")
+        spectator, task = member.observe(b"e")
+        await member.settle()
+        looked: list[int] = []
+        oldest = member.recipe.oldest
+
+        def counted(prefix: bytes, revision: int = 0) -> object:
+            looked.append(revision)
+            return oldest(prefix, revision)
+
+        monkeypatch.setattr(member.recipe, "oldest", counted)
+        for key in (b"e/x", b"e/y", b"e/x"):
+            member.put(key)
+            await quiet()
+        member.delete(b"e/y")
+        await quiet()
+        assert looked == []
+        member.delete(leader.key)
+        await quiet()
+        assert looked == [7]
+        assert spectator.sent[-1] == (7, b"e/x", b"")
+        task.cancel()
+
+    _run(scenario)
+
+
 async def _slow_observer(member: RecipeMember, proclamations: int) -> list[tuple[int, bytes, bytes]]:
     """An observer that reads nothing until so much was proclaimed that it had to fall behind; what it is sent."""
     leader = await _elected(member, 10, b"0")
