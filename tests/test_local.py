@@ -116,7 +116,10 @@ print(cluster.directory, flush=True)
 
 def _run(tmp_path: Path, then: str) -> tuple[subprocess.Popen[str], str]:
     program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(then=then), str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", PROGRAM.format(then=then), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     assert program.stdout is not None
     return program, program.stdout.readline().strip()

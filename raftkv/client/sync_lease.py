@@ -25,6 +25,7 @@ from typing import Any, Self
 
 from raftkv.client import lease as aio_lease
 from raftkv.client import session as aio_session
+from raftkv.client.errors import LeaseLost
 from raftkv.client.sync_face import Face, blocking
 from raftkv.client.sync_loop import LoopThread
 from raftkv.client.sync_teller import Teller
@@ -82,6 +83,8 @@ class Lease(Face[aio_lease.Lease]):
     def check(self) -> None:
         """Raise ``LeaseLost`` if it cannot be relied on, ``Forked`` in a child of its process."""
         self._loop.check_usable()
+        if not self._inner.id:
+            raise LeaseLost(0, "it was never granted: enter it by with, or call grant()")
         if self._loop.is_current:  # a call that relies on it, already over there
             self._inner.check()
         else:

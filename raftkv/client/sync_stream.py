@@ -94,12 +94,10 @@ class Stream(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        while True:
-            try:
-                return self._take()
-            except IndexError:
-                if not self._fetch(None):
-                    raise StopIteration from None
+        while (item := self._take()) is _NOTHING:
+            if not self._fetch(None):
+                raise StopIteration
+        return item
 
     def get(self, *, timeout_s: float | None = None) -> T | None:
         """Take the next item; None: it was cancelled.
@@ -110,12 +108,10 @@ class Stream(Generic[T]):
         Raises:
             TimeoutError: nothing came.
         """
-        while True:
-            try:
-                return self._take()
-            except IndexError:
-                if not self._fetch(timeout_s):
-                    return None
+        while (item := self._take()) is _NOTHING:
+            if not self._fetch(timeout_s):
+                return None
+        return item
 
     def events(self, *, timeout_s: float) -> Iterator[T]:
         """Iterate over what is there and what comes within ``timeout_s`` from now; later calls go on from there."""
@@ -144,8 +140,12 @@ class Stream(Generic[T]):
         self.cancel()
 
     def _take(self) -> T:
+        """The next item that is here; ``_NOTHING``: none is."""
         self._loop.check_usable()
-        return self._batch.popleft()
+        try:
+            return self._batch.popleft()
+        except IndexError:
+            return _NOTHING  # type: ignore[no-any-return]
 
     def _fetch(self, timeout_s: float | None) -> bool:
         """Get a batch; False: there will be none."""

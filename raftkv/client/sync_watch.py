@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raftkv.client.sync_stream import Stream
+from raftkv.client.sync_stream import _NOTHING, Stream
 from raftkv.client.values import Event
 
 if TYPE_CHECKING:
@@ -42,6 +42,6 @@ class Watch(Stream[Event]):
         event = super()._take()
         # A revision is handed out with its last event: the next one, if it is here, tells whether this was it.
         following = self._batch
-        if not following or following[0].revision > event.revision:
+        if event is not _NOTHING and (not following or following[0].revision > event.revision):
             self._taken = event.revision
         return event

@@ -270,6 +270,11 @@ def test_a_lease_without_a_block(kv):
     assert lease.id not in kv.leases()
 
 
+def test_a_lease_that_was_never_granted_says_what_to_do(kv):
+    with pytest.raises(raftkv.LeaseLost, match="enter it by with, or call grant"):
+        kv.put("k", "1", lease=kv.lease(ttl=10))
+
+
 def test_threads_exclude_each_other_by_locks_of_one_name(kv):
     inside, overlaps = [], []
 

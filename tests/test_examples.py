@@ -1,0 +1,103 @@
+"""The examples run, against throwaway clusters, and print what they are there to show."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+
+EXPECTED = {
+    "asyncio_client": r"""
+jobs done: 20
+events seen: 20
+left: 0
+""",
+    "bulk_load": r"""
+20000 keys written \([\d,]+/s\)
+20000 keys read, 20001 are there now
+\['value 0', 'value 5000', 'value 10000', 'value 15000'\]
+""",
+    "data_loader": r"""
+sum 2016\.0
+read by 2 workers, not by this process: True
+""",
+    "distributed_lock_with_fencing": r"""
+we hold it, token > 0
+they hold it, token is larger: True
+our late write was refused: LockLost definite: True
+what is stored: theirs
+""",
+    "leader_election": r"""
+leads: worker-\d
+leads: worker-\d
+leads: worker-\d
+all have led: True
+fences grow: True
+""",
+    "quickstart": r"""
+b'jobs/a' b'1' version 1
+\[b'jobs/a', b'jobs/b'\]
+created
+is there already: b'4'
+counter 1 2
+deleted 5
+""",
+    "watch_config": r"""
+started with \{'config/log-level': 'info'\}
+put config/log-level debug
+put config/workers 8
+delete config/log-level\s
+put config/stop now
+ended with \{'config/workers': '8', 'config/stop': 'now'\}
+""",
+}
+
+
+def test_every_example_is_run_here():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "test_with_pytest"}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_prints_what_it_shows(name, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::UserWarning", str(EXAMPLES / f"{name}.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(EXPECTED[name].removeprefix("\n"), done.stdout), done.stdout
+
+
+def test_the_quickstart_takes_endpoints(raftkv_cluster):
+    command = [sys.executable, str(EXAMPLES / "quickstart.py"), raftkv_cluster.endpoints[0]]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.endswith("deleted 5\n")
+
+
+def test_the_example_of_a_test_passes():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLES / "test_with_pytest.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert "3 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("place", ["README.md"])
+def test_the_python_of_the_documentation_runs(place, tmp_path):
+    """Each block of Python is a program, or a test if it has a test function."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert blocks
+    for number, block in enumerate(blocks):
+        path = tmp_path / f"test_block_{number}.py"
+        path.write_text(block, encoding="utf-8")
+        runner = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if "def test_" in block else []
+        command = [sys.executable, *runner, str(path)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
