@@ -176,3 +176,30 @@ def marker(form: str, text: str) -> bytes:
     import base64
 
     return base64.b64encode(text.encode()) if form == "json" else text.encode()
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_holder_and_waiter_outlive_their_member(kind: str) -> None:
+    with Cluster(PROGRAMS[kind], size=3) as cluster:
+        everyone, others = ",".join(cluster.endpoints), ",".join(cluster.endpoints[1:])
+        with (
+            Running(raftkvctl(everyone, "lock", "n", "--command-timeout", "20s")) as holder,
+            Running(raftkvctl(everyone, "elect", "-l", "seat")) as observer,
+            Running(raftkvctl(everyone, "elect", "seat", "me")) as leader,
+        ):
+            holder.wait_printed(b"n/")
+            leader.wait_printed(b"me")
+            observer.wait_printed(b"me")
+            with Running(raftkvctl(everyone, "lock", "n", "echo", "my turn")) as waiter:
+                wait_keys(everyone, "n/", 2)
+                cluster.members[0].kill()
+                assert run_ctl(["--endpoints", others, "--command-timeout", "20s", "put", "x", "1"]).code == 0
+                assert waiter.output == b""
+                assert holder.stop().code == 0
+                assert waiter.wait() == Ran(0, b"my turn\n", "")
+            seat = keys(others, "seat/").decode().strip()
+            assert run_ctl(["--endpoints", others, "put", seat, "proclaimed", "--ignore-lease"]).code == 0
+            observer.wait_printed(b"proclaimed")
+            assert leader.stop().code == 0
+            assert observer.stop().code == 0
+        assert keys(others, "").split() == [b"x"]
