@@ -23,6 +23,16 @@ from raftkv.client.values import KeyValue, PutResult
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 
+Pairs = (
+    Mapping[Text, Text]
+    | Mapping[str, str]
+    | Mapping[str, bytes]
+    | Mapping[bytes, str]
+    | Mapping[bytes, bytes]
+    | Iterable[tuple[Text, Text]]
+)
+"""Keys and values; spelt out because mappings are invariant in their keys."""
+
 WINDOW = 128
 """Calls under way at once: enough to fill a member's batches, far below its limit of streams."""
 
@@ -32,7 +42,7 @@ class Bulk(KV):
 
     async def put_many(
         self,
-        items: Mapping[Text, Text] | Mapping[str, bytes] | Mapping[bytes, bytes] | Iterable[tuple[Text, Text]],
+        items: Pairs,
         *,
         lease: LeaseLike | None = None,
         window: int = WINDOW,

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from raftkv.client import library
 from raftkv.client.admin import Admin
-from raftkv.client.bulk import WINDOW
+from raftkv.client.bulk import WINDOW, Pairs
 from raftkv.client.election import Elections
 from raftkv.client.kv import KV
 from raftkv.client.lease import Leases
@@ -91,7 +91,7 @@ class Client:
 
     def put_many(
         self,
-        items: Mapping[Text, Text] | Mapping[str, bytes] | Mapping[bytes, bytes] | Iterable[tuple[Text, Text]],
+        items: Pairs,
         *,
         lease: LeaseLike | None = None,
         window: int = WINDOW,
