@@ -7,6 +7,7 @@ a retry would be a second request, and grpc's own are switched off.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import Any
 
@@ -130,11 +131,15 @@ class Client:
         if type(request) not in STREAMING:
             return await channel.unary_unary(path, **kinds)(request_message(request), timeout=self._patience_s)
         call = channel.stream_stream(path, **kinds)(timeout=self._patience_s)
+        response = grpc.aio.EOF
         try:
-            await call.write(request_message(request))
-            response = await call.read()
+            # To write to a call that has ended is an InvalidStateError: how it ended is asked for below.
+            with contextlib.suppress(asyncio.InvalidStateError):
+                await call.write(request_message(request))
+                response = await call.read()
             if response is grpc.aio.EOF:
-                raise grpc.aio.AioRpcError(await call.code(), grpc.aio.Metadata(), grpc.aio.Metadata(), _ENDED)
+                nothing = grpc.aio.Metadata()
+                raise grpc.aio.AioRpcError(await call.code(), nothing, nothing, await call.details() or _ENDED)
             return response
         finally:
             call.cancel()

@@ -84,7 +84,8 @@ class WatchingClient:
         deadline: float | None = None
         while deadline is None or time.monotonic() < deadline:
             member = self._members[self._attempt % len(self._members)]
-            with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
+            # To write to a call that has ended is an InvalidStateError of grpc.
+            with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError, asyncio.InvalidStateError):
                 await self._stream(member, ending)
             if not self._habits.lasting or (ending.over.is_set() and self._reached(ending.rev)):
                 return

@@ -8,6 +8,7 @@ The holder of a name at a revision is the living key under it that was created f
     M1 fenced    no update of a list is lost that is written only if the holder's key is still there (``lost``)
     M2 checked   a holder is told so only if it held at a moment between its call and the answer (etcd issue 11456)
     E1 leader    ``Leader`` answers who led at a moment between call and answer, or that nobody did
+    E1 observed  observers are told of true leaders only, and never of an earlier office or value again
     E2 office    a proclamation is acknowledged only to who holds the office, and is there
 
 M3 (who does not fence loses updates) is no fault of the store: it is measured, by ``lost`` too.
@@ -46,8 +47,11 @@ from jepsen.ops import (
     is_serializable,
     ran,
 )
+from jepsen.watches import Stream
 
 _S = 1_000_000_000
+OBSERVED = "observe/"
+"""How watchers of elections are called (``observer.py``)."""
 Log = list[tuple[int, str, KeyValue | None, KeyValue | None]]
 
 
@@ -95,7 +99,7 @@ class _Holder:
 
 class _Check:
     def __init__(self, history: History, log: Log) -> None:
-        self._operations = history.operations
+        self._operations, self._streams = history.operations, history.streams
         self._clock = _Clock(history)
         self._log = log
         self._found: list[Violation] = []
@@ -126,6 +130,8 @@ class _Check:
                 self._check_office(operation, operation.request)
             if isinstance(operation.request, Leader) and isinstance(operation.result, RangeResult):
                 self._check_leader(operation, operation.request.name, operation.result)
+        for stream in self._streams:
+            self._check_observed(stream)
         return self._found
 
     def _report(self, rule: str, text: str, *operations: Operation) -> None:
@@ -201,6 +207,18 @@ class _Check:
         led = any(kv == result.kvs[0] for reign in current for kv in reign.versions)
         if not led:
             self._report("E1 wrong leader", f"{result.kvs[0]} between {first} and {last:g}", operation)
+
+    def _check_observed(self, stream: Stream) -> None:
+        reigns = self._reigns.get(stream.watcher.removeprefix(OBSERVED), [])
+        true = {(kv.create, kv.mod): kv for reign in reigns for kv in reign.versions}
+        last = (0, 0)
+        for event in (event for message in stream.messages for event in message.events):
+            mark = (event.kv.create, event.kv.mod)
+            if true.get(mark) != event.kv:
+                self._report("E1 wrong leader", f"{stream.name} was told {event.kv}")
+            if mark < last:
+                self._report("E1 observed back", f"{stream.name} was told {event.kv} after revision {last[1]}")
+            last = max(last, mark)
 
 
 class _Clock:

@@ -1,12 +1,16 @@
-"""Elections: candidates campaign, proclaim while in office, resign or let their lease end; others ask who leads."""
+"""Elections: candidates campaign, proclaim, resign or let their lease end; others ask who leads, or observe it."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 from jepsen.checker import Judge
 from jepsen.checkers import lease, lock
 from jepsen.client import Client
+from jepsen.observer import observe
 from jepsen.ops import (
     RECIPES,
     Campaign,
@@ -20,7 +24,7 @@ from jepsen.ops import (
     Resign,
     Revoke,
 )
-from jepsen.workloads.base import Rotation
+from jepsen.workloads.base import Rotation, Scene
 
 _NAMES = [f"{RECIPES}office{number}" for number in range(4)]
 _TTL_S = 2
@@ -49,6 +53,13 @@ class Election:
         lease_id = self._leases
         if isinstance((await client.call(Grant(lease_id, _TTL_S))).result, LeaseResult):
             await self._run(client, name, lease_id)
+
+    def companions(self, scene: Scene) -> Iterable[Coroutine[Any, Any, None]]:
+        """An observer of each office."""
+        for name in _NAMES:
+            rng = random.Random(f"{scene.seed} observe {name}")
+            members = rng.sample(scene.members, len(scene.members))
+            yield observe(name, members, scene.recorder, rng, scene.ending)
 
     async def finish(self, client: Client) -> None:
         """Who leads at last."""

@@ -32,6 +32,7 @@ from jepsen.ops import (
     Unlock,
 )
 from jepsen.outcome import Failure
+from jepsen.watches import Event, Message, Stream, Watched
 
 NAME = "~r/n"
 LOST = Failure("UNAVAILABLE", "Socket closed", definite=False)
@@ -227,3 +228,18 @@ def final(*elements: str) -> Operation:
 )
 def test_lost_updates(operations: list[Operation], missing: list[str]) -> None:
     assert lock.lost(History(operations), "list") == missing
+
+
+def observed(*kvs: KeyValue) -> set[str]:
+    """What is found when an observer is told of these leaders."""
+    history = led().elected("a", 0.5, 1.5, 2).history()
+    messages = [Message(100, "events", kv.mod, (Event("put", kv),)) for kv in kvs]
+    history.streams = [Stream(f"observe/{NAME}", 0, 1, Watched(NAME), 50, messages)]
+    return {violation.rule for violation in lock.check(history)}
+
+
+def test_observers_are_told_the_truth_in_order() -> None:
+    assert observed() == observed(V1) == observed(V1, V2) == observed(V2) == observed(V2, V2) == set()
+    assert observed(V2, V1) == observed(V1, V2, V1) == {"E1 observed back"}
+    assert observed(KeyValue(f"{NAME}/a", "v3", 2, 2, 1, 9)) == {"E1 wrong leader"}
+    assert observed(V1, KeyValue(f"{NAME}/b", "v1", 5, 5, 1, 9)) == {"E1 wrong leader"}
