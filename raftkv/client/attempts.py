@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from time import monotonic
 
 from raftkv.client.errors import EndpointsFailed, from_status
 from raftkv.errors import DEADLINE_EXCEEDED, UNAVAILABLE, ContextDeadlineExceededError, StatusError
@@ -26,7 +27,7 @@ class Attempts:
     """What one call has tried so far.
 
     Arguments:
-        deadline: of all attempts, on the loop's clock.
+        deadline: of all attempts, by ``time.monotonic``.
         timeout_s: how far away it was at first, for the text of the error.
         explain: name endpoints and reasons when time is up.
     """
@@ -47,7 +48,7 @@ class Attempts:
         Raises:
             ContextDeadlineExceededError: none is.
         """
-        remaining_s = self.deadline - asyncio.get_running_loop().time()
+        remaining_s = self.deadline - monotonic()
         if remaining_s <= 0:
             raise self._timed_out()
         return remaining_s
