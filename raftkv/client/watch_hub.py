@@ -66,8 +66,8 @@ class WatchHub:
     def __init__(self, core: Client, progress_interval_s: float = PROGRESS_INTERVAL_S) -> None:
         self.failures: dict[str, str] = {}
         """Endpoint to why a stream could not be had there; empty while one works."""
+        self.progress_interval_s = progress_interval_s
         self._core = core
-        self._progress_interval_s = progress_interval_s
         self.watchers: dict[Watcher, None] = {}
         """All that have not ended."""
         self._by_id: dict[int, Watcher] = {}
@@ -253,12 +253,12 @@ class WatchHub:
     # ---- progress
 
     async def _ask_for_progress(self, stream: Stream[rpc_pb2.WatchResponse]) -> None:
-        await asyncio.sleep(self._progress_interval_s)
+        await asyncio.sleep(self.progress_interval_s)
         if not await self._tells_progress_safely(stream.endpoint):
             return
         while not stream.done:
             self._ask_now()
-            await asyncio.sleep(self._progress_interval_s)
+            await asyncio.sleep(self.progress_interval_s)
 
     def _ask_now(self) -> None:
         """Ask for the progress of all, and remember who was confirmed by then."""

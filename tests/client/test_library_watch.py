@@ -8,6 +8,8 @@ import gc
 import pytest
 
 from raftkv.aio import Compacted, EndpointsFailed, StatusError, WatchCanceled, connect, delete, put
+from tests.client.waiting import until
+from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 
 async def take(watch, count):
@@ -192,14 +194,54 @@ def test_members_die_and_no_event_is_lost_or_seen_twice(three):
                 await write(20)
                 await asyncio.to_thread(member.restart)
             last = await put_surely(kv, "k1", b"end")
-            seen = await until(everything, last)
+            seen = await events_until(everything, last)
             assert [event.revision for event in seen] == sorted({event.revision for event in seen})
             history = await kv.range("k", prefix=True)
             assert {item.mod_revision for item in history} <= {event.revision for event in seen}
             assert set(written) <= {event.revision for event in seen}
-            assert [event for event in seen if event.key == b"k1"] == await until(filtered, last)
+            assert [event for event in seen if event.key == b"k1"] == await events_until(filtered, last)
 
     asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [ETCD_FAST.with_flags("--experimental-watch-progress-notify-interval=100ms"), RAFTKV],
+    ids=["etcd", "raftkv"],
+)
+def test_an_idle_watch_keeps_ahead_of_compaction(program):
+    """Its member tells how far it is; so it can be resumed elsewhere though history has gone meanwhile."""
+
+    async def scenario(cluster):
+        async with connect(cluster.endpoints, timeout_s=20) as kv:
+            kv.hub.progress_interval_s = 0.05
+            async with kv.watch("idle") as watch:
+                for _ in range(5):
+                    last = (await kv.put("busy", "x")).revision
+                await until(lambda: watch.revision >= last)
+                await kv.compact(last)
+                await asyncio.to_thread(cluster.members[0].kill)
+                await asyncio.to_thread(cluster.members[0].restart)
+                await put_surely(kv, "idle", "now")
+                assert (await anext(watch)).value == b"now"
+
+    with Cluster(program) as cluster:
+        asyncio.run(asyncio.wait_for(scenario(cluster), 90))
+
+
+def test_an_idle_watch_that_compaction_has_overtaken_is_told(member):
+    async def scenario():
+        async with connect(member.endpoints, timeout_s=20) as kv, kv.watch("idle") as watch:
+            for _ in range(5):
+                last = (await kv.put("busy", "x")).revision
+            await kv.compact(last)
+            await asyncio.to_thread(member.members[0].kill)
+            await asyncio.to_thread(member.members[0].restart)
+            with pytest.raises(Compacted) as raised:
+                await anext(watch)
+            assert raised.value.revision == last
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))
 
 
 async def put_surely(kv, key, value):
@@ -217,7 +259,7 @@ async def read_all(watch, into):
         into.append(event)
 
 
-async def until(watch, revision):
+async def events_until(watch, revision):
     events = []
     while not events or events[-1].revision < revision:
         events += await watch.next_batch()
