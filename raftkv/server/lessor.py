@@ -37,6 +37,10 @@ LEASE_RENEW_PATH: Final = _PEER["LeaseRenew"].path
 LEASE_TIME_TO_LIVE_PATH: Final = _PEER["LeaseTimeToLive"].path
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Decision(Waiter):
     """A decision of this leader on its way through the log."""
 
@@ -91,15 +95,18 @@ class _Renewal:
     """Keep-alives of one turn, as an errand."""
 
     path = LEASE_RENEW_PATH
+    trusts_recent = True
 
-    def __init__(self, renewals: Renewals, tickets: list[Ticket]) -> None:
+    def __init__(self, renewals: Renewals, tickets: list[Ticket], settled: Callable[[], None]) -> None:
         self.deadline = tickets[0].deadline
         self.is_local = tickets[0].is_local
         self._renewals = renewals
         self._tickets = tickets
+        self._settled = settled
 
     def serve(self) -> None:
         self._renewals.take(self._tickets)
+        self._settled()
 
     def request(self) -> bytes:
         ids = [ticket.lease_id for ticket in self._tickets]
@@ -111,10 +118,12 @@ class _Renewal:
             raise ValueError(f"{len(ttls)} answers to {len(self._tickets)} keep-alives")
         for ticket, ttl_s in zip(self._tickets, ttls, strict=True):
             ticket.answer(ttl_s)
+        self._settled()
 
     def fail(self, error: errors.StatusError) -> None:
         for ticket in self._tickets:
             ticket.fail(error)
+        self._settled()
 
 
 class TimeToLive:
@@ -130,6 +139,7 @@ class TimeToLive:
     """
 
     path = LEASE_TIME_TO_LIVE_PATH
+    trusts_recent = False
 
     def __init__(
         self,
@@ -194,6 +204,8 @@ class Lessor:
         self._deadline = 0.0
         self._arrived: list[Ticket] = []
         self._arrived_elsewhere: list[Ticket] = []
+        self._passing_on = False
+        self._scheduled = False
         self._barrier: _Barrier | None = None
         self._term = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -281,25 +293,36 @@ class Lessor:
 
     def keep_alive(self, ticket: Ticket) -> None:
         """Renew a lease; all that comes in a turn of the loop travels together, under one deadline."""
-        if not self._arrived and not self._arrived_elsewhere:
+        if not self._scheduled:
+            self._scheduled = True
             self._loop.call_soon(self._dispatch)
             self._deadline = self.new_deadline()
         ticket.deadline = self._deadline
         (self._arrived if ticket.is_local else self._arrived_elsewhere).append(ticket)
 
     def _dispatch(self) -> None:
-        arrived, self._arrived = self._arrived, []
+        self._scheduled = False
         elsewhere, self._arrived_elsewhere = self._arrived_elsewhere, []
-        for tickets in (arrived, elsewhere):
-            if tickets:
-                self._router.route(_Renewal(self._renewals, tickets))
+        if elsewhere:
+            self._router.route(_Renewal(self._renewals, elsewhere, _nothing))
+        if self._arrived and not self._passing_on:
+            arrived, self._arrived = self._arrived, []
+            # Until these are answered, others gather: to another member they cost the same, few or many.
+            self._passing_on = True
+            self._router.route(_Renewal(self._renewals, arrived, self._passed_on))
+
+    def _passed_on(self) -> None:
+        self._passing_on = False
+        if self._arrived and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._dispatch)
 
     def _send_on(self, tickets: list[Ticket]) -> None:
         """To whoever leads now."""
         for is_local in (True, False):
             group = [ticket for ticket in tickets if ticket.is_local is is_local]
             if group:
-                self._router.route(_Renewal(self._renewals, group))
+                self._router.route(_Renewal(self._renewals, group, _nothing))
 
     def ask(self, question: TimeToLive) -> None:
         """Have a question answered by the leader."""
