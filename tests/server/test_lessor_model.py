@@ -110,6 +110,14 @@ class LessorMachine(RuleBasedStateMachine):
                 if index not in standing or world.now >= until:
                     member.beat()
 
+    @rule(data=st.data())
+    def renew_undisturbed(self, data: st.DataObject) -> None:
+        self.world.renew(data.draw(st.integers(1, self.next_id)))
+
+    @rule(seconds=st.sampled_from([0.2, 0.4, 0.6, 1.1, 2.1]))
+    def quiet(self, seconds: float) -> None:
+        self.world.advance(seconds)
+
     @rule()
     def everything_arrives(self) -> None:
         self.world.settle()
