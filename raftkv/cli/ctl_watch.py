@@ -26,6 +26,8 @@ from raftkv.client import Client
 from raftkv.client.keys import prefix_end
 from raftkv.errors import ConfigError
 
+STANDARD_INPUT = 0
+READ_BYTES = 65536
 _BAD_NUMBER = "bad number of arguments"
 _CONFLICT = "bad number of arguments (found conflicting environment key)"
 _NO_COMMAND = "bad number of arguments (found separator --, but no commands)"
@@ -219,20 +221,29 @@ def _end_of_input() -> NoReturn:
 
 
 async def _lines() -> AsyncIterator[str]:
-    """Lines of standard input, read by a thread: a terminal or a file cannot be waited for otherwise."""
+    """Lines of standard input, read by a thread: a terminal or a file cannot be waited for otherwise.
+
+    The descriptor is read, not ``sys.stdin``: a thread that waits inside a buffered file is fatal to an interpreter
+    that ends meanwhile.
+    """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[bytes] = asyncio.Queue()
+    chunks: asyncio.Queue[bytes] = asyncio.Queue()
 
     def read() -> None:
-        while True:
-            line = sys.stdin.buffer.readline()
+        data = b" "
+        while data:
             try:
-                loop.call_soon_threadsafe(queue.put_nowait, line)
+                data = os.read(STANDARD_INPUT, READ_BYTES)
+            except OSError:  # there is none
+                data = b""
+            try:
+                loop.call_soon_threadsafe(chunks.put_nowait, data)
             except RuntimeError:  # the loop has ended before the input
-                return
-            if not line.endswith(b"\n"):
                 return
 
     threading.Thread(target=read, name="standard-input", daemon=True).start()
-    while (line := await queue.get()).endswith(b"\n"):
-        yield line[:-1].decode("utf-8", "surrogateescape")
+    rest = b""
+    while data := await chunks.get():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", "surrogateescape")

@@ -158,6 +158,19 @@ def test_interactive_lines_that_end_it(server: str, lines: str) -> None:
     assert ran[1] == ran[0]
 
 
+@pytest.mark.parametrize("lines", ["watch w1 --\n", "watch w3 --rev=2\n"])
+def test_interactive_ends_quietly_while_more_input_may_come(server: str, lines: str) -> None:
+    with Running(raftkvctl(server, "watch", "-i")) as program:
+        program.feed(lines)
+        if "--rev" in lines:
+            program.wait_printed(b"end-of-history")
+            done = program.stop()
+        else:
+            done = program.wait()
+    assert done.code == (130 if "--rev" in lines else 128)
+    assert done.errors.count("\n") == 0
+
+
 def test_interactive_progress(server: str) -> None:
     ran = []
     for make in (etcdctl, raftkvctl):
