@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from jepsen.network import Network
+from jepsen.network import Door, Network
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -124,8 +124,8 @@ class Cluster:
     async def open_network(self, seed: int) -> None:
         """Open the doors, if the settings ask for them."""
         if self.settings.network:
-            doors = {member.client_door: (member.number, member.client_port) for member in self.members}
-            doors |= {member.peer_door: (member.number, member.peer_port) for member in self.members}
+            doors = {member.client_door: Door(member.number, member.client_port, False) for member in self.members}
+            doors |= {member.peer_door: Door(member.number, member.peer_port, True) for member in self.members}
             self.network = Network(doors, self._process_ids, seed)
             await self.network.open()
 

@@ -6,8 +6,8 @@ left behind when the harness is killed.
 
           m1 --dials--> door of m2 ~~relay~~> m2         cut (1, 2): bytes of m1 wait, those of m2 still pass
 
-Who dialled is found by whose process holds the socket (sock_diag, ``/proc``); members are known by their numbers,
-clients are 0.
+Which member dialled is found by whose process holds the socket (sock_diag, ``/proc``); members are known by their
+numbers, clients are 0.
 
 Invariants: a cut is one-way, a pair of cuts is both ways; bytes and ends of connections that meet a cut wait, they are
 neither lost nor reordered (what TCP shows when packets are lost for a while); a heal either lets them pass or resets
@@ -25,6 +25,7 @@ import random
 import socket
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 CLIENTS = 0
 """The number that stands for all clients."""
@@ -39,18 +40,26 @@ _SOCK_DIAG, _BY_FAMILY, _ANY = 4, 20, 0xFFFFFFFF
 _HEADER_BYTES, _INODE_AT = 16, 84
 
 
+class Door(NamedTuple):
+    """What is behind a door: a member and the port it listens on; whether members come this way, or clients."""
+
+    member: int
+    port: int
+    for_members: bool
+
+
 class Network:
     """Relays between doors and members.
 
     Arguments:
-        doors: port of each door and, behind it, the member's number and the port it listens on.
+        doors: the port of each, see ``Door``.
         process_ids: of the members that run now.
         seed: of delays and of how connections are healed.
     """
 
     def __init__(
         self,
-        doors: Mapping[int, tuple[int, int]],
+        doors: Mapping[int, Door],
         process_ids: Callable[[], Mapping[int, int]],
         seed: int,
     ) -> None:
@@ -65,8 +74,8 @@ class Network:
 
     async def open(self) -> None:
         """Open the doors."""
-        for port, (number, behind) in self._doors.items():
-            serve = self._serve_door(port, number, behind)
+        for port, door in self._doors.items():
+            serve = self._serve_door(port, door)
             self._servers.append(await asyncio.start_server(serve, _HOST, port, limit=_CHUNK_BYTES))
 
     async def close(self) -> None:
@@ -103,13 +112,12 @@ class Network:
         self._healed.set()
         self._healed = asyncio.Event()
 
-    def _serve_door(
-        self, port: int, number: int, behind: int
-    ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+    def _serve_door(self, port: int, door: Door) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            source = self._dialler(writer.get_extra_info("peername")[1], port)
-            task = asyncio.get_running_loop().create_task(self._relay((source, number), behind, reader, writer))
-            self._relays[task] = ((source, number), [writer])
+            source = self._dialler(writer.get_extra_info("peername")[1], port) if door.for_members else CLIENTS
+            pair = (source, door.member)
+            task = asyncio.get_running_loop().create_task(self._relay(pair, door.port, reader, writer))
+            self._relays[task] = (pair, [writer])
             task.add_done_callback(lambda done: self._relays.pop(done, None))
 
         return accept

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jepsen.db import Cluster, DbError, Settings, free_ports
-from jepsen.network import CLIENTS, Network
+from jepsen.network import CLIENTS, Door, Network
 from jepsen.partitions import FAULTS, both_ways
 from jepsen.runner import Options, run
 
@@ -31,7 +31,7 @@ async def echoing(seed: int) -> AsyncIterator[tuple[Network, int]]:
         writer.close()
 
     server = await asyncio.start_server(echo, "127.0.0.1", port)
-    network = Network({door: (2, port)}, lambda: {1: os.getpid()}, seed)
+    network = Network({door: Door(2, port, True)}, lambda: {1: os.getpid()}, seed)
     await network.open()
     try:
         yield network, door
