@@ -368,6 +368,7 @@ class Member:
         if self.failure is None:
             await self._hand_over()
         self._client_server.stop_listening()
+        self._leader_guard.close()
         self._recipe.close()
         await self._client_server.close(STOP_GRACE_S if self.failure is None else 0.0)
         self._lessor.stop()

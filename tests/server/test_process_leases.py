@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -243,3 +244,24 @@ def test_bytes_that_are_no_request_end_the_stream(wire: Wire) -> None:
     call = wire.channel().stream_stream(KEEP_ALIVE)(iter([b"\xff"]), timeout=KEEP_ALIVE_TIMEOUT_S)
     assert call.code().name == "INTERNAL"
     assert call.details().startswith("grpc: error unmarshalling request: ")
+
+
+def test_streams_end_when_their_member_stops(wire: Wire, cluster: Cluster) -> None:
+    stopping = (leader(wire) + 1) % 3
+    # The clients have not ended: they may say more.
+    said: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(2)]
+    calls = [
+        wire.channel(stopping).stream_stream(path)(iter(requests.get, None), timeout=KEEP_ALIVE_TIMEOUT_S)
+        for path, requests in zip((KEEP_ALIVE, WATCH), said, strict=True)
+    ]
+    said[0].put(rpc_pb2.LeaseKeepAliveRequest(ID=5).SerializeToString())
+    create = rpc_pb2.WatchCreateRequest(key=b"a")
+    said[1].put(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
+    assert rpc_pb2.LeaseKeepAliveResponse.FromString(next(calls[0])).ID == 5
+    assert rpc_pb2.WatchResponse.FromString(next(calls[1])).created
+    cluster.members[stopping].stop()
+    for call in calls:
+        assert (call.code().name, call.details()) == ("UNAVAILABLE", "etcdserver: server stopped")
+    for requests in said:
+        requests.put(None)
+    cluster.members[stopping].restart()
