@@ -14,7 +14,7 @@ whoever relies on it gets ``LeaseLost``. ``generation`` counts leases: locks and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any
 
@@ -99,7 +99,7 @@ class Session:
             self._task = asyncio.get_running_loop().create_task(self._stay())
         return self
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[Any, None, Session]:
         return self.establish().__await__()
 
     async def established(self, generation: int = 1) -> None:

@@ -143,6 +143,23 @@ def test_losses_by_word_and_by_time():
     play(scenario)
 
 
+def test_a_process_that_slept_through_its_lease_knows_before_it_does_anything(monkeypatch):
+    async def scenario(core, scope):
+        told = []
+        lease = await Lease(scope, 60)
+        lease.on_lost(told.append)
+        loop = asyncio.get_running_loop()
+        awake = loop.time
+        monkeypatch.setattr(loop, "time", lambda: awake() + 61)
+        assert not lease.alive
+        with pytest.raises(LeaseLost, match=r"no keep-alive was confirmed within 60 s"):
+            lease.check()
+        assert told == [lease]
+        assert lease.lost.is_set()
+
+    play(scenario)
+
+
 def test_the_stream_ends_with_the_last_lease():
     async def scenario(core, scope):
         lease = await Lease(scope, 60)
