@@ -35,7 +35,7 @@ from raftkv.client.election import Elections
 from raftkv.client.kv import KV
 from raftkv.client.lease import Leases
 from raftkv.client.pages import PAGE_SIZE
-from raftkv.client.sync_face import blocking
+from raftkv.client.sync_face import blocking, light
 from raftkv.client.sync_lease import Lease, Session
 from raftkv.client.sync_lock import Lock, Term, plain_lease
 from raftkv.client.sync_loop import Closed, LoopThread
@@ -83,11 +83,11 @@ class Client:
 
     # ---- keys and values
 
-    put = blocking(KV.put)
-    get = blocking(KV.get)
-    range = blocking(KV.range)
-    count = blocking(KV.count)
-    delete = blocking(KV.delete)
+    put = light(KV.put)
+    get = light(KV.get)
+    range = light(KV.range)
+    count = light(KV.count)
+    delete = light(KV.delete)
 
     def put_many(
         self,

@@ -57,6 +57,19 @@ class Face(Generic[Inner]):
             raise
 
 
+def light(
+    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[Any, P], Result]:
+    """As ``blocking``, of a method that awaits nothing but futures (see ``LoopThread.run_light``)."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        loop, inner = self.target()
+        return loop.run_light(method(inner, *args, **kwargs))  # type: ignore[no-any-return]
+
+    return call
+
+
 def blocking(
     method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Any, P], Result]:

@@ -9,6 +9,7 @@ Owns the hand-over between threads, and what becomes of it in a forked child. It
 How a call travels: it is put into a queue; the loop is woken if it does not already know of something in the queue, so
 calls of many threads share one wake-up; a task runs the coroutine and, in the very step in which that ends, opens the
 lock on which the caller waits. No future, no condition, no callback in between: each would cost a turn of the loop.
+The usual calls (``run_light``) do without the task as well.
 
 Invariants:
 
@@ -81,11 +82,58 @@ class _Call:
         finally:
             self.done.release()
 
+    def cancel(self) -> None:
+        """On the loop's thread: cancel it, if it runs."""
+        if self.task is not None:
+            self.task.cancel()
+
     def refuse(self, error: RaftKVError) -> None:
         """It was never run."""
         self.coroutine.close()
         self.error = error
         self.done.release()
+
+
+class _LightCall(_Call):
+    """A call whose coroutine awaits plain futures only: driven by their callbacks, without a task.
+
+    That saves the task, and the turn of the loop after which a new task would begin.
+    """
+
+    __slots__ = ("awaited", "loop", "under_way")
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, under_way: set[_LightCall]
+    ) -> None:
+        super().__init__(coroutine)
+        self.loop = loop
+        self.under_way = under_way
+        self.awaited: asyncio.Future[Any] | None = None
+
+    def step(self, _: object = None) -> None:
+        """On the loop's thread: run it up to its next wait."""
+        try:
+            awaited = self.coroutine.send(None)
+        except StopIteration as stop:
+            self.result = stop.value
+        except BaseException as error:  # told to the caller, whatever it is
+            self.error = error
+        else:
+            self.awaited = awaited
+            if awaited is None:  # a bare yield: asyncio.sleep(0)
+                self.loop.call_soon(self.step)
+            else:
+                awaited._asyncio_future_blocking = False  # as a task does: it has been seen to be awaited
+                awaited.add_done_callback(self.step)
+            return
+        self.awaited = None
+        self.under_way.discard(self)
+        self.done.release()
+
+    def cancel(self) -> None:
+        """On the loop's thread: cancel what it waits for."""
+        if self.awaited is not None:
+            self.awaited.cancel()
 
 
 class LoopThread:
@@ -102,6 +150,7 @@ class LoopThread:
         self._selector = selectors.DefaultSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
         self._queue: deque[_Call] = deque()
+        self._light: set[_LightCall] = set()
         self._is_told = False
         self._is_closed = False
         self._process = os.getpid()
@@ -126,13 +175,22 @@ class LoopThread:
             Closed: the loop is closed.
             WrongThread: this *is* the loop's thread.
         """
+        result: T = self._finish(_Call(coroutine))
+        return result
+
+    def run_light(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """As ``run``, of a coroutine that awaits nothing but futures: no timeouts, task groups, or current task."""
+        result: T = self._finish(_LightCall(coroutine, self._loop, self._light))
+        return result
+
+    def _finish(self, call: _Call) -> Any:
+        """Submit a call and wait for it."""
         if threading.get_ident() == self._thread.ident:
-            coroutine.close()
+            call.coroutine.close()
             raise WrongThread(
                 "a blocking call on the client's own event loop thread would wait for itself: "
                 "make it on another thread, or use raftkv.aio"
             )
-        call = _Call(coroutine)
         try:
             self._submit(call)
             call.done.acquire()
@@ -140,7 +198,7 @@ class LoopThread:
             self._abandon(call)
             raise
         if call.error is None:
-            return call.result  # type: ignore[no-any-return]
+            return call.result
         try:
             raise _for_caller(call.error)
         finally:
@@ -221,11 +279,7 @@ class LoopThread:
             call.refuse(self._refusal())
 
     def _abandon(self, call: _Call) -> None:
-        def cancel() -> None:
-            if call.task is not None:
-                call.task.cancel()
-
-        self.call_soon(cancel)
+        self.call_soon(call.cancel)
 
     # ---- on the loop's thread
 
@@ -235,7 +289,11 @@ class LoopThread:
         queue, create_task = self._queue, self._loop.create_task
         while queue:
             call = queue.popleft()
-            call.task = create_task(call.drive())
+            if isinstance(call, _LightCall):
+                self._light.add(call)
+                call.step()
+            else:
+                call.task = create_task(call.drive())
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -259,12 +317,19 @@ class LoopThread:
 
     def _cancel_all(self) -> None:
         self._refuse_queued()
+        for call in list(self._light):
+            call.cancel()
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks))
+        self._loop.run_until_complete(self._wait_light())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+
+    async def _wait_light(self) -> None:
+        while self._light:  # noqa: ASYNC110 - cancelled already: they end within a few turns
+            await asyncio.sleep(0)
 
     # ---- in a forked child
 

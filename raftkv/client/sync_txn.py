@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.client import txn as aio_txn
-from raftkv.client.sync_face import Face, blocking
+from raftkv.client.sync_face import Face, light
 
 if TYPE_CHECKING:
     from raftkv.client.compares import Compare
@@ -42,7 +42,7 @@ class Txn(Face[aio_txn.Txn]):
         self._inner.otherwise(*map(_plain, operations))
         return self
 
-    commit = blocking(aio_txn.Txn.commit)
+    commit = light(aio_txn.Txn.commit)
 
     # ---- as an operation of another one, as which it is taken out of its face
 

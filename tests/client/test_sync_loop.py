@@ -15,9 +15,12 @@ import pytest
 from raftkv.client.sync_loop import Closed, LoopThread, WrongThread
 
 
-@pytest.fixture
-def loop():
+@pytest.fixture(params=["run", "run_light"])
+def loop(request, monkeypatch):
+    """Both ways of running a coroutine."""
     made = LoopThread("under-test")
+    if request.param == "run_light":
+        monkeypatch.setattr(made, "run", made.run_light)
     yield made
     made.close()
 
@@ -59,6 +62,26 @@ def test_calls_of_many_threads_do_not_mix(loop):
     for thread in threads:
         thread.join()
     assert seen == {number: [(number, turn) for turn in range(200)] for number in range(8)}
+
+
+def test_a_light_call_may_yield_bare_and_wait_often(loop):
+    async def wander():
+        turns = 0
+        while turns < 5:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
+            turns += 1
+        return turns
+
+    assert loop.run(wander()) == 5
+
+
+def test_a_call_may_fail_before_it_waits(loop):
+    async def fail():
+        raise KeyError("at once")
+
+    with pytest.raises(KeyError, match="at once"):
+        loop.run(fail())
 
 
 def test_closing_fails_the_call_under_way(loop):
@@ -137,8 +160,10 @@ print(*sorted(seen), threading.active_count())
 """
 
 
-def test_ctrl_c_leaves_at_once_and_cancels_the_call():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("way", ["run", "run_light"])
+def test_ctrl_c_leaves_at_once_and_cancels_the_call(way):
+    program = INTERRUPTED.replace("loop.run(", f"loop.{way}(")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "cancelled interrupted 1\n")
 
 
