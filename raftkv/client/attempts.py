@@ -30,12 +30,14 @@ class Attempts:
         deadline: of all attempts, by ``time.monotonic``.
         timeout_s: how far away it was at first, for the text of the error.
         explain: name endpoints and reasons when time is up.
+        token: that the first attempt carried.
     """
 
-    __slots__ = ("_count", "_definite", "_explain", "_failures", "_timeout_s", "deadline")
+    __slots__ = ("_count", "_definite", "_explain", "_failures", "_timeout_s", "deadline", "token")
 
-    def __init__(self, deadline: float, timeout_s: float, *, explain: bool) -> None:
+    def __init__(self, deadline: float, timeout_s: float, *, explain: bool, token: str = "") -> None:
         self.deadline = deadline
+        self.token = token
         self._timeout_s = timeout_s
         self._explain = explain
         self._count = 0

@@ -17,6 +17,7 @@ One event loop, no threads, no tasks of its own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from time import monotonic
@@ -100,6 +101,8 @@ class Client:
         self._transports: dict[str, Transport] = {}
         self._current = 0
         self._closed = False
+        self._authenticating = asyncio.Lock()
+        self._needs_token = False
         self._set_token(self.options.token)
 
     async def __aenter__(self) -> Client:
@@ -161,9 +164,8 @@ class Client:
             StatusError: the user could not be authenticated.
         """
         endpoints = self.endpoints if endpoint is None else parse_endpoints([endpoint])
-        if self.options.user and not self._token:
-            deadline = monotonic() + self.options.dial_timeout_s
-            await self._authenticate(endpoints, deadline)
+        if self._needs_token:
+            await self._authenticate(endpoints, monotonic() + self.options.dial_timeout_s, "")
         chosen = endpoints[self._current % len(endpoints)]
         try:
             call = self._transport(chosen).stream(method.path, self._metadata + metadata, timeout_s)
@@ -188,7 +190,7 @@ class Client:
 
     def forget_token(self, error: StatusError) -> bool:
         """Tell if a stream was refused for a token that can be renewed; the next call or stream then does it."""
-        stale = bool(self._token and self.options.user) and is_stale_token(error)
+        stale = bool(self.options.user) and not self._needs_token and is_stale_token(error)
         if stale:
             self._set_token("")
         return stale
@@ -205,14 +207,14 @@ class Client:
             raise self._too_large(len(body))
         # Not the loop's clock: to ask for the running loop is a system call in Python 3.11.
         deadline = monotonic() + timeout_s
-        if not self._token and self.options.user:
-            await self._authenticate(endpoints, deadline)
+        if self._needs_token:
+            await self._authenticate(endpoints, deadline, "")
         # The usual case costs one await: no task, no timer of its own, the same timeout in every header block.
-        endpoint = endpoints[self._current % len(endpoints)]
+        endpoint, token = endpoints[self._current % len(endpoints)], self._token
         try:
             answer = await self._transport(endpoint).unary(method.path, body, timeout_s, self._metadata)
         except RpcError as error:
-            attempts = Attempts(deadline, timeout_s, explain=self.options.explain)
+            attempts = Attempts(deadline, timeout_s, explain=self.options.explain, token=token)
             answer = await self._recover(attempts, error, endpoint, endpoints, method, body)
         return _parse(method, answer)
 
@@ -235,9 +237,10 @@ class Client:
             self._note(attempts, error, endpoint, method)
             return await self._attempt(attempts, endpoints, method, body)
         except StatusError as refusal:
-            if not self._token or not self.options.user or not is_stale_token(refusal):
+            if not self.options.user or not is_stale_token(refusal):
                 raise
-            await self._authenticate(endpoints, attempts.deadline)
+            self._needs_token = not self._token  # it was off, and has been switched on
+            await self._authenticate(endpoints, attempts.deadline, attempts.token)
             return await self._attempt(attempts, endpoints, method, body)
 
     async def _attempt(self, attempts: Attempts, endpoints: list[Endpoint], method: Method[Any], body: bytes) -> bytes:
@@ -256,22 +259,28 @@ class Client:
             self.next_endpoint(endpoint.text)
         attempts.note(error, endpoint.text, repeatable=method.repeatable)
 
-    async def _authenticate(self, endpoints: list[Endpoint], deadline: float) -> None:
-        self._set_token("")
-        request = rpc_pb2.AuthenticateRequest(name=self.options.user, password=self.options.password)
-        limit = min(deadline, monotonic() + self.options.dial_timeout_s)
-        attempts = Attempts(limit, self.options.dial_timeout_s, explain=self.options.explain)
-        try:
-            answer = await self._attempt(attempts, endpoints, methods.AUTHENTICATE, request.SerializeToString())
-        except AuthNotEnabledError:
-            return
-        except StatusError as error:
-            raise AuthenticationFailed(error) from None
-        self._set_token(_parse(methods.AUTHENTICATE, answer).token)
+    async def _authenticate(self, endpoints: list[Endpoint], deadline: float, stale: str) -> None:
+        """Get a token instead of the stale one. One call asks for all: members pay dearly for checking a password."""
+        async with self._authenticating:
+            if (self._token != stale) if self._token else not self._needs_token:
+                return  # another call has found out meanwhile
+            self._set_token("")
+            request = rpc_pb2.AuthenticateRequest(name=self.options.user, password=self.options.password)
+            limit = min(deadline, monotonic() + self.options.dial_timeout_s)
+            attempts = Attempts(limit, self.options.dial_timeout_s, explain=self.options.explain)
+            try:
+                answer = await self._attempt(attempts, endpoints, methods.AUTHENTICATE, request.SerializeToString())
+            except AuthNotEnabledError:
+                self._needs_token = False
+                return
+            except StatusError as error:
+                raise AuthenticationFailed(error) from None
+            self._set_token(_parse(methods.AUTHENTICATE, answer).token)
 
     def _set_token(self, token: str) -> None:
         self._token = token
         self._metadata = (("token", token),) if token else ()
+        self._needs_token = bool(self.options.user) and not token
 
     def _transport(self, endpoint: Endpoint) -> Transport:
         transport = self._transports.get(endpoint.text)

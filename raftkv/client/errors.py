@@ -134,12 +134,15 @@ def _plain(text: str) -> str:
     return re.sub(r"^.*dial (?:tcp|unix) \S+: ", "", text[26:].removesuffix('"'))
 
 
-_OLD_REVISION = "etcdserver: revision of auth store is old"
+_STALE_TEXTS = (
+    "etcdserver: revision of auth store is old",
+    "etcdserver: user name is empty",  # authentication was switched on after the client had found it off
+)
 
 
 def is_stale_token(error: StatusError) -> bool:
     """Tell if a member does not know the token any more: a new one may do."""
-    return isinstance(error, errors.InvalidAuthTokenError) or str(error) == _OLD_REVISION
+    return isinstance(error, errors.InvalidAuthTokenError) or str(error) in _STALE_TEXTS
 
 
 # Rows of etcd's table that no part of raftkv raises yet. Go's clients print them without the "rpc error" frame.

@@ -126,3 +126,43 @@ def test_a_wrong_password_makes_no_call():
     with pytest.raises(AuthenticationFailed) as raised:
         call(cluster, options=USER)
     assert (str(raised.value.cause), len(cluster.members["a"].calls)) == (text, 1)
+
+
+def test_many_calls_share_one_authentication():
+    """Checking a password costs a member a tenth of a second; a crowd whose token has ended must not ask one by one."""
+    stale = RpcError(errors.UNAUTHENTICATED, errors.InvalidAuthTokenError.text)
+    logins = []
+
+    def answer(path, message, metadata):
+        if path.endswith("Authenticate"):
+            logins.append(path)
+            return authenticate(f"t{len(logins)}")
+        if metadata == (("token", "t1"),) and len(cluster.members["a"].calls) > 5:
+            raise stale
+        return GOT
+
+    cluster = FakeCluster(a=[answer])
+
+    async def run():
+        async with Client(["a"], USER, open_transport=cluster.open) as client:
+            request = rpc_pb2.RangeRequest(key=b"k")
+            await asyncio.gather(*(client.call(methods.RANGE, request, timeout_s=5) for _ in range(4)))
+            await asyncio.gather(*(client.call(methods.RANGE, request, timeout_s=5) for _ in range(20)))
+
+    asyncio.run(run())
+    assert len(logins) == 2
+
+
+def test_authentication_that_is_off_is_asked_about_once_and_may_be_switched_on():
+    off = RpcError(errors.FAILED_PRECONDITION, errors.AuthNotEnabledError.text)
+    on = RpcError(errors.INVALID_ARGUMENT, "etcdserver: user name is empty")
+    cluster = FakeCluster(a=[off, GOT, GOT, on, authenticate("t1"), GOT])
+
+    async def run():
+        async with Client(["a"], USER, open_transport=cluster.open) as client:
+            for _ in range(3):
+                await client.call(methods.RANGE, rpc_pb2.RangeRequest(key=b"k"), timeout_s=5)
+
+    asyncio.run(run())
+    paths = [path.rpartition("/")[2] for path, _, _ in cluster.members["a"].calls]
+    assert paths == ["Authenticate", "Range", "Range", "Range", "Authenticate", "Range"]
