@@ -36,6 +36,10 @@ _PEER: Final = SERVICES["raftkvpb.Peer"]
 LEASE_RENEW_PATH: Final = _PEER["LeaseRenew"].path
 LEASE_TIME_TO_LIVE_PATH: Final = _PEER["LeaseTimeToLive"].path
 
+GATHER_MAX_S: Final = 0.02
+"""How long keep-alives gather while others are on their way: one of a lease that is ending is answered when it is gone,
+and those with it; no other lease may end because of that."""
+
 
 def _nothing() -> None:
     pass
@@ -204,7 +208,7 @@ class Lessor:
         self._deadline = 0.0
         self._arrived: list[Ticket] = []
         self._arrived_elsewhere: list[Ticket] = []
-        self._passing_on = False
+        self._gathering: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._barrier: _Barrier | None = None
         self._term = 0
@@ -222,8 +226,9 @@ class Lessor:
 
     def stop(self) -> None:
         """Decide nothing more; whoever waits is told."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._gathering):
+            if timer is not None:
+                timer.cancel()
         for ticket in self._renewals.surrender() + self._arrived + self._arrived_elsewhere:
             ticket.fail(errors.StoppedError())
         self._arrived.clear()
@@ -305,14 +310,16 @@ class Lessor:
         elsewhere, self._arrived_elsewhere = self._arrived_elsewhere, []
         if elsewhere:
             self._router.route(_Renewal(self._renewals, elsewhere, _nothing))
-        if self._arrived and not self._passing_on:
+        if self._arrived and self._gathering is None:
             arrived, self._arrived = self._arrived, []
             # Until these are answered, others gather: to another member they cost the same, few or many.
-            self._passing_on = True
+            self._gathering = self._loop.call_later(GATHER_MAX_S, self._passed_on)
             self._router.route(_Renewal(self._renewals, arrived, self._passed_on))
 
     def _passed_on(self) -> None:
-        self._passing_on = False
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         if self._arrived and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._dispatch)

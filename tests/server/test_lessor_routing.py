@@ -1,0 +1,211 @@
+"""Keep-alives on a follower: gathered, passed on to the leader, and to its successor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from raftkv import errors
+from raftkv.pb import raft_pb2
+from raftkv.raft.types import NONE, StateRole
+from raftkv.rpc.status import Code, RpcError
+from raftkv.server.lessor import Lessor
+from raftkv.server.lessor_renewals import Ticket
+from raftkv.server.node import NodeSettings
+from tests.apply.machine import Machine
+
+ME, FIRST, SECOND = 1, 2, 3
+
+
+class Node:
+    """A member that follows."""
+
+    def __init__(self) -> None:
+        self.settings = NodeSettings(ME, 0.1, 1.0)
+        self.leader = FIRST
+        self.role = StateRole.FOLLOWER
+        self.term = 1
+        self.applied = self.committed = 0
+        self.stopped = False
+        self.on_leader_change: list[Callable[[], None]] = []
+        self.on_applied: list[Callable[[], None]] = []
+
+    def follow(self, leader: int) -> None:
+        self.leader = leader
+        for callback in self.on_leader_change:
+            callback()
+
+
+class Channel:
+    """Another member, which answers when told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[int], asyncio.Future[bytes]]] = []
+        self._called = asyncio.Event()
+
+    def unary(self, path: str, request: bytes, *_: object, **__: object) -> asyncio.Future[bytes]:
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.calls.append((list(raft_pb2.LeaseRenewRequest.FromString(request).ids), future))
+        self._called.set()
+        return future
+
+    async def wait_calls(self, count: int) -> None:
+        """Wait until there were so many."""
+        async with asyncio.timeout(10):
+            while len(self.calls) < count:
+                self._called.clear()
+                await self._called.wait()
+
+    def answer(self, number: int) -> None:
+        ids, future = self.calls[number]
+        future.set_result(raft_pb2.LeaseRenewResponse(ttls=[lease_id * 10 for lease_id in ids]).SerializeToString())
+
+
+class Asked(Ticket):
+    """A keep-alive of a client."""
+
+    def __init__(self, lease_id: int) -> None:
+        self.lease_id = lease_id
+        self.deadline = 0.0
+        self.told: list[object] = []
+
+    def answer(self, ttl_s: int) -> None:
+        self.told.append(ttl_s)
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.told.append(type(error))
+
+
+class Passed(Asked):
+    """A keep-alive that another member passed on."""
+
+    is_local = False
+
+
+class Follower:
+    """A lessor that does not lead, and what surrounds it."""
+
+    def __init__(self) -> None:
+        self.node = Node()
+        self.channels = {FIRST: Channel(), SECOND: Channel()}
+        machine = Machine()
+        node: Any = self.node
+        channel: Any = self.channels.get
+        self.lessor = Lessor(
+            node,
+            machine.applier.leases,
+            machine.store.lease_keys,
+            ttl_min_s=2,
+            channel=channel,
+            introduction=lambda peer: (),
+        )
+
+    def ids(self, member: int) -> list[list[int]]:
+        """Leases of each call to a member."""
+        return [ids for ids, _ in self.channels[member].calls]
+
+    async def ask(self, *lease_ids: int) -> list[Asked]:
+        """Keep-alives of one turn."""
+        asked = [Asked(lease_id) for lease_id in lease_ids]
+        for one in asked:
+            self.lessor.keep_alive(one)
+        await turn()
+        return asked
+
+
+async def turn() -> None:
+    """Let everything that is due happen."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def run(scenario: Callable[[Follower], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        await scenario(Follower())
+
+    asyncio.run(main())
+
+
+def test_the_keep_alives_of_a_turn_are_one_call() -> None:
+    async def scenario(follower: Follower) -> None:
+        asked = await follower.ask(1, 2, 1)
+        assert follower.ids(FIRST) == [[1, 2, 1]]
+        follower.channels[FIRST].answer(0)
+        await turn()
+        assert [one.told for one in asked] == [[10], [20], [10]]
+
+    run(scenario)
+
+
+def test_while_enough_is_under_way_the_rest_gathers() -> None:
+    async def scenario(follower: Follower) -> None:
+        for lease_id in (1, 2, 3):
+            await follower.ask(lease_id)
+        assert follower.ids(FIRST) == [[1]]
+        follower.channels[FIRST].answer(0)
+        await turn()
+        assert follower.ids(FIRST) == [[1], [2, 3]]
+
+    run(scenario)
+
+
+def test_what_gathers_does_not_wait_for_an_answer_that_is_late() -> None:
+    async def scenario(follower: Follower) -> None:
+        for lease_id in (1, 2):
+            await follower.ask(lease_id)
+        await follower.channels[FIRST].wait_calls(2)
+        assert follower.ids(FIRST) == [[1], [2]]
+
+    run(scenario)
+
+
+def test_what_was_under_way_to_a_lost_leader_goes_to_the_next() -> None:
+    async def scenario(follower: Follower) -> None:
+        asked = await follower.ask(1)
+        follower.node.follow(NONE)
+        waiting = await follower.ask(2)
+        assert follower.channels[FIRST].calls[0][1].cancelled()
+        follower.node.follow(SECOND)
+        await follower.channels[SECOND].wait_calls(2)
+        assert sorted(follower.ids(SECOND)) == [[1], [2]]
+        for number in range(2):
+            follower.channels[SECOND].answer(number)
+        await turn()
+        assert [one.told for one in asked + waiting] == [[10], [20]]
+
+    run(scenario)
+
+
+def test_a_failed_call_is_tried_again() -> None:
+    async def scenario(follower: Follower) -> None:
+        asked = await follower.ask(1)
+        follower.channels[FIRST].calls[0][1].set_exception(RpcError(Code.UNAVAILABLE, "gone"))
+        await follower.channels[FIRST].wait_calls(2)
+        follower.channels[FIRST].answer(1)
+        await turn()
+        assert asked[0].told == [10]
+
+    run(scenario)
+
+
+def test_what_another_member_passed_on_is_not_passed_on_again() -> None:
+    async def scenario(follower: Follower) -> None:
+        passed = Passed(1)
+        follower.lessor.keep_alive(passed)
+        await turn()
+        assert passed.told == [errors.NotLeaderError]
+        assert follower.ids(FIRST) == []
+
+    run(scenario)
+
+
+def test_a_stopping_member_tells_whoever_waits() -> None:
+    async def scenario(follower: Follower) -> None:
+        under_way = await follower.ask(1)
+        follower.node.follow(NONE)
+        waiting = await follower.ask(2)
+        follower.lessor.stop()
+        assert [one.told for one in under_way + waiting] == [[errors.StoppedError]] * 2
+
+    run(scenario)
