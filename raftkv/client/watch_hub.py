@@ -95,6 +95,7 @@ class WatchHub:
             self._create(watcher)
         elif self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(self._on_run_end)
 
     def remove(self, watcher: Watcher) -> None:
         """Let it receive nothing more."""
@@ -170,6 +171,12 @@ class WatchHub:
             self.failures[endpoint] = str(error)
             self._core.next_endpoint(endpoint)
             await backoff.wait()
+
+    def _on_run_end(self, task: asyncio.Task[None]) -> None:
+        # What nobody foresaw, as bytes that are no message, must not leave readers waiting for ever.
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._end_all(WatchCanceled(f"watch canceled: {type(error).__name__}: {error}"))
 
     def _is_fatal(self, error: StatusError) -> bool:
         if isinstance(error, NotSupportedForLearnerError) or self._core.forget_token(error):

@@ -232,6 +232,17 @@ def test_what_would_fail_everywhere_ends_all_watches():
     play(scenario)
 
 
+def test_bytes_that_are_no_message_are_told():
+    async def scenario(core, hub):
+        watch = watching(hub)
+        await watch.ready()
+        core.calls[0].inbox.put_nowait(b"\xff")
+        with pytest.raises(WatchCanceled, match="DecodeError"):
+            await anext(watch)
+
+    play(scenario)
+
+
 def test_an_unconfirmed_watch_says_where_it_was_not_heard():
     async def scenario(core, hub):
         core.refuse = errors.NoLeaderError()
