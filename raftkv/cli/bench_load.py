@@ -29,7 +29,12 @@ from raftkv.client.endpoints import Endpoint, parse_endpoints
 from raftkv.client.transport import Transport, open_transport
 from raftkv.errors import RaftKVError
 from raftkv.pb import rpc_pb2
+from raftkv.rpc.client_stream import ClientStream
 from raftkv.rpc.metadata import Metadata
+from raftkv.rpc.status import RpcError
+
+FAILURES_MAX: Final = 1000
+"""Calls that may fail one after the other before a run is given up: its members are gone."""
 
 Request = tuple[str, bytes]
 """Path of the method and bytes of the request."""
@@ -254,6 +259,7 @@ class Run:
         self.open = 0
         self.latencies_s: list[float] = []
         self.errors: Counter[str] = Counter()
+        self.failed_in_a_row = 0
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_progress = on_progress
         self.report_every = max(1, total // 100)
@@ -281,7 +287,7 @@ class Run:
         """Wait for the last answer.
 
         Raises:
-            LoadError: nothing was answered for a long time.
+            LoadError: nothing was answered for a long time, or a stream has ended.
         """
         open_before = -1
         while not self.finished.done():
@@ -290,6 +296,39 @@ class Run:
                 raise LoadError(f"nothing was answered for {STALL_TIMEOUT_S:.0f} s")
             open_before = answered
             await asyncio.wait([self.finished], timeout=STALL_TIMEOUT_S)
+        self.finished.result()
+
+    def failed(self, text: str) -> None:
+        """One call has failed; when nothing but failures come the run is given up."""
+        self.errors[text] += 1
+        self.failed_in_a_row += 1
+        if self.failed_in_a_row >= FAILURES_MAX:
+            self.fail(f"{FAILURES_MAX} calls in a row have failed: {text}")
+
+    def fail(self, text: str) -> None:
+        """The run cannot be finished; ``wait_finished`` raises."""
+        self.left = 0
+        if not self.finished.done():
+            self.finished.set_exception(LoadError(text))
+
+    @asynccontextmanager
+    async def streaming(self, calls: Sequence[ClientStream]) -> AsyncIterator[None]:
+        """Fail when a stream ends whose messages go to a listener; the streams are given up at the block's end."""
+        ends = [asyncio.ensure_future(self._fail_with(call)) for call in calls]
+        try:
+            yield
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*ends)
+
+    async def _fail_with(self, call: ClientStream) -> None:
+        try:
+            await call.receive()
+        except RpcError as error:
+            self.fail(str(error))
+        else:
+            self.fail("a member has ended a stream")
 
     def ended(self) -> None:
         """One call is over."""
@@ -332,7 +371,8 @@ class _Caller:
         error = future.exception()
         if error is None:
             run.latencies_s.append(time.perf_counter() - self.started_at)
+            run.failed_in_a_row = 0
         else:
-            run.errors[str(error)] += 1
+            run.failed(str(error))
         self.start()
         run.ended()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -78,13 +79,12 @@ class _Renewals:
                 if (ids_of := ids[number :: share.clients])
             ]
             when_connected()
-            started_at = time.perf_counter()
-            for client in clients:
-                client.next()
-            await run.wait_finished()
-            seconds = time.perf_counter() - started_at
-            for client in clients:
-                client.call.cancel()
+            async with run.streaming([client.call for client in clients]):
+                started_at = time.perf_counter()
+                for client in clients:
+                    client.next()
+                await run.wait_finished()
+                seconds = time.perf_counter() - started_at
             await revoke(transports, ids)
             return Result(sorted(run.latencies_s), seconds, run.errors)
 
@@ -215,9 +215,10 @@ async def grant(transports: list[Transport], count: int) -> list[int]:
 
 
 async def revoke(transports: list[Transport], ids: list[int]) -> None:
-    """Revoke the leases of a run."""
+    """Revoke the leases of a run, if the cluster is still there."""
     requests = [rpc_pb2.LeaseRevokeRequest(ID=lease_id).SerializeToString() for lease_id in ids]
-    await _all(transports, methods.LEASE_REVOKE.path, requests)
+    with suppress(LoadError):
+        await _all(transports, methods.LEASE_REVOKE.path, requests)
 
 
 async def _all(transports: list[Transport], path: str, requests: list[bytes]) -> list[bytes]:

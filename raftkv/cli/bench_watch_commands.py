@@ -189,11 +189,13 @@ async def _measure_latency(
         ]
         async with asyncio.timeout(EVENT_TIMEOUT_S):
             await asyncio.gather(*(chain.watching for chain in chains))
-        started_at = time.perf_counter()
-        for chain in chains:
-            chain.next()
-        await run.wait_finished()
-        return Result(sorted(run.latencies_s), time.perf_counter() - started_at, run.errors)
+        async with run.streaming([chain.call for chain in chains]):
+            started_at = time.perf_counter()
+            for chain in chains:
+                chain.next()
+            await run.wait_finished()
+            seconds = time.perf_counter() - started_at
+        return Result(sorted(run.latencies_s), seconds, run.errors)
 
 
 class _Chain:
@@ -207,9 +209,11 @@ class _Chain:
         key = f"bench-latency/{number}".encode()
         self._request = rpc_pb2.PutRequest(key=key, value=bytes(value_size)).SerializeToString()
         self._sent_at = 0.0
-        call = watches.stream(methods.WATCH.path)
-        call.deliver_to(self._take)
-        call.send_nowait(rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=key)).SerializeToString())
+        self.call = watches.stream(methods.WATCH.path)
+        self.call.deliver_to(self._take)
+        self.call.send_nowait(
+            rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=key)).SerializeToString()
+        )
 
     def _take(self, message: bytes) -> None:
         arrived_at = time.perf_counter()

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from raftkv.cli import metrics_text
 from raftkv.cli.bench_watch import Arrivals, CountingStream
 from raftkv.pb import kv_pb2, rpc_pb2
-from tests.procs import ETCD_FAST, RAFTKV, Cluster, free_port
+from tests.cli.programs import Running, raftkvctl
+from tests.procs import ETCD_FAST, RAFTKV, Cluster, free_port, wait_for
 
 pytestmark = pytest.mark.xdist_group("cli-bench-streams")
 
@@ -84,6 +86,26 @@ def test_nobody_there_is_one_line(name: str) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Error: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["watch", "watch-latency", "lease-keepalive"])
+def test_a_member_that_dies_ends_it_in_one_line(name: str) -> None:
+    metric = "etcd_debugging_lease_renewed_total" if name == "lease-keepalive" else "_mvcc_current_revision"
+    with (
+        Cluster(RAFTKV) as cluster,
+        Running(raftkvctl(cluster.endpoints[0], "bench", name, "--total", "10000000")) as program,
+    ):
+        wait_for(lambda: measured(cluster, metric) > 50, "the load")
+        cluster.members[0].kill()
+        done = program.wait()
+    assert (done.code, done.output) == (1, b"")
+    assert done.errors.startswith("Error: ")
+    assert done.errors.count("\n") == 0
+
+
+def measured(cluster: Cluster, name: str) -> float:
+    samples = metrics_text.fetch(cluster.endpoints[0], None, 5.0)
+    return next((value for key, value in samples.items() if key.endswith(name)), 0.0)
 
 
 class Call:
