@@ -17,6 +17,8 @@ from jepsen.runner import Options, run
 
 SOON_S = 0.2
 LONG_S = 10.0
+FIRST_TERM = {"etcd": 2, "raftkv": 1}
+"""Of a cluster whose first election succeeds."""
 
 
 @contextlib.asynccontextmanager
@@ -155,15 +157,15 @@ def test_network_faults_need_relays(tmp_path: Path) -> None:
 
 
 def leader_cut_off(system: str) -> Callable[[Path], None]:
-    """A run in which the leader is cut off, twice."""
+    """A run in which the leader is cut off."""
 
     def go(runs: Path) -> None:
         settings = Settings(system=system, heartbeat_ms=20, election_ms=200)
-        options = Options(settings, "register", "cut-leader,mute-leader", seed=3, faults=2, time_s=None, runs=runs)
+        options = Options(settings, "register", "cut-leader", seed=3, faults=1, time_s=None, runs=runs)
         report = asyncio.run(run(options))
         assert report.verdict.lines() == []
-        # Both times somebody else had to be elected, for the leader heard or told nobody.
-        assert report.figures["terms"] >= 3
+        # Somebody else had to be elected, for the leader heard and told nobody.
+        assert report.figures["terms"] > FIRST_TERM[system]
 
     return go
 
