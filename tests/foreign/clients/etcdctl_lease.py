@@ -35,16 +35,20 @@ def life(report: Report) -> None:
 def kept_alive_and_expiry(report: Report) -> None:
     """A lease that is kept alive outlives another; when its keeper is gone it ends too, not before its time."""
     start = begin(report)
-    leases = [f"{answer(report, 'lease', 'grant', '2')['ID']:x}" for _ in range(2)]
-    for name, lease in zip(("left", "kept"), leases, strict=True):
-        ctl(report, "put", "--lease", lease, report.key(name), "1")
-    with running(report, "watch", "--prefix", "--rev", start, report.prefix) as watch:
+    kept = f"{answer(report, 'lease', 'grant', '3')['ID']:x}"
+    with (
+        running(report, "watch", "--prefix", "--rev", start, report.prefix) as watch,
+        running(report, "lease", "keep-alive", kept) as keeper,
+    ):
+        report.step("kept", keeper.line())
+        left = f"{answer(report, 'lease', 'grant', '2')['ID']:x}"
+        for name, lease in (("left", left), ("kept", kept)):
+            ctl(report, "put", "--lease", lease, report.key(name), "1")
         report.step("put", watch.lines(6))
-        with running(report, "lease", "keep-alive", leases[1]) as keeper:
-            report.step("kept", keeper.line())
-            report.step("expired", watch.lines(3))
-            report.step("kept", keeper.lines(2))
-            report.step("there", ctl(report, "get", report.key("kept")))
+        report.step("expired", watch.lines(3))
+        report.step("kept longer than its time to live", keeper.lines(4))
+        report.step("there", ctl(report, "get", report.key("kept")))
+        keeper.process.kill()
         begun = time.monotonic()
         report.step("expired", watch.lines(3))
         report.step("not at once", time.monotonic() - begun > 0.5)
