@@ -87,6 +87,8 @@ class Store:
         """Its term."""
         self.durable_index = 0
         """Index of the last log entry whose changes are in the backend: the log may forget what is before it."""
+        self.changes_total = 0
+        """Changes made since the store was opened."""
         self.on_changes: Callable[[int, list[Change]], None] | None = None
         """Told of every transaction that changed something: its main revision and its changes in order."""
         self.conf_state = ConfState()
@@ -169,6 +171,7 @@ class Store:
 
     def _changed(self, main: int, changes: list[Change]) -> None:
         self.revision = main
+        self.changes_total += len(changes)
         if self.on_changes is not None:
             self.on_changes(main, changes)
 
@@ -323,6 +326,21 @@ class Store:
     def size_in_use_bytes(self) -> int:
         """The part of it that is not free for reuse."""
         return self.backend.size_in_use_bytes
+
+    @property
+    def deletes_total(self) -> int:
+        """Deletions of intervals since the store was opened."""
+        return self._txn.deletes_total
+
+    @property
+    def puts_total(self) -> int:
+        """Keys written since the store was opened."""
+        return self.changes_total - self._txn.deleted_total
+
+    @property
+    def ranges_total(self) -> int:
+        """Intervals read since the store was opened."""
+        return self._reader.ranges_total
 
     @property
     def key_count(self) -> int:

@@ -36,14 +36,15 @@ class RangeResult:
 
 
 class Reader:
-    """Reads one store. Holds no state of its own."""
+    """Reads one store. Holds no state of its own but a count."""
 
-    __slots__ = ("_index", "_leases", "_overlay")
+    __slots__ = ("_index", "_leases", "_overlay", "ranges_total")
 
     def __init__(self, index: Index, overlay: Overlay, leases: dict[bytes, int]) -> None:
         self._index = index
         self._overlay = overlay
         self._leases = leases
+        self.ranges_total = 0
 
     def get(self, key: bytes) -> bytes | None:
         """The current KeyValue of a key."""
@@ -56,6 +57,7 @@ class Reader:
 
     def latest(self, key: bytes, end: bytes, limit: int, count_only: bool, keys_only: bool) -> tuple[list[bytes], int]:
         """KeyValues and count of what exists now."""
+        self.ranges_total += 1
         if not end:
             revision = self._index.latest(key)
             if not revision:
@@ -75,6 +77,7 @@ class Reader:
         self, main: int, key: bytes, end: bytes, limit: int, count_only: bool, keys_only: bool
     ) -> tuple[list[bytes], int]:
         """KeyValues and count of what existed at an older revision."""
+        self.ranges_total += 1
         pairs = list(self._index.live_at(key, end, main))
         if count_only:
             return [], len(pairs)

@@ -63,6 +63,8 @@ class WriteTxn:
         "_records",
         "changes",
         "compact_revision",
+        "deleted_total",
+        "deletes_total",
         "is_open",
         "main",
     )
@@ -91,6 +93,10 @@ class WriteTxn:
         self.changes: list[Change] = []
         """What was done so far, in order."""
         self.is_open = False
+        self.deletes_total = 0
+        """Deletions of intervals so far, by all transactions."""
+        self.deleted_total = 0
+        """Keys that they deleted."""
 
     def open(self, main: int, compact_revision: int) -> None:
         """Start over at the revision ``main``. For the store only."""
@@ -158,6 +164,7 @@ class WriteTxn:
         Returns:
             Key and packed revision of the value deleted, for each; ``record`` reads it.
         """
+        self.deletes_total += 1
         doomed = list(self._index.live(key, end))
         for name, _ in doomed:
             self._delete(name)
@@ -170,6 +177,7 @@ class WriteTxn:
         self._records[revision_key] = seal(revision_key, encode_tombstone(key))
         if key in self._leases:
             self._attachments.detach(key)
+        self.deleted_total += 1
         self.changes.append((key, encode(key, 0, self.main, 0), True, previous))
 
     def record(self, revision: int) -> bytes:

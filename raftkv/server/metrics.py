@@ -65,6 +65,7 @@ class MemberCollector(Collector):
         """All families."""
         yield from self._server()
         yield from self._store_sizes()
+        yield from self._operations()
         yield from self._peers()
         for name, label, value in (
             ("etcd_server_version", "server_version", ETCD_VERSION),
@@ -108,6 +109,15 @@ class MemberCollector(Collector):
             "etcd_debugging_mvcc_keys_total": ("Keys.", store.key_count),
         }
         yield from (GaugeMetricFamily(name, text, float(value)) for name, (text, value) in gauges.items())
+
+    def _operations(self) -> Iterator[Metric]:
+        store = self._store
+        counters = {
+            "etcd_mvcc_put": ("Puts seen by this member.", store.puts_total),
+            "etcd_mvcc_delete": ("Deletes seen by this member.", store.deletes_total),
+            "etcd_mvcc_range": ("Ranges seen by this member.", store.ranges_total),
+        }
+        yield from (CounterMetricFamily(name, text, float(value)) for name, (text, value) in counters.items())
 
     def _peers(self) -> Iterator[Metric]:
         sent = CounterMetricFamily("etcd_network_peer_sent_bytes", "Bytes sent to peers.", labels=["To"])

@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+from raftkv.pb import rpc_pb2
+from tests.compat.wire import Wire
 from tests.procs import Cluster, http_get
 
 
@@ -68,3 +70,24 @@ def test_several_requests_on_one_connection(cluster: Cluster) -> None:
             assert (answer.status, bool(answer.read())) == (200, True)
     finally:
         connection.close()
+
+
+def _counter(cluster: Cluster, name: str) -> float:
+    body = http_get(cluster.endpoints[0], "/metrics")[2]
+    found = re.search(rf"^{name} (\S+)$", body, re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def test_operations_are_counted(cluster: Cluster, wire: Wire) -> None:
+    names = ("etcd_mvcc_put_total", "etcd_mvcc_delete_total", "etcd_mvcc_range_total")
+    before = [_counter(cluster, name) for name in names]
+    for number in range(3):
+        wire.call("etcdserverpb.KV/Put", rpc_pb2.PutRequest(key=b"count%d" % number))
+    wire.call("etcdserverpb.KV/Range", rpc_pb2.RangeRequest(key=b"count0"))
+    wire.call("etcdserverpb.KV/DeleteRange", rpc_pb2.DeleteRangeRequest(key=b"count", range_end=b"counu"))
+    puts, deletes, ranges = (
+        after - earlier for after, earlier in zip((_counter(cluster, name) for name in names), before, strict=True)
+    )
+    assert (puts, deletes) == (3, 1)
+    assert ranges >= 1
