@@ -26,6 +26,8 @@ def lock_and_lead_stay(report: Report) -> None:
     with running(report, "lock", door) as lock, running(report, "elect", leader, "one") as lead:
         report.step("held", lock.line(), lead.lines(2))
         with running(report, "lock", door) as second_lock, running(report, "elect", leader, "two") as second_lead:
+            while len(ctl(report, "get", "--prefix", "--keys-only", report.prefix)) < 8:
+                pass  # what has not joined its queue yet may fail with the member that it asks
             for member in range(3):
                 report.order("kill", member)
                 report.order("settle", member)
