@@ -71,7 +71,11 @@ ROWS = (
     _watching("watch-1000-on-1-key", "--streams 100 --watch-per-stream 10", 2_000, clients=16),
     _watching("watch-10000-on-10000-keys", _MANY, 40_000, clients=100),
     _watching(
-        "put-with-1-idle-watcher", "--idle --streams 1 --watch-per-stream 1", 40_000, clients=100, rate="put_rate"
+        "put-with-1-idle-watcher",
+        "--idle --streams 1 --watch-per-stream 1 --watched-key-total 10000",
+        40_000,
+        clients=100,
+        rate="put_rate",
     ),
     _watching("put-with-10000-idle-watchers", f"--idle {_MANY}", 40_000, clients=100, rate="put_rate"),
     Row("watch-latency-1-watcher", ("watch-latency",), 1, 1, 1, 2_000, "streams"),
