@@ -289,12 +289,6 @@ class RawNode:
         if ready.committed_entries:
             self.on_applied(ready.committed_entries[-1].index)
 
-    @property
-    def has_uncommitted(self) -> bool:
-        """Whether the log has entries behind the commit index."""
-        log = self.raft.log
-        return log.last_index > log.committed
-
     def status(self) -> Status:
         """What this member knows now."""
         return status_of(self.raft)

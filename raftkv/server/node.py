@@ -13,9 +13,8 @@ each peer. For each ``Ready`` of the Raft core, in this order:
 Invariants
 - No acknowledgement, to a client or a peer, before the fsync it depends on; with one member too.
 - Entries are applied in index order, each once; the applied index is stored with their effects.
-- Proposals wait for the batch before them (at most ``HOLD_S``): under load a cycle is one append, one message to each
-  follower that also carries the commit index, one sync each. A lone proposal finds nothing before it and waits for
-  nothing; on a slow network batches overlap.
+- A proposal waits for nothing but the end of the turn in which it came: batches overlap, and grow by themselves when
+  turns take longer.
 - Any exception in a turn stops the member. An error is never passed over: a member that goes on after one could
   acknowledge what it does not have, or diverge from the others.
 
@@ -58,9 +57,6 @@ from raftkv.server.reads import Reader, ReadQueue
 from raftkv.storage.failpoints import failpoint
 
 _log = logging.getLogger(__name__)
-
-HOLD_S: Final = 0.001
-"""How long proposals may wait for the batch before them to commit, so as to travel together."""
 
 APPLY_PER_TURN_MAX: Final = 1_000
 """Committed entries after which a turn gives other work on the loop a chance."""
@@ -181,11 +177,8 @@ class Node:
         self._unwritten_hard_state: HardState | None = None
         # Proposals that followers passed on, waiting to be appended together with this member's own.
         self._forwarded: list[bytes] = []
-        self._last_sent_id = 0
-        self._held_until = 0.0
         # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
         self._refused = False
-        self._holding = False
         self._ticker: asyncio.TimerHandle | None = None
 
     # -- doors -------------------------------------------------------------------------------------------------------
@@ -294,7 +287,7 @@ class Node:
                 if applied > APPLY_PER_TURN_MAX:
                     self._wake()
                     break
-            if (self._forwarded or self.proposals.has_unsent) and not self._refused and not self._must_hold():
+            if (self._forwarded or self.proposals.has_unsent) and not self._refused:
                 self._wake()
         except Exception as error:
             self.fatal(error)
@@ -317,8 +310,6 @@ class Node:
         self._wake()
 
     def _propose_unsent(self) -> None:
-        if self._must_hold():
-            return
         unsent = self.proposals.take_unsent()
         forwarded, self._forwarded = self._forwarded, []
         datas = [data for _, data in unsent]
@@ -335,26 +326,6 @@ class Node:
             self._refused = True
             return
         self._refused = False
-        self._held_until = self._loop.time() + HOLD_S
-        if unsent:
-            self._last_sent_id = unsent[-1][0]
-
-    def _must_hold(self) -> bool:
-        """Whether the batch before is still under way, and recent enough to wait for."""
-        if self.role == StateRole.LEADER:
-            under_way = self.raw.has_uncommitted
-        else:
-            under_way = self._last_sent_id in self.proposals
-        if not under_way or self._loop.time() >= self._held_until:
-            return False
-        if not self._holding:
-            self._holding = True
-            self._loop.call_at(self._held_until, self._end_hold)
-        return True
-
-    def _end_hold(self) -> None:
-        self._holding = False
-        self._wake()
 
     def _carry_out(self, ready: Ready) -> int:
         """The duties of one Ready; how many entries were applied."""

@@ -65,9 +65,6 @@ class Proposals:
     def __len__(self) -> int:
         return len(self._waiters)
 
-    def __contains__(self, request_id: int) -> bool:
-        return request_id in self._waiters
-
     @property
     def has_unsent(self) -> bool:
         """Whether something waits to be proposed."""
