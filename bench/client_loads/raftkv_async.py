@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import raftkv.aio
 from load import VALUE, Load
+
+import raftkv.aio
 
 
 async def main() -> None:
