@@ -120,8 +120,7 @@ class Router:
             self.give_up(errand, errors.RequestTimeoutError())
         elif self._is_primary():
             now = self._loop.time()
-            # All that is committed must be applied, else a lease that was just granted would not be known here.
-            if errand.trusts_recent and now < self._trusted_until and node.applied == node.committed:
+            if errand.trusts_recent and now < self._trusted_until and self._is_settled():
                 errand.serve()
             else:
                 node.read(_Confirmation(self, errand, now))
@@ -131,6 +130,15 @@ class Router:
             self._pass_on(errand, node.leader)
         else:
             errand.fail(errors.NotLeaderError())
+
+    def _is_settled(self) -> bool:
+        """Whether a leader that was confirmed a moment ago may answer without asking again.
+
+        All that is committed must be applied, else a lease that was just granted would not be known here. And a leader
+        that hands over has itself made it possible that another is elected at once.
+        """
+        node = self._node
+        return node.applied == node.committed and not node.is_transferring
 
     def confirmed(self, errand: Errand, asked_at: float) -> None:
         """This member's state is as new as the errand; serve it, if this member still leads."""

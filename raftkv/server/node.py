@@ -243,6 +243,11 @@ class Node:
             self.raw.report_snapshot(peer_id, ok)
             self._wake()
 
+    @property
+    def is_transferring(self) -> bool:
+        """Whether this leader is handing over: another may be elected at any moment."""
+        return self.raw.raft.transferee != NONE
+
     def transfer_leader(self, target: int) -> None:
         """Ask to hand leadership over."""
         self.raw.transfer_leader(target)

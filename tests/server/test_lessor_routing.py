@@ -27,9 +27,24 @@ class Node:
         self.role = StateRole.FOLLOWER
         self.term = 1
         self.applied = self.committed = 0
-        self.stopped = False
+        self.stopped = self.is_transferring = False
+        self.reads: list[Any] = []
         self.on_leader_change: list[Callable[[], None]] = []
         self.on_applied: list[Callable[[], None]] = []
+
+    def read(self, reader: Any) -> None:
+        self.reads.append(reader)
+
+    def confirm(self) -> int:
+        """Let the reads so far be confirmed; how many there were."""
+        reads, self.reads = self.reads, []
+        for reader in reads:
+            reader.ready()
+        return len(reads)
+
+    def lead(self) -> None:
+        self.role = StateRole.LEADER
+        self.follow(ME)
 
     def follow(self, leader: int) -> None:
         self.leader = leader
@@ -207,5 +222,24 @@ def test_a_stopping_member_tells_whoever_waits() -> None:
         waiting = await follower.ask(2)
         follower.lessor.stop()
         assert [one.told for one in under_way + waiting] == [[errors.StoppedError]] * 2
+
+    run(scenario)
+
+
+def test_a_leader_confirmed_a_moment_ago_is_asked_again_only_if_something_may_have_changed() -> None:
+    async def scenario(member: Follower) -> None:
+        node = member.node
+        node.lead()
+        assert node.confirm() == 1, "the barrier of a new leader"
+        first = await member.ask(1)
+        assert (node.confirm(), first[0].told) == (1, [0])
+        assert [one.told for one in await member.ask(2)] == [[0]]
+        assert node.reads == []
+        node.committed = 1
+        waiting = await member.ask(3)
+        assert (waiting[0].told == [], node.confirm(), waiting[0].told) == (True, 1, [0])
+        node.committed, node.is_transferring = 0, True
+        waiting = await member.ask(4)
+        assert (waiting[0].told == [], node.confirm(), waiting[0].told) == (True, 1, [0])
 
     run(scenario)
