@@ -139,11 +139,12 @@ def test_a_cluster_that_never_comes_up_fails(tmp_runs: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("workload", ["mixed", "append"])
-def test_etcd_under_kills_passes(workload: str, tmp_runs: Path) -> None:
+def test_etcd_under_pauses_passes(workload: str, tmp_runs: Path) -> None:
+    # Not under kills: etcd 3.5.1 that dies under load can diverge (etcd #13766), and the judges say so.
     settings = dataclasses.replace(ETCD, size=3)
-    report = run_quietly(settings=settings, nemesis="kill", faults=5, time_s=None, workload=workload, runs=tmp_runs)
+    report = run_quietly(settings=settings, nemesis="pause", faults=5, time_s=None, workload=workload, runs=tmp_runs)
     assert report.verdict.lines() == []
-    assert report.figures["kills"] == 8
+    assert report.figures["faults"] == 5
     assert not report.folder.exists()
 
 
