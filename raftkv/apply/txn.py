@@ -62,11 +62,11 @@ def is_readonly(request: rpc_pb2.TxnRequest) -> bool:
 def is_serializable(request: rpc_pb2.TxnRequest) -> bool:
     """Whether every operation is a serializable range, so that the txn may be answered locally.
 
-    A txn of compares alone has no range that could ask for less than a linearizable answer. (etcd takes it for
-    serializable, because all of no ranges are, and may answer it from a state that is behind.)
+    A txn of compares alone, or of nothing, has no range that could ask for less than a linearizable answer. (etcd takes
+    it for serializable, because all of no ranges are, and may answer it from a state that is behind.)
     """
     ranges_ = [op.request_range for op in _both(request) if op.WhichOneof("request") == _RANGE]
-    return all(request_range.serializable for request_range in ranges_) and bool(ranges_ or not request.compare)
+    return bool(ranges_) and all(request_range.serializable for request_range in ranges_)
 
 
 def has_put(request: rpc_pb2.TxnRequest) -> bool:

@@ -125,7 +125,7 @@ def test_keeping_value_or_lease(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("request_", "readonly", "serializable"),
     [
-        (txn(), True, True),
+        (txn(), True, False),
         (txn([compare("VERSION", "EQUAL", b"a", 0)]), True, False),
         (txn(then=[get(b"a")], otherwise=[get(b"a")]), True, False),
         (txn(then=[get(b"a", serializable=True)], otherwise=[get(b"a", serializable=True)]), True, True),

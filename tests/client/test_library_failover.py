@@ -35,6 +35,9 @@ def test_calls_go_on_and_what_was_acknowledged_is_there(three):
                     await asyncio.to_thread(member.kill)
                     await kv.get("k")
                     await asyncio.to_thread(member.restart)
+                    # Puts that were under way as the leader died wait until its members give them up.
+                    enough = len(acknowledged) + 20
+                    await until(lambda enough=enough: len(acknowledged) >= enough)
                 stop.set()
             there = {item.key: item.mod_revision async for item in kv.scan("k/", prefix=True)}
         assert acknowledged.items() <= there.items()

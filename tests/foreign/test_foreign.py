@@ -80,16 +80,23 @@ def _told_by(script: Script, cluster: Cluster) -> str:
 
 
 def _check(script: Script, clusters: list[Cluster], rewrite: bool) -> None:
-    with ThreadPoolExecutor(max_workers=len(clusters)) as pool:
-        etcd, *raftkv = pool.map(lambda cluster: _told_by(script, cluster), clusters)
     golden = TESTDATA / f"{script.name}.txt"
+    etcd, *raftkv = _told_by_all(script, clusters)
     if rewrite:
         assert "RAISED" not in etcd, etcd
         golden.write_text(etcd, encoding="utf-8")
     expected = golden.read_text(encoding="utf-8")
-    assert etcd == expected, "real etcd tells something else than expected"
+    if etcd != expected:
+        # The program was too slow for its own timing, or met one of etcd's own races: then nothing was compared.
+        etcd, *raftkv = _told_by_all(script, clusters)
+    assert etcd == expected, "real etcd tells something else than expected, twice"
     for told, cluster in zip(raftkv, clusters[1:], strict=True):
         assert told == expected, f"raftkv differs from etcd\n{cluster.logs()}"
+
+
+def _told_by_all(script: Script, clusters: list[Cluster]) -> list[str]:
+    with ThreadPoolExecutor(max_workers=len(clusters)) as pool:
+        return list(pool.map(lambda cluster: _told_by(script, cluster), clusters))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.name)
