@@ -150,10 +150,10 @@ class ProtobufPrinter(Printer):
 
     name = "protobuf"
 
-    def message(self, response: Any) -> None:  # noqa: D102
+    def message(self, response: Any) -> None:
         write(response.SerializeToString())
 
-    def watch(self, answer: WatchAnswer) -> None:  # noqa: D102
+    def watch(self, answer: WatchAnswer) -> None:
         from raftkv.pb import rpc_pb2
 
         response = rpc_pb2.WatchResponse(events=answer.events, compact_revision=answer.compact_revision)
@@ -161,22 +161,22 @@ class ProtobufPrinter(Printer):
         response.canceled = bool(answer.cancel_reason)
         self.message(response)
 
-    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:  # noqa: D102
+    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:
         self.message(response.header)
 
-    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:  # noqa: D102
+    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:
         header = response.header
         shown = f"cluster_id:{header.cluster_id} member_id:{header.member_id} revision:{header.revision}"
         text = f"marshal unsupported for type clientv3.LeaseRevokeResponse ({{{shown} raft_term:{header.raft_term} "
         raise exits.CommandError(text + " {} [] 0})", exits.BAD_FEATURE)
 
-    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:  # noqa: D102
+    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:
         self.message(response.header)
 
-    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:  # noqa: D102
+    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:
         self.message(response.header)
 
-    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:  # noqa: D102
+    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:
         self.message(response.header)
 
 
@@ -185,16 +185,16 @@ class TablePrinter(Printer):
 
     name = "table"
 
-    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:  # noqa: D102
+    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
         self._table(*member_rows(response))
 
-    def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:  # noqa: D102
+    def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
         self._table(*health_rows(answers))
 
-    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
+    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:
         self._table(*status_rows(answers))
 
-    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
+    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
         self._table(*hashkv_rows(answers))
 
     def _table(self, header: list[str], rows: list[list[str]]) -> None:

@@ -21,25 +21,25 @@ class FieldsPrinter(Printer):
 
     name = "fields"
 
-    def put(self, response: rpc_pb2.PutResponse) -> None:  # noqa: D102
+    def put(self, response: rpc_pb2.PutResponse) -> None:
         _header(response.header)
         if response.HasField("prev_kv"):
             _pair("Prev", response.prev_kv)
 
-    def get(self, response: rpc_pb2.RangeResponse) -> None:  # noqa: D102
+    def get(self, response: rpc_pb2.RangeResponse) -> None:
         _header(response.header)
         for pair in response.kvs:
             _pair("", pair)
         _field("More", lower(response.more))
         _field("Count", response.count)
 
-    def delete(self, response: rpc_pb2.DeleteRangeResponse) -> None:  # noqa: D102
+    def delete(self, response: rpc_pb2.DeleteRangeResponse) -> None:
         _header(response.header)
         _field("Deleted", response.deleted)
         for pair in response.prev_kvs:
             _pair("Prev", pair)
 
-    def txn(self, response: rpc_pb2.TxnResponse) -> None:  # noqa: D102
+    def txn(self, response: rpc_pb2.TxnResponse) -> None:
         _header(response.header)
         _field("Succeeded", lower(response.succeeded))
         for operation in response.responses:
@@ -51,14 +51,14 @@ class FieldsPrinter(Printer):
             elif kind == "response_delete_range":
                 self.delete(operation.response_delete_range)
 
-    def alarms(self, response: rpc_pb2.AlarmResponse) -> None:  # noqa: D102
+    def alarms(self, response: rpc_pb2.AlarmResponse) -> None:
         _header(response.header)
         for alarm in response.alarms:
             _field("MemberID", alarm.memberID)
             _field("AlarmType", ALARM_NAMES.get(alarm.alarm, str(alarm.alarm)))
             write_line("")
 
-    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:  # noqa: D102
+    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
         _header(response.header)
         for member in response.members:
             _field("ID", member.ID)
@@ -70,7 +70,7 @@ class FieldsPrinter(Printer):
             _field("IsLearner", lower(member.isLearner))
             write_line("")
 
-    def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:  # noqa: D102
+    def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
         for answer in answers:
             _field("Endpoint", quote(answer.endpoint))
             _field("Health", lower(answer.healthy))
@@ -78,12 +78,12 @@ class FieldsPrinter(Printer):
             _field("Error", answer.error)
             write_line("")
 
-    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
+    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:
         new = printer.sends_3_6(answers)
         for answer in answers:
             _status(answer, new)
 
-    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
+    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
         for answer in answers:
             _header(answer.response.header)
             _field("Endpoint", quote(answer.endpoint))
@@ -92,7 +92,7 @@ class FieldsPrinter(Printer):
                 _field("HashRevision", answer.response.hash_revision)
             write_line("")
 
-    def watch(self, answer: WatchAnswer) -> None:  # noqa: D102
+    def watch(self, answer: WatchAnswer) -> None:
         from raftkv.pb import rpc_pb2
 
         _header(answer.header or rpc_pb2.ResponseHeader())
@@ -102,22 +102,22 @@ class FieldsPrinter(Printer):
                 _pair("Prev", event.prev_kv)
             _pair("", event.kv)
 
-    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:  # noqa: D102
+    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:
         _lease(response)
 
-    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:  # noqa: D102
+    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:
         _header(response.header)
 
-    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:  # noqa: D102
+    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:
         _lease(response)
 
-    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:  # noqa: D102
+    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:
         _lease(response)
         _field("GrantedTTL", response.grantedTTL)
         for key in response.keys:
             _field("Key", quote(key))
 
-    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:  # noqa: D102
+    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:
         _header(response.header)
         for lease in response.leases:
             _field("ID", lease.ID)

@@ -29,29 +29,29 @@ class JSONPrinter(Printer):
 
     name = "json"
 
-    def message(self, response: Any) -> None:  # noqa: D102
+    def message(self, response: Any) -> None:
         write_line(encode(plain(response)))
 
-    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:  # noqa: D102
+    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
         if self.hexadecimal:
             write_line(encode(_hexadecimal_members(response)))
         else:
             self.message(response)
 
-    def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:  # noqa: D102
+    def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
         rows = []
         for answer in answers:
             row = {"endpoint": answer.endpoint, "health": answer.healthy, "took": answer.took}
             rows.append({**row, "error": answer.error} if answer.error else row)
         write_line(encode(rows))
 
-    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
+    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:
         write_line(encode([{"Endpoint": a.endpoint, "Status": plain(a.response)} for a in answers]))
 
-    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
+    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
         write_line(encode([{"Endpoint": a.endpoint, "HashKV": plain(a.response)} for a in answers]))
 
-    def watch(self, answer: WatchAnswer) -> None:  # noqa: D102
+    def watch(self, answer: WatchAnswer) -> None:
         shown = {
             "Header": {} if answer.header is None else plain(answer.header),
             "Events": None if answer.header is None else [plain(event) for event in answer.events],
@@ -63,19 +63,19 @@ class JSONPrinter(Printer):
 
     # Go's structs of leases have the header's fields beside their own, and their own even if they are zero.
 
-    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:  # noqa: D102
+    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:
         row = {"ID": response.ID, "TTL": response.TTL, "Error": response.error}
         write_line(encode({**plain(response.header), **row}))
 
-    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:  # noqa: D102
+    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:
         write_line(encode({**plain(response.header), "ID": response.ID, "TTL": response.TTL}))
 
-    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:  # noqa: D102
+    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:
         row: dict[str, Any] = {"id": response.ID, "ttl": response.TTL, "granted-ttl": response.grantedTTL}
         row["keys"] = [base64.b64encode(key).decode() for key in response.keys] or None
         write_line(encode({**plain(response.header), **row}))
 
-    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:  # noqa: D102
+    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:
         write_line(encode({**plain(response.header), "leases": [{"id": lease.ID} for lease in response.leases]}))
 
 

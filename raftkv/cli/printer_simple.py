@@ -20,19 +20,19 @@ class SimplePrinter(Printer):
 
     name = "simple"
 
-    def put(self, response: rpc_pb2.PutResponse) -> None:  # noqa: D102
+    def put(self, response: rpc_pb2.PutResponse) -> None:
         write_line("OK")
         if response.HasField("prev_kv"):
             self._pairs([response.prev_kv])
 
-    def get(self, response: rpc_pb2.RangeResponse) -> None:  # noqa: D102
+    def get(self, response: rpc_pb2.RangeResponse) -> None:
         self._pairs(response.kvs)
 
-    def delete(self, response: rpc_pb2.DeleteRangeResponse) -> None:  # noqa: D102
+    def delete(self, response: rpc_pb2.DeleteRangeResponse) -> None:
         write_line(str(response.deleted))
         self._pairs(response.prev_kvs)
 
-    def txn(self, response: rpc_pb2.TxnResponse) -> None:  # noqa: D102
+    def txn(self, response: rpc_pb2.TxnResponse) -> None:
         write_line("SUCCESS" if response.succeeded else "FAILURE")
         for operation in response.responses:
             write_line("")
@@ -44,17 +44,17 @@ class SimplePrinter(Printer):
             elif kind == "response_delete_range":
                 self.delete(operation.response_delete_range)
 
-    def alarms(self, response: rpc_pb2.AlarmResponse) -> None:  # noqa: D102
+    def alarms(self, response: rpc_pb2.AlarmResponse) -> None:
         for alarm in response.alarms:
             # The space at the end is etcd's.
             member = f"memberID:{alarm.memberID} " if alarm.memberID else ""
             kind = f"alarm:{ALARM_NAMES.get(alarm.alarm, alarm.alarm)} " if alarm.alarm else ""
             write_line(member + kind)
 
-    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:  # noqa: D102
+    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
         self._rows(printer.member_rows(response)[1])
 
-    def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:  # noqa: D102
+    def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
         for answer in answers:
             if answer.error:
                 text = f"{answer.endpoint} is unhealthy: failed to commit proposal: {answer.error}"
@@ -63,13 +63,13 @@ class SimplePrinter(Printer):
                 text = f"{answer.endpoint} is healthy: successfully committed proposal: took = {answer.took}"
                 write_line(text)
 
-    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
+    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:
         self._rows(printer.status_rows(answers)[1])
 
-    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:  # noqa: D102
+    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
         self._rows(printer.hashkv_rows(answers)[1])
 
-    def watch(self, answer: WatchAnswer) -> None:  # noqa: D102
+    def watch(self, answer: WatchAnswer) -> None:
         lines = []
         for event in answer.events:
             lines.append(b"DELETE" if event.type else b"PUT")
@@ -77,16 +77,16 @@ class SimplePrinter(Printer):
             lines += self._pair_lines(pairs)
         write(b"".join(line + b"\n" for line in lines))
 
-    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:  # noqa: D102
+    def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:
         write_line(f"lease {response.ID:016x} granted with TTL({response.TTL}s)")
 
-    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:  # noqa: D102
+    def lease_revoke(self, lease_id: int, response: rpc_pb2.LeaseRevokeResponse) -> None:
         write_line(f"lease {lease_id:016x} revoked")
 
-    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:  # noqa: D102
+    def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:
         write_line(f"lease {response.ID:016x} keepalived with TTL({response.TTL})")
 
-    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:  # noqa: D102
+    def lease_time_to_live(self, response: rpc_pb2.LeaseTimeToLiveResponse, *, with_keys: bool) -> None:
         if response.TTL == -1 and response.grantedTTL == 0:
             write_line(f"lease {response.ID:016x} already expired")
             return
@@ -94,7 +94,7 @@ class SimplePrinter(Printer):
         keys = b", attached keys([" + b" ".join(response.keys) + b"])" if with_keys else b""
         write(text.encode() + keys + b"\n")
 
-    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:  # noqa: D102
+    def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:
         write_line(f"found {len(response.leases)} leases")
         for lease in response.leases:
             write_line(f"{lease.ID:016x}")
