@@ -59,5 +59,6 @@ setup(
     entry_points={
         "console_scripts": ["raftkv = raftkv.cli.main:main", "raftkvctl = raftkv.cli.ctl:main"],
         "pytest11": ["raftkv = raftkv.pytest_plugin"],
+        "torchrun.handlers": ["raftkv = raftkv.torch.entry:get_handler"],
     },
 )

@@ -1,0 +1,43 @@
+"""raftkv for PyTorch: what plugs into ``torchrun`` and ``torch.distributed``. Needs torch, which nothing else here does.
+
+::
+
+    torchrun --rdzv-backend=raftkv --rdzv-endpoint=h1:2379,h2:2379,h3:2379 --rdzv-id=job --nnodes=2:4 train.py
+
+Importing this imports no torch; a name does, when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from raftkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raftkv.torch.rendezvous import RaftKVRendezvousHandler as RaftKVRendezvousHandler
+    from raftkv.torch.rendezvous import create_handler as create_handler
+
+_PLACES: Final = {
+    "RaftKVRendezvousHandler": "rendezvous",
+    "create_handler": "rendezvous",
+}
+
+__all__ = sorted(_PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module(f"raftkv.torch.{place}")
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise ConfigError(f"raftkv.torch.{name} needs PyTorch: pip install 'raftkv[torch]'") from None
+        raise
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,25 @@
+"""How ``torchrun`` finds raftkv: the entry point ``torchrun.handlers: raftkv``.
+
+torch loads this module while it is itself half imported, in every process that uses ``torch.distributed.elastic``.
+So nothing of torch is imported here, and nothing else of raftkv: the work is done when a handler is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousParameters
+
+
+def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """What torch calls once, at its import: returns what makes a handler."""
+    return create
+
+
+def create(params: RendezvousParameters) -> RendezvousHandler:
+    """A handler for one agent; see ``raftkv.torch.rendezvous.create_handler``."""
+    from raftkv.torch.rendezvous import create_handler
+
+    return create_handler(params)
