@@ -1,0 +1,197 @@
+"""The history of a run: folded from changes, and read from a real cluster, whole and compacted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import raftkv.aio
+from raftkv.training.history import Change, Duration, Stamp, fold, read_change
+from raftkv.training.history_reader import UnknownRun, count_nodes, follow, list_runs, read_history
+from raftkv.training.keys import RunKeys
+from raftkv.training.records import BROKEN, GATHERING, RUNNING, Fault, Member, Node, Record, Round, State
+
+TIMEOUT_S = 30.0
+KEYS = RunKeys("jobs/a")
+A, B, C = (Node(f"{host}-1", host, f"10.0.0.{number}", time=100.0) for number, host in enumerate("abc"))
+KILLED = Fault(1, B.id, "b", rank=1, cause="signal", signal="SIGKILL", time=109.0)
+COLLATERAL = Fault(1, A.id, "a", rank=0, cause="exit", exit_code=1, time=109.1)
+
+
+def members(*nodes: Node) -> tuple[Member, ...]:
+    return tuple(node.member for node in nodes)
+
+
+def state(epoch: int, phase: str, time: float, reason: str = "", cause: str = "", node: str = "") -> State:
+    return State(epoch, phase, reason, cause, node, min_nodes=2, max_nodes=4, time=time)
+
+
+SCRIPT: list[tuple[str, Record | str | None]] = [
+    ("node/a-1", A),
+    ("arbiter", "a-1"),
+    ("state", state(0, GATHERING, 100.0)),
+    ("node/b-1", B),
+    ("round", Round(1, members(A, B), 101.0)),
+    ("state", state(1, RUNNING, 101.0)),
+    ("boot/1", "10.0.0.0:29500"),
+    ("fault/1/000000", COLLATERAL),
+    ("fault/1/000001", KILLED),
+    ("state", state(1, BROKEN, 109.25, str(KILLED), "signal", B.id)),
+    ("node/b-1", None),
+    ("node/c-1", C),
+    ("round", Round(2, members(A, C), 109.75)),
+    ("state", state(2, RUNNING, 109.75)),
+    ("node/a-1", None),
+    ("arbiter", "c-1"),
+    ("state", state(2, BROKEN, 120.0, "lost 1 of 2: a", "heartbeat lost", A.id)),
+    ("fault/1/000000", None),
+    ("fault/1/000001", None),
+]
+"""A run in which b's worker is killed, c takes its place, and the arbiter dies."""
+
+
+def encoded(content: Record | str | None) -> bytes | None:
+    return content.encode() if isinstance(content, str | Record) else None
+
+
+def changes() -> list[Change]:
+    found = [
+        read_change(KEYS, (KEYS.base + name).encode(), encoded(content), revision)
+        for revision, (name, content) in enumerate(SCRIPT, 2)
+    ]
+    return [change for change in found if change is not None]
+
+
+def test_epochs_have_members_ends_and_causes() -> None:
+    first, second = fold(KEYS, changes()).history(since_revision=2, complete=True).epochs
+    assert (first.epoch, [member.host for member in first.members]) == (1, ["a", "b"])
+    assert (first.cause, first.node, first.reason) == ("signal", "b-1", "rank 1 on b was killed by SIGKILL")
+    assert (first.lasted, first.recovery) == (Duration(8.25), Duration(0.5))
+    assert (second.epoch, second.rank_of("c-1"), second.rank_of("b-1")) == (2, 1, None)
+    assert (second.recovery, second.cause) == (None, "heartbeat lost")
+
+
+def test_the_fault_that_the_arbiter_names_is_the_root() -> None:
+    first, second = fold(KEYS, changes()).history(since_revision=2, complete=True).epochs
+    assert first.faults == (COLLATERAL, KILLED)
+    assert first.root_fault == KILLED
+    assert second.root_fault is None
+
+
+def test_a_duration_by_two_clocks_says_so() -> None:
+    second = fold(KEYS, changes()).history(since_revision=2, complete=True).epochs[1]
+    assert second.lasted == Duration(10.25, approximate=True)
+    assert str(second.lasted) == "~10.25 s"
+    assert Duration.between(Stamp(9.0, "a", 1), Stamp(8.0, "a", 2)) == Duration(0.0, approximate=True)
+
+
+def test_nodes_come_and_go() -> None:
+    history = fold(KEYS, changes()).history(since_revision=2, complete=True)
+    assert [(node.id, node.left_revision, node.cause) for node in history.nodes] == [
+        ("a-1", 16, "heartbeat lost"),
+        ("b-1", 12, "signal"),
+        ("c-1", 0, ""),
+    ]
+    assert [node.id for node in history.present] == ["c-1"]
+    assert history.arbiter == "c-1"
+
+
+def test_what_others_wrote_is_left_out() -> None:
+    base = KEYS.base.encode()
+    assert read_change(KEYS, base + b"state", b"not json", 9) is None
+    assert read_change(KEYS, base + b"state", b'{"epoch":1,"phase":"odd"}', 9) is None
+    assert read_change(KEYS, base + b"store/1/x", b"1", 9) is None
+    assert read_change(KEYS, base + b"arbiter", b"\xff", 9) is None
+
+
+def test_keys_of_users_are_no_runs() -> None:
+    names = [
+        "jobs/a/node/h-1",
+        "jobs/a/node/h-2",
+        "jobs/a/round",
+        "jobs/a/state",
+        "jobs/a/store/3/x/state",
+        "jobs/a/sync/3/node/h-1",
+        "b/state",
+        "new/node/h-3",
+        "b/boot/1",
+    ]
+    assert count_nodes(names) == {"b": 0, "jobs/a": 2, "new": 1}
+
+
+# ---- on a cluster
+
+
+def on_cluster(endpoints: list[str], use: Callable[[raftkv.aio.Client], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(TIMEOUT_S), raftkv.aio.connect(endpoints, timeout_s=TIMEOUT_S) as kv:
+            await use(kv)
+
+    asyncio.run(run())
+
+
+async def write(kv: raftkv.aio.Client, script: list[tuple[str, Record | str | None]]) -> list[int]:
+    revisions = []
+    for name, content in script:
+        value = encoded(content)
+        done = await (kv.delete(KEYS.base + name) if value is None else kv.put(KEYS.base + name, value))
+        revisions.append(done.revision)
+    return revisions
+
+
+def test_history_is_read_whole_listed_and_compacted(raftkv_cluster) -> None:
+    async def use(kv: raftkv.aio.Client) -> None:
+        await kv.put("elsewhere", b"1")
+        revisions = await write(kv, SCRIPT)
+        await kv.put("elsewhere", b"2")
+        history = await read_history(kv, "jobs/a")
+        assert (history.complete, history.since_revision) == (True, revisions[2])
+        assert [epoch.epoch for epoch in history.epochs] == [1, 2]
+        assert history.epochs[0].recovery == Duration(0.5)
+        assert history.epochs[0].root_fault == KILLED
+        assert [node.id for node in history.nodes] == ["a-1", "b-1", "c-1"]
+        assert history.nodes[0].joined.revision == revisions[0]
+        assert history.state == SCRIPT[16][1]
+        assert history.revision == revisions[-1] + 1
+
+        runs = await list_runs(kv)
+        assert [(run.run_id, run.nodes, run.state) for run in runs] == [("jobs/a", 1, history.state)]
+
+        await kv.compact(revisions[9])  # the first epoch has just broken
+        later = await read_history(kv, "jobs/a")
+        assert (later.complete, later.since_revision) == (False, revisions[9] + 1)
+        assert [(epoch.epoch, epoch.cause) for epoch in later.epochs] == [(1, "signal"), (2, "heartbeat lost")]
+        assert later.epochs[0].recovery == Duration(0.5)
+        assert later.epochs[0].faults == (COLLATERAL, KILLED)
+
+        await kv.compact(revisions[-1])
+        last = await read_history(kv, "jobs/a")
+        assert [epoch.epoch for epoch in last.epochs] == [2]
+        assert (last.state, last.complete) == (history.state, False)
+        with pytest.raises(UnknownRun, match="there is no run 'jobs/b'"):
+            await read_history(kv, "jobs/b")
+
+    on_cluster(raftkv_cluster.endpoints, use)
+
+
+def test_following_begins_with_the_present_and_goes_on(raftkv_cluster) -> None:
+    async def use(kv: raftkv.aio.Client) -> None:
+        await write(kv, SCRIPT[:6])
+        following = follow(kv, "jobs/a")
+        change, folded = await anext(following)
+        assert change is None
+        assert folded.state == SCRIPT[5][1]
+        await write(kv, SCRIPT[6:])
+        seen = []
+        while len(seen) < len(SCRIPT) - 6:
+            change, folded = await anext(following)
+            assert change is not None
+            seen.append(change.kind)
+        await following.aclose()
+        assert seen == [name.partition("/")[0] for name, _ in SCRIPT[6:]]
+        whole = await read_history(kv, "jobs/a")
+        assert folded.history(since_revision=whole.since_revision, complete=True) == whole
+
+    on_cluster(raftkv_cluster.endpoints, use)
