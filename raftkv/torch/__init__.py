@@ -1,4 +1,4 @@
-"""raftkv for PyTorch: what plugs into ``torchrun`` and ``torch.distributed``. Needs torch, which nothing else here does.
+"""raftkv for PyTorch: what plugs into ``torchrun`` and ``torch.distributed``. Only this part of raftkv needs torch.
 
 ::
 
@@ -23,7 +23,7 @@ _PLACES: Final = {
     "create_handler": "rendezvous",
 }
 
-__all__ = sorted(_PLACES)
+__all__ = ["RaftKVRendezvousHandler", "create_handler"]
 
 
 def __getattr__(name: str) -> Any:
