@@ -148,6 +148,7 @@ class Client:
         *,
         metadata: tuple[tuple[str, str], ...] = (),
         timeout_s: float | None = None,
+        eager: bool = False,
     ) -> Stream[T]:
         """Open a streaming call; whether a member is there shows at the first ``receive``.
 
@@ -159,6 +160,7 @@ class Client:
             endpoint: where; None: the endpoint that calls go to at present.
             metadata: more of it, e.g. ``(("hasleader", "true"),)``.
             timeout_s: for the whole stream; None: for ever.
+            eager: do not let an earlier failure to connect delay the next try, for callers who pace themselves.
 
         Raises:
             StatusError: the user could not be authenticated.
@@ -168,7 +170,10 @@ class Client:
             await self._authenticate(endpoints, monotonic() + self.options.dial_timeout_s, "")
         chosen = endpoints[self._current % len(endpoints)]
         try:
-            call = self._transport(chosen).stream(method.path, self._metadata + metadata, timeout_s)
+            transport = self._transport(chosen)
+            if eager:
+                transport.reconnect_now()
+            call = transport.stream(method.path, self._metadata + metadata, timeout_s)
         except RpcError as error:
             raise from_status(error.code, error.text, definite=error.definite) from None
         return Stream(call, method.response, chosen.text)

@@ -12,8 +12,8 @@
 
 A lease is *lost* when the cluster does not know it any more, or when its TTL has passed on this machine's clock since
 the last keep-alive that was confirmed was *sent*: then somebody else may have what it protected, whatever the cluster
-still believes. A process that was stopped for longer than that learns it at its next ``check`` (every call with
-``lease=`` makes one), not only when the loop has come round.
+still believes (a lease with ``patient=True`` leaves this second way out). A process that was stopped for longer than
+that learns it at its next ``check`` (every call with ``lease=`` makes one), not only when the loop has come round.
 """
 
 from __future__ import annotations
@@ -46,12 +46,28 @@ class Lease:
         id: in the cluster; 0 until it is granted.
         ttl: seconds that the cluster has granted; until then those asked for.
         lost: set when it is lost.
+        disconnect_grace_ms: how long it outlives a broken connection; 0: as long as its TTL.
+        patient: whether only the cluster may say that it is lost.
     """
 
-    def __init__(self, scope: Scope, ttl: float, *, id: int = 0, interrupt: bool = True) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        ttl: float,
+        *,
+        id: int = 0,
+        interrupt: bool = True,
+        disconnect_grace_s: float = 0.0,
+        patient: bool = False,
+    ) -> None:
         if ttl <= 0:
             raise ValueError(f"the TTL of a lease must be positive, not {ttl:g}")
+        if disconnect_grace_s < 0:
+            raise ValueError(f"the grace of a lease cannot be negative: {disconnect_grace_s:g}")
         self.id = id
+        # Rounded up: no grace at all means none.
+        self.disconnect_grace_ms = math.ceil(disconnect_grace_s * 1000)
+        self.patient = patient
         self.ttl = math.ceil(ttl)
         self.lost = asyncio.Event()
         self._scope = scope
@@ -124,7 +140,9 @@ class Lease:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be relied on."""
+        """Whether it can be relied on; a patient one until the cluster has said that it is gone."""
+        if self.patient:
+            return self._granted and not self._over
         return self.remaining_s > 0.0
 
     def check(self) -> None:
@@ -156,7 +174,7 @@ class Lease:
         """The cluster has confirmed ``ttl`` seconds to a question asked at ``asked_at`` of the loop's clock."""
         self.ttl = ttl
         self._deadline = max(self._deadline, asked_at + ttl)
-        if self._timer is None:
+        if self._timer is None and not self.patient:
             self._watch_deadline()
 
     def lose(self, reason: str) -> None:
@@ -223,7 +241,16 @@ async def lease_info(scope: Scope, id: int, *, keys: bool, timeout_s: float | No
 class Leases(Scope):
     """The part of a client that deals in leases."""
 
-    def lease(self, ttl: float, *, id: int = 0, on_lost: OnLost | None = None, interrupt: bool = True) -> Lease:
+    def lease(
+        self,
+        ttl: float,
+        *,
+        id: int = 0,
+        on_lost: OnLost | None = None,
+        interrupt: bool = True,
+        disconnect_grace_s: float = 0.0,
+        patient: bool = False,
+    ) -> Lease:
         """A lease to be granted by ``await`` or ``async with``.
 
         Arguments:
@@ -231,8 +258,13 @@ class Leases(Scope):
             id: 0: any.
             on_lost: called on the loop when it is lost.
             interrupt: its ``async with`` block is interrupted when it is lost; else ``LeaseLost`` comes at the end.
+            disconnect_grace_s: seconds that it may live on once this process is gone, that is, its connection broke and
+                was not replaced within that time; 0: its TTL decides alone. raftkv only; etcd goes by the TTL.
+            patient: it is lost on the word of the cluster alone, never because that cannot be reached: for owners
+                whose work must go on through an outage of all of it. Others may then own what it protected before the
+                owner knows: writes that rely on it must carry a fence.
         """
-        lease = Lease(self, ttl, id=id, interrupt=interrupt)
+        lease = Lease(self, ttl, id=id, interrupt=interrupt, disconnect_grace_s=disconnect_grace_s, patient=patient)
         if on_lost is not None:
             lease.on_lost(on_lost)
         return lease

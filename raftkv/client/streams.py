@@ -84,6 +84,11 @@ class Stream(Generic[T]):
         self.call.cancel()
 
     @property
+    def connected(self) -> bool:
+        """Whether it has found a connection; until then nothing of it has been sent."""
+        return self.call.under_way
+
+    @property
     def done(self) -> bool:
         """Whether the call has ended."""
         return self.call.done

@@ -35,6 +35,10 @@ class Transport(Protocol):
         """Start a streaming call; what it receives fails with ``raftkv.rpc.RpcError``."""
         ...
 
+    def reconnect_now(self) -> None:
+        """If it waits before it connects again: wait no longer."""
+        ...
+
     async def close(self) -> None:
         """Give the connection back."""
         ...

@@ -19,6 +19,16 @@ class LeaseRenewResponse(_message.Message):
     ttls: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ttls: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class LeaseShortenRequest(_message.Message):
+    __slots__ = ("ids", "graces_ms", "ages_us")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    GRACES_MS_FIELD_NUMBER: _ClassVar[int]
+    AGES_US_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    graces_ms: _containers.RepeatedScalarFieldContainer[int]
+    ages_us: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., graces_ms: _Optional[_Iterable[int]] = ..., ages_us: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class LeaseDecision(_message.Message):
     __slots__ = ("term", "ids")
     TERM_FIELD_NUMBER: _ClassVar[int]

@@ -403,10 +403,12 @@ class LeaseCheckpointResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ...) -> None: ...
 
 class LeaseKeepAliveRequest(_message.Message):
-    __slots__ = ("ID",)
+    __slots__ = ("ID", "disconnect_grace_ms")
     ID_FIELD_NUMBER: _ClassVar[int]
+    DISCONNECT_GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     ID: int
-    def __init__(self, ID: _Optional[int] = ...) -> None: ...
+    disconnect_grace_ms: int
+    def __init__(self, ID: _Optional[int] = ..., disconnect_grace_ms: _Optional[int] = ...) -> None: ...
 
 class LeaseKeepAliveResponse(_message.Message):
     __slots__ = ("header", "ID", "TTL")

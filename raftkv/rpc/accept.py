@@ -46,13 +46,13 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
             last_read_s=lambda: self.last_read_s,
             active=lambda: True,
             ping=self._ping,
-            dead=transport.abort,
+            dead=self.abort,
         )
 
     def _check_preface(self) -> None:
         """The client's SETTINGS must have come by now."""
         if not self.core.settled:
-            self.transport.abort()
+            self.abort()
 
     def _ping(self) -> None:
         self.core.ping(KEEPALIVE_PING)
@@ -70,6 +70,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         self._keepalive.close()
         if self._drain_timer is not None:
             self._drain_timer.cancel()
+        self.core.severed = not self.ended_here
         super().connection_lost(exc)
         self._connection.released()
 
@@ -178,6 +179,11 @@ class Connection(asyncio.Protocol):
             self._h2.flush()
 
     @property
+    def peer(self) -> Peer | None:
+        """Who is at the other end, as its calls have it; None: it speaks no HTTP/2 (yet)."""
+        return self._h2.core.peer if self._h2 is not None else None
+
+    @property
     def open_calls(self) -> int:
         """gRPC calls under way."""
         return self._h2.core.open_calls if self._h2 is not None else 0
@@ -213,7 +219,9 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Cut the connection."""
-        if self._transport is not None:
+        if self._h2 is not None:
+            self._h2.abort()
+        elif self._transport is not None:
             self._transport.abort()
 
     def eof_received(self) -> bool | None:

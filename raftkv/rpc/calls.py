@@ -92,6 +92,14 @@ class ServerCall:
         return self._state == CANCELLED
 
     @property
+    def severed(self) -> bool:
+        """True if the connection went under the open call: the client is gone or cut off, and has not said goodbye.
+
+        False for a call that the client has reset, whose deadline passed, or whose connection this end has closed.
+        """
+        return self._state == CANCELLED and self._core.severed
+
+    @property
     def done(self) -> bool:
         """True once the call is answered or cancelled."""
         return self._state != OPEN

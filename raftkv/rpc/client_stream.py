@@ -117,6 +117,11 @@ class ClientStream:
         self._give_up(RpcError(Code.CANCELLED, "context canceled", definite=self._core is None))
 
     @property
+    def under_way(self) -> bool:
+        """True once the call has found a connection; until then nothing of it has been sent."""
+        return self._core is not None
+
+    @property
     def send_buffer_size(self) -> int:
         """Bytes of this stream that are queued and not yet taken for the wire."""
         if self._core is None:

@@ -120,11 +120,21 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
             self._finished = True
             self.transport.close()
 
+    def abort(self) -> None:
+        """Cut the connection: nothing more is sent."""
+        self._finished = True
+        self.transport.abort()
+
+    @property
+    def ended_here(self) -> bool:
+        """True once this end has closed or cut the connection; what is lost otherwise was lost by the peer."""
+        return self._finished
+
     def pause_writing(self) -> None:
         """The peer does not keep up: stop pulling."""
         self.writable = False
         self._blocked_input = 0
-        self._stall_timer = self._loop.call_later(self._write_stall_timeout_s, self.transport.abort)
+        self._stall_timer = self._loop.call_later(self._write_stall_timeout_s, self.abort)
 
     def resume_writing(self) -> None:
         """The peer has caught up."""

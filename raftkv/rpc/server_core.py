@@ -97,6 +97,8 @@ class ServerCore:
         self.peer = peer
         self.closing = False
         self.settled = False
+        self.severed = False
+        """Set when the connection has gone and this end did not close it."""
         self.held_bytes = 0
         self._environment = environment
         self._wake = wake

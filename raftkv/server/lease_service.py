@@ -23,16 +23,18 @@ from raftkv.rpc.server_stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.kv import PendingWrite, Responder, fail, parse
 from raftkv.server.leader_guard import LeaderGuard
-from raftkv.server.lessor import Lessor, TimeToLive
+from raftkv.server.lease_graces import Graces, Orphan
+from raftkv.server.lessor import Lessor, Shortening, TimeToLive
 from raftkv.server.lessor_renewals import Ticket
 
 _METHODS: Final = SERVICES["etcdserverpb.Lease"]
+_EMPTY: Final = raft_pb2.Empty().SerializeToString()
 _pack: Final = PREFIX.pack
 KNOWN_MAX: Final = 100_000
 """Requests whose meaning is remembered: a client sends the same few bytes again and again."""
 
-KNOWN_BYTES_MAX: Final = 11
-"""A tag and the longest number: what a request has unless somebody put more into it."""
+KNOWN_BYTES_MAX: Final = 1 + 10 + 2 + 5
+"""An id, and a grace of up to months, each behind its tag: what a request has unless somebody put more into it."""
 
 UNANSWERED_MAX: Final = 100_000
 """Keep-alives that one stream may have under way."""
@@ -44,14 +46,16 @@ UNREAD_BYTES_MAX: Final = 16 * 1024 * 1024
 class _KeepAlive(Ticket):
     """One request of a stream."""
 
-    __slots__ = ("head", "stream")
+    __slots__ = ("grace_ms", "head", "stream")
 
-    def __init__(self, lease_id: int, stream: _KeepAliveStream, head: bytes) -> None:
+    def __init__(self, lease_id: int, grace_ms: int, stream: _KeepAliveStream, head: bytes) -> None:
         self.lease_id = lease_id
+        self.grace_ms = grace_ms
         self.stream = stream
         self.head = head
 
     def answer(self, ttl_s: int) -> None:
+        self.stream.kept(self.lease_id, self.grace_ms, ttl_s)
         self.stream.answer(self.head + integer(3, ttl_s))
 
     def fail(self, error: errors.StatusError) -> None:
@@ -73,6 +77,7 @@ class _KeepAliveStream:
         self._end = end
         self._unanswered = 0
         self._half_closed = False
+        self._ended = self._severed = False
         self._out: list[bytes] = []
 
     def receive(self, data: bytes) -> None:
@@ -84,10 +89,21 @@ class _KeepAliveStream:
         if self._unanswered >= UNANSWERED_MAX:
             raise RpcError(errors.RESOURCE_EXHAUSTED, f"more than {UNANSWERED_MAX} keep-alives await their answers")
         service = self._service
-        lease_id, id_field = service.known.get(data) or service.parse_keep_alive(data)
+        lease_id, id_field, grace_ms = service.known.get(data) or service.parse_keep_alive(data)
         self._unanswered += 1
         # The header says how things stood before the renewal, as etcd's does.
-        service.lessor.keep_alive(_KeepAlive(lease_id, self, service.header() + id_field))
+        service.lessor.keep_alive(_KeepAlive(lease_id, grace_ms, self, service.header() + id_field))
+
+    def kept(self, lease_id: int, grace_ms: int, ttl_s: int) -> None:
+        """A keep-alive is about to be answered."""
+        if self._severed or not self._ended:
+            self._service.graces.answered(self, lease_id, grace_ms, ttl_s, severed=self._severed)
+
+    def ended(self) -> None:
+        """The stream has ended, in whatever way. A client that had said all before it was gone is not missed."""
+        self._ended = True
+        self._severed = self._call.severed and not self._half_closed
+        self._service.graces.stream_ended(self, severed=self._severed)
 
     def answer(self, message: bytes) -> None:
         """Queue one response; it leaves at the end of the turn."""
@@ -174,11 +190,13 @@ class LeaseService:
 
     def __init__(self, responder: Responder, lessor: Lessor, guard: LeaderGuard) -> None:
         self.lessor = lessor
-        self.known: dict[bytes, tuple[int, bytes]] = {}
+        self.known: dict[bytes, tuple[int, bytes, int]] = {}
         self._responder = responder
         self._admission = responder.admission
         self._guard = guard
         self._loop = asyncio.get_running_loop()
+        self.graces = Graces(self._loop.time, lessor.orphaned)
+        lessor.on_end.append(self.graces.lease_ended)
         self._touched: list[_KeepAliveStream] = []
         self._header = b""
         self._header_of = (-1, -1)
@@ -258,6 +276,7 @@ class LeaseService:
         try:
             await end
         finally:
+            stream.ended()
             reader.cancel()
             await asyncio.wait([reader])
 
@@ -267,21 +286,22 @@ class LeaseService:
         except errors.StatusError as error:
             raise RpcError(error.code, str(error)) from None
 
-    def parse_keep_alive(self, data: bytes) -> tuple[int, bytes]:
-        """Lease id of a request, and the field of the response that repeats it.
+    def parse_keep_alive(self, data: bytes) -> tuple[int, bytes, int]:
+        """Lease id of a request, the field of the response that repeats it, and the grace that it asks for.
 
         Raises:
             RpcError: the bytes are no request.
         """
         try:
-            lease_id = rpc_pb2.LeaseKeepAliveRequest.FromString(data).ID
+            request = rpc_pb2.LeaseKeepAliveRequest.FromString(data)
         except DecodeError as error:
             raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
+        parsed = request.ID, integer(2, request.ID), request.disconnect_grace_ms
         if len(self.known) >= KNOWN_MAX:
             self.known.clear()
         if len(data) <= KNOWN_BYTES_MAX:
-            self.known[data] = lease_id, integer(2, lease_id)
-        return lease_id, integer(2, lease_id)
+            self.known[data] = parsed
+        return parsed
 
     def header(self) -> bytes:
         """The header of a response about this moment."""
@@ -312,6 +332,27 @@ class LeaseService:
         group = _Group(call, len(request.ids))
         for position, lease_id in enumerate(request.ids):
             self.lessor.keep_alive(_PassedOn(lease_id, group, position))
+
+    def shorten_for_member(self, call: UnaryCall, data: bytes) -> None:
+        """Leases whose owner's connection to another member broke."""
+        request = parse(call, raft_pb2.LeaseShortenRequest, data)
+        if request is None:
+            return
+        now = self._loop.time()
+        orphans = [
+            Orphan(lease_id, grace_ms / 1000, now - age_us / 1_000_000)
+            for lease_id, grace_ms, age_us in zip(request.ids, request.graces_ms, request.ages_us, strict=False)
+        ]
+
+        def settled(error: errors.StatusError | None) -> None:
+            if call.done:
+                return
+            if error is None:
+                call.reply(_EMPTY)
+            else:
+                fail(call, error)
+
+        self.lessor.ask(Shortening(self.lessor, orphans, is_local=False, settled=settled))
 
     def time_to_live_for_member(self, call: UnaryCall, data: bytes) -> None:
         """A question that came to another member."""

@@ -26,6 +26,7 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import StateRole
 from raftkv.rpc.channel import Channel
+from raftkv.server.lease_graces import Orphan
 from raftkv.server.lessor_renewals import Done, Expiry, Renewals, Ticket
 from raftkv.server.lessor_routing import Router
 from raftkv.server.lessor_times import BEAT_S, LeaseClock, LeaseTimes
@@ -35,13 +36,21 @@ from raftkv.server.proposals import Waiter
 _PEER: Final = SERVICES["raftkvpb.Peer"]
 LEASE_RENEW_PATH: Final = _PEER["LeaseRenew"].path
 LEASE_TIME_TO_LIVE_PATH: Final = _PEER["LeaseTimeToLive"].path
+LEASE_SHORTEN_PATH: Final = _PEER["LeaseShorten"].path
 
 GATHER_MAX_S: Final = 0.02
 """How long keep-alives gather while others are on their way: one of a lease that is ending is answered when it is gone,
 and those with it; no other lease may end because of that."""
 
+_TIMER_SLACK_S: Final = 0.001
+"""A timer that is set for the end of a lease comes when it is over, whatever the rounding of clocks."""
+
 
 def _nothing() -> None:
+    pass
+
+
+def _ignore(error: errors.StatusError | None) -> None:
     pass
 
 
@@ -174,6 +183,50 @@ class TimeToLive:
         self._done(rpc_pb2.LeaseTimeToLiveResponse.FromString(response))
 
 
+class Shortening:
+    """Leases that shall end soon because the connection of their owner broke, as an errand. Nobody waits for it.
+
+    Arguments:
+        lessor: of this member.
+        orphans: the leases.
+        is_local: whether the connection was to this member.
+        settled: called with None when it is done, with the error when it will not be: the leases end with their TTL.
+    """
+
+    path = LEASE_SHORTEN_PATH
+    trusts_recent = True
+
+    def __init__(self, lessor: Lessor, orphans: list[Orphan], *, is_local: bool, settled: Done = _ignore) -> None:
+        self.deadline = lessor.new_deadline()
+        self.is_local = is_local
+        self._lessor = lessor
+        self._orphans = orphans
+        self._settled = settled
+
+    def serve(self) -> None:
+        """See ``Errand``."""
+        self._lessor.shorten(self._orphans)
+        self._settled(None)
+
+    def request(self) -> bytes:
+        """See ``Errand``."""
+        now = self._lessor.clock()
+        request = raft_pb2.LeaseShortenRequest()
+        for orphan in self._orphans:
+            request.ids.append(orphan.lease_id)
+            request.graces_ms.append(round(orphan.grace_s * 1000))
+            request.ages_us.append(int((now - orphan.answered_at) * 1_000_000))
+        return request.SerializeToString()
+
+    def take(self, response: bytes) -> None:
+        """See ``Errand``."""
+        self._settled(None)
+
+    def fail(self, error: errors.StatusError) -> None:
+        """See ``Errand``."""
+        self._settled(error)
+
+
 class Lessor:
     """See the module.
 
@@ -213,6 +266,9 @@ class Lessor:
         self._barrier: _Barrier | None = None
         self._term = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._end_timers: set[asyncio.TimerHandle] = set()
+        self.on_end: list[Callable[[int], None]] = []
+        """Told of every lease that is gone, in the entry that ends it."""
         self.times.reloaded(leases.granted)
         leases.observer = self.times
         node.on_leader_change.append(self._leader_changed)
@@ -226,7 +282,7 @@ class Lessor:
 
     def stop(self) -> None:
         """Decide nothing more; whoever waits is told."""
-        for timer in (self._timer, self._gathering):
+        for timer in (self._timer, self._gathering, *self._end_timers):
             if timer is not None:
                 timer.cancel()
         for ticket in self._renewals.surrender() + self._arrived + self._arrived_elsewhere:
@@ -237,6 +293,9 @@ class Lessor:
 
     def _beat(self) -> None:
         self._timer = self._loop.call_later(BEAT_S, self._beat)
+        self._sweep()
+
+    def _sweep(self) -> None:
         try:
             self._clock.beat()
             if self.times.is_primary and not self._is_primary():
@@ -282,6 +341,8 @@ class Lessor:
 
     def _lease_ended(self, lease_id: int) -> None:
         self._renewals.lease_ended(lease_id)
+        for callback in self.on_end:
+            callback(lease_id)
 
     def _propose(self, kind: int, lease_ids: Sequence[int], done: Done) -> None:
         decision = raft_pb2.LeaseDecision(term=self._term, ids=lease_ids)
@@ -331,9 +392,32 @@ class Lessor:
             if group:
                 self._router.route(_Renewal(self._renewals, group, _nothing))
 
-    def ask(self, question: TimeToLive) -> None:
-        """Have a question answered by the leader."""
-        self._router.route(question)
+    def ask(self, errand: TimeToLive | Shortening) -> None:
+        """Have something done by the leader."""
+        self._router.route(errand)
+
+    def clock(self) -> float:
+        """Loop time."""
+        return self._loop.time()
+
+    def orphaned(self, orphans: list[Orphan]) -> None:
+        """The connection of the owner of these leases to this member broke: tell the leader."""
+        self._router.route(Shortening(self, orphans, is_local=True))
+
+    def shorten(self, orphans: list[Orphan]) -> None:
+        """Let leases end soon, and see to it that the first ends in time; this member leads."""
+        now = self.clock()
+        ends = [self.times.shorten(one.lease_id, one.grace_s, now - one.answered_at) for one in orphans]
+        first_s = min((end for end in ends if end is not None), default=None)
+        if first_s is None:
+            return
+
+        def sweep() -> None:
+            self._end_timers.discard(timer)
+            self._sweep()
+
+        timer = self._loop.call_later(first_s + _TIMER_SLACK_S, sweep)
+        self._end_timers.add(timer)
 
     def time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> rpc_pb2.LeaseTimeToLiveResponse:
         """The answer of this member, which must be the confirmed leader. TTL -1: no such lease."""

@@ -5,7 +5,9 @@ the clock it is given, so that time can be simulated.
 
     every member: entry GRANT or RENEW applied  -> renewed_at = now
     new leader:   ends_at = renewed_at + TTL + LOGGED_S      (``promote``, once all entries before its term are applied)
+                  but not at once: owners that could reach no leader get up to PROMOTE_GRACE_S to reach this one
     keep-alive:   ends_at = now + TTL
+    its owner's connection broke:  ends_at = min(ends_at, now + grace)         (``shorten``; any keep-alive undoes it)
     sweep:        ends_at <= now -> doomed: its end is on its way into the log, nothing renews it any more
 
 Why a new leader ends no lease early: a leader answers a keep-alive only if a RENEW of that lease was proposed less
@@ -27,6 +29,13 @@ from typing import Final
 
 LOGGED_S: Final = 0.5
 """A renewal in the log lets the leader answer keep-alives from memory for so long."""
+
+PROMOTE_GRACE_S: Final = 0.5
+"""After an outage that was longer than a TTL, what a new leader leaves to owners: they try again every 0.25 s."""
+
+UNHEARD_TTLS: Final = 0.5
+"""A new leader shortens a lease that it has not heard of yet to no less than this part of its TTL: an owner that went
+on elsewhere, under the leader before, is heard within a third of it."""
 
 BEAT_S: Final = 0.1
 STALL_S: Final = 0.5
@@ -64,7 +73,7 @@ class LeaseClock:
 
 
 class _Lease:
-    __slots__ = ("doomed", "ends_at", "logged_at", "queued_at", "renewed_at", "ttl_s")
+    __slots__ = ("doomed", "ends_at", "kept_at", "logged_at", "queued_at", "renewed_at", "ttl_s")
 
     def __init__(self, ttl_s: int, now: float) -> None:
         self.ttl_s = ttl_s
@@ -72,6 +81,8 @@ class _Lease:
         self.ends_at = now + ttl_s
         # When the last RENEW that this leader saw applied was proposed, in seconds of the monotonic clock.
         self.logged_at = -math.inf
+        # When this leader took the last keep-alive; likewise monotonic.
+        self.kept_at = -math.inf
         # Where the heap has it; an entry of the heap that says otherwise is stale.
         self.queued_at = math.inf
         self.doomed = False
@@ -124,8 +135,7 @@ class LeaseTimes:
         self.revoked_total += 1
         self.expired_total += expired
         self._leases.pop(lease_id, None)
-        if len(self._heap) > 2 * len(self._leases) + _STALE_MAX:
-            self._rebuild_heap()
+        self._trim_heap()
         self._on_end(lease_id)
 
     def reloaded(self, granted: dict[int, int]) -> None:
@@ -141,9 +151,11 @@ class LeaseTimes:
 
     def promote(self) -> None:
         """This member leads, and everything that leaders before it committed is applied."""
+        now = self._clock.now()
         for lease in self._leases.values():
-            lease.ends_at = lease.renewed_at + lease.ttl_s + LOGGED_S
-            lease.logged_at = -math.inf
+            reachable_at = now + min(lease.ttl_s, PROMOTE_GRACE_S)
+            lease.ends_at = max(lease.renewed_at + lease.ttl_s + LOGGED_S, reachable_at)
+            lease.logged_at = lease.kept_at = -math.inf
             lease.doomed = False
         self._again.clear()
         self._rebuild_heap()
@@ -172,7 +184,33 @@ class LeaseTimes:
             return DYING
         lease.ends_at = now + lease.ttl_s
         # Not in lease time, which may stand still while the clocks of other members run.
-        return FRESH if self._clock.monotonic() - lease.logged_at < LOGGED_S else UNLOGGED
+        lease.kept_at = self._clock.monotonic()
+        return FRESH if lease.kept_at - lease.logged_at < LOGGED_S else UNLOGGED
+
+    def shorten(self, lease_id: int, grace_s: float, age_s: float) -> float | None:
+        """The connection of a lease's owner broke: let the lease end soon. Never makes it last longer.
+
+        Arguments:
+            lease_id: of the lease.
+            grace_s: how long it may live on.
+            age_s: time since the owner got its last answer over that connection. A keep-alive that is younger came
+                another way: then nothing happens.
+
+        Returns:
+            Seconds until it ends now, or None if nothing has changed.
+        """
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.doomed or lease.kept_at > self._clock.monotonic() - age_s:
+            return None
+        if lease.kept_at == -math.inf:
+            grace_s = max(grace_s, lease.ttl_s * UNHEARD_TTLS)
+        now = self._clock.now()
+        if now + grace_s >= lease.ends_at:
+            return None
+        lease.ends_at = now + grace_s
+        self._push(lease_id, lease)
+        self._trim_heap()
+        return grace_s
 
     def note_logged(self, lease_ids: Sequence[int], proposed_at: float) -> None:
         """A RENEW that this leader proposed (monotonic time) is applied."""
@@ -228,6 +266,10 @@ class LeaseTimes:
     def _push(self, lease_id: int, lease: _Lease) -> None:
         lease.queued_at = lease.ends_at
         heapq.heappush(self._heap, (lease.queued_at, lease_id))
+
+    def _trim_heap(self) -> None:
+        if len(self._heap) > 2 * len(self._leases) + _STALE_MAX:
+            self._rebuild_heap()
 
     def _rebuild_heap(self) -> None:
         for lease in self._leases.values():

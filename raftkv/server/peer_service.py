@@ -39,6 +39,9 @@ class Leases(Protocol):
     def time_to_live_for_member(self, call: UnaryCall, data: bytes) -> None:
         """How long a lease has left."""
 
+    def shorten_for_member(self, call: UnaryCall, data: bytes) -> None:
+        """Leases that shall end soon."""
+
 
 class PeerService:
     """Handlers of raftkvpb.Peer.
@@ -75,6 +78,7 @@ class PeerService:
         server.stream(_METHODS["InstallSnapshot"].path, self.install_snapshot)
         server.unary(_METHODS["LeaseRenew"].path, self._from_member(self._leases.renew_for_member))
         server.unary(_METHODS["LeaseTimeToLive"].path, self._from_member(self._leases.time_to_live_for_member))
+        server.unary(_METHODS["LeaseShorten"].path, self._from_member(self._leases.shorten_for_member))
 
     def _from_member(self, handler: UnaryHandler) -> UnaryHandler:
         def checked(call: UnaryCall, data: bytes) -> None:

@@ -22,6 +22,7 @@ class Call:
 
     def __init__(self):
         self.done = False
+        self.under_way = True
         self.asked = []
         self.inbox = asyncio.Queue()
 
@@ -56,7 +57,9 @@ class Core:
     def endpoint(self):
         return f"m{len(self.left)}"
 
-    async def stream(self, method, endpoint=None, *, metadata=(), timeout_s=None):
+    endpoints = ("only one",)
+
+    async def stream(self, method, endpoint=None, *, metadata=(), timeout_s=None, eager=False):
         if self.refuse is not None:
             raise self.refuse
         self.calls.append(Call())

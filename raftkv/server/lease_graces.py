@@ -1,0 +1,103 @@
+"""Leases that end soon after the connection of their owner breaks, on the member that their keep-alives come to.
+
+A client may say with each keep-alive how long the lease shall outlive a broken connection (``disconnect_grace_ms``).
+This member remembers who said so; when the connection of the last of them breaks, it has the leader told (``report``):
+
+    keep-alive with a grace, answered  -> the stream keeps that lease
+    connection of the stream breaks    -> leases that no other stream here keeps are reported
+    answer that comes after that       -> reported too: the leader has renewed the lease meanwhile
+    stream ends in any other way       -> forgotten: its client is alive, and may go on elsewhere
+
+Each report carries when the last answer was passed on, so that the leader can tell whether somebody else has kept the
+lease alive since, for example the same client by way of another member. Without I/O and without a clock of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Final
+
+KEPT_MAX: Final = 100_000
+"""Leases with a grace that one stream may have; the others end with their TTL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A lease whose owner's connection broke.
+
+    Attributes:
+        lease_id: of the lease.
+        grace_s: how long it shall live on.
+        answered_at: loop time when the last keep-alive of its owner was answered here.
+    """
+
+    lease_id: int
+    grace_s: float
+    answered_at: float
+
+
+Report = Callable[[list[Orphan]], None]
+
+
+class Graces:
+    """See the module.
+
+    Arguments:
+        clock: loop time.
+        report: told of leases that shall end soon.
+    """
+
+    def __init__(self, clock: Callable[[], float], report: Report) -> None:
+        self._clock = clock
+        self._report = report
+        self._keepers: dict[int, dict[Hashable, Orphan]] = {}
+        self._kept: dict[Hashable, set[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._keepers)
+
+    def answered(self, stream: Hashable, lease_id: int, grace_ms: int, ttl_s: int, *, severed: bool) -> None:
+        """A keep-alive was answered.
+
+        Arguments:
+            stream: by which it came.
+            lease_id, ttl_s: as answered.
+            grace_ms: as asked for; 0 or less: none.
+            severed: whether the stream's connection has broken meanwhile.
+        """
+        keepers = self._keepers.get(lease_id)
+        if keepers is None and grace_ms <= 0:
+            return  # what nearly all keep-alives are
+        orphan = Orphan(lease_id, grace_ms / 1000, self._clock())
+        if severed:
+            if grace_ms > 0 and ttl_s > 0 and not keepers:
+                self._report([orphan])
+        elif ttl_s > 0:
+            self._remember(stream, orphan)
+
+    def _remember(self, stream: Hashable, orphan: Orphan) -> None:
+        # Also without a grace: then this stream does nothing but hold back the others that keep the same lease.
+        kept = self._kept.setdefault(stream, set())
+        if len(kept) < KEPT_MAX:
+            kept.add(orphan.lease_id)
+        if orphan.lease_id in kept:
+            self._keepers.setdefault(orphan.lease_id, {})[stream] = orphan
+
+    def stream_ended(self, stream: Hashable, *, severed: bool) -> None:
+        """Forget a stream; if its connection broke, report the leases that nobody else keeps."""
+        orphans = []
+        for lease_id in self._kept.pop(stream, ()):
+            keepers = self._keepers[lease_id]
+            orphan = keepers.pop(stream)
+            if not keepers:
+                del self._keepers[lease_id]
+                orphans.append(orphan)
+        orphans = [orphan for orphan in orphans if orphan.grace_s > 0]
+        if severed and orphans:
+            self._report(orphans)
+
+    def lease_ended(self, lease_id: int) -> None:
+        """Forget a lease."""
+        for stream in self._keepers.pop(lease_id, ()):
+            self._kept[stream].discard(lease_id)
