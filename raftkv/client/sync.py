@@ -286,16 +286,27 @@ class Client:
 
     # ---- leases, locks, elections
 
-    def lease(self, ttl: float, *, id: int = 0, on_lost: Callable[[Lease], Any] | None = None) -> Lease:
+    def lease(
+        self,
+        ttl: float,
+        *,
+        id: int = 0,
+        on_lost: Callable[[Lease], Any] | None = None,
+        disconnect_grace_s: float = 0.0,
+        patient: bool = False,
+    ) -> Lease:
         """A lease, to be granted by ``with`` or ``grant()``.
 
         Arguments:
             ttl: seconds without a keep-alive after which it ends; the cluster may grant more.
             id: 0: any.
             on_lost: called with the lease when it is lost, on a thread of its own.
+            disconnect_grace_s: seconds that it may live on once this process is gone; 0: as long as its TTL.
+            patient: it is lost on the word of the cluster alone, never because that cannot be reached.
         """
         loop, kv = self.target()
-        lease = Lease(self, loop, kv.lease(ttl, id=id, interrupt=False))
+        inner = kv.lease(ttl, id=id, interrupt=False, disconnect_grace_s=disconnect_grace_s, patient=patient)
+        lease = Lease(self, loop, inner)
         if on_lost is not None:
             lease.on_lost(on_lost)
         return lease
