@@ -53,6 +53,22 @@ class Fence(Protocol):
         ...
 
 
+@runtime_checkable
+class Conditions(Protocol):
+    """Anything else that ends and must not be outlived, as the epoch of a training run: conditions on the store."""
+
+    def compares(self) -> list[rpc_pb2.Compare]:
+        """All must hold; keys as the store knows them."""
+        ...
+
+    def broken(self) -> Exception:
+        """The error of a write that the cluster refused because one does not hold."""
+        ...
+
+
+FenceLike = Fence | Conditions
+"""What ``fence=`` takes."""
+
 LeaseLike = int | LeaseGuard
 """An id, or a lease of this library, which is then checked."""
 
@@ -81,16 +97,19 @@ def lost_lease(leases: Iterable[LeaseLike | None]) -> LeaseLost | None:
     return LeaseLost(guards[0].id, reason)
 
 
-def fence_compare(fence: Fence) -> rpc_pb2.Compare:
-    """The condition that holds only while the lock or term is held.
+def fence_compares(fence: FenceLike) -> list[rpc_pb2.Compare]:
+    """The conditions that hold only while the lock or term is held, or the epoch lasts.
 
     Raises:
         LeaseLost: this client knows already that it is not.
     """
+    if isinstance(fence, Conditions):
+        return fence.compares()
     fence.check()
-    return rpc_pb2.Compare(
+    held = rpc_pb2.Compare(
         result=rpc_pb2.Compare.EQUAL,
         target=rpc_pb2.Compare.CREATE,
         key=fence.guard_key,
         create_revision=fence.fence,
     )
+    return [held]

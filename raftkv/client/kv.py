@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from raftkv.client import methods
-from raftkv.client.guards import Fence, LeaseLike, fence_compare, lost_lease
+from raftkv.client.guards import FenceLike, LeaseLike, fence_compares, lost_lease
 from raftkv.client.operations import Delete, GetRange, Operation, Put, SortBy
 from raftkv.client.scope import Scope
 from raftkv.client.space import Text, to_bytes
@@ -37,7 +37,7 @@ class KV(Scope):
         prev_kv: bool = False,
         ignore_value: bool = False,
         ignore_lease: bool = False,
-        fence: Fence | None = None,
+        fence: FenceLike | None = None,
         timeout_s: float | None = None,
     ) -> PutResult:
         """Write a key.
@@ -48,7 +48,7 @@ class KV(Scope):
             prev_kv: return the key as it was before.
             ignore_value: keep the value, change the lease.
             ignore_lease: keep the lease, change the value.
-            fence: write only while this lock or term is held.
+            fence: write only while this lock or term is held, or this epoch of a run lasts.
             timeout_s: of the call, all attempts together; None: the client's.
 
         Raises:
@@ -164,7 +164,7 @@ class KV(Scope):
         *,
         prefix: bool = False,
         prev_kv: bool = False,
-        fence: Fence | None = None,
+        fence: FenceLike | None = None,
         timeout_s: float | None = None,
     ) -> DeleteResult:
         """Delete a key or an interval, in one revision.
@@ -191,8 +191,8 @@ class KV(Scope):
         answer = await self.core.call(methods.RANGE, operation.request(self.space), timeout_s=timeout_s)
         return operation.result(answer, self.space, answer.header.revision)
 
-    async def _fenced(self, operation: Operation, fence: Fence, timeout_s: float) -> Any:
-        request = rpc_pb2.TxnRequest(compare=[fence_compare(fence)], success=[operation.to_message(self.space)])
+    async def _fenced(self, operation: Operation, fence: FenceLike, timeout_s: float) -> Any:
+        request = rpc_pb2.TxnRequest(compare=fence_compares(fence), success=[operation.to_message(self.space)])
         answer = await self.core.call(methods.TXN, request, timeout_s=timeout_s)
         if not answer.succeeded:
             raise fence.broken()

@@ -24,7 +24,7 @@ from typing import TypeVar
 from raftkv.client.backoff import Backoff
 from raftkv.client.compares import Compare, mod_revision
 from raftkv.client.errors import TxnConflict
-from raftkv.client.guards import Fence, LeaseLike
+from raftkv.client.guards import FenceLike, LeaseLike
 from raftkv.client.keys import prefix_end
 from raftkv.client.kv import KV
 from raftkv.client.operations import Delete, Operation, Put
@@ -93,7 +93,7 @@ class Transaction:
         nothing_new = [mod_revision(first, last) < self._revision + 1 for first, last in self._intervals]
         return unchanged + nothing_new
 
-    async def commit(self, fence: Fence | None, timeout_s: float | None) -> bool:
+    async def commit(self, fence: FenceLike | None, timeout_s: float | None) -> bool:
         """Write; False: something that was read has changed."""
         if not self._writes:
             return True  # reads of one revision need no more
@@ -115,7 +115,7 @@ class Stm(KV, Txns):
         function: Callable[[Transaction], Awaitable[Result]],
         *,
         retries: int = RETRIES,
-        fence: Fence | None = None,
+        fence: FenceLike | None = None,
         timeout_s: float | None = None,
     ) -> Result:
         """Run a function as a transaction; returns what it returns.

@@ -48,7 +48,7 @@ from raftkv.client.values import KeyValue, PutResult, RangeResult
 from raftkv.client.watcher import QUEUE_BYTES
 
 if TYPE_CHECKING:
-    from raftkv.client.guards import Fence, LeaseLike
+    from raftkv.client.guards import FenceLike, LeaseLike
     from raftkv.client.space import Text
 
 T = TypeVar("T")
@@ -203,7 +203,7 @@ class Client:
     mod_revision = staticmethod(Txns.mod_revision)
     lease_of = staticmethod(Txns.lease_of)
 
-    def txn(self, *, fence: Fence | None = None) -> Txn:
+    def txn(self, *, fence: FenceLike | None = None) -> Txn:
         """Begin a transaction; ``fence`` makes it depend on a lock or term that must still be held."""
         loop, kv = self.target()
         return Txn(self, loop, kv.txn(fence=fence))
@@ -213,7 +213,7 @@ class Client:
         function: Callable[[Transaction], T],
         *,
         retries: int = RETRIES,
-        fence: Fence | None = None,
+        fence: FenceLike | None = None,
         timeout_s: float | None = None,
     ) -> T:
         """Run a plain function as a transaction; returns what it returns. See ``raftkv.aio`` for what it guarantees.

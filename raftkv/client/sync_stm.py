@@ -23,7 +23,7 @@ from raftkv.client.sync_face import Face, blocking
 from raftkv.errors import CompactedError
 
 if TYPE_CHECKING:
-    from raftkv.client.guards import Fence, LeaseLike
+    from raftkv.client.guards import FenceLike, LeaseLike
     from raftkv.client.library import Client
     from raftkv.client.space import Text
     from raftkv.client.sync_loop import LoopThread
@@ -54,7 +54,7 @@ def run_stm(
     kv: Client,
     function: Callable[[Transaction], T],
     retries: int,
-    fence: Fence | None,
+    fence: FenceLike | None,
     timeout_s: float | None,
 ) -> T:
     """``Client.stm``: the function runs on the caller's thread, so the attempts are counted here."""

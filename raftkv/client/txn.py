@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from raftkv.client import compares, methods
 from raftkv.client.compares import Compare
-from raftkv.client.guards import Fence, LeaseLike, fence_compare, lost_lease
+from raftkv.client.guards import FenceLike, LeaseLike, fence_compares, lost_lease
 from raftkv.client.methods import Method
 from raftkv.client.operations import Operation
 from raftkv.client.scope import Scope
@@ -38,7 +38,7 @@ class Txn:
         fence: commit only while this lock or term is held.
     """
 
-    def __init__(self, scope: Scope | None = None, fence: Fence | None = None) -> None:
+    def __init__(self, scope: Scope | None = None, fence: FenceLike | None = None) -> None:
         self._scope = scope
         self._fence = fence
         self._compares: list[Compare] = []
@@ -95,7 +95,7 @@ class Txn:
         if self._fence is None:
             return self.request(space)
         inner = rpc_pb2.RequestOp(request_txn=self.request(space))
-        return rpc_pb2.TxnRequest(compare=[fence_compare(self._fence)], success=[inner])
+        return rpc_pb2.TxnRequest(compare=fence_compares(self._fence), success=[inner])
 
     def _unguarded(self, answer: rpc_pb2.TxnResponse, space: Space) -> TxnResult:
         revision = answer.header.revision
@@ -150,7 +150,7 @@ class Txns(Scope):
     mod_revision = staticmethod(compares.mod_revision)
     lease_of = staticmethod(compares.lease_of)
 
-    def txn(self, *, fence: Fence | None = None) -> Txn:
+    def txn(self, *, fence: FenceLike | None = None) -> Txn:
         """Begin a transaction; ``fence`` makes it depend on a lock or term that must still be held."""
         return Txn(self, fence)
 

@@ -1,0 +1,262 @@
+"""Who is in the next epoch, and when the present one is over: the decisions of a run. Pure.
+
+Owns the rules, not the keys: ``office`` feeds it what it sees and carries out what it decides.
+
+    running   -> broken     a member is lost, came back, reported a fault; or newcomers are welcome
+    broken    -> running    every member that is still there has come back, and the minimum is there
+    gathering -> running    (nobody to come back) the maximum or the expected number is there, or the last call is over
+
+Rules:
+
+1. An epoch begins only with nodes that run nothing of an earlier one: a member says so by ``want > epoch``, a node that
+   is no member by ``running == 0``. That is all the safety there is to it: one world at a time.
+2. It waits for every member that still holds its lease: so one fault makes one new epoch, not two.
+3. Survivors keep their order; nobody is moved for a newcomer, unless ``rank_policy`` says so.
+4. After an outage of the store members are not taken for lost before they had time to register again
+   (``forgive_until``): losing the store must not cost a healthy worker.
+
+It leaves out how leases end, and every clock: times are told to it, in seconds of any monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from raftkv.training.config import APPEND, FILL, TOPOLOGY
+from raftkv.training.records import CLOSED, HEARTBEAT_LOST, RUNNING, Fault, Member, Node, Round, State
+
+RETURNED = "returned"
+SCALE_UP = "scale up"
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A node that is there.
+
+    Attributes:
+        node: as it says.
+        since: create revision of its key: the order of arrival.
+    """
+
+    node: Node
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """The epoch is over.
+
+    Attributes:
+        cause, node, reason: for the state.
+        lost: members whose leases ended, to be recorded as faults.
+    """
+
+    cause: str
+    node: str
+    reason: str
+    lost: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The next epoch, with these members."""
+
+    members: tuple[Member, ...]
+
+
+Decision = Break | Begin
+
+
+@dataclass(slots=True)
+class View:
+    """What the arbiter sees.
+
+    Attributes:
+        round, state: as recorded; epoch 0 has no members.
+        nodes: by id.
+        faults: of the present epoch, in the order in which they were recorded.
+        denied: hosts that are left out for now.
+    """
+
+    round: Round
+    state: State
+    nodes: dict[str, Present] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    denied: frozenset[str] = frozenset()
+
+    @property
+    def epoch(self) -> int:
+        """The last that began."""
+        return self.round.epoch
+
+    def is_ready(self, present: Present) -> bool:
+        """Whether a node may be in the next epoch."""
+        node = present.node
+        if any(member.id == node.id for member in self.round.members):
+            return node.want > self.epoch
+        return node.running == 0
+
+    def lost(self) -> tuple[Member, ...]:
+        """Members whose leases have ended."""
+        return tuple(member for member in self.round.members if member.id not in self.nodes)
+
+    def still_out(self) -> list[Member]:
+        """Members that are there and have not come back."""
+        return [
+            member
+            for member in self.round.members
+            if member.id in self.nodes and self.nodes[member.id].node.want <= self.epoch
+        ]
+
+    def survivors(self) -> list[Node]:
+        """Members that have come back, in rank order."""
+        present = (self.nodes.get(member.id) for member in self.round.members)
+        return [
+            one.node
+            for one in present
+            if one is not None and one.node.want > self.epoch and one.node.host not in self.denied
+        ]
+
+    def newcomers(self) -> list[Node]:
+        """Others that are ready, the first to come first."""
+        members = {member.id for member in self.round.members}
+        others = [
+            present
+            for node_id, present in self.nodes.items()
+            if node_id not in members and present.node.running == 0 and present.node.host not in self.denied
+        ]
+        return [present.node for present in sorted(others, key=lambda present: present.since)]
+
+
+class Arbiter:
+    """See the module.
+
+    Arguments:
+        last_call_s: how long a first epoch waits for more than the minimum.
+        expected_nodes: how many make it begin at once; 0: the maximum.
+        rank_policy: see ``RunConfig``.
+
+    Attributes:
+        look_again_at: when ``decide`` would say something else though nothing happened; None: never.
+        forgive_until: see rule 4.
+    """
+
+    def __init__(self, last_call_s: float, expected_nodes: int = 0, rank_policy: str = APPEND) -> None:
+        self.look_again_at: float | None = None
+        self.forgive_until = 0.0
+        self._last_call_s = last_call_s
+        self._expected_nodes = expected_nodes
+        self._rank_policy = rank_policy
+        self._minimum_since: float | None = None
+
+    def decide(self, view: View, now: float) -> Decision | None:
+        """What is to be done now; None: nothing yet."""
+        self.look_again_at = None
+        phase = view.state.phase
+        if phase == CLOSED:
+            return None
+        if phase == RUNNING and view.state.epoch == view.epoch:
+            self._minimum_since = None
+            return self._over(view, now)
+        return self._next(view, now)
+
+    # -- is the epoch over?
+
+    def _over(self, view: View, now: float) -> Break | None:
+        if view.faults:
+            fault = view.faults[0]
+            return Break(fault.cause, fault.node, str(fault), self._lost(view, now))
+        lost = self._lost(view, now)
+        if lost:
+            names = ", ".join(member.host for member in lost[:3])
+            return Break(HEARTBEAT_LOST, lost[0].id, f"lost {len(lost)} of {len(view.round.members)}: {names}", lost)
+        for member in view.round.members:
+            present = view.nodes.get(member.id)
+            if present is not None and present.node.want > view.epoch:
+                return Break(RETURNED, member.id, f"{member.host} came back to the rendezvous")
+        newcomers = view.newcomers()
+        if newcomers and len(view.round.members) < view.state.max_nodes:
+            return Break(SCALE_UP, newcomers[0].id, f"{len(newcomers)} more: {newcomers[0].host}")
+        return None
+
+    def _lost(self, view: View, now: float) -> tuple[Member, ...]:
+        lost = view.lost()
+        if lost and now < self.forgive_until:
+            self.look_again_at = self.forgive_until
+            return ()
+        return lost
+
+    # -- who is in the next one?
+
+    def _next(self, view: View, now: float) -> Begin | None:
+        if view.still_out():
+            return None
+        if view.lost() and not self._lost(view, now):
+            return None
+        survivors, newcomers = view.survivors(), view.newcomers()
+        count = len(survivors) + len(newcomers)
+        if count < view.state.min_nodes:
+            self._minimum_since = None
+            return None
+        if not survivors and not self._last_call_is_over(view, count, now):
+            return None
+        self._minimum_since = None
+        return Begin(tuple(node.member for node in self._in_order(view, survivors, newcomers)))
+
+    def _last_call_is_over(self, view: View, count: int, now: float) -> bool:
+        enough = min(self._expected_nodes or view.state.max_nodes, view.state.max_nodes)
+        if count >= max(enough, view.state.min_nodes):
+            return True
+        if self._minimum_since is None:
+            self._minimum_since = now
+        over_at = self._minimum_since + self._last_call_s
+        if now < over_at:
+            self.look_again_at = over_at
+            return False
+        return True
+
+    def _in_order(self, view: View, survivors: Sequence[Node], newcomers: Sequence[Node]) -> list[Node]:
+        room = view.state.max_nodes - len(survivors)
+        chosen = by_place(newcomers[: max(room, 0)])
+        if self._rank_policy == TOPOLOGY:
+            return by_place([*survivors, *chosen])[: view.state.max_nodes]
+        if self._rank_policy == FILL:
+            return _filled(view.round.members, survivors, chosen)
+        return [*survivors, *chosen][: view.state.max_nodes]
+
+
+def by_place(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes of one place, and of one host, side by side; in the order in which the places come first."""
+    rank_of: dict[tuple[str, str], int] = {}
+    nodes = list(nodes)
+    topologies: dict[str, int] = {}
+    for node in nodes:
+        topologies.setdefault(node.topology, len(topologies))
+        rank_of.setdefault((node.topology, node.host), len(rank_of))
+    return sorted(nodes, key=lambda node: (topologies[node.topology], rank_of[node.topology, node.host]))
+
+
+def _filled(before: Sequence[Member], survivors: Sequence[Node], newcomers: Sequence[Node]) -> list[Node]:
+    """Survivors at their old ranks as far as newcomers fill the holes, then whoever is left."""
+    alive = {node.id: node for node in survivors}
+    waiting = list(newcomers)
+    order: list[Node] = []
+    for member in before:
+        if member.id in alive:
+            order.append(alive[member.id])
+        elif waiting:
+            order.append(waiting.pop(0))
+    return order + waiting
+
+
+def new_state(view: View, **changes: object) -> State:
+    """The next state record: limits and epoch as before."""
+    state = view.state
+    values: dict[str, object] = {
+        "epoch": view.epoch,
+        "phase": state.phase,
+        "min_nodes": state.min_nodes,
+        "max_nodes": state.max_nodes,
+    }
+    return State(**{**values, **changes})  # type: ignore[arg-type]

@@ -1,0 +1,152 @@
+"""What a node is started with: names, limits and times of a run.
+
+>>> parse_options({"lease_ttl": "2", "timeout": 900})
+{'lease_ttl_s': 2}
+
+Owns the names that users write (``--rdzv-conf=lease_ttl=2,last_call_timeout=10``) and what each may be.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from raftkv.errors import ConfigError
+from raftkv.training.keys import check_run_id
+
+APPEND: Final = "append"
+FILL: Final = "fill"
+TOPOLOGY: Final = "topology"
+RANK_POLICIES: Final = (APPEND, FILL, TOPOLOGY)
+
+IGNORED: Final = frozenset((
+    "timeout", "rank", "is_host", "store_type", "read_timeout", "close_timeout", "heartbeat_timeout",
+    "keep_alive_interval", "keep_alive_max_attempt", "protocol", "cacert", "ssl_cert", "ssl_cert_key",
+))  # fmt: skip
+"""Names that torch injects, or that its other backends know: they mean nothing here, and are no mistake."""
+
+_NODES_MAX: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """See the module.
+
+    Attributes:
+        run_id: of the job.
+        min_nodes, max_nodes: no epoch begins with fewer, none has more.
+        lease_ttl_s: a node that is silent for so long is lost; the cluster may raise it (etcd to 2).
+        disconnect_grace_s: a node whose connection breaks is lost after so long; 0: only the TTL counts.
+        last_call_timeout_s: the first epoch waits so long for more nodes once the minimum is there.
+        join_timeout_s: a node gives up waiting for an epoch after so long.
+        expected_nodes: the first epoch begins at once when so many are there; 0: not known.
+        rank_policy: where newcomers go: ``append``: behind; ``fill``: into the places of those that are gone;
+            ``topology``: everybody is ordered by place each time.
+        cluster: whose slots the run shares with others; empty: it has its machines to itself.
+        weight: its share of them.
+        fault_limit: a host that caused so many faults within ``fault_window_s`` is left out for
+            ``fault_cooldown_s``; 0: never.
+        host, address, slots, topology: of this node; see ``records.Node``.
+    """
+
+    run_id: str
+    min_nodes: int = 1
+    max_nodes: int = 1
+    lease_ttl_s: int = 1
+    disconnect_grace_s: float = 0.1
+    last_call_timeout_s: float = 5.0
+    join_timeout_s: float = 600.0
+    expected_nodes: int = 0
+    rank_policy: str = APPEND
+    cluster: str = ""
+    weight: int = 1
+    fault_limit: int = 3
+    fault_window_s: int = 600
+    fault_cooldown_s: int = 300
+    host: str = ""
+    address: str = ""
+    slots: int = 1
+    topology: str = ""
+
+    def checked(self) -> RunConfig:
+        """It, with the host's name filled in.
+
+        Raises:
+            ConfigError: it cannot work.
+        """
+        check_run_id(self.run_id)
+        if not 1 <= self.min_nodes <= self.max_nodes <= _NODES_MAX:
+            raise ConfigError(
+                f"{self.min_nodes}:{self.max_nodes} nodes cannot be: give 1 <= minimum <= maximum <= {_NODES_MAX}"
+            )
+        if self.expected_nodes > self.max_nodes:
+            raise ConfigError(f"expected_nodes is {self.expected_nodes}, but at most {self.max_nodes} may take part")
+        for name in ("lease_ttl_s", "slots", "weight", "fault_window_s", "fault_cooldown_s"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{_user_name(name)} must be at least 1, not {getattr(self, name)}")
+        for name in ("disconnect_grace_s", "last_call_timeout_s", "expected_nodes", "fault_limit"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{_user_name(name)} must not be negative: {getattr(self, name):g}")
+        if self.join_timeout_s <= 0:
+            raise ConfigError(f"join_timeout must be positive, not {self.join_timeout_s:g}")
+        if self.rank_policy not in RANK_POLICIES:
+            raise ConfigError(f"rank_policy is one of {', '.join(RANK_POLICIES)}, not {self.rank_policy!r}")
+        host = self.host or socket.gethostname()
+        if "/" in host or not host.isprintable():
+            raise ConfigError(f"node_name {host!r} cannot be used: no slashes, printable characters only")
+        return replace(self, host=host, address=self.address or host)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1e9:
+        raise ValueError
+    return value
+
+
+_OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
+    "lease_ttl": ("lease_ttl_s", int, "whole seconds"),
+    "disconnect_grace": ("disconnect_grace_s", _seconds, "seconds"),
+    "last_call_timeout": ("last_call_timeout_s", _seconds, "seconds"),
+    "join_timeout": ("join_timeout_s", _seconds, "seconds"),
+    "expected_nodes": ("expected_nodes", int, "a number"),
+    "rank_policy": ("rank_policy", str, "a name"),
+    "cluster": ("cluster", str, "a name"),
+    "weight": ("weight", int, "a number"),
+    "fault_limit": ("fault_limit", int, "a number"),
+    "fault_window": ("fault_window_s", int, "whole seconds"),
+    "fault_cooldown": ("fault_cooldown_s", int, "whole seconds"),
+    "node_name": ("host", str, "a name"),
+    "slots": ("slots", int, "a number"),
+    "topology": ("topology", str, "a path"),
+}
+OPTION_NAMES: Final = tuple(sorted(_OPTIONS))
+"""What users may give."""
+
+
+def _user_name(field_name: str) -> str:
+    return next((name for name, option in _OPTIONS.items() if option[0] == field_name), field_name)
+
+
+def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``RunConfig`` from the names that users write.
+
+    Arguments:
+        options: name to value, texts or numbers; names of other backends of torch are left out.
+
+    Raises:
+        ConfigError: a name is unknown, or a value is not of its kind.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in _OPTIONS:
+            field_name, convert, kind = _OPTIONS[name]
+            try:
+                fields[field_name] = convert(str(value))
+            except ValueError:
+                raise ConfigError(f"{name}={value}: {kind} expected") from None
+        elif name not in IGNORED:
+            raise ConfigError(f"unknown option {name!r}; there are {', '.join(OPTION_NAMES)}")
+    return fields

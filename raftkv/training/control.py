@@ -1,0 +1,169 @@
+"""What a run needs of the store, and no more: so that the simulator can stand in for it.
+
+``ClientControl`` is the real one, over ``raftkv.aio``; it works on raftkv and on etcd alike. A txn that fails
+indefinitely may have been applied: whoever sends one makes it safe to repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from raftkv.client import methods
+from raftkv.client.compares import Compare
+from raftkv.client.operations import Operation
+from raftkv.client.values import Event, TxnResult
+from raftkv.pb import rpc_pb2
+
+if TYPE_CHECKING:
+    from raftkv.client.lease import Lease
+    from raftkv.client.library import Client
+
+OnEvents = Callable[[int, Sequence[Event]], None]
+OnLost = Callable[[Exception], None]
+
+TXN_TIMEOUT_S = 5.0
+
+
+class Grant(Protocol):
+    """A lease that is kept alive."""
+
+    @property
+    def id(self) -> int:
+        """In the cluster."""
+        ...
+
+    @property
+    def ttl_s(self) -> int:
+        """As the cluster has granted it."""
+        ...
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last keep-alive that was confirmed."""
+        ...
+
+
+class Control(Protocol):
+    """See the module."""
+
+    async def grant(self, ttl_s: int, grace_s: float, on_lost: Callable[[], None]) -> Grant:
+        """A lease, kept alive until ``end``, through outages of the store of any length.
+
+        Arguments:
+            ttl_s: at least; the cluster may grant more.
+            grace_s: it may end so long after this process' connection broke; 0: only with the TTL.
+            on_lost: called once, on the loop, when the cluster says that it is gone.
+
+        Raises:
+            StatusError: it could not be granted.
+        """
+        ...
+
+    async def grant_fixed(self, ttl_s: int) -> int:
+        """The id of a lease that nobody keeps alive: it ends after ``ttl_s``."""
+        ...
+
+    async def end(self, grant: Grant, *, revoke: bool) -> None:
+        """Keep a lease alive no longer, and end it now if that can be told to the store."""
+        ...
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
+    ) -> TxnResult:
+        """One transaction.
+
+        Raises:
+            StatusError: refused, or nobody answered; see ``definite``.
+        """
+        ...
+
+    def watch(
+        self, key: str, end: str, start_revision: int, on_events: OnEvents, on_lost: OnLost
+    ) -> Callable[[], None]:
+        """Every change of an interval from a revision on, each once, in order; returns how to end it.
+
+        Arguments:
+            on_events: called on the loop with the revision up to which everything has come now, and the changes.
+            on_lost: called once if it cannot go on, as when history was compacted.
+        """
+        ...
+
+
+class _ClientGrant:
+    """A lease of the client library."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+
+    @property
+    def id(self) -> int:
+        return self.lease.id
+
+    @property
+    def ttl_s(self) -> int:
+        return self.lease.ttl
+
+    @property
+    def silent_s(self) -> float:
+        return self.lease.ttl - self.lease.remaining_s
+
+
+class ClientControl:
+    """The store through a client.
+
+    Arguments:
+        kv: whole, not a view.
+    """
+
+    def __init__(self, kv: Client) -> None:
+        self._kv = kv
+        self._watches: set[asyncio.Task[None]] = set()
+
+    async def grant(self, ttl_s: int, grace_s: float, on_lost: Callable[[], None]) -> Grant:
+        """See ``Control``."""
+        lease = self._kv.lease(ttl_s, disconnect_grace_s=grace_s, patient=True, on_lost=lambda _: on_lost())
+        return _ClientGrant(await lease.grant())
+
+    async def grant_fixed(self, ttl_s: int) -> int:
+        """See ``Control``."""
+        answer = await self._kv.core.call(
+            methods.LEASE_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl_s), timeout_s=TXN_TIMEOUT_S
+        )
+        return int(answer.ID)
+
+    async def end(self, grant: Grant, *, revoke: bool) -> None:
+        """See ``Control``."""
+        if not isinstance(grant, _ClientGrant):
+            raise TypeError("a grant of another control")
+        if revoke:
+            await grant.lease.revoke()
+        else:
+            grant.lease.stop()
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
+    ) -> TxnResult:
+        """See ``Control``."""
+        txn = self._kv.txn().when(*compares).then(*then).otherwise(*otherwise)
+        return await txn.commit(timeout_s=TXN_TIMEOUT_S)
+
+    def watch(
+        self, key: str, end: str, start_revision: int, on_events: OnEvents, on_lost: OnLost
+    ) -> Callable[[], None]:
+        """See ``Control``."""
+        task = asyncio.get_running_loop().create_task(self._read(key, end, start_revision, on_events, on_lost))
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+        return task.cancel  # type: ignore[return-value]
+
+    async def _read(self, key: str, end: str, start_revision: int, on_events: OnEvents, on_lost: OnLost) -> None:
+        watch = self._kv.watch(key, end, start_revision=start_revision)
+        try:
+            while events := await watch.next_batch():
+                on_events(watch.revision, events)
+        except Exception as error:
+            on_lost(error)
+        finally:
+            watch.cancel()

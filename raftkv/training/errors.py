@@ -1,0 +1,58 @@
+"""What can go wrong in a run: one line each, saying what, where and what to do."""
+
+from __future__ import annotations
+
+from raftkv.errors import RaftKVError
+
+
+class TrainingError(RaftKVError):
+    """Any of the errors below."""
+
+
+class RunClosed(TrainingError):
+    """The run is over; no epoch begins in it any more while one of its nodes is there."""
+
+    def __init__(self, run_id: str, reason: str) -> None:
+        because = f": {reason}" if reason else ""
+        super().__init__(f"run {run_id!r} is closed{because}")
+        self.run_id = run_id
+        self.reason = reason
+
+
+class JoinTimeout(TrainingError):
+    """No epoch that includes this node began in time; the line says how far it was."""
+
+    def __init__(self, run_id: str, timeout_s: float, why: str) -> None:
+        super().__init__(f"run {run_id!r} did not begin within {timeout_s:g} s: {why}")
+        self.run_id = run_id
+
+
+class RunConflict(TrainingError):
+    """Nodes of the same run id were started with other limits: two jobs with one id, most likely."""
+
+    def __init__(self, run_id: str, theirs: str, ours: str) -> None:
+        super().__init__(
+            f"run {run_id!r} is in use with {theirs} nodes, this node was started with {ours}: "
+            "start all nodes of a job alike, and give every job an id of its own"
+        )
+        self.run_id = run_id
+
+
+class RecordError(TrainingError):
+    """A key of the run does not hold what raftkv writes there."""
+
+    def __init__(self, record: str, why: str) -> None:
+        super().__init__(f"not a {record} record: {why}")
+
+
+class EpochOver(TrainingError):
+    """The epoch has ended, or goes on without this node: nothing was written; come back to the rendezvous."""
+
+    definite = True
+
+    def __init__(self, run_id: str, epoch: int, reason: str = "") -> None:
+        because = f": {reason}" if reason else ""
+        super().__init__(f"epoch {epoch} of run {run_id!r} is over{because}")
+        self.run_id = run_id
+        self.epoch = epoch
+        self.reason = reason

@@ -1,0 +1,108 @@
+"""Where a run keeps what: the layout of its keys.
+
+::
+
+    /raftkv/train/<run id>/arbiter            leased; id of the node that decides
+    /raftkv/train/<run id>/boot/<epoch>       what rank 0 publishes for the epoch
+    /raftkv/train/<run id>/fault/<epoch>/..   faults as they were reported
+    /raftkv/train/<run id>/node/<node id>     leased; one for each node that is there
+    /raftkv/train/<run id>/round              the present epoch and its members; written only when an epoch begins
+    /raftkv/train/<run id>/state              what is going on in it
+    /raftkv/train/<run id>/store/<epoch>/..   a torch.distributed.Store
+    /raftkv/train/<run id>/sync/<epoch>/..    barriers, counters, values of user code
+
+The order of the names matters: every node watches the two intervals ``calls`` and ``record`` only, whatever the size of
+the run; the arbiter alone watches ``node/`` and ``fault/``. ``round`` and ``state`` outlive a run, so that the epochs
+of an id never go back; all else is deleted with it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from raftkv.errors import ConfigError
+
+ROOT: Final = "/raftkv/train/"
+CLUSTER_ROOT: Final = "/raftkv/train-cluster/"
+RUN_ID_MAX: Final = 200
+_RUN_ID: Final = re.compile(r"[^\x00-\x20/\x7f]+(/[^\x00-\x20/\x7f]+)*")
+
+
+def check_run_id(run_id: str) -> str:
+    """A run id that can be used.
+
+    Raises:
+        ConfigError: it is empty, too long, or has white space, empty parts or a name that the layout uses itself.
+    """
+    if not run_id:
+        raise ConfigError("the run id is empty; name the job, as with --rdzv-id=JOB")
+    if len(run_id.encode()) > RUN_ID_MAX or not _RUN_ID.fullmatch(run_id):
+        raise ConfigError(
+            f"run id {run_id!r} cannot be used: at most {RUN_ID_MAX} bytes, without white space, "
+            "with slashes only between names"
+        )
+    return run_id
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """The keys of one run."""
+
+    run_id: str
+
+    @property
+    def base(self) -> str:
+        """Before everything of the run."""
+        return f"{ROOT}{self.run_id}/"
+
+    @property
+    def arbiter(self) -> str:
+        """Who decides."""
+        return f"{self.base}arbiter"
+
+    @property
+    def round(self) -> str:
+        """The present epoch; its mod_revision is the fence."""
+        return f"{self.base}round"
+
+    @property
+    def state(self) -> str:
+        """What is going on."""
+        return f"{self.base}state"
+
+    @property
+    def calls(self) -> tuple[str, str]:
+        """The interval of ``arbiter`` and ``boot/``."""
+        return self.arbiter, f"{self.base}boot0"
+
+    @property
+    def record(self) -> tuple[str, str]:
+        """The interval of ``round`` and ``state``, and nothing else."""
+        return self.round, f"{self.state}\0"
+
+    @property
+    def nodes(self) -> str:
+        """Prefix of the nodes that are there."""
+        return f"{self.base}node/"
+
+    def node(self, node_id: str) -> str:
+        """One node."""
+        return f"{self.nodes}{node_id}"
+
+    def boot(self, epoch: int) -> str:
+        """What rank 0 of an epoch publishes."""
+        return f"{self.base}boot/{epoch}"
+
+    def faults(self, epoch: int) -> str:
+        """Prefix of the faults of an epoch."""
+        return f"{self.base}fault/{epoch}/"
+
+    def store(self, epoch: int) -> str:
+        """Prefix of the torch store of an epoch."""
+        return f"{self.base}store/{epoch}/"
+
+    def sync(self, epoch: int) -> str:
+        """Prefix of what user code shares in an epoch."""
+        return f"{self.base}sync/{epoch}/"
