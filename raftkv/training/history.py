@@ -85,7 +85,8 @@ class EpochHistory:
         ended: when it broke, was closed or was followed by another; None: it goes on.
         reason: why it ended, for people; cause and node: as the arbiter wrote them.
         faults: what was reported in it, the oldest first.
-        recovery: from its end to the beginning of the next epoch; None: there is none (yet).
+        closed: it ended because the run was closed.
+        recovery: from its end to the beginning of the next epoch; None: there is none (yet), or the run was closed.
     """
 
     epoch: int
@@ -95,6 +96,7 @@ class EpochHistory:
     reason: str = ""
     cause: str = ""
     node: str = ""
+    closed: bool = False
     faults: tuple[Fault, ...] = ()
     recovery: Duration | None = None
 
@@ -234,7 +236,8 @@ class Fold:
         if self.epochs:
             last = self.epochs[-1]
             ended = last.ended or began
-            self.epochs[-1] = replace(last, ended=ended, recovery=Duration.between(ended, began))
+            recovery = None if last.closed else Duration.between(ended, began)
+            self.epochs[-1] = replace(last, ended=ended, recovery=recovery)
         self.round = content
         self.epochs.append(EpochHistory(content.epoch, content.members, began))
 
@@ -245,10 +248,20 @@ class Fold:
             self.nodes[content.node] = replace(gone, cause=content.cause)
         if not self.epochs or content.phase not in (BROKEN, CLOSED):
             return
-        last = self.epochs[-1]
-        if content.epoch == last.epoch and last.ended is None:
-            ended = Stamp(content.time, self.arbiter, revision)
-            self.epochs[-1] = replace(last, ended=ended, reason=content.reason, cause=content.cause, node=content.node)
+        self._end(content, revision)
+
+    def _end(self, content: State, revision: int) -> None:
+        last, closed = self.epochs[-1], content.phase == CLOSED
+        if content.epoch != last.epoch or (last.ended is not None and not closed):
+            return
+        if last.ended is not None:
+            self.epochs[-1] = replace(last, closed=True)
+            return
+        # Any node may close a run, and the state names it. All else is written by the arbiter.
+        ended = Stamp(content.time, content.node if closed else self.arbiter, revision)
+        self.epochs[-1] = replace(
+            last, ended=ended, reason=content.reason, cause=content.cause, node=content.node, closed=closed
+        )
 
     def _add_fault(self, fault: Fault) -> None:
         for index, epoch in enumerate(self.epochs):

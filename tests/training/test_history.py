@@ -11,7 +11,7 @@ import raftkv.aio
 from raftkv.training.history import Change, Duration, Stamp, fold, read_change
 from raftkv.training.history_reader import UnknownRun, count_nodes, follow, list_runs, read_history
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, GATHERING, RUNNING, Fault, Member, Node, Record, Round, State
+from raftkv.training.records import BROKEN, CLOSED, GATHERING, RUNNING, Fault, Member, Node, Record, Round, State
 
 TIMEOUT_S = 30.0
 KEYS = RunKeys("jobs/a")
@@ -85,6 +85,16 @@ def test_a_duration_by_two_clocks_says_so() -> None:
     assert second.lasted == Duration(10.25, approximate=True)
     assert str(second.lasted) == "~10.25 s"
     assert Duration.between(Stamp(9.0, "a", 1), Stamp(8.0, "a", 2)) == Duration(0.0, approximate=True)
+
+
+def test_a_closed_run_that_begins_anew_has_not_recovered() -> None:
+    closed = State(2, CLOSED, "succeeded", node=C.id, time=130.0)
+    anew = [Change(50, "state", "", closed), Change(60, "round", "", Round(3, members(A, C), 999.0))]
+    begun = [change for change in changes() if change.kind != "state" or change.revision < 18]
+    history = fold(KEYS, [*begun, *anew]).history(since_revision=2, complete=True)
+    second, third = history.epochs[1:]
+    assert (second.closed, second.reason, second.ended) == (True, "succeeded", Stamp(130.0, C.id, 50))
+    assert (second.recovery, third.epoch, third.ended) == (None, 3, None)
 
 
 def test_nodes_come_and_go() -> None:
