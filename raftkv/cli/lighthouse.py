@@ -1,0 +1,139 @@
+"""``raftkv torchft-lighthouse``: torchft's lighthouse, with its state in a raftkv cluster.
+
+Owns its flags. Those that torchft's own lighthouse has are taken with its spelling too (``--min_replicas``,
+``--bind``) and mean the same.
+
+    raftkv torchft-lighthouse --listen 127.0.0.1:29510 --endpoints h1:2379,h2:2379,h3:2379 --min-replicas 2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from raftkv.cli import pflag
+from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
+from raftkv.cli.pflag import BOOL, INT, Flag
+from raftkv.errors import ConfigError, RaftKVError
+
+FLAGS = (
+    Flag("listen", default="127.0.0.1:29510", usage="HOST:PORT that torchft's managers connect to"),
+    Flag("endpoints", default="127.0.0.1:2379", usage="members of the raftkv cluster, comma-separated"),
+    Flag("job", default="default", usage="job of managers that name none; http://JOB@HOST:PORT names one"),
+    Flag("min-replicas", INT, 1, usage="no quorum has fewer replicas"),
+    Flag("join-timeout-ms", INT, 60_000, usage="a quorum waits so long for live replicas that do not ask for one"),
+    Flag("heartbeat-timeout-ms", INT, 5_000, usage="a silent replica is gone after so long"),
+    Flag("quorum-tick-ms", INT, 100, usage="taken for torchft's sake; nothing is polled here"),
+    Flag("disconnect-grace-ms", INT, 50, usage="a replica whose connection closed is gone after so long"),
+    Flag("lease-ttl", INT, 2, usage="seconds after which others take over from a daemon that is frozen or cut off"),
+    Flag("lease-grace-ms", INT, 100, usage="and from one that died"),
+    Flag("user", usage="NAME:PASSWORD at the cluster"),
+    Flag("cacert", usage="CA file: speak TLS to the cluster"),
+    Flag("cert", usage="client certificate"),
+    Flag("key", usage="its key"),
+    Flag("verbose", BOOL, usage="tell every replica that comes and goes"),
+)
+_THEIRS = {"bind": "listen"}
+
+
+def main(words: Sequence[str]) -> int:
+    """Serve until a signal comes.
+
+    Arguments:
+        words: the command line after ``torchft-lighthouse``.
+
+    Returns:
+        0.
+
+    Raises:
+        CommandError: it cannot be started.
+    """
+    try:
+        parsed = pflag.parse(FLAGS, [_spelled(word) for word in words])
+    except pflag.HelpRequested:
+        return _help()
+    except pflag.FlagError as error:
+        raise CommandError(str(error), BAD_FLAGS) from None
+    if parsed.arguments:
+        raise CommandError(f"'{parsed.arguments[0]}' is not a valid flag of raftkv torchft-lighthouse", BAD_FLAGS)
+    level = logging.DEBUG if parsed.values["verbose"] else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s %(message)s", stream=sys.stderr)
+    try:
+        return asyncio.run(_serve(parsed.values))
+    except (RaftKVError, ValueError) as error:
+        raise CommandError(" ".join(str(error).split()), ERROR) from None
+
+
+def _spelled(word: str) -> str:
+    """A flag of torchft's in our spelling."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    name = name.replace("_", "-")
+    return f"--{_THEIRS.get(name, name)}{equals}{value}"
+
+
+def _help() -> int:
+    print("Usage:\n  raftkv torchft-lighthouse [flags]\n\nFlags:")
+    for flag in FLAGS:
+        print(f"  --{flag.name:<22} {flag.usage}" + (f" ({flag.default})" if flag.default else ""))
+    return SUCCESS
+
+
+async def _serve(values: dict[str, Any]) -> int:
+    from raftkv.client.library import connect
+    from raftkv.training.lighthouse import Lighthouse
+
+    host, port = _address(values["listen"])
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    user, _, password = values["user"].partition(":")
+    async with connect(
+        values["endpoints"].split(","),
+        user=user,
+        password=password,
+        ca_file=values["cacert"],
+        cert_file=values["cert"],
+        key_file=values["key"],
+    ) as kv:
+        lighthouse = Lighthouse(kv, _config(values))
+        try:
+            addresses = await lighthouse.listen(host, port)
+        except OSError as error:
+            raise ConfigError(f"--listen {values['listen']}: {error.strerror or error}") from None
+        print(f"raftkv: torchft lighthouse on {', '.join(f'http://{at[0]}:{at[1]}' for at in addresses)}", flush=True)
+        serving = asyncio.ensure_future(lighthouse.run())
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    return SUCCESS
+
+
+def _config(values: dict[str, Any]) -> Any:
+    from raftkv.training.lighthouse import LighthouseConfig
+    from raftkv.training.lighthouse_job import Timing
+    from raftkv.training.lighthouse_rules import Rules
+
+    return LighthouseConfig(
+        rules=Rules(values["min-replicas"], values["join-timeout-ms"] / 1000),
+        timing=Timing(values["heartbeat-timeout-ms"] / 1000, values["disconnect-grace-ms"] / 1000),
+        job=values["job"],
+        lease_ttl_s=values["lease-ttl"],
+        lease_grace_s=values["lease-grace-ms"] / 1000,
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise ConfigError(f"--listen must be HOST:PORT (set to {text!r})")
+    return host.removeprefix("[").removesuffix("]"), int(port)
