@@ -1,5 +1,57 @@
 """Training runs: who takes part, in which rank, and who died when and why; on raftkv or on etcd.
 
+::
+
+    import raftkv.training
+
+    with raftkv.training.join("job", endpoints="h1:2379,h2:2379", min_nodes=2, max_nodes=4) as run:
+        run.rank, run.world_size, run.epoch
+        run.barrier("start")
+
 Read ``membership`` first (one node's part), then ``arbiter`` (the rules, pure) and ``keys`` (the layout). User code
-begins with ``join``. Nothing here imports torch; ``raftkv.torch`` adapts this to it.
+begins with ``join`` (``run``); ``raftkv.training.aio`` is the same for asyncio. Nothing here imports torch;
+``raftkv.torch`` adapts this to it. A name is imported when it is first used.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from raftkv.training import aio as aio
+    from raftkv.training.epoch import BarrierTimeout as BarrierTimeout
+    from raftkv.training.errors import EpochOver as EpochOver
+    from raftkv.training.errors import JoinTimeout as JoinTimeout
+    from raftkv.training.errors import RunClosed as RunClosed
+    from raftkv.training.errors import RunConflict as RunConflict
+    from raftkv.training.errors import TrainingError as TrainingError
+    from raftkv.training.run import Run as Run
+    from raftkv.training.run import join as join
+
+_PLACES: Final = {
+    "BarrierTimeout": "epoch",
+    "EpochOver": "errors",
+    "JoinTimeout": "errors",
+    "Run": "run",
+    "RunClosed": "errors",
+    "RunConflict": "errors",
+    "TrainingError": "errors",
+    "join": "run",
+}
+
+__all__ = ["aio", *sorted(_PLACES)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name == "aio":
+        return import_module("raftkv.training.aio")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"raftkv.training.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

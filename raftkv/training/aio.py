@@ -1,0 +1,13 @@
+"""The training API for asyncio: the same names as ``raftkv.training``, to be awaited.
+
+run = await raftkv.training.aio.join("job", endpoints="h1:2379", min_nodes=2)
+"""
+
+from __future__ import annotations
+
+from raftkv.training.async_run import Run, join
+from raftkv.training.counter import Counter
+from raftkv.training.epoch import BarrierTimeout
+from raftkv.training.term import RunTerm
+
+__all__ = ["BarrierTimeout", "Counter", "Run", "RunTerm", "join"]
