@@ -90,13 +90,6 @@ class View:
         """The last that began."""
         return self.round.epoch
 
-    def is_ready(self, present: Present) -> bool:
-        """Whether a node may be in the next epoch."""
-        node = present.node
-        if any(member.id == node.id for member in self.round.members):
-            return node.want > self.epoch
-        return node.running == 0
-
     def lost(self) -> tuple[Member, ...]:
         """Members whose leases have ended."""
         return tuple(member for member in self.round.members if member.id not in self.nodes)

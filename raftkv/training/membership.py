@@ -11,8 +11,7 @@
     await membership.close("finished")              # for everybody
     await membership.leave()
 
-Owns the node's leased key, its view of ``round`` and ``state``, and, while this node is the arbiter, the office. What
-it holds to:
+What it holds to:
 
 1. ``next_world`` tells the run that nothing of an earlier epoch runs here any more, *before* it waits; so a world is
    never handed out while another may still run here.
@@ -21,8 +20,8 @@ it holds to:
    long as no other epoch has begun.
 3. Every write is conditional on the lease, and every write of an epoch on the epoch (``World.fence``).
 
-Who decides: the node that holds ``arbiter``. When that key goes, with its holder's lease, members try to take it in
-rank order, a few milliseconds apart, so that a thousand nodes do not ask at once.
+It puts together ``presence`` (the lease and the node's key), ``record_cache`` (what the run's record says) and
+``succession`` (who decides, and this node's turn at it).
 """
 
 from __future__ import annotations
@@ -30,49 +29,27 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING
 
 from raftkv.client.compares import Compare, mod_revision, version
 from raftkv.client.operations import Delete, Get, GetRange, Operation, Put
-from raftkv.client.txn import Txn
-from raftkv.client.values import DELETE, Event, KeyValue, RangeResult, TxnResult
-from raftkv.errors import LeaseNotFoundError, StatusError
+from raftkv.client.values import DELETE, Event, KeyValue, TxnResult
+from raftkv.errors import StatusError
 from raftkv.training.config import RunConfig
-from raftkv.training.control import ClientControl, Control, Grant
+from raftkv.training.control import ClientControl, Control
 from raftkv.training.errors import EpochOver, JoinTimeout, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
-from raftkv.training.office import Office
+from raftkv.training.presence import Presence
 from raftkv.training.record_cache import RecordCache
-from raftkv.training.records import (
-    BROKEN,
-    CLOSED,
-    GATHERING,
-    HEARTBEAT_LOST,
-    LEFT,
-    PARTITION,
-    RUNNING,
-    Fault,
-    Node,
-    Round,
-    State,
-)
+from raftkv.training.records import BROKEN, CLOSED, GATHERING, LEFT, RUNNING, Fault, Node, Round, State
+from raftkv.training.retries import until_answered
+from raftkv.training.succession import Succession
 from raftkv.training.world import World
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
-
-T = TypeVar("T")
-
-RETRY_MIN_S: Final = 0.02
-RETRY_MAX_S: Final = 0.25
-STAGGER_S: Final = 0.005
-STAGGER_MAX_S: Final = 0.25
-FORGIVE_TTLS: Final = 2.0
-FORGIVE_EXTRA_S: Final = 1.0
-SILENT_TTLS: Final = 0.7
-"""Without a confirmed keep-alive for so much of a TTL the store counts as out of reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +79,6 @@ class Membership:
 
     Attributes:
         config: of this node.
-        node: as registered.
         world: the last one that ``next_world`` has returned.
     """
 
@@ -111,23 +87,18 @@ class Membership:
     ) -> None:
         self.config = config = config.checked()
         self.world: World | None = None
-        self.node = Node(
-            id=f"{config.host}-{secrets.token_hex(4)}",
-            host=config.host,
-            address=config.address,
-            slots=config.slots,
-            topology=config.topology,
-            min_nodes=config.min_nodes,
-            max_nodes=config.max_nodes,
-            data=dict(data),
-            time=time.time(),
-        )
         self._control = control
         self._keys = RunKeys(config.run_id)
         self._cache = RecordCache(config.run_id, self._changed)
-        self._grant: Grant | None = None
-        self._registered = asyncio.Event()
-        self._declared = False
+        self._presence = Presence(
+            control,
+            config,
+            _new_node(config, data),
+            on_registered=self._registered,
+            on_lost=self._lost_lease,
+            on_outage=self._outage,
+        )
+        self._succession = Succession(control, config, self._cache, self._presence)
         self._left = False
         self._on_progress = on_progress
         self._told: Progress | None = None
@@ -135,16 +106,10 @@ class Membership:
         self._last_callback = 0
         self._waiters: list[asyncio.Future[None]] = []
         self._boots: dict[int, str] = {}
-        self._arbiter = ""
-        self._office: Office | None = None
-        self._office_revision = self._office_lease = 0
+        self._calls_revision = 0
         self._unwatch: list[Callable[[], None]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._succession: asyncio.TimerHandle | None = None
+        self._rewatching: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._forgive_until = 0.0
-        self._beat_at = 0.0
-        self._stood_still_s = 0.0
 
     # -- coming and going
 
@@ -185,12 +150,11 @@ class Membership:
         """As ``open``, over any control."""
         membership = cls(control, config, data or {}, on_progress)
         try:
-            await membership._register()
+            await membership._presence.open()
             await membership._check_run()
         except BaseException:
             await membership._go()
             raise
-        membership._beat()
         return membership
 
     async def leave(self) -> None:
@@ -198,85 +162,59 @@ class Membership:
         world = self.world
         if world is not None and not self._left and not self.closed and self.nodes_waiting == 0:
             fault = Fault(world.epoch, self.node.id, self.node.host, cause=LEFT, time=time.time())
+            put = Put(self._keys.faults(world.epoch) + fault.key, fault.encode())
             try:
-                await self._control.txn(
-                    world.fence.conditions, [Put(self._keys.faults(world.epoch) + fault.key, fault.encode())]
-                )
+                await self._control.txn(world.fence.conditions, [put])
             except StatusError:
                 pass  # the end of the lease tells it as well, only later
         await self._go()
 
     async def _go(self) -> None:
         self._left = True
-        self._resign()
+        self._succession.close()
         for unwatch in self._unwatch:
             unwatch()
         self._unwatch.clear()
-        for task in list(self._tasks):
-            task.cancel()
+        if self._rewatching is not None:
+            self._rewatching.cancel()
         self._wake()
-        if self._grant is not None:
-            grant, self._grant = self._grant, None
-            try:
-                await self._control.end(grant, revoke=True)
-            except StatusError:
-                return  # nobody keeps it alive: it ends with its TTL
+        await self._presence.leave()
 
     async def close(self, reason: str = "finished") -> None:
-        """End the run for everybody: no epoch begins any more. Does nothing if another has begun without this node.
+        """End the run for everybody: no epoch begins any more. Does nothing if one has begun without this node.
 
         Raises:
             StatusError: the store refused.
         """
+        gone = [Delete(f"{self._keys.base}{part}/", prefix=True) for part in ("boot", "fault", "store", "sync")]
         while not self.closed and not self._left:
             state, current = self._cache.state, self._cache.round
             if state is None or (self.world is not None and current and current.epoch != self.world.epoch):
                 return
             closed = replace(state, phase=CLOSED, reason=reason, cause="", node=self.node.id, time=time.time())
-            conditions = [
-                mod_revision(self._keys.state) == self._cache.state_revision,
-                version(self._keys.node(self.node.id)) > 0,
-            ]
-            base = self._keys.base
-            gone = [Delete(f"{base}{part}/", prefix=True) for part in ("boot", "fault", "store", "sync")]
+            conditions = [self._state_as_seen(), version(self._keys.node(self.node.id)) > 0]
             result = await self._txn(conditions, [Put(self._keys.state, closed.encode()), *gone])
             if result.succeeded:
                 await self._cache.reached(result.revision)
-                return
-            await self._reload()
+            else:
+                await self._presence.registered.wait()
+                await self._reload()
 
-    # -- registering
+    # -- what the store holds
 
-    async def _register(self) -> None:
-        """Be there: a lease and the node's key; and see what is going on."""
-        grant = await self._control.grant(
-            self.config.lease_ttl_s, self.config.disconnect_grace_s, lambda: self._lost_lease(grant_id)
-        )
-        grant_id = grant.id
-        self._grant = grant
-        keys = self._keys
-        state = State(0, GATHERING, min_nodes=self.config.min_nodes, max_nodes=self.config.max_nodes, time=time.time())
-        first = Txn().when(version(keys.state) == 0).then(Put(keys.state, state.encode()))
-        office = Txn().when(version(keys.arbiter) == 0).then(Put(keys.arbiter, self.node.id, lease=grant.id))
-        result = await self._control.txn(
-            (),
-            [
-                Put(keys.node(self.node.id), self.node.encode(), lease=grant.id),
-                first,
-                office,
-                GetRange(*keys.record),
-                GetRange(*keys.calls),
-            ],
-        )
-        self._declared = self.node.running == 0
-        self._take(result.results[3], result.results[4], result.revision)
-        self._registered.set()
-        if not self._unwatch:
+    def _registered(self, result: TxnResult) -> None:
+        record, calls = result.results[3], result.results[4]
+        self._load_calls(calls, result.revision)
+        self._cache.load(record, result.revision)
+        if not self._unwatch and not self._left:
             self._watch(result.revision + 1)
 
-    def _take(self, record: RangeResult, calls: RangeResult, revision: int) -> None:
-        self._take_calls(calls.items, revision)
-        self._cache.load(record, revision)
+    def _lost_lease(self) -> None:
+        self._succession.lost_lease()
+        self._succession.forgive()
+
+    def _outage(self) -> None:
+        self._succession.forgive()
 
     def _watch(self, revision: int) -> None:
         for unwatch in self._unwatch:
@@ -288,8 +226,8 @@ class Membership:
         ]
 
     def _lost_watch(self, error: Exception) -> None:
-        if not self._left:
-            self._spawn(self._rewatch())
+        if not self._left and (self._rewatching is None or self._rewatching.done()):
+            self._rewatching = self._loop.create_task(self._rewatch())
 
     async def _rewatch(self) -> None:
         """History was compacted under the watches: begin again with what is there now."""
@@ -298,85 +236,78 @@ class Membership:
             self._watch(revision + 1)
 
     async def _reload(self) -> int:
-        reads = [GetRange(*self._keys.record), GetRange(*self._keys.calls)]
-        result = await self._txn((), reads)
-        self._take(result.results[0], result.results[1], result.revision)
+        result = await self._txn((), [GetRange(*self._keys.record), GetRange(*self._keys.calls)])
+        record, calls = result.results
+        self._load_calls(calls, result.revision)
+        self._cache.load(record, result.revision)
         return result.revision
 
+    def _load_calls(self, items: Sequence[KeyValue], revision: int) -> None:
+        if revision < self._calls_revision:
+            return
+        self._calls_revision = revision
+        found = {item.key.decode(): item for item in items}
+        self._boots = {}
+        for key, item in found.items():
+            self._put_boot(key, item.text)
+        self._succession.held_by(found.get(self._keys.arbiter))
+
+    def _on_calls(self, revision: int, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.kv.mod_revision <= self._calls_revision:
+                continue
+            key = event.kv.key.decode()
+            if key == self._keys.arbiter:
+                self._succession.held_by(None if event.type == DELETE else event.kv)
+            else:
+                self._put_boot(key, None if event.type == DELETE else event.kv.text)
+        self._calls_revision = max(self._calls_revision, revision)
+        self._wake()
+
+    def _put_boot(self, key: str, value: str | None) -> None:
+        _, _, epoch = key.rpartition("/boot/")
+        if not epoch.isdigit():
+            return
+        if value is None:
+            self._boots.pop(int(epoch), None)
+        else:
+            self._boots[int(epoch)] = value
+
+    async def _txn(self, compares: Sequence[Compare], then: Sequence[Operation]) -> TxnResult:
+        return await until_answered(lambda: self._control.txn(compares, then))
+
+    def _state_as_seen(self) -> Compare:
+        return mod_revision(self._keys.state) == self._cache.state_revision
+
+    # -- may this node take part?
+
     async def _check_run(self) -> None:
-        """Whether this node may take part at all; a run that nobody is in any more is taken over."""
-        state = self._cache.state
+        """A run that is closed, or has other limits, is taken over if nobody is in it any more."""
         limits = (self.config.min_nodes, self.config.max_nodes)
-        while state is not None and (state.phase == CLOSED or (state.min_nodes, state.max_nodes) != limits):
-            closed = state.phase == CLOSED
-            # Who came before this node; of two that find a closed or dead run at once, the older takes it over.
-            mine = await self._txn((), [Get(self._keys.node(self.node.id))])
-            since = self._cache.state_revision if closed else mine.results[0].create_revision - 1
-            others = GetRange(self._keys.nodes, prefix=True, keys_only=True, limit=1, max_create_revision=since)
-            found = await self._txn((), [others])
-            if len(found.results[0]):
-                if closed:
+        while (state := self._cache.state) is not None:
+            if state.phase != CLOSED and (state.min_nodes, state.max_nodes) == limits:
+                return
+            if await self._is_somebody_there(state):
+                if state.phase == CLOSED:
                     raise RunClosed(self.config.run_id, state.reason)
-                raise RunConflict(
-                    self.config.run_id, f"{state.min_nodes}:{state.max_nodes}", f"{limits[0]}:{limits[1]}"
-                )
-            phase = GATHERING if closed else BROKEN
+                theirs = f"{state.min_nodes}:{state.max_nodes}"
+                raise RunConflict(self.config.run_id, theirs, f"{limits[0]}:{limits[1]}")
+            phase = GATHERING if state.phase == CLOSED else BROKEN
             anew = State(state.epoch, phase, "started anew", min_nodes=limits[0], max_nodes=limits[1], time=time.time())
-            result = await self._txn(
-                [mod_revision(self._keys.state) == self._cache.state_revision],
-                [Put(self._keys.state, anew.encode())],
-            )
+            result = await self._txn([self._state_as_seen()], [Put(self._keys.state, anew.encode())])
             if result.succeeded:
                 await self._cache.reached(result.revision)
             else:
                 await self._reload()
-            state = self._cache.state
 
-    def _lost_lease(self, lease_id: int) -> None:
-        """The cluster says that the lease is gone, and with it the node's key and office."""
-        if self._left or self._grant is None or self._grant.id != lease_id:
-            return
-        self._grant = None
-        self._registered.clear()
-        self._resign()
-        self._spawn(self._register_again())
-
-    async def _register_again(self) -> None:
-        running = 0 if self._declared or self.world is None else self.world.epoch
-        self.node = replace(self.node, running=running, want=running or self.node.want, time=time.time())
-        self._forgive(self._loop.time())
-        stood_still_s = self._stood_still_s
-        await self._until_answered(self._register)
-        if running and self._cache.round is not None and self._cache.round.epoch == running:
-            await self._explain(running, stood_still_s)
-
-    async def _explain(self, epoch: int, stood_still_s: float) -> None:
-        """Only this node can tell why its lease ended although it lives: say it where the arbiter noted the loss."""
-        if stood_still_s >= self.config.lease_ttl_s:
-            cause, message = HEARTBEAT_LOST, f"the process stood still for {stood_still_s:.1f} s"
-        else:
-            cause, message = PARTITION, "it was cut off from the store, and is back"
-        fault = Fault(epoch, self.node.id, self.node.host, cause=cause, message=message, time=time.time())
-        key = self._keys.faults(epoch) + fault.key
-        put = [Put(key, fault.encode())]
-        await self._txn([version(key) > 0], put)
-
-    async def _until_answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call that is safe to repeat until the store answers, however long that takes."""
-        wait_s = RETRY_MIN_S
-        while True:
-            try:
-                return await call()
-            except LeaseNotFoundError:
-                raise
-            except StatusError as error:
-                if error.definite and not _is_outage(error):
-                    raise
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, RETRY_MAX_S)
-
-    async def _txn(self, compares: Sequence[Compare], then: Sequence[Operation]) -> TxnResult:
-        return await self._until_answered(lambda: self._control.txn(compares, then))
+    async def _is_somebody_there(self, state: State) -> bool:
+        """Nodes of the closed run; or any that came before this one, so that of two newcomers one takes it over."""
+        before = self._cache.state_revision
+        if state.phase != CLOSED:
+            mine = await self._txn((), [Get(self._keys.node(self.node.id))])
+            before = mine.results[0].create_revision - 1 if mine.results[0] is not None else before
+        others = GetRange(self._keys.nodes, prefix=True, keys_only=True, limit=1, max_create_revision=before)
+        return bool((await self._txn((), [others])).results[0].items)
 
     # -- worlds
 
@@ -396,10 +327,11 @@ class Membership:
         deadline = self._loop.time() + limit_s
         try:
             while True:
-                await self._declare(deadline)
+                async with asyncio.timeout_at(deadline):
+                    await self._presence.declare(self._first_possible())
                 world = await self._formed(deadline)
                 if world is not None:
-                    self._declared = False
+                    self._presence.starts(world.epoch)
                     self.world = world
                     return world
         except TimeoutError:
@@ -407,41 +339,24 @@ class Membership:
             await self._go()
             raise JoinTimeout(self.config.run_id, limit_s, why) from None
 
-    async def _declare(self, deadline: float) -> None:
-        """Write that nothing runs here any more, unless that is what stands there."""
-        current = self._cache.round
-        epoch = current.epoch if current is not None else 0
-        want = max(epoch + 1 if self._is_member(current) else 1, self.world.epoch + 1 if self.world else 1)
-        while not self._declared or self.node.want < want:
-            self.node = replace(self.node, want=max(want, self.node.want), running=0)
-            self._declared = True  # if the lease is lost meanwhile, this is what is registered
-            async with asyncio.timeout_at(deadline):
-                await self._registered.wait()
-                grant = self._grant
-                if grant is None:
-                    continue
-                put = Put(self._keys.node(self.node.id), self.node.encode(), lease=grant.id)
-                try:
-                    await self._txn((), [put])
-                except LeaseNotFoundError:
-                    self._declared = False
-                    self._lost_lease(grant.id)
+    def _first_possible(self) -> int:
+        """The first epoch that may include this node, which runs nothing now."""
+        current, world = self._cache.round, self.world
+        present = current.epoch if current is not None and self._is_member(current) else 0
+        return max(present, world.epoch if world is not None else 0) + 1
 
     async def _formed(self, deadline: float) -> World | None:
-        """The world that this node may start; None: it must declare itself again first."""
-        seen = self.world.epoch if self.world is not None else 0
+        """The world that this node may start; None: one began and ended without it, it must declare itself again."""
         while True:
             state, current = self._cache.state, self._cache.round
             if self._left:
                 raise RunClosed(self.config.run_id, "this node has left")
-            if self.closed:
-                raise RunClosed(self.config.run_id, state.reason if state else "")
-            if current is not None and current.epoch > seen and self._is_member(current):
-                if current.epoch >= self.node.want:
-                    if state is None or state.phase != RUNNING or state.epoch != current.epoch:
-                        return None  # over before it was started here
-                    return self._world(current)
-                return None
+            if state is not None and state.phase == CLOSED:
+                raise RunClosed(self.config.run_id, state.reason)
+            if current is not None and current.epoch >= self.node.want and self._is_member(current):
+                if state is None or state.phase != RUNNING or state.epoch != current.epoch:
+                    return None
+                return self._world(current)
             self._tell_progress()
             await self._next_change(None if self._is_standby else deadline)
 
@@ -460,18 +375,21 @@ class Membership:
 
     def _why_not(self) -> str:
         state = self._cache.state
-        if state is None or not self._registered.is_set():
+        if self._cache.damage:
+            return self._cache.damage
+        if state is None or not self._presence.registered.is_set():
             return "the store cannot be reached"
-        if self._is_member(self._cache.round) and state.phase == RUNNING:
-            return "the other nodes have not come back"
-        least = state.min_nodes
-        return f"{state.joined} of at least {least} nodes are there" + (f" ({state.reason})" if state.reason else "")
+        because = f" ({state.reason})" if state.reason else ""
+        if state.joined >= state.min_nodes:
+            return f"{state.joined} nodes are there, but others have not come back{because}"
+        return f"{state.joined} of at least {state.min_nodes} nodes are there{because}"
 
-    async def _next_change(self, deadline: float | None) -> None:
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append(future)
-        async with asyncio.timeout_at(deadline):
-            await future
+    # -- what anybody may ask
+
+    @property
+    def node(self) -> Node:
+        """As registered."""
+        return self._presence.node
 
     @property
     def nodes_waiting(self) -> int:
@@ -510,8 +428,8 @@ class Membership:
         world = self.world
         if world is None or fault.epoch != world.epoch:
             return
-        put = [Put(self._keys.faults(world.epoch) + fault.key, fault.encode())]
-        await self._txn(world.fence.conditions, put)
+        put = Put(self._keys.faults(world.epoch) + fault.key, fault.encode())
+        await self._txn(world.fence.conditions, [put])
 
     async def publish(self, value: str) -> None:
         """Tell all members of the present world something, as the address of its store; the last one counts.
@@ -521,8 +439,7 @@ class Membership:
             StatusError: the store refused.
         """
         world = self._present()
-        put = [Put(self._keys.boot(world.epoch), value)]
-        result = await self._txn(world.fence.conditions, put)
+        result = await self._txn(world.fence.conditions, [Put(self._keys.boot(world.epoch), value)])
         if not result.succeeded:
             raise EpochOver(world.run_id, world.epoch)
 
@@ -537,10 +454,11 @@ class Membership:
         world = self._present()
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while world.epoch not in self._boots:
+            state = self._cache.state
             if self.closed or self._left:
-                raise RunClosed(world.run_id, "")
+                raise RunClosed(world.run_id, state.reason if state is not None else "")
             if self.nodes_waiting:
-                raise EpochOver(world.run_id, world.epoch, self._cache.state.reason if self._cache.state else "")
+                raise EpochOver(world.run_id, world.epoch, state.reason if state is not None else "")
             await self._next_change(deadline)
         return self._boots[world.epoch]
 
@@ -558,10 +476,15 @@ class Membership:
 
     def _changed(self) -> None:
         self._wake()
-        if self._office is not None:
-            self._office.look()
+        self._succession.look()
         for callback in list(self._callbacks.values()):
             callback(self)
+
+    async def _next_change(self, deadline: float | None) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(future)
+        async with asyncio.timeout_at(deadline):
+            await future
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -578,129 +501,16 @@ class Membership:
             self._told = progress
             self._on_progress(progress)
 
-    # -- the arbiter's office
 
-    def _on_calls(self, revision: int, events: Sequence[Event]) -> None:
-        for event in events:
-            if event.type == DELETE:
-                self._drop_call(event.kv.key)
-            else:
-                self._put_call(event.kv)
-        self._look_at_office()
-        self._wake()
-
-    def _take_calls(self, items: Sequence[KeyValue], revision: int) -> None:
-        self._arbiter = ""
-        for item in items:
-            self._put_call(item)
-        self._look_at_office()
-
-    def _put_call(self, item: KeyValue) -> None:
-        name = item.key.decode()[len(self._keys.base) :]
-        if name == "arbiter":
-            self._arbiter = item.text
-            self._office_revision = item.mod_revision
-            self._office_lease = item.lease
-        elif name.startswith("boot/") and name[5:].isdigit():
-            self._boots[int(name[5:])] = item.text
-
-    def _drop_call(self, key: bytes) -> None:
-        name = key.decode()[len(self._keys.base) :]
-        if name == "arbiter":
-            self._arbiter = ""
-        elif name.startswith("boot/") and name[5:].isdigit():
-            self._boots.pop(int(name[5:]), None)
-
-    def _look_at_office(self) -> None:
-        """Take the office up, lay it down, or try to get it: as the ``arbiter`` key says."""
-        if self._left:
-            return
-        mine = self._arbiter == self.node.id and self._grant is not None and self._office_lease == self._grant.id
-        if not mine:
-            self._resign()
-        elif self._office is None:
-            self._office = Office(self._control, self.config, self._cache, self._office_revision, self._forgive_until)
-        if self._arbiter:
-            self._forget_succession()
-        elif self._succession is None:
-            self._succession = self._loop.call_later(self._stagger_s(), self._succeed)
-
-    def _resign(self) -> None:
-        self._forget_succession()
-        if self._office is not None:
-            self._office.close()
-            self._office = None
-
-    def _forget_succession(self) -> None:
-        if self._succession is not None:
-            self._succession.cancel()
-            self._succession = None
-
-    def _stagger_s(self) -> float:
-        current = self._cache.round
-        members = current.members if current is not None else ()
-        place = next((index for index, member in enumerate(members) if member.id == self.node.id), len(members))
-        return min(place * STAGGER_S, STAGGER_MAX_S)
-
-    def _succeed(self) -> None:
-        self._succession = None
-        self._spawn(self._take_office())
-
-    async def _take_office(self) -> None:
-        keys = self._keys
-        wait_s = RETRY_MIN_S
-        while not self._arbiter and not self._left:
-            await self._registered.wait()
-            grant = self._grant
-            if grant is None:
-                continue
-            conditions = [version(keys.arbiter) == 0, version(keys.node(self.node.id)) > 0]
-            try:
-                result = await self._control.txn(conditions, [Put(keys.arbiter, self.node.id, lease=grant.id)])
-            except LeaseNotFoundError:
-                self._lost_lease(grant.id)
-                return
-            except StatusError:
-                result = None
-            if result is not None and result.succeeded:
-                return  # the watch brings it, and so begins the office
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, RETRY_MAX_S)
-
-    # -- time
-
-    def _beat(self) -> None:
-        """Notice that this process stood still, or that the store was out of reach."""
-        now = self._loop.time()
-        interval_s = self.config.lease_ttl_s / 2
-        if self._beat_at:
-            late_s = now - self._beat_at - interval_s
-            if late_s > interval_s:
-                self._stood_still_s = late_s
-        self._beat_at = now
-        grant = self._grant
-        if grant is None or grant.silent_s > SILENT_TTLS * grant.ttl_s:
-            self._forgive(now)
-        if not self._left:
-            self._loop.call_later(interval_s, self._beat)
-
-    def _forgive(self, now: float) -> None:
-        """Give others the time to register again that this node had."""
-        ttl_s = self._grant.ttl_s if self._grant is not None else self.config.lease_ttl_s
-        self._forgive_until = now + FORGIVE_TTLS * ttl_s + FORGIVE_EXTRA_S
-        if self._office is not None:
-            self._office.forgive(self._forgive_until)
-
-    def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _is_outage(error: StatusError) -> bool:
-    """Whether an error says that the store cannot answer now, rather than that it will not."""
-    return error.code in _OUTAGE_CODES
-
-
-_OUTAGE_CODES: Final = frozenset((1, 4, 8, 10, 14))
-"""CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, ABORTED, UNAVAILABLE."""
+def _new_node(config: RunConfig, data: Mapping[str, str]) -> Node:
+    return Node(
+        id=f"{config.host}-{secrets.token_hex(4)}",
+        host=config.host,
+        address=config.address,
+        slots=config.slots,
+        topology=config.topology,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        data=dict(data),
+        time=time.time(),
+    )

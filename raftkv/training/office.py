@@ -13,6 +13,7 @@ watch or made again; the conditions keep it from happening twice.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -30,7 +31,10 @@ from raftkv.training.keys import RunKeys
 from raftkv.training.record_cache import RecordCache
 from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, RUNNING, Fault, Node, Round
 
+_log = logging.getLogger(__name__)
+
 RETRY_S: Final = 0.05
+AFTER_ERROR_S: Final = 1.0
 TELL_PROGRESS_S: Final = 1.0
 FAULTS_MAX: Final = 64
 """Lost members that are recorded one by one in a single decision; a txn has 128 operations at most."""
@@ -47,6 +51,9 @@ class Office:
         cache: the node's view of ``round`` and ``state``.
         revision: mod_revision of the arbiter key: the office.
         forgive_until: see ``Arbiter``.
+
+    Attributes:
+        revision: as given.
     """
 
     def __init__(
@@ -55,7 +62,7 @@ class Office:
         self._control = control
         self._keys = RunKeys(config.run_id)
         self._cache = cache
-        self._revision = revision
+        self.revision = revision
         self._arbiter = Arbiter(config.last_call_timeout_s, config.expected_nodes, config.rank_policy)
         self._arbiter.forgive_until = forgive_until
         self._nodes: dict[str, Present] = {}
@@ -168,6 +175,11 @@ class Office:
                 # The store is out of reach, or is electing: nothing is decided meanwhile, and nothing is lost.
                 await asyncio.sleep(RETRY_S)
                 continue
+            except Exception:
+                _log.exception("raftkv: the arbiter of run %s failed; it looks again", self._keys.run_id)
+                self._seen = 0
+                await asyncio.sleep(AFTER_ERROR_S)
+                continue
             await self._wake.wait()
             self._wake.clear()
 
@@ -205,7 +217,7 @@ class Office:
         return [
             mod_revision(self._keys.round) == self._cache.round_revision,
             mod_revision(self._keys.state) == self._cache.state_revision,
-            mod_revision(self._keys.arbiter) == self._revision,
+            mod_revision(self._keys.arbiter) == self.revision,
         ]
 
     def _break(self, view: View, decision: Break) -> list[Operation]:

@@ -1,0 +1,203 @@
+"""A node's being there: its lease and its leased key, for as long as it wants to be.
+
+Owns what stands in the node's key. The key says which epochs this node may be in; it is always the truth about this
+process, also when it is written anew because the lease was lost:
+
+    registered               want = 1, running = 0         it runs nothing
+    declared at epoch n      want = n + 1, running = 0     it has stopped everything up to n
+    lost and back in n       want = n, running = n         it still runs n, and did not know better
+
+A late duplicate of such a write does no harm: an older ``want`` is not above the epoch that has begun meanwhile, and
+one under an older lease fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from raftkv.client.compares import version
+from raftkv.client.operations import GetRange, Put
+from raftkv.client.txn import Txn
+from raftkv.client.values import TxnResult
+from raftkv.errors import LeaseNotFoundError, StatusError
+from raftkv.training.config import RunConfig
+from raftkv.training.control import Control, Grant
+from raftkv.training.keys import RunKeys
+from raftkv.training.records import GATHERING, HEARTBEAT_LOST, PARTITION, Fault, Node, State
+from raftkv.training.retries import until_answered
+
+SILENT_TTLS: Final = 0.7
+"""Without a confirmed keep-alive for so much of a TTL the store counts as out of reach."""
+OPEN_LIMIT_S: Final = 10.0
+"""How long the first registration is tried, through an election say; a wrong address should be told soon."""
+
+
+class Presence:
+    """See the module.
+
+    Arguments:
+        control: the store.
+        config: of this node.
+        node: what it says of itself.
+        on_registered: told what the store held at each registration: the run's record, the calls, the revision.
+        on_lost: called when the lease is lost; the node registers again by itself.
+        on_outage: called at every beat at which the store is out of reach.
+
+    Attributes:
+        node: as registered.
+        grant: the lease; None while it is lost.
+        registered: set while the node's key is there, as far as is known.
+        epoch: of the world that runs here; 0: none.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        config: RunConfig,
+        node: Node,
+        *,
+        on_registered: Callable[[TxnResult], None],
+        on_lost: Callable[[], None],
+        on_outage: Callable[[], None],
+    ) -> None:
+        self.node = node
+        self.grant: Grant | None = None
+        self.registered = asyncio.Event()
+        self.epoch = 0
+        self._control = control
+        self._config = config
+        self._keys = RunKeys(config.run_id)
+        self._on_registered = on_registered
+        self._on_lost = on_lost
+        self._on_outage = on_outage
+        self._declared = False
+        self._left = False
+        self._again: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._beat_at = 0.0
+        self._stood_still_s = 0.0
+
+    async def open(self) -> None:
+        """Register for the first time.
+
+        Raises:
+            StatusError: the store cannot be reached, or refused.
+        """
+        await until_answered(self._register, OPEN_LIMIT_S)
+        self._beat()
+
+    async def leave(self) -> None:
+        """Be there no more."""
+        self._left = True
+        if self._again is not None:
+            self._again.cancel()
+        if self.grant is not None:
+            grant, self.grant = self.grant, None
+            await self._drop(grant)
+
+    def starts(self, epoch: int) -> None:
+        """A world begins to run here."""
+        self.epoch = epoch
+        self._declared = False
+
+    async def declare(self, want: int) -> None:
+        """Write that nothing before the epoch ``want`` runs here any more, unless that stands there already."""
+        while not self._declared or self.node.want < want:
+            self.node = replace(self.node, want=max(want, self.node.want), running=0)
+            self._declared = True  # if the lease is lost meanwhile, this is what is registered
+            await self.registered.wait()
+            grant = self.grant
+            if grant is None:
+                self._declared = False
+                continue
+            put = Put(self._keys.node(self.node.id), self.node.encode(), lease=grant.id)
+            try:
+                await until_answered(lambda put=put: self._control.txn((), [put]))  # type: ignore[misc]
+            except LeaseNotFoundError:
+                self._declared = False
+                self.lose(grant.id)
+
+    def lose(self, lease_id: int) -> None:
+        """The cluster says that a lease is gone: if it is this node's, its key and office are gone as well."""
+        if self._left or self.grant is None or self.grant.id != lease_id:
+            return
+        self.grant = None
+        self.registered.clear()
+        self._on_lost()
+        self._again = self._loop.create_task(self._register_again())
+
+    # -- registering
+
+    async def _register(self) -> None:
+        config, keys = self._config, self._keys
+        grant = await self._control.grant(config.lease_ttl_s, config.disconnect_grace_s, lambda: self.lose(grant.id))
+        self.grant = grant
+        state = State(0, GATHERING, min_nodes=config.min_nodes, max_nodes=config.max_nodes, time=time.time())
+        try:
+            result = await self._control.txn(
+                (),
+                [
+                    Put(keys.node(self.node.id), self.node.encode(), lease=grant.id),
+                    Txn().when(version(keys.state) == 0).then(Put(keys.state, state.encode())),
+                    Txn().when(version(keys.arbiter) == 0).then(Put(keys.arbiter, self.node.id, lease=grant.id)),
+                    GetRange(*keys.record),
+                    GetRange(*keys.calls),
+                ],
+            )
+        except StatusError:
+            # It may have happened, with the office too: what hangs on this lease must not outlive it.
+            self.grant = None
+            await self._drop(grant)
+            raise
+        self._declared = self.node.running == 0
+        self._on_registered(result)
+        self.registered.set()
+
+    async def _drop(self, grant: Grant) -> None:
+        try:
+            await self._control.end(grant, revoke=True)
+        except StatusError:
+            return  # nobody keeps it alive: it ends with its TTL
+
+    async def _register_again(self) -> None:
+        running = 0 if self._declared else self.epoch
+        self.node = replace(self.node, running=running, want=running or self.node.want, time=time.time())
+        stood_still_s, self._stood_still_s = self._stood_still_s, 0.0
+        await self._until_registered()
+        if running:
+            await self._explain(running, stood_still_s)
+
+    async def _until_registered(self) -> None:
+        while True:
+            try:
+                return await until_answered(self._register)
+            except LeaseNotFoundError:
+                continue  # it ended between its grant and its use: the process stood still again
+
+    async def _explain(self, epoch: int, stood_still_s: float) -> None:
+        """Only this node can tell why its lease ended although it lives: say it where the arbiter noted the loss."""
+        if stood_still_s >= self._config.lease_ttl_s:
+            cause, message = HEARTBEAT_LOST, f"the process stood still for {stood_still_s:.1f} s"
+        else:
+            cause, message = PARTITION, "it was cut off from the store, and is back"
+        fault = Fault(epoch, self.node.id, self.node.host, cause=cause, message=message, time=time.time())
+        key = self._keys.faults(epoch) + fault.key
+        await until_answered(lambda: self._control.txn([version(key) > 0], [Put(key, fault.encode())]))
+
+    # -- time
+
+    def _beat(self) -> None:
+        """Notice that this process stood still, or that the store was out of reach."""
+        if self._left:
+            return
+        now, interval_s = self._loop.time(), self._config.lease_ttl_s / 2
+        if self._beat_at and now - self._beat_at > 2 * interval_s:
+            self._stood_still_s = now - self._beat_at
+        self._beat_at = now
+        if self.grant is None or self.grant.silent_s > SILENT_TTLS * self.grant.ttl_s:
+            self._on_outage()
+        self._loop.call_later(interval_s, self._beat)
