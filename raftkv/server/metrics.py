@@ -6,15 +6,16 @@ Values are read from the member's own counters when scraped: the hot path counts
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from raftkv.server.lessor_times import LeaseTimes
+from raftkv.server.lessor_times import TTL_BUCKETS_S, LeaseTimes
 from raftkv.server.node import Node
 from raftkv.server.transport import Transport
 from raftkv.server.version import ETCD_CLUSTER_VERSION, ETCD_VERSION
@@ -41,9 +42,13 @@ class DiskHistogram(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The one family."""
-        bounds = [*(str(bound) for bound in _DISK_BUCKETS_S), "+Inf"]
-        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
-        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum_s)
+        yield _histogram(self._name, self._text, _DISK_BUCKETS_S, self._counts, self._sum_s)
+
+
+def _histogram(name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Metric:
+    names = [*(floatToGoString(bound) for bound in bounds), "+Inf"]
+    buckets = list(zip(names, map(float, accumulate(counts)), strict=True))
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=total)
 
 
 def wal_sync_histogram(registry: CollectorRegistry) -> DiskHistogram:
@@ -175,6 +180,8 @@ class LeaseCollector(Collector):
             "etcd_debugging_server_lease_expired": ("The total number of expired leases.", times.expired_total),
         }
         yield from (CounterMetricFamily(name, text, float(value)) for name, (text, value) in counters.items())
+        text = "Bucketed histogram of lease TTLs."
+        yield _histogram("etcd_debugging_lease_ttl_total", text, TTL_BUCKETS_S, times.ttl_counts, times.ttl_sum_s)
         yield GaugeMetricFamily("raftkv_leases", "Leases that exist now.", float(len(times)))
 
 

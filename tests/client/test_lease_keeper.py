@@ -24,11 +24,14 @@ class Call:
         self.done = False
         self.under_way = True
         self.asked = []
+        self.graces_ms = []
         self.inbox = asyncio.Queue()
 
     def send_nowait(self, message):
         now = asyncio.get_running_loop().time()
-        self.asked.append((rpc_pb2.LeaseKeepAliveRequest.FromString(message).ID, now))
+        request = rpc_pb2.LeaseKeepAliveRequest.FromString(message)
+        self.asked.append((request.ID, now))
+        self.graces_ms.append(request.disconnect_grace_ms)
 
     async def receive(self):
         item = await self.inbox.get()
@@ -48,6 +51,8 @@ class Core:
     """What the keeper and its leases need of a client's core."""
 
     def __init__(self):
+        self.endpoints = ["m0"]
+        self.dead_ends = set()
         self.calls = []
         self.left = []
         self.granted = 0
@@ -57,12 +62,11 @@ class Core:
     def endpoint(self):
         return f"m{len(self.left)}"
 
-    endpoints = ("only one",)
-
     async def stream(self, method, endpoint=None, *, metadata=(), timeout_s=None, eager=False):
         if self.refuse is not None:
             raise self.refuse
         self.calls.append(Call())
+        self.calls[-1].under_way = endpoint not in self.dead_ends
         return Stream(self.calls[-1], method.response, endpoint)
 
     async def call(self, method, request, *, timeout_s):
@@ -175,3 +179,63 @@ def test_the_stream_ends_with_the_last_lease():
         assert again.alive
 
     play(scenario)
+
+
+def test_endpoints_that_do_not_connect_cost_a_moment_each():
+    """Two of three swallow every packet; a TTL of a second allows no more."""
+
+    async def scenario(core, scope):
+        core.endpoints = ["m0", "m1", "m2"]
+        core.dead_ends = {"m0", "m1"}
+        started = asyncio.get_running_loop().time()
+        lease = await Lease(scope, 60, disconnect_grace_s=0.25)
+        await until(lambda: len(core.calls) == 3 and core.calls[2].asked)
+        assert core.calls[2].asked[0][1] - started < lease.ttl / 3, "not when the next keep-alive is due"
+        assert core.left == ["m0", "m1"]
+        assert core.calls[2].graces_ms == [250]
+        core.calls[2].answer(lease.id, 60)
+        core.calls[2].inbox.put_nowait(RpcError(errors.UNAVAILABLE, "gone"))
+        core.dead_ends = {"m3"}
+        await until(lambda: len(core.calls) == 5 and core.calls[4].asked)
+        assert scope.keeper.last_failure == "no connection to m3 within 0.1 s"
+
+    play(scenario)
+
+
+def test_a_lease_with_a_grace_is_asked_for_as_soon_as_it_is_granted():
+    async def scenario(core, scope):
+        await Lease(scope, 60)
+        await until(lambda: core.calls and len(core.calls[0].asked) == 1)
+        late = await Lease(scope, 60)
+        soon = await Lease(scope, 60, disconnect_grace_s=0.0001)
+        await until(lambda: len(core.calls[0].asked) == 2)
+        assert core.calls[0].asked[1][0] == soon.id
+        assert core.calls[0].graces_ms == [0, 1]
+        assert late.alive
+
+    play(scenario)
+
+
+def test_a_patient_lease_is_lost_on_the_clusters_word_alone():
+    async def scenario(core, scope):
+        lease = await Lease(scope, 1, patient=True)
+        with pytest.raises(LeaseLost, match="never granted"):
+            Lease(scope, 1, patient=True).check()
+        core.refuse = errors.NoLeaderError()
+        await until(lambda: lease.remaining_s == 0.0)
+        await until(lambda: len(core.left) > 1)
+        lease.check()
+        assert lease.alive
+        core.refuse = None
+        await until(lambda: core.calls and core.calls[-1].asked and not core.calls[-1].done)
+        core.calls[-1].answer(lease.id, 0)
+        await lease.lost.wait()
+        with pytest.raises(LeaseLost, match="the cluster does not know it any more"):
+            lease.check()
+
+    play(scenario)
+
+
+def test_no_grace_is_negative():
+    with pytest.raises(ValueError, match=r"the grace of a lease cannot be negative: -0.1"):
+        Lease(SimpleNamespace(), 1, disconnect_grace_s=-0.1)

@@ -48,6 +48,22 @@ def test_leases_are_kept_alive(play):
     play(scenario)
 
 
+def test_a_grace_and_patience_change_nothing_for_an_owner_that_is_there(play):
+    """etcd does not know of them; raftkv does."""
+
+    async def scenario(kv):
+        lease = await kv.lease(ttl=2, disconnect_grace_s=0.1, patient=True)
+        await kv.put("k", "v", lease=lease)
+        async with asyncio.timeout(30):
+            await kept_past(lease, 2 * lease.ttl)
+        assert (await kv.get("k")).lease == lease.id
+        await lease.revoke()
+        assert await kv.get("k") is None
+        assert not lease.alive
+
+    play(scenario)
+
+
 async def kept_past(lease, seconds):
     """Wait until so much time has passed, by the loop's clock, or the lease is lost."""
     try:

@@ -10,7 +10,8 @@ from raftkv import errors
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import NONE, StateRole
 from raftkv.rpc.status import Code, RpcError
-from raftkv.server.lessor import Lessor
+from raftkv.server.lease_graces import Orphan
+from raftkv.server.lessor import LEASE_SHORTEN_PATH, Lessor, Shortening
 from raftkv.server.lessor_renewals import Ticket
 from raftkv.server.node import NodeSettings
 from tests.apply.machine import Machine
@@ -57,11 +58,13 @@ class Channel:
 
     def __init__(self) -> None:
         self.calls: list[tuple[list[int], asyncio.Future[bytes]]] = []
+        self.requests: list[tuple[str, bytes]] = []
         self._called = asyncio.Event()
 
     def unary(self, path: str, request: bytes, *_: object, **__: object) -> asyncio.Future[bytes]:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.calls.append((list(raft_pb2.LeaseRenewRequest.FromString(request).ids), future))
+        self.requests.append((path, request))
         self._called.set()
         return future
 
@@ -241,5 +244,33 @@ def test_a_leader_confirmed_a_moment_ago_is_asked_again_only_if_something_may_ha
         node.committed, node.is_transferring = 0, True
         waiting = await member.ask(4)
         assert (waiting[0].told == [], node.confirm(), waiting[0].told) == (True, 1, [0])
+
+    run(scenario)
+
+
+def test_a_broken_connection_is_told_to_the_leader_at_once() -> None:
+    async def scenario(follower: Follower) -> None:
+        now = asyncio.get_running_loop().time()
+        follower.lessor.orphaned([Orphan(7, 0.1, now - 2.0), Orphan(8, 3.5, now)])
+        (path, data) = follower.channels[FIRST].requests[0]
+        request = raft_pb2.LeaseShortenRequest.FromString(data)
+        assert path == LEASE_SHORTEN_PATH
+        assert (list(request.ids), list(request.graces_ms)) == ([7, 8], [100, 3500])
+        assert 2_000_000 <= request.ages_us[0] < request.ages_us[1] + 2_000_001
+        follower.channels[FIRST].calls[0][1].set_exception(RpcError(Code.UNAVAILABLE, "gone"))
+        await follower.channels[FIRST].wait_calls(2)
+        again = raft_pb2.LeaseShortenRequest.FromString(follower.channels[FIRST].requests[1][1])
+        assert again.ages_us[0] > request.ages_us[0], "it is as old as it is, not as when it was first told"
+        follower.channels[FIRST].calls[1][1].set_result(b"")
+
+    run(scenario)
+
+
+def test_a_break_that_another_member_told_is_not_passed_on() -> None:
+    async def scenario(follower: Follower) -> None:
+        told: list[object] = []
+        follower.lessor.ask(Shortening(follower.lessor, [Orphan(7, 0.1, 0.0)], is_local=False, settled=told.append))
+        assert not follower.channels[FIRST].calls
+        assert isinstance(told[0], errors.NotLeaderError)
 
     run(scenario)

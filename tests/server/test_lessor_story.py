@@ -214,3 +214,103 @@ def test_a_new_leader_knows_of_renewals_in_the_log() -> None:
     world.elect(1)
     world.advance(5.0)
     assert renewed.sent_at + 2 <= world.ended[7] <= renewed.sent_at + 2.7
+
+
+def _shorten(world: World, lease_id: int, grace_s: float, age_s: float) -> float | None:
+    """The connection of the owner breaks now, at the leader."""
+    assert world.leader is not None
+    return world.leader.times.shorten(lease_id, grace_s, age_s)
+
+
+def test_a_lease_whose_owner_is_gone_ends_after_its_grace() -> None:
+    world = _led_by(0, ttl_s=60)
+    world.renew(7)
+    world.advance(3.0)
+    broke_at = world.now
+    assert _shorten(world, 7, 0.3, age_s=3.0) == 0.3
+    world.advance(2.0)
+    assert broke_at + 0.3 <= world.ended[7] <= broke_at + 0.5
+
+
+def test_a_keep_alive_within_the_grace_gives_the_whole_ttl_again() -> None:
+    world = _led_by(0, ttl_s=10)
+    world.renew(7)
+    assert _shorten(world, 7, 0.3, age_s=0.0) == 0.3
+    world.advance(0.1)
+    assert world.renew(7).ttl_s == 10
+    renewed_at = world.now
+    world.advance(12.0)
+    assert renewed_at + 10 <= world.ended[7] <= renewed_at + 10.2
+
+
+def test_a_break_that_is_told_late_ends_nothing_that_was_kept_alive_another_way() -> None:
+    world = _led_by(0, ttl_s=10)
+    world.renew(7)
+    world.advance(2.0)
+    world.renew(7)
+    assert _shorten(world, 7, 0.3, age_s=2.0) is None
+    world.advance(5.0)
+    assert not world.ended
+
+
+def test_no_grace_is_longer_than_the_time_that_is_left() -> None:
+    world = _led_by(0, ttl_s=2)
+    world.renew(7)
+    renewed_at = world.now
+    world.advance(1.0)
+    assert _shorten(world, 7, 30.0, age_s=1.0) is None
+    assert _shorten(world, 5, 0.1, age_s=1.0) is None, "there is no such lease"
+    world.advance(5.0)
+    assert world.ended[7] <= renewed_at + 2.2
+
+
+def test_a_new_leader_that_has_not_heard_of_an_owner_yet_gives_it_time() -> None:
+    world = _led_by(0, ttl_s=10)
+    world.renew(7)
+    world.elect(1)
+    world.settle()
+    broke_at = world.now
+    assert _shorten(world, 7, 0.3, age_s=0.5) == 5.0
+    world.advance(9.0)
+    assert broke_at + 5 <= world.ended[7] <= broke_at + 5.2
+
+
+def test_many_breaks_leave_no_rubbish() -> None:
+    world = _led_by(0, ttl_s=10)
+    assert world.leader is not None
+    for _ in range(3_000):
+        world.renew(7)
+        _shorten(world, 7, 0.3, age_s=0.0)
+    assert len(world.leader.times._heap) < 1_500
+
+
+def test_an_outage_that_was_longer_than_a_ttl_ends_no_lease_before_its_owner_can_be_heard() -> None:
+    world = _led_by(0)
+    for _ in range(100):  # ten seconds without a leader
+        world.now += 0.1
+        for member in world.members:
+            member.step_down()
+            member.beat()
+    world.elect(1)
+    world.settle()
+    elected_at = world.now
+    world.advance(0.3)
+    assert world.renew(7).ttl_s == 2
+    world.grant(8, 1)
+    assert not world.ended
+    world.advance(5.0)
+    assert world.ended[7] >= elected_at + 2.3
+
+
+def test_after_an_outage_a_dead_owner_keeps_nobody_waiting() -> None:
+    world = _led_by(0)
+    for _ in range(100):
+        world.now += 0.1
+        for member in world.members:
+            member.step_down()
+            member.beat()
+    world.elect(1)
+    world.settle()
+    elected_at = world.now
+    world.advance(2.0)
+    assert elected_at + 0.5 <= world.ended[7] <= elected_at + 0.7

@@ -222,6 +222,7 @@ def test_many_leases_end_while_others_are_served(wire: Wire) -> None:
     assert wire.call(RANGE, count).message.count == 0
     text = http_get(wire.endpoints[leader(wire)], "/metrics")[2]
     (expired,) = (line for line in text.splitlines() if line.startswith("etcd_debugging_server_lease_expired_total "))
+    assert 'etcd_debugging_lease_ttl_total_bucket{le="8.388608e+06"}' in text, "etcd's histogram of TTLs"
     assert float(expired.split()[1]) >= 2_000
 
 

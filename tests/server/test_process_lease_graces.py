@@ -1,0 +1,205 @@
+"""Leases and connections that break, on three real members: whose lease ends soon, and whose must not."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import raftkv
+from tests.compat.wire import Wire
+from tests.procs import RAFTKV, ROOT, Cluster, free_port, wait_for
+from tests.server.process import leader_of
+
+pytestmark = pytest.mark.xdist_group("process-lease-graces")
+
+LONG_TTL_S = 600
+"""Longer than any test waits: what ends has been ended."""
+
+OWNER = """
+import sys
+import raftkv
+
+kv = raftkv.connect(sys.argv[1])
+for key, grace_s in (("gone", 0.1), ("stays", 0.0)):
+    lease = kv.lease(ttl=600, disconnect_grace_s=grace_s).grant()
+    kv.put(f"{sys.argv[2]}/{key}", b"", lease=lease)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(RAFTKV, size=3, flags=["--lease-min-ttl", "1"]) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def kv(cluster: Cluster) -> Iterator[raftkv.Client]:
+    for member in cluster.members:
+        if not member.is_running():
+            member.restart()
+    with raftkv.connect(cluster.endpoints, timeout_s=30.0) as kv:
+        yield kv
+
+
+def leader(cluster: Cluster) -> int:
+    with Wire(cluster.endpoints) as wire:
+        wait_for(lambda: leader_of(wire) >= 0, "a leader")
+        return leader_of(wire)
+
+
+@contextlib.contextmanager
+def owner(endpoint: str, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with two leases and a key of each, kept alive by way of one member."""
+    command = [sys.executable, "-c", OWNER, endpoint, name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"up\n"
+            yield process
+        finally:
+            process.kill()
+
+
+class Relay:
+    """A port that leads to a member until the connections are cut or refused."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.port = free_port()
+        host, _, port = endpoint.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._target)
+            self._pairs.append((near, far))
+            for one, other in ((near, far), (far, near)):
+                self._start(_copy, one, other)
+
+    def close(self) -> None:
+        """Cut everything; whoever comes is refused."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for one in itertools.chain.from_iterable(self._pairs):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for one in itertools.chain.from_iterable(self._pairs):
+            one.close()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
+
+
+def wait_kept_past(kv: raftkv.Client, key: str, seconds: float) -> None:
+    """The key is there until so much time has passed."""
+    until = time.monotonic() + seconds
+
+    def passed() -> bool:
+        assert kv.get(key) is not None
+        return time.monotonic() > until
+
+    wait_for(passed, "time to pass")
+
+
+@pytest.mark.parametrize("distance", [0, 1], ids=["at the leader", "at a follower"])
+def test_a_killed_owner_leaves_only_what_has_no_grace(cluster: Cluster, kv: raftkv.Client, distance: int) -> None:
+    member = (leader(cluster) + distance) % 3
+    name = f"killed{distance}"
+    with owner(cluster.endpoints[member], name) as process:
+        assert (kv.get(f"{name}/gone"), kv.get(f"{name}/stays")) != (None, None)
+        process.kill()
+        wait_for(lambda: kv.get(f"{name}/gone") is None, "the end of the lease")
+        kept = kv.get(f"{name}/stays")
+        assert kept is not None
+        kv.revoke(kept.lease)
+
+
+def test_an_owner_that_goes_on_elsewhere_keeps_its_lease(cluster: Cluster, kv: raftkv.Client) -> None:
+    relay = Relay(cluster.endpoints[0])
+    with raftkv.connect([f"127.0.0.1:{relay.port}", cluster.endpoints[1]]) as moving:
+        lease = moving.lease(ttl=LONG_TTL_S, disconnect_grace_s=3.0).grant()
+        moving.put("moved", b"", lease=lease)
+        before_s = kv.lease_info(lease.id).ttl
+        assert before_s > LONG_TTL_S - 100
+        relay.close()
+        wait_kept_past(kv, "moved", 4.0)
+        assert lease.alive
+        lease.revoke()
+
+
+@pytest.mark.parametrize("gently", [True, False], ids=["SIGTERM", "SIGKILL"])
+def test_the_end_of_a_member_is_not_the_end_of_its_clients(cluster: Cluster, kv: raftkv.Client, gently: bool) -> None:
+    with raftkv.connect(cluster.endpoints) as client:
+        lease = client.lease(ttl=LONG_TTL_S, disconnect_grace_s=0.1).grant()
+        client.put("survives", b"", lease=lease)
+        if gently:
+            cluster.members[0].stop()
+        else:
+            cluster.members[0].kill()
+        wait_kept_past(kv, "survives", 1.0)
+        assert lease.alive
+        lease.revoke()
+
+
+def test_a_client_that_is_closed_leaves_its_lease_to_the_ttl(cluster: Cluster, kv: raftkv.Client) -> None:
+    with raftkv.connect(cluster.endpoints) as client:
+        lease = client.lease(ttl=LONG_TTL_S, disconnect_grace_s=0.1)
+        lease.grant()
+        client.put("closed", b"", lease=lease)
+        lease.stop()
+    wait_kept_past(kv, "closed", 1.0)
+    kv.revoke(lease.id)
+
+
+@pytest.mark.parametrize("down", [2, 3], ids=["no quorum", "all members"])
+def test_a_patient_owner_outlives_an_outage_longer_than_its_ttl(cluster: Cluster, kv: raftkv.Client, down: int) -> None:
+    with raftkv.connect(cluster.endpoints, timeout_s=30.0) as client:
+        lease = client.lease(ttl=1, disconnect_grace_s=0.1, patient=True).grant()
+        assert lease.ttl == 1
+        client.put("patient", b"", lease=lease)
+        for member in cluster.members[:down]:
+            member.kill()
+        until = time.monotonic() + 3.0
+        wait_for(lambda: time.monotonic() > until, "three times the TTL")
+        assert lease.alive
+        assert lease.remaining_s == 0.0
+        for member in cluster.members[:down]:
+            member.start()
+        for member in cluster.members[:down]:
+            member.wait_ready()
+        wait_for(lambda: lease.remaining_s > 0.0 or lease.lost.is_set(), "the cluster's word")
+        assert not lease.lost.is_set()
+        client.put("patient", b"again", lease=lease)
+        found = kv.get("patient")
+        assert found is not None
+        assert (found.version, found.lease) == (2, lease.id)
+        lease.revoke()
