@@ -288,6 +288,8 @@ def test_observing(callers: Callers, streams: Streams) -> None:
     request = election_pb2.CampaignRequest(name=b"e", lease=LEASES[1], value=b"2")
     waiting = callers.wait(CAMPAIGN, request, b"e/2b")
     callers.ask(PROCLAIM, election_pb2.ProclaimRequest(leader=leader, value=b"3"))
+    # The header tells the store's revision at the time of sending: what follows must not come before it.
+    streams.wait(lambda: len(observer.messages) == 2, "the proclaimed value")
     callers.store.fill(b"other")
     if callers.is_raftkv:
         callers.store.ask(compact(callers.store.at(4)))
