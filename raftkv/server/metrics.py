@@ -46,7 +46,7 @@ class DiskHistogram(Collector):
 
 
 def _histogram(name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Metric:
-    names = [*(floatToGoString(bound) for bound in bounds), "+Inf"]
+    names = [*(floatToGoString(bound) for bound in bounds), "+Inf"]  # type: ignore[no-untyped-call]  # theirs
     buckets = list(zip(names, map(float, accumulate(counts)), strict=True))
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=total)
 
