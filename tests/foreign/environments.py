@@ -19,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,8 @@ PACKAGES = Path(__file__).resolve().parent / "packages"
 HOME = ROOT / ".venv" / "foreign"
 STAMP = "installed-from"
 PYTHONS = ("etcd3", "aetcd", "etcd_client", "node")
+BORROWERS = ("torchft", "jax")
+"""They find raftkv, torch and what those need in this environment; their own packages are listed whole and come first."""
 
 
 class InstallError(Exception):
@@ -59,8 +62,12 @@ def _install_python(name: str) -> None:
     """Make a bare environment and let this interpreter's pip fill it: three times faster than a pip in each."""
     target = HOME / name
     _run([sys.executable, "-m", "venv", "--without-pip", str(target)], ROOT)
-    requirements = str(PACKAGES / f"{name}.txt")
-    _run([sys.executable, "-m", "pip", "--python", str(target), "install", "--quiet", "-r", requirements], ROOT)
+    command = [sys.executable, "-m", "pip", "--python", str(target), "install", "--quiet"]
+    _run([*command, *(["--no-deps"] if name in BORROWERS else []), "-r", str(PACKAGES / f"{name}.txt")], ROOT)
+    if name in BORROWERS:
+        ours = sysconfig.get_path("purelib")
+        packages = next((target / "lib").glob("python*/site-packages"))
+        (packages / "borrowed.pth").write_text(f"import site; site.addsitedir({ours!r})\n", encoding="utf-8")
 
 
 def _install_node() -> None:
@@ -89,7 +96,8 @@ def _ensure(name: str, install: Callable[[], None]) -> None:
 
 def install_all() -> None:
     """Make every environment that is missing or out of date, two at a time."""
-    steps = {name: (lambda name=name: _install_python(name)) for name in PYTHONS if name != "node"}
+    names = [name for name in (*PYTHONS, *BORROWERS) if name != "node"]
+    steps = {name: (lambda name=name: _install_python(name)) for name in names}
     steps["node"] = _install_node
     with ThreadPoolExecutor(max_workers=2) as pool:
         for done in [pool.submit(_ensure, name, install) for name, install in steps.items()]:
