@@ -23,7 +23,8 @@ ALLOWED: dict[str, set[str]] = {
     "client": {"rpc", "pb", "errors"},
     "aio": {"client", "errors"},
     "pytest_plugin": {"client", "errors"},
-    "cli": {"client", "server", "rpc", "pb", "errors", "config", "cluster_id"},
+    "training": {"client", "aio", "rpc", "pb", "errors"},
+    "cli": {"client", "server", "rpc", "pb", "errors", "config", "cluster_id", "training"},
 }
 """Each package or module of ``raftkv`` and what of ``raftkv`` it may import, besides itself."""
 

@@ -1,7 +1,7 @@
 """raftkvctl: the command line of a cluster, with etcdctl's commands, flags, output and exit codes.
 
-Owns the tree of commands. What they do is in ``ctl_kv``, ``ctl_txn``, ``ctl_cluster`` and ``ctl_about``; how they
-reach the cluster in ``ctl_session``; how answers look in ``printer``.
+Owns the tree of commands. What they do is in ``ctl_kv``, ``ctl_txn``, ``ctl_cluster``, ``ctl_run`` and ``ctl_about``;
+how they reach the cluster in ``ctl_session``; how answers look in ``printer``.
 """
 
 from __future__ import annotations
@@ -230,6 +230,41 @@ def _check_commands() -> Branch:
     return Branch("check", "Commands that judge a cluster", children, GLOBAL_FLAGS)
 
 
+_JSON = Flag("json", BOOL, usage="print JSON; watch: one object a line")
+_EXEC_FLAGS = (
+    Flag("job", usage="id of the run, the same on all of its nodes"),
+    Flag("nnodes", default="1", usage="nodes that take part: a number, or MIN:MAX"),
+    Flag("nproc-per-node", INT, 1, "workers of this node"),
+    Flag("max-restarts", INT, usage="faults of this node's workers after which it goes on"),
+    Flag("env-style", LIST, usage="what workers find in their environment: torch,pet,tf,horovod, or none (all)"),
+    Flag("conf", LIST, usage="settings of the run, NAME=VALUE: lease_ttl, last_call_timeout, join_timeout, ..."),
+    Flag("local-addr", usage="address at which other nodes reach this one (its host's name)"),
+    Flag("node-name", usage="name of this machine (its host's name)"),
+    Flag("stop-grace", DURATION, 10.0, "time from SIGTERM to SIGKILL when workers are stopped"),
+    Flag("quiet", BOOL, usage="print nothing but what the workers print", short="q"),
+)
+_EXEC_DETAILS = """Starts the workers when enough nodes are there, with their ranks and the address of rank 0 in their
+environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_*, TF_CONFIG, HOROVOD_*, RAFTKV_*); stops and starts them
+anew when nodes come or go, or when a worker fails anywhere.  When all have ended well everywhere, the run is closed and
+the exit code is 0; else it is the failed worker's, 128 and the signal's number if a signal ended it, or 1 if another
+node closed the run."""
+
+
+def _run_commands() -> Branch:
+    flags = (_JSON,)
+    sure = (Flag("yes", BOOL, usage="do not ask", short="y"), Flag("force", BOOL, usage="even while nodes are alive"))
+    delete = "Faults and epochs are forgotten, and the next run of that id begins with epoch 1."
+    children = [
+        _leaf("list", "ctl_run:list_all", "", "List the runs", flags),
+        _leaf("show", "ctl_run:show", "RUN", "Print who is in a run, who waits and why, and the last faults", flags),
+        _leaf("timeline", "ctl_run:timeline", "RUN", "Print what happened: epochs, ranks, causes, seconds", flags),
+        _leaf("watch", "ctl_run:watch", "RUN", "Print what happens, until a signal comes", flags),
+        _leaf("exec", "ctl_run_exec:execute", "-- COMMAND ...", "Take part as a node", _EXEC_FLAGS, _EXEC_DETAILS),
+        _leaf("delete", "ctl_run:delete", "RUN", "Delete all keys of a run", (*flags, *sure), delete),
+    ]
+    return Branch("run", "Commands about training runs", children, (*GLOBAL_FLAGS, _JSON))
+
+
 _TOP_FLAGS = (
     Flag("interval", DURATION, 2.0, "time between two looks"),
     Flag("once", BOOL, usage="look for one interval, print, leave"),
@@ -273,6 +308,7 @@ def make_tree() -> Branch:
         _mirror_command(),
         *_cluster_commands(),
         _check_commands(),
+        _run_commands(),
         *_about_commands(),
     ]
     return Branch(NAME, "Talk to a raftkv or etcd cluster.", children, GLOBAL_FLAGS)

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from raftkv.training.denylist import Reported, root_cause
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
 from raftkv.training.ranks import first_ranks
@@ -107,9 +108,10 @@ class EpochHistory:
 
     @property
     def root_fault(self) -> Fault | None:
-        """The fault that ended it: the one that the arbiter names, else the first that was reported."""
+        """The fault that ended it: of all that were reported, in their order, the one the others follow from."""
         named = [fault for fault in self.faults if fault.node == self.node and self.cause in ("", fault.cause)]
-        return next(iter([*named, *self.faults]), None)
+        found = root_cause(Reported(fault, place) for place, fault in enumerate(self.faults))
+        return found or next(iter([*named, *self.faults]), None)
 
     def rank_of(self, node_id: str) -> int | None:
         """The lowest rank of a node; None: it was not in it."""

@@ -1,0 +1,119 @@
+"""``run exec``: take part in a run as a node, with any command as its workers.
+
+Owns the words of the command line and the signals; what happens is ``raftkv.training.supervisor``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from raftkv.cli.command import Invocation
+from raftkv.cli.ctl_run import run
+from raftkv.cli.ctl_session import Session, open_session
+from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
+from raftkv.errors import ConfigError
+from raftkv.training.config import RunConfig, parse_options
+from raftkv.training.environment import parse_styles
+from raftkv.training.membership import Membership, Progress
+from raftkv.training.records import GATHERING, RUNNING
+from raftkv.training.supervisor import PORTS_FIELD, Settings, Supervisor, free_port
+from raftkv.training.supervisor_workers import WorkerStartError
+
+if TYPE_CHECKING:
+    from raftkv.client.library import Client
+
+FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+KEEPALIVE_TIME_S: Final = 10.0
+
+
+def execute(invocation: Invocation) -> None:
+    """Join, run, leave with the workers' exit code."""
+    command = tuple(invocation.arguments)
+    if not command:
+        text = "run exec needs a command, as in: run exec --job j --nnodes 2:4 -- python train.py"
+        raise CommandError(text, BAD_ARGUMENTS)
+    session = open_session(invocation)
+    session.options = replace(session.options, explain=True, keepalive_time_s=KEEPALIVE_TIME_S)
+    try:
+        config, settings = _config(invocation), _settings(invocation, session, command)
+    except ConfigError as error:
+        raise CommandError(str(error), BAD_ARGUMENTS) from None
+    code = run(session, lambda kv: _take_part(kv, config, settings))
+    if code:
+        raise CommandError("", code)
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """Minimum and maximum of ``--nnodes``.
+
+    >>> parse_nodes("2:4"), parse_nodes("3")
+    ((2, 4), (3, 3))
+
+    Raises:
+        ConfigError: it is neither a number nor two.
+    """
+    least, separator, most = text.partition(":")
+    if not least.isdecimal() or (separator and not most.isdecimal()):
+        raise ConfigError(f"--nnodes is a number or MIN:MAX, not {text!r}")
+    return int(least), int(most or least)
+
+
+def _config(invocation: Invocation) -> RunConfig:
+    if not invocation["job"]:
+        raise ConfigError("--job is missing: the id of the run, the same on all of its nodes")
+    pairs = (pair.partition("=") for pair in invocation["conf"])
+    fields: dict[str, Any] = parse_options({name.strip(): value.strip() for name, _, value in pairs})
+    fields["slots"] = invocation["nproc-per-node"]
+    if invocation["node-name"]:
+        fields["host"] = invocation["node-name"]
+    least, most = parse_nodes(invocation["nnodes"])
+    return RunConfig(
+        run_id=invocation["job"], min_nodes=least, max_nodes=most, address=invocation["local-addr"], **fields
+    ).checked()
+
+
+def _settings(invocation: Invocation, session: Session, command: tuple[str, ...]) -> Settings:
+    if invocation["max-restarts"] < 0:
+        raise ConfigError(f"--max-restarts must not be negative: {invocation['max-restarts']}")
+    return Settings(
+        command=command,
+        max_restarts=invocation["max-restarts"],
+        stop_grace_s=invocation["stop-grace"],
+        styles=parse_styles(invocation["env-style"]),
+        endpoints=tuple(session.endpoints),
+        tell=lambda text: None if invocation["quiet"] else _tell(text),
+    )
+
+
+async def _take_part(kv: Client, config: RunConfig, settings: Settings) -> int:
+    ports = ",".join(str(free_port()) for _ in range(config.slots)) if "tf" in settings.styles else ""
+    data = {PORTS_FIELD: ports} if ports else {}
+    membership = await Membership.open(kv, config, data=data, on_progress=lambda one: _tell_progress(settings, one))
+    supervisor = Supervisor(kv, membership, settings)
+    loop = asyncio.get_running_loop()
+    for number in FORWARDED:
+        loop.add_signal_handler(number, supervisor.stop, number)
+    try:
+        return await supervisor.run()
+    except WorkerStartError as error:
+        raise CommandError(str(error), error.code) from None
+    finally:
+        for number in FORWARDED:
+            loop.remove_signal_handler(number)
+
+
+def _tell(text: str) -> None:
+    print(f"raftkvctl: {text}", file=sys.stderr, flush=True)
+
+
+def _tell_progress(settings: Settings, progress: Progress) -> None:
+    if progress.phase == RUNNING:
+        settings.tell(f"epoch {progress.epoch} runs without this node: waiting for a place")
+        return
+    because = f" after: {progress.reason}" if progress.reason and progress.phase != GATHERING else ""
+    limits = f"{progress.min_nodes}:{progress.max_nodes}"
+    settings.tell(f"gathering{because}: {progress.joined} ready, {limits} wanted")
