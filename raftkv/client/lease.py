@@ -47,7 +47,8 @@ class Lease:
         ttl: seconds that the cluster has granted; until then those asked for.
         lost: set when it is lost.
         disconnect_grace_ms: how long it outlives a broken connection; 0: as long as its TTL.
-        patient: whether only the cluster may say that it is lost.
+        patient: whether only the cluster may say that it is lost. The cluster's least TTL, which lets others survive
+            an election, does not hold for it.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Lease:
             return self
         scope = self._scope
         method = methods.LEASE_GRANT if self.id else _GRANT_ANY
-        request = rpc_pb2.LeaseGrantRequest(TTL=self.ttl, ID=self.id)
+        request = rpc_pb2.LeaseGrantRequest(TTL=self.ttl, ID=self.id, exact_ttl=self.patient)
         asked_at = asyncio.get_running_loop().time()
         answer = await scope.core.call(method, request, timeout_s=scope.timeout_s if timeout_s is None else timeout_s)
         self.id, self.ttl, self._granted = answer.ID, answer.TTL, True

@@ -351,12 +351,14 @@ class WatchResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., watch_id: _Optional[int] = ..., created: _Optional[bool] = ..., canceled: _Optional[bool] = ..., compact_revision: _Optional[int] = ..., cancel_reason: _Optional[str] = ..., fragment: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[_kv_pb2.Event, _Mapping]]] = ...) -> None: ...
 
 class LeaseGrantRequest(_message.Message):
-    __slots__ = ("TTL", "ID")
+    __slots__ = ("TTL", "ID", "exact_ttl")
     TTL_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
+    EXACT_TTL_FIELD_NUMBER: _ClassVar[int]
     TTL: int
     ID: int
-    def __init__(self, TTL: _Optional[int] = ..., ID: _Optional[int] = ...) -> None: ...
+    exact_ttl: bool
+    def __init__(self, TTL: _Optional[int] = ..., ID: _Optional[int] = ..., exact_ttl: _Optional[bool] = ...) -> None: ...
 
 class LeaseGrantResponse(_message.Message):
     __slots__ = ("header", "ID", "TTL", "error")

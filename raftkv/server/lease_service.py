@@ -218,7 +218,7 @@ class LeaseService:
             return
         try:
             self._admission.check_write(call, Kind.LEASE_GRANT, data, asked)
-            request = self.lessor.grant_request(asked.TTL, asked.ID)
+            request = self.lessor.grant_request(asked.TTL, asked.ID, exact=asked.exact_ttl)
         except errors.StatusError as error:
             fail(call, error)
             return

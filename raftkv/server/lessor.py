@@ -432,12 +432,13 @@ class Lessor:
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
-    def grant_request(self, ttl_s: int, lease_id: int = 0) -> rpc_pb2.LeaseGrantRequest:
+    def grant_request(self, ttl_s: int, lease_id: int = 0, *, exact: bool = False) -> rpc_pb2.LeaseGrantRequest:
         """The entry that grants a lease: all that is chosen is chosen before it goes into the log.
 
         Arguments:
             ttl_s: asked for; raised to the least.
             lease_id: 0 for a random one.
+            exact: grant as little as a second: the owner can stand an election without an answer.
 
         Raises:
             LeaseTTLTooLargeError: above what is granted to anybody.
@@ -446,7 +447,7 @@ class Lessor:
             raise errors.LeaseTTLTooLargeError
         while lease_id == 0:
             lease_id = self._random.getrandbits(63)
-        return rpc_pb2.LeaseGrantRequest(TTL=max(ttl_s, self._ttl_min_s), ID=lease_id)
+        return rpc_pb2.LeaseGrantRequest(TTL=max(ttl_s, 1 if exact else self._ttl_min_s), ID=lease_id)
 
     async def grant(self, ttl_s: int) -> int:
         """Grant a lease to a caller inside this member; its id.

@@ -38,7 +38,7 @@ sys.stdin.read()
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(RAFTKV, size=3, flags=["--lease-min-ttl", "1"]) as cluster:
+    with Cluster(RAFTKV, size=3) as cluster:
         yield cluster
 
 
@@ -203,3 +203,9 @@ def test_a_patient_owner_outlives_an_outage_longer_than_its_ttl(cluster: Cluster
         assert found is not None
         assert (found.version, found.lease) == (2, lease.id)
         lease.revoke()
+
+
+def test_a_patient_lease_may_be_shorter_than_the_least_ttl(kv: raftkv.Client) -> None:
+    """The least protects owners who go by their own clock from elections; a patient one waits for the cluster's word."""
+    assert kv.lease(ttl=1).grant().ttl == 2
+    assert kv.lease(ttl=1, patient=True).grant().ttl == 1
