@@ -7,12 +7,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from raftkv import errors
+from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import NONE, StateRole
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.lease_graces import Orphan
 from raftkv.server.lessor import LEASE_SHORTEN_PATH, Lessor, Shortening
 from raftkv.server.lessor_renewals import Ticket
+from raftkv.server.lessor_times import UNLOGGED
 from raftkv.server.node import NodeSettings
 from tests.apply.machine import Machine
 
@@ -30,11 +32,15 @@ class Node:
         self.applied = self.committed = 0
         self.stopped = self.is_transferring = False
         self.reads: list[Any] = []
+        self.proposed: list[tuple[int, bytes]] = []
         self.on_leader_change: list[Callable[[], None]] = []
         self.on_applied: list[Callable[[], None]] = []
 
     def read(self, reader: Any) -> None:
         self.reads.append(reader)
+
+    def propose(self, kind: int, body: bytes, waiter: Any) -> None:
+        self.proposed.append((kind, body))
 
     def confirm(self) -> int:
         """Let the reads so far be confirmed; how many there were."""
@@ -262,6 +268,24 @@ def test_a_broken_connection_is_told_to_the_leader_at_once() -> None:
         again = raft_pb2.LeaseShortenRequest.FromString(follower.channels[FIRST].requests[1][1])
         assert again.ages_us[0] > request.ages_us[0], "it is as old as it is, not as when it was first told"
         follower.channels[FIRST].calls[1][1].set_result(b"")
+
+    run(scenario)
+
+
+def test_the_leader_does_not_wait_for_its_next_beat() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.lessor.times.granted(7, 60)
+        follower.node.lead()
+        follower.node.confirm()
+        assert follower.lessor.times.renew(7) == UNLOGGED
+        follower.lessor.orphaned([Orphan(7, 0.01, asyncio.get_running_loop().time())])
+        follower.node.confirm()
+        async with asyncio.timeout(10):
+            while not follower.node.proposed:  # nobody beats here
+                await asyncio.sleep(0.001)
+        (kind, body) = follower.node.proposed[0]
+        assert (kind, list(raft_pb2.LeaseDecision.FromString(body).ids)) == (Kind.LEASE_EXPIRE, [7])
+        follower.lessor.stop()
 
     run(scenario)
 
