@@ -281,7 +281,7 @@ def test_the_leader_does_not_wait_for_its_next_beat() -> None:
         follower.lessor.orphaned([Orphan(7, 0.01, asyncio.get_running_loop().time())])
         follower.node.confirm()
         async with asyncio.timeout(10):
-            while not follower.node.proposed:  # nobody beats here
+            while not follower.node.proposed:  # noqa: ASYNC110 - nobody beats here
                 await asyncio.sleep(0.001)
         (kind, body) = follower.node.proposed[0]
         assert (kind, list(raft_pb2.LeaseDecision.FromString(body).ids)) == (Kind.LEASE_EXPIRE, [7])

@@ -206,6 +206,6 @@ def test_a_patient_owner_outlives_an_outage_longer_than_its_ttl(cluster: Cluster
 
 
 def test_a_patient_lease_may_be_shorter_than_the_least_ttl(kv: raftkv.Client) -> None:
-    """The least protects owners who go by their own clock from elections; a patient one waits for the cluster's word."""
+    """The least protects owners who go by their own clock from elections; a patient one waits for the cluster."""
     assert kv.lease(ttl=1).grant().ttl == 2
     assert kv.lease(ttl=1, patient=True).grant().ttl == 1
