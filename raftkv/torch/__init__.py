@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
+    from raftkv.torch.recovery import ElasticGroup as ElasticGroup
     from raftkv.torch.rendezvous import RaftKVRendezvousHandler as RaftKVRendezvousHandler
     from raftkv.torch.rendezvous import create_handler as create_handler
 
 _PLACES: Final = {
+    "ElasticGroup": "recovery",
     "RaftKVRendezvousHandler": "rendezvous",
     "create_handler": "rendezvous",
 }
 
-__all__ = ["RaftKVRendezvousHandler", "create_handler"]
+__all__ = ["ElasticGroup", "RaftKVRendezvousHandler", "create_handler"]
 
 
 def __getattr__(name: str) -> Any:

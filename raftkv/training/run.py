@@ -189,6 +189,10 @@ class Run(Face[async_run.Run]):
     published = blocking(async_run.Run.published)
     report = blocking(async_run.Run.report)
 
+    def publish_nowait(self, value: str) -> None:
+        """As ``publish``, without waiting for it; if the epoch ends first, nothing happens."""
+        self._loop.post(self._inner.publish(value))
+
     def counter(self, name: str) -> Counter:
         """A sum over all ranks, from 0 in every epoch."""
         return Counter(self, self._loop, self._ask(lambda run: run.counter(name)))

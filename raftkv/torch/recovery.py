@@ -1,0 +1,409 @@
+"""In-process recovery: survivors keep their process, and build the process group anew in the next epoch.
+
+::
+
+    run = raftkv.training.join("job", min_nodes=2, max_nodes=8, disconnect_grace_s=0.03)
+    with run, raftkv.torch.ElasticGroup(run, sync=share_weights) as group:
+        for step in group.steps(1000):
+            with step:                              # comes again if a rank was lost meanwhile
+                loss = train(batches[step.number])  # any torch.distributed calls, DDP too
+                optimizer.step()                    # after the last collective of the step
+
+    def share_weights(group):                       # after every (re)build, on all ranks
+        for parameter in model.parameters():
+            torch.distributed.broadcast(parameter.data, group.source)
+
+What it holds to:
+
+1. A failed step is repeated by all. After each build the ranks agree on the step to go on with: the furthest that any
+   of them has completed; ``group.source`` is the lowest rank that has, and its state is what ``sync`` hands out. So a
+   step must change the state only after its last collective.
+2. The end of an epoch interrupts: who is blocked in a collective with a frozen peer is woken (``interrupt``) when
+   raftkv has noticed that the peer is gone.
+3. One epoch, one group: the old group is torn down before this rank says that it is ready for the next epoch.
+
+Where the time goes is in ``group.last_recovery``. Between the death of a rank and the next collective there are: the
+peers' connections break (gloo: at once); the dead rank's lease ends (``disconnect_grace_s``); two or three commits of
+raftkv; and gloo's mesh. Nothing polls. Each process serves a TCPStore from the beginning, and ranks tell each other
+their stores' addresses when they agree: who is rank 0 next is known, with its address, when the epoch begins; only
+newcomers have to read it from raftkv.
+
+NCCL: communicators are aborted, by a thread of their own, when the epoch ends. Its watchdog must not end the process
+instead, so ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0`` is set unless the environment says otherwise.
+
+Leaves out: saving and loading of state; processes that come back (see ``torchrun --rdzv-backend=raftkv`` for workers
+that are started anew).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d
+
+from raftkv.errors import ConfigError
+from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
+from raftkv.training.errors import EpochOver, TrainingError
+
+if TYPE_CHECKING:
+    from raftkv.training.run import Run
+
+KNOWN_STORES: Final = 8
+"""Of so many ranks everybody knows where their store is: any of them can be the next rank 0 without a look-up."""
+CONNECT_TIMEOUT_S: Final = 2.0
+"""For one attempt to reach rank 0's store; between attempts it is asked whether the epoch goes on."""
+RECOVERIES_MAX: Final = 8
+"""In a row, without a completed step: then the failure is not one that a new epoch cures."""
+_CUT_AGAIN_S: Final = 0.05
+_CUT_AGAIN_MAX_S: Final = 1.0
+_DONE: Final = "raftkv: steps done"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Where the time of one recovery went, in seconds.
+
+    Attributes:
+        epoch: the one that began.
+        torn_down_s: to end the old group.
+        rejoined_s: until the new epoch began: mostly the wait for the lost rank's lease to end.
+        built_s: to reach rank 0's store, build the group, and agree on the step.
+        synced_s: in ``sync``.
+        total_s: all of it, from the failure's being noticed here.
+    """
+
+    epoch: int
+    torn_down_s: float
+    rejoined_s: float
+    built_s: float
+    synced_s: float
+    total_s: float
+
+
+class Step:
+    """One step to be done; made by ``ElasticGroup.steps``. ``with step:`` around all that is to be done together.
+
+    Attributes:
+        number: from 0.
+    """
+
+    def __init__(self, group: ElasticGroup, number: int) -> None:
+        self.number = number
+        self.failure: BaseException | None = None
+        self._group = group
+
+    def __enter__(self) -> int:
+        return self.number
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            return False
+        if not self._group.is_recoverable(error):
+            return False
+        self.failure = error
+        return True
+
+
+class ElasticGroup:
+    """See the module. It is torch's default process group, in every epoch a new one.
+
+    Arguments:
+        run: this process' part in the run (``raftkv.training.join``).
+        backend: as for ``init_process_group``: ``gloo``, ``nccl``, ``cpu:gloo,cuda:nccl``.
+        sync: called with the group after every build, the first included, on all ranks: hand out the state of
+            ``group.source`` here. It may use collectives; if the epoch ends in it, it is called again in the next.
+        step: the step to begin with, as a checkpoint of this process says; the furthest of all ranks counts.
+        timeout_s: of collectives.
+
+    Attributes:
+        step: the next to be done.
+        source: the lowest rank whose state is that of ``step``.
+        last_recovery: where the time of the last recovery went; None: there was none.
+
+    Raises:
+        ConfigError: there is a process group already, or no such backend.
+        RunClosed, JoinTimeout: no epoch begins any more.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        backend: str = "gloo",
+        *,
+        sync: Callable[[ElasticGroup], object] | None = None,
+        step: int = 0,
+        timeout_s: float = 600.0,
+    ) -> None:
+        if dist.is_initialized():
+            raise ConfigError("there is a process group already; let ElasticGroup make it, or destroy it first")
+        self.run = run
+        self.step = step
+        self.source = 0
+        self.last_recovery: Recovery | None = None
+        self._backend = backend
+        self._sync = sync
+        self._timeout = timedelta(seconds=timeout_s)
+        self._foreign = gloo_devices()
+        self._stores: dict[str, str] = {}
+        self._store: Store | None = None
+        self._meeting: tuple[str, int] | None = None
+        self._in_use = 0
+        self._in_a_row = 0
+        if "nccl" in backend:
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        self._server = TCPStore("localhost", 0, None, True, wait_for_workers=False)
+        self._unwatch = run.on_change_nowait(self._on_change)
+        try:
+            self._build()
+        except BaseException:
+            self._unwatch()
+            raise
+
+    # ---- what user code sees
+
+    @property
+    def rank(self) -> int:
+        """This rank, in the present epoch."""
+        return self.run.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the present epoch."""
+        return self.run.world_size
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch."""
+        return self.run.epoch
+
+    def steps(self, stop: int) -> Iterator[Step]:
+        """The steps up to ``stop``, each until all ranks have done it; see the module.
+
+        Raises:
+            RunClosed, JoinTimeout: no epoch begins any more.
+        """
+        while True:
+            try:
+                if self.step < stop:
+                    if self.run.changed:
+                        raise EpochOver(self.run.run_id, self.run.epoch)
+                    step = Step(self, self.step)
+                    yield step
+                    if step.failure is not None:
+                        raise step.failure
+                    self.step += 1
+                    self._in_a_row = 0
+                else:
+                    self.run.barrier(_DONE)  # all are through: nobody is left alone in the last step
+                    return
+            except (TrainingError, RuntimeError, OSError) as error:
+                if not self.is_recoverable(error):
+                    raise
+                self.recover(error)
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """For loops of one's own: ``EpochOver`` is raised in place of whatever torch raised because the epoch broke.
+
+        Then call ``recover``, and do again what was not completed.
+        """
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            if not self.is_recoverable(error):
+                raise
+            raise EpochOver(self.run.run_id, self.run.epoch, str(error).partition("\n")[0]) from error
+
+    def is_recoverable(self, error: BaseException) -> bool:
+        """Whether an error means that the epoch broke, or that a connection of the group did."""
+        if isinstance(error, EpochOver):
+            return True
+        if not isinstance(error, RuntimeError | OSError) or isinstance(error, TrainingError):
+            return False
+        return self.run.changed or isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+    def recover(self, error: BaseException | None = None) -> None:
+        """Tear the group down, come back to the run, and build the group of the next epoch.
+
+        Arguments:
+            error: why; raised again if recovering does not help, time after time.
+
+        Raises:
+            RunClosed, JoinTimeout: no epoch begins any more.
+        """
+        self._in_a_row += 1
+        if self._in_a_row > RECOVERIES_MAX and error is not None:
+            raise error
+        began = time.monotonic()
+        self._tear_down()
+        torn_down = time.monotonic()
+        self.run.rejoin()
+        rejoined = time.monotonic()
+        built, synced = self._build()
+        self.last_recovery = Recovery(
+            self.epoch, torn_down - began, rejoined - torn_down, built - rejoined, synced - built, synced - began
+        )
+
+    def close(self) -> None:
+        """End the group. The run goes on. Harmless when repeated."""
+        self._unwatch()
+        self._in_use = 0
+        self._destroy()
+
+    def __enter__(self) -> ElasticGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- building
+
+    def _build(self) -> tuple[float, float]:
+        """Build the group, in the next epoch if this one ends meanwhile; returns when it was built, and synced."""
+        while True:
+            try:
+                self._in_use = self.epoch
+                self._open()
+                built = time.monotonic()
+                if self._sync is not None:
+                    self._sync(self)
+                return built, time.monotonic()
+            except (TrainingError, RuntimeError, OSError) as error:
+                if not self.is_recoverable(error):
+                    raise
+                self._in_a_row += 1
+                if self._in_a_row > RECOVERIES_MAX:
+                    raise
+            self._tear_down()
+            self.run.rejoin()
+
+    def _open(self) -> None:
+        rank, size, member = self.rank, self.world_size, self.run.world.member
+        own = _join(member.address or member.host, self._server.port)
+        self._meeting = _resolved(own if rank == 0 else self._find_store())
+        if rank == 0:
+            self.run.publish_nowait(own)  # for newcomers: nobody here waits for it
+        self._store = PrefixStore(f"raftkv/{self.run.run_id}/{self.epoch}", self._connect())
+        self._store.set(f"rank/{rank}", json.dumps([member.id, own, self.step]))
+        self._check()
+        dist.init_process_group(self._backend, store=self._store, rank=rank, world_size=size, timeout=self._timeout)
+        self._agree(self._store, rank, size)
+
+    def _find_store(self) -> str:
+        """Where rank 0 serves: as told by itself in an epoch before, or in this one."""
+        return self._stores.get(self.run.members[0].id) or self.run.published()
+
+    def _connect(self) -> TCPStore:
+        host, port = self._meeting or ("", 0)
+        while True:
+            self._check()
+            try:
+                store = TCPStore(host, port, None, False, timedelta(seconds=CONNECT_TIMEOUT_S), False)
+            except dist.DistError:
+                continue  # rank 0 is not there, or not any more: then the epoch ends
+            store.set_timeout(self._timeout)
+            return store
+
+    def _agree(self, store: Store, rank: int, size: int) -> None:
+        """Settle the step to go on with, and whose state counts; rank 0 reads what all have told and says it."""
+        if rank == 0:
+            told = [json.loads(text) for text in store.multi_get([f"rank/{number}" for number in range(size)])]
+            step = max(item[2] for item in told)
+            source = next(number for number, item in enumerate(told) if item[2] == step)
+            stores = {item[0]: item[1] for item in told[:KNOWN_STORES]}
+            store.set("agreed", json.dumps({"step": step, "source": source, "stores": stores}))
+        else:
+            agreed = json.loads(store.get("agreed"))
+            step, source, stores = agreed["step"], agreed["source"], agreed["stores"]
+        self.step, self.source, self._stores = step, source, stores
+
+    def _check(self) -> None:
+        if self.run.changed:
+            raise EpochOver(self.run.run_id, self.run.epoch)
+
+    # ---- tearing down
+
+    def _tear_down(self) -> None:
+        self._in_use = 0
+        self._interrupt()
+        self._destroy()
+
+    def _destroy(self) -> None:
+        self._store = None
+        if not dist.is_initialized():
+            return
+        if "nccl" in self._backend:
+            distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+
+    def _on_change(self) -> None:
+        """On the client's loop: the epoch has ended. Wake this process' threads, until they have let go of it."""
+        epoch, wait_s = self.epoch, _CUT_AGAIN_S
+        loop = asyncio.get_running_loop()
+        if "nccl" in self._backend:
+            threading.Thread(target=_abort_nccl, name="raftkv-abort", daemon=True).start()
+
+        def cut() -> None:
+            nonlocal wait_s
+            if self._in_use != epoch:
+                return
+            self._interrupt()
+            # A connection that was being made just now is found the next time.
+            loop.call_later(wait_s, cut)
+            wait_s = min(2 * wait_s, _CUT_AGAIN_MAX_S)
+
+        cut()
+
+    def _interrupt(self) -> None:
+        cut_gloo(self._foreign)
+        if self._meeting is not None:
+            cut_connections(*self._meeting)
+
+
+def _abort_nccl() -> None:
+    """Abort the communicators of all groups, together: one alone might wait for another."""
+    groups = [group for group in list(distributed_c10d._world.pg_map) if _has_nccl(group)]
+    if not groups:
+        return
+    first = groups[0]._get_backend(torch.device("cuda"))
+    first._group_start()  # type: ignore[attr-defined]
+    for group in groups:
+        group.abort()
+    first._group_end()  # type: ignore[attr-defined]
+
+
+def _has_nccl(group: Any) -> bool:
+    try:
+        return "nccl" in str(group._get_backend(torch.device("cuda")).name()).lower()
+    except RuntimeError:
+        return False
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _resolved(address: str) -> tuple[str, int]:
+    """An address in numbers: it is compared with those of connections, on a thread that must not wait for DNS."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    return str(found[0][4][0]), int(port)
