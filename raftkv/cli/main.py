@@ -28,6 +28,7 @@ Usage:
   raftkv [serve] [flags]     run a member
   raftkv cluster [options]   run a local cluster of several members
   raftkv torchft-lighthouse  serve torchft's managers from a cluster
+  raftkv tcpstore-gateway    serve torch's TCPStore from a cluster
   raftkv version             print the version
 
 Flags are etcd's, with one dash or two; every flag is also an environment variable: ETCD_ and its name in capitals.
@@ -68,6 +69,10 @@ def _run(words: list[str]) -> int:
         from raftkv.cli import lighthouse
 
         return lighthouse.main(rest)
+    if command == "tcpstore-gateway":
+        from raftkv.cli import gateway
+
+        return gateway.main(rest)
     if command == "version":
         return _version()
     if command == "help":
