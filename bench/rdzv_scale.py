@@ -1,0 +1,247 @@
+"""How long a rendezvous of many nodes takes, and what it costs the cluster: raftkv, beside torch's own.
+
+    python -m bench.rdzv_scale [--nodes 64,256,1024] [--rounds 3] [--idle 5] [--c10d 64] [--json]
+
+Three real members with fsync; the nodes are memberships of `raftkv.training` in processes of 64 threads, each with a
+connection of its own. For every size:
+
+- *first*: from the start of the processes' threads to the last node in epoch 1: connecting, registering, closing;
+  *close*: of that, from the last registration on;
+- *again*: one node reports a fault; from there to the last node in the next epoch (median and maximum of the rounds);
+- *calls*: what nodes send to the cluster in such a round (calls, watches that are created; keep-alives apart);
+- *idle*: revisions that appear in the store while nothing happens, for each node and hour.
+
+Everything shares the machine's cores, so the times are those of the nodes' own Python most of all. Writes
+`bench/rdzv_results.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import raftkv
+from bench.compare import machine
+from tests.procs import RAFTKV, Cluster
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "rdzv_results.json"
+NODES_A_PROCESS = 64
+WAIT_S = 300.0
+RUN = "scale"
+KEEPALIVES = ("LeaseKeepAliveRequest", "LeaseKeepAlive")
+CALLS_MAX = 6
+"""Calls per node and round that a rendezvous may cost."""
+
+
+class Process:
+    """One process of nodes."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        command = [sys.executable, "-m", "bench.rdzv_scale_nodes", json.dumps(told)]
+        self.count: int = told["count"]
+        self.lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.lines.put(json.loads(line))
+        self.lines.put(None)
+
+    def send(self, command: str) -> None:
+        """Tell it to do something."""
+        if self.process.stdin is not None:
+            self.process.stdin.write(f"{command}\n")
+            self.process.stdin.flush()
+
+    def wait_for(self, event: str, **wanted: int) -> dict[str, Any]:
+        """The next line of that kind; others are dropped."""
+        while True:
+            try:
+                line = self.lines.get(timeout=WAIT_S)
+            except queue.Empty:
+                raise SystemExit(f"no {event!r} from a process of nodes within {WAIT_S:g} s") from None
+            if line is None:
+                raise SystemExit(f"a process of nodes ended with {self.process.wait()} instead of {event!r}")
+            if line["event"] == "failed":
+                raise SystemExit(line["reason"])
+            if line["event"] == event and all(line[name] == value for name, value in wanted.items()):
+                return line
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def measure(nodes: int, rounds: int, idle_s: float, ttl_s: int) -> dict[str, Any]:
+    """One size, on a cluster of its own."""
+    with Cluster(RAFTKV.with_flags("--log-level", "error", "--lease-min-ttl=1"), size=3) as cluster:
+        told = {"endpoints": cluster.endpoints, "run": RUN, "nodes": nodes, "ttl": ttl_s}
+        sizes = [(first, min(NODES_A_PROCESS, nodes - first)) for first in range(0, nodes, NODES_A_PROCESS)]
+        started = time.monotonic()
+        processes = [Process({**told, "first": first, "count": count}) for first, count in sizes]
+        try:
+            return {"nodes": nodes, **first_world(processes, started), **more(processes, cluster, rounds, idle_s)}
+        finally:
+            for process in processes:
+                process.end()
+
+
+def first_world(processes: list[Process], started: float) -> dict[str, Any]:
+    """From nothing to epoch 1."""
+    registered = [process.wait_for("registered") for process in processes]
+    worlds = [process.wait_for("world", epoch=1) for process in processes]
+    ended = max(line["time"] for line in worlds)
+    calls = sum((Counter(line["calls"]) for line in worlds), Counter())
+    nodes = sum(process.count for process in processes)
+    return {
+        "first_s": round(ended - started, 3),
+        "close_s": round(ended - max(line["time"] for line in registered), 3),
+        "first_calls_per_node": per_node(calls, nodes),
+    }
+
+
+def more(processes: list[Process], cluster: Cluster, rounds: int, idle_s: float) -> dict[str, Any]:
+    """What follows on epoch 1: rounds, then nothing at all."""
+    nodes = sum(process.count for process in processes)
+    seconds, calls = [], []
+    for number in range(rounds):
+        before = counts(processes)
+        processes[0].send("break")
+        broken = processes[0].wait_for("broken")
+        worlds = [process.wait_for("world", epoch=number + 2) for process in processes]
+        seconds.append(max(line["time"] for line in worlds) - broken["time"])
+        calls.append(per_node(counts(processes) - before, nodes))
+    idle, keepalives = idle_revisions(processes, cluster, idle_s)
+    return {
+        "again_s": round(statistics.median(seconds), 3),
+        "again_max_s": round(max(seconds), 3),
+        "rounds": rounds,
+        "calls_per_node": max(calls),
+        "idle_revisions": idle,
+        "idle_revisions_per_node_hour": round(idle * 3600 / (nodes * idle_s), 3),
+        "idle_keepalives_per_node_s": round(keepalives / (nodes * idle_s), 2),
+    }
+
+
+def counts(processes: list[Process]) -> Counter[str]:
+    """What all nodes have sent so far."""
+    for process in processes:
+        process.send("counts")
+    return sum((Counter(process.wait_for("counts")["calls"]) for process in processes), Counter())
+
+
+def per_node(calls: Counter[str], nodes: int) -> float:
+    return round(sum(number for name, number in calls.items() if name not in KEEPALIVES) / nodes, 2)
+
+
+def idle_revisions(processes: list[Process], cluster: Cluster, idle_s: float) -> tuple[int, int]:
+    """Revisions and keep-alives while nothing happens."""
+    with raftkv.connect(cluster.endpoints) as kv:
+        before, sent = kv.range("nothing").revision, counts(processes)
+        threading.Event().wait(idle_s)
+        after = kv.range("nothing").revision
+    keepalives = counts(processes) - sent
+    return after - before, sum(keepalives[name] for name in KEEPALIVES)
+
+
+def measure_c10d(nodes: int, rounds: int, limit_s: float) -> dict[str, Any]:
+    """Torch's own, as far as it gets."""
+    told = json.dumps({"nodes": nodes, "rounds": rounds, "limit_s": limit_s})
+    command = [sys.executable, "-m", "bench.rdzv_scale_c10d", told]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=limit_s * (rounds + 1) + 60
+        )
+    except subprocess.TimeoutExpired:
+        return {"nodes": nodes, "rounds": []}
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()
+        print(f"c10d with {nodes} nodes: {reason[-1] if reason else 'failed'}", file=sys.stderr)
+        return {"nodes": nodes, "rounds": []}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def show(results: dict[str, Any]) -> None:
+    """The results as tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="raftkv: three members, fsync on")
+    for name in ("nodes", "first", "of it, closing", "again (median)", "again (max)", "calls/node", "idle revisions"):
+        table.add_column(name, justify="right")
+    for row in results["raftkv"]:
+        times = [f"{row[name]:.2f} s" for name in ("first_s", "close_s", "again_s", "again_max_s")]
+        table.add_row(str(row["nodes"]), *times, f"{row['calls_per_node']:.2f}", f"{row['idle_revisions']}")
+    Console().print(table)
+    if not results["c10d"]:
+        return
+    other = Table(title="torch's c10d dynamic rendezvous: one TCPStore, no replication")
+    for name in ("nodes", "round", "seconds", "store calls/node"):
+        other.add_column(name, justify="right")
+    for row in results["c10d"]:
+        for number, one in enumerate(row["rounds"] or [{"seconds": 0.0, "finished": False, "calls_per_node": 0.0}]):
+            seconds = f"{one['seconds']:.2f} s" if one["finished"] else "did not finish"
+            other.add_row(str(row["nodes"]), str(number + 1), seconds, f"{one['calls_per_node']:.1f}")
+    Console().print(other)
+
+
+def verdict(results: dict[str, Any]) -> list[str]:
+    """What is not as it must be."""
+    wrong = []
+    for row in results["raftkv"]:
+        if row["calls_per_node"] > CALLS_MAX:
+            wrong.append(f"{row['nodes']} nodes: {row['calls_per_node']} calls a node and round")
+        if row["idle_revisions"]:
+            wrong.append(f"{row['nodes']} nodes: {row['idle_revisions']} revisions while nothing happened")
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nodes", default="64,256,1024", help="sizes, separated by commas")
+    parser.add_argument("--rounds", type=int, default=3, help="epochs after the first")
+    parser.add_argument("--idle", type=float, default=5.0, help="seconds in which nothing may happen")
+    parser.add_argument("--ttl", type=int, default=10, help="lease TTL of the nodes, s; they share the cores")
+    parser.add_argument("--c10d", default="64", help="sizes for torch's own rendezvous; empty: none")
+    parser.add_argument("--c10d-limit", type=float, default=60.0, help="seconds that one of its rounds may take")
+    parser.add_argument("--json", action="store_true", help="print JSON, a line for each size")
+    parser.add_argument("--dry-run", action="store_true", help="do not write the results")
+    given = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    results: dict[str, Any] = {"machine": machine(), "lease_ttl_s": given.ttl, "idle_s": given.idle}
+    results["raftkv"] = [measure(nodes, given.rounds, given.idle, given.ttl) for nodes in sizes_of(given.nodes)]
+    results["c10d"] = [measure_c10d(nodes, 2, given.c10d_limit) for nodes in sizes_of(given.c10d)]
+    if given.json:
+        for backend in ("raftkv", "c10d"):
+            for row in results[backend]:
+                print(json.dumps({"backend": backend, **row}))
+    else:
+        show(results)
+    if not given.dry_run:
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if wrong := verdict(results):
+        raise SystemExit("; ".join(wrong))
+
+
+def sizes_of(text: str) -> list[int]:
+    return [int(word) for word in text.split(",") if word]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Nodes of one run in one process, each on a thread of its own, as `bench.rdzv_scale` starts them.
+
+    python -m bench.rdzv_scale_nodes \\
+        '{"endpoints": ["127.0.0.1:2379"], "run": "r", "nodes": 1024, "first": 0, "count": 64, "ttl": 10}'
+
+Every node has a client, hence a connection, of its own, and does what a training agent does: join, wait until the epoch
+is over, come back. Reads commands, one a line, and writes one JSON object a line:
+
+    (start)    ->  {"event": "registered"} when all are; {"event": "world", "epoch": 1, ...} when all are in it
+    break      ->  the first node reports a fault; {"event": "broken"}; then {"event": "world", "epoch": 2, ...}
+    counts     ->  {"event": "counts", "calls": {"Txn": 64, ...}}
+    (end)      ->  the process ends, and with it all leases
+
+Times are of the machine's monotonic clock, which all processes share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import raftkv
+from raftkv.client import core, streams
+from raftkv.errors import RaftKVError
+from raftkv.training.config import RunConfig
+from raftkv.training.records import Fault
+from raftkv.training.sync_membership import Membership
+
+WAIT_S = 600.0
+CALLS: Counter[str] = Counter()
+
+
+def count_calls() -> None:
+    """Count what goes to the cluster: calls, streams that are opened, messages on them."""
+    call, stream = core.Client._call, core.Client.stream
+    send, send_nowait = streams.Stream.send, streams.Stream.send_nowait
+
+    def counted_call(self: Any, endpoints: Any, method: Any, *more: Any) -> Any:
+        CALLS[method.path.rpartition("/")[2]] += 1
+        return call(self, endpoints, method, *more)
+
+    def counted_stream(self: Any, method: Any, *more: Any, **named: Any) -> Any:
+        CALLS[f"open {method.path.rpartition('/')[2]}"] += 1
+        return stream(self, method, *more, **named)
+
+    def counted_send(self: Any, request: Any) -> Any:
+        CALLS[_name(request)] += 1
+        return send(self, request)
+
+    def counted_send_nowait(self: Any, request: Any) -> None:
+        CALLS[_name(request)] += 1
+        send_nowait(self, request)
+
+    core.Client._call = counted_call  # type: ignore[method-assign]
+    core.Client.stream = counted_stream  # type: ignore[method-assign]
+    streams.Stream.send = counted_send  # type: ignore[method-assign]
+    streams.Stream.send_nowait = counted_send_nowait  # type: ignore[method-assign]
+
+
+def _name(request: Any) -> str:
+    kind = type(request).__name__
+    return f"watch {request.WhichOneof('request_union')}" if kind == "WatchRequest" else kind
+
+
+class Nodes:
+    """The nodes of this process, and what they have reached."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.told = told
+        self.memberships: list[Membership] = []
+        self.threads = [
+            threading.Thread(target=self._live, args=(number,), daemon=True) for number in range(told["count"])
+        ]
+        self._lock = threading.Lock()
+        self._reached: Counter[str] = Counter()
+
+    def _live(self, number: int) -> None:
+        try:
+            self._take_part(number)
+        except RaftKVError as error:
+            say(event="failed", reason=f"node {self.told['first'] + number}: {error}")
+
+    def _take_part(self, number: int) -> None:
+        endpoints = self.told["endpoints"]
+        place = (self.told["first"] + number) % len(endpoints)
+        name = f"n{self.told['first'] + number:05d}"
+        config = RunConfig(
+            run_id=self.told["run"],
+            min_nodes=self.told["nodes"],
+            max_nodes=self.told["nodes"],
+            lease_ttl_s=self.told["ttl"],
+            join_timeout_s=WAIT_S,
+            host=name,
+        )
+        changed = threading.Event()
+        with raftkv.connect([*endpoints[place:], *endpoints[:place]], timeout_s=60.0) as kv:
+            membership = Membership.open(kv, config)
+            membership.on_change(lambda _: changed.set())
+            with self._lock:
+                self.memberships.append(membership)
+            self._reach("registered")
+            while True:
+                world = membership.next_world()
+                self._reach("world", epoch=world.epoch)
+                while not membership.nodes_waiting:
+                    changed.wait()
+                    changed.clear()
+
+    def _reach(self, event: str, **more: int) -> None:
+        """Tell the parent when the last of the nodes has come so far."""
+        now = time.monotonic()
+        name = json.dumps([event, more])
+        with self._lock:
+            self._reached[name] += 1
+            is_last = self._reached[name] == len(self.threads)
+        if is_last:
+            say(event=event, time=now, calls=dict(CALLS), **more)
+
+    def start(self) -> None:
+        """Let all join."""
+        for thread in self.threads:
+            thread.start()
+
+    def break_epoch(self) -> None:
+        """One node reports a fault: the epoch is over for all."""
+        one = self.memberships[0]
+        if one.world is None:
+            return
+        say(event="broken", time=time.monotonic())
+        one.report(Fault(one.world.epoch, one.node.id, one.node.host, rank=one.world.rank, exit_code=1))
+
+
+def say(**what: Any) -> None:
+    """One line to the parent."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    count_calls()
+    nodes = Nodes(json.loads(sys.argv[1]))
+    nodes.start()
+    for line in sys.stdin:
+        command = line.strip()
+        if command == "break":
+            nodes.break_epoch()
+        elif command == "counts":
+            say(event="counts", calls=dict(CALLS))
+    os._exit(0)  # the threads wait for an epoch that will not come
+
+
+if __name__ == "__main__":
+    main()
