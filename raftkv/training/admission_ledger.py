@@ -35,11 +35,12 @@ from raftkv.client.compares import Compare, create_revision, mod_revision
 from raftkv.client.keys import prefix_end
 from raftkv.client.operations import Delete, Get, GetRange, Operation, Put
 from raftkv.client.values import PUT, Event
+from raftkv.errors import StatusError
 from raftkv.training import admission
-from raftkv.training.admission_record import ClusterKeys, Ledger, Need, check_cluster, read_hosts
+from raftkv.training.admission_record import ClusterKeys, Ledger, Need, read_hosts
 from raftkv.training.control import Control
 from raftkv.training.errors import RecordError
-from raftkv.training.keys import RunKeys
+from raftkv.training.keys import RunKeys, check_cluster
 
 HOST_SLOTS: Final = "host_slots"
 """Name in a node's ``data``: how many slots its host has for all runs together."""
@@ -299,6 +300,19 @@ class ClusterAdmission:
     def _notify(self) -> None:
         for callback in tuple(self._callbacks):
             callback()
+
+
+async def give_back(control: Control, cluster: str, run_id: str, node_id: str) -> None:
+    """The last node of a run takes the claim with it; others would find out, but only when they look."""
+    keys = RunKeys(run_id)
+    own, after = keys.node(node_id), f"{keys.node(node_id)}\0"
+    end = prefix_end(keys.nodes.encode()).decode()
+    alone = [create_revision(keys.nodes, own) == 0, create_revision(after, end) == 0]
+    try:
+        if (await control.txn(alone, ())).succeeded:
+            await ClusterAdmission(control, cluster).release(run_id, guards=alone)
+    except (StatusError, RecordError):
+        return  # whoever waits for the slots sees that the run has no nodes
 
 
 class _RunWatch:

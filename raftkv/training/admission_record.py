@@ -20,14 +20,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import ClassVar
 
-from raftkv.errors import ConfigError
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import CLUSTER_ROOT
 from raftkv.training.records import Record
-
-_NAME_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +52,6 @@ class ClusterKeys:
     def changes(self) -> tuple[str, str]:
         """The interval of the hosts and the ledger, and nothing else."""
         return self.hosts, f"{self.ledger}\0"
-
-
-def check_cluster(cluster: str) -> str:
-    """A name of a cluster that can be used.
-
-    Raises:
-        ConfigError: it is empty, too long, or has slashes or white space.
-    """
-    usable = cluster and len(cluster.encode()) <= _NAME_MAX and cluster.isprintable() and not set(cluster) & {"/", " "}
-    if not usable:
-        raise ConfigError(
-            f"cluster {cluster!r} cannot be used: 1 to {_NAME_MAX} bytes, without slashes and white space"
-        )
-    return cluster
 
 
 @dataclass(frozen=True, slots=True)

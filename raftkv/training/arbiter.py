@@ -20,6 +20,7 @@ It leaves out how leases end, and every clock: times are told to it, in seconds 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -77,6 +78,7 @@ class View:
         nodes: by id.
         faults: of the present epoch, in the order in which they were recorded.
         denied: hosts that are left out for now.
+        admitted: nodes that have slots in the cluster; None: the run shares its machines with nobody.
     """
 
     round: Round
@@ -84,6 +86,7 @@ class View:
     nodes: dict[str, Present] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     denied: frozenset[str] = frozenset()
+    admitted: frozenset[str] | None = None
 
     @property
     def epoch(self) -> int:
@@ -105,11 +108,7 @@ class View:
     def survivors(self) -> list[Node]:
         """Members that have come back, in rank order."""
         present = (self.nodes.get(member.id) for member in self.round.members)
-        return [
-            one.node
-            for one in present
-            if one is not None and one.node.want > self.epoch and one.node.host not in self.denied
-        ]
+        return [one.node for one in present if one is not None and one.node.want > self.epoch and self._may(one.node)]
 
     def newcomers(self) -> list[Node]:
         """Others that are ready, the first to come first."""
@@ -117,9 +116,12 @@ class View:
         others = [
             present
             for node_id, present in self.nodes.items()
-            if node_id not in members and present.node.running == 0 and present.node.host not in self.denied
+            if node_id not in members and present.node.running == 0 and self._may(present.node)
         ]
         return [present.node for present in sorted(others, key=lambda present: present.since)]
+
+    def _may(self, node: Node) -> bool:
+        return node.host not in self.denied and (self.admitted is None or node.id in self.admitted)
 
 
 class Arbiter:
@@ -133,11 +135,13 @@ class Arbiter:
     Attributes:
         look_again_at: when ``decide`` would say something else though nothing happened; None: never.
         forgive_until: see rule 4.
+        is_short: an epoch could begin, if there were more nodes.
     """
 
     def __init__(self, last_call_s: float, expected_nodes: int = 0, rank_policy: str = APPEND) -> None:
         self.look_again_at: float | None = None
-        self.forgive_until = 0.0
+        self.forgive_until = -math.inf
+        self.is_short = False
         self._last_call_s = last_call_s
         self._expected_nodes = expected_nodes
         self._rank_policy = rank_policy
@@ -146,6 +150,7 @@ class Arbiter:
     def decide(self, view: View, now: float) -> Decision | None:
         """What is to be done now; None: nothing yet."""
         self.look_again_at = None
+        self.is_short = False
         phase = view.state.phase
         if phase == CLOSED:
             return None
@@ -191,10 +196,17 @@ class Arbiter:
         count = len(survivors) + len(newcomers)
         if count < view.state.min_nodes:
             self._minimum_since = None
+            self.is_short = True
             return None
         if not survivors and not self._last_call_is_over(view, count, now):
             return None
-        self._minimum_since = None
+        return self.begin(view)
+
+    def begin(self, view: View) -> Begin | None:
+        """The next epoch, of those that may take part; None: they are too few."""
+        survivors, newcomers = view.survivors(), view.newcomers()
+        if len(survivors) + len(newcomers) < view.state.min_nodes:
+            return None
         return Begin(tuple(node.member for node in self._in_order(view, survivors, newcomers)))
 
     def _last_call_is_over(self, view: View, count: int, now: float) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from raftkv.errors import ConfigError
-from raftkv.training.keys import check_run_id
+from raftkv.training.keys import check_cluster, check_run_id
 
 APPEND: Final = "append"
 FILL: Final = "fill"
@@ -49,6 +49,7 @@ class RunConfig:
         fault_limit: a host that caused so many faults within ``fault_window_s`` is left out for
             ``fault_cooldown_s``; 0: never.
         host, address, slots, topology: of this node; see ``records.Node``.
+        host_slots: how many slots its host has for all runs of the cluster; 0: not said.
     """
 
     run_id: str
@@ -69,6 +70,7 @@ class RunConfig:
     address: str = ""
     slots: int = 1
     topology: str = ""
+    host_slots: int = 0
 
     def checked(self) -> RunConfig:
         """It, with the host's name filled in.
@@ -77,6 +79,8 @@ class RunConfig:
             ConfigError: it cannot work.
         """
         check_run_id(self.run_id)
+        if self.cluster:
+            check_cluster(self.cluster)
         if not 1 <= self.min_nodes <= self.max_nodes <= _NODES_MAX:
             raise ConfigError(
                 f"{self.min_nodes}:{self.max_nodes} nodes cannot be: give 1 <= minimum <= maximum <= {_NODES_MAX}"
@@ -86,7 +90,7 @@ class RunConfig:
         for name in ("lease_ttl_s", "slots", "weight", "fault_window_s", "fault_cooldown_s"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_user_name(name)} must be at least 1, not {getattr(self, name)}")
-        for name in ("disconnect_grace_s", "last_call_timeout_s", "expected_nodes", "fault_limit"):
+        for name in ("disconnect_grace_s", "last_call_timeout_s", "expected_nodes", "fault_limit", "host_slots"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{_user_name(name)} must not be negative: {getattr(self, name):g}")
         if self.join_timeout_s <= 0:
@@ -121,6 +125,7 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "node_name": ("host", str, "a name"),
     "slots": ("slots", int, "a number"),
     "topology": ("topology", str, "a path"),
+    "host_slots": ("host_slots", int, "a number"),
 }
 OPTION_NAMES: Final = tuple(sorted(_OPTIONS))
 """What users may give."""

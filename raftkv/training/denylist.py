@@ -41,11 +41,11 @@ from raftkv.client.keys import prefix_end
 from raftkv.client.operations import Get, GetRange, Operation, Put
 from raftkv.client.values import PUT, Event
 from raftkv.training import records
-from raftkv.training.admission_record import ClusterKeys, check_cluster
+from raftkv.training.admission_record import ClusterKeys
 from raftkv.training.config import RunConfig
 from raftkv.training.control import Control
 from raftkv.training.errors import RecordError
-from raftkv.training.keys import RunKeys
+from raftkv.training.keys import RunKeys, check_cluster
 from raftkv.training.records import Fault, Record
 
 _STOPPED: Final = frozenset(("SIGTERM", "SIGINT", "SIGHUP"))

@@ -27,6 +27,10 @@ from raftkv.errors import ConfigError
 ROOT: Final = "/raftkv/train/"
 CLUSTER_ROOT: Final = "/raftkv/train-cluster/"
 RUN_ID_MAX: Final = 200
+PARTS: Final = frozenset(
+    ("arbiter", "boot", "deny", "elect", "fault", "node", "round", "state", "store", "strike", "sync")
+)
+"""Names below a run; no part of a run id may be one, or a run would lie inside another."""
 _RUN_ID: Final = re.compile(r"[^\x00-\x20/\x7f]+(/[^\x00-\x20/\x7f]+)*")
 
 
@@ -38,12 +42,26 @@ def check_run_id(run_id: str) -> str:
     """
     if not run_id:
         raise ConfigError("the run id is empty; name the job, as with --rdzv-id=JOB")
-    if len(run_id.encode()) > RUN_ID_MAX or not _RUN_ID.fullmatch(run_id):
+    if len(run_id.encode()) > RUN_ID_MAX or not _RUN_ID.fullmatch(run_id) or PARTS & set(run_id.split("/")):
         raise ConfigError(
             f"run id {run_id!r} cannot be used: at most {RUN_ID_MAX} bytes, without white space, "
-            "with slashes only between names"
+            f"with slashes only between names, none of them {', '.join(sorted(PARTS))}"
         )
     return run_id
+
+
+def check_cluster(cluster: str) -> str:
+    """A name of a cluster that can be used.
+
+    Raises:
+        ConfigError: it is empty, too long, or has slashes or white space.
+    """
+    usable = cluster and len(cluster.encode()) <= RUN_ID_MAX and cluster.isprintable() and not set(cluster) & {"/", " "}
+    if not usable:
+        raise ConfigError(
+            f"cluster {cluster!r} cannot be used: 1 to {RUN_ID_MAX} bytes, without slashes and white space"
+        )
+    return cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from raftkv.client.compares import Compare, mod_revision, version
 from raftkv.client.operations import Delete, Get, GetRange, Operation, Put
 from raftkv.client.values import DELETE, Event, KeyValue, TxnResult
 from raftkv.errors import StatusError
+from raftkv.training.admission_ledger import HOST_SLOTS, give_back
 from raftkv.training.config import RunConfig
 from raftkv.training.control import ClientControl, Control
 from raftkv.training.errors import EpochOver, JoinTimeout, RunClosed, RunConflict
@@ -159,15 +160,27 @@ class Membership:
 
     async def leave(self) -> None:
         """Be there no more. An epoch that this node was in ends at once, unless the run is closed."""
-        world = self.world
-        if world is not None and not self._left and not self.closed and self.nodes_waiting == 0:
-            fault = Fault(world.epoch, self.node.id, self.node.host, cause=LEFT, time=time.time())
-            put = Put(self._keys.faults(world.epoch) + fault.key, fault.encode())
-            try:
-                await self._control.txn(world.fence.conditions, [put])
-            except StatusError:
-                pass  # the end of the lease tells it as well, only later
+        try:
+            if self.closed and not self._left:
+                # What this node's workers still wrote after the run was closed goes with the last who leaves.
+                await self._control.txn([self._state_as_seen()], self._leftovers())
+            elif self.world is not None and not self._left and self.nodes_waiting == 0:
+                await self._say_goodbye(self.world)
+        except StatusError:
+            pass  # the end of the lease tells it as well, only later
+        if self.config.cluster and not self._left:
+            await give_back(self._control, self.config.cluster, self.config.run_id, self.node.id)
         await self._go()
+
+    async def _say_goodbye(self, world: World) -> None:
+        fault = Fault(world.epoch, self.node.id, self.node.host, cause=LEFT, time=time.time())
+        put = Put(self._keys.faults(world.epoch) + fault.key, fault.encode())
+        await self._control.txn(world.fence.conditions, [put])
+
+    def _leftovers(self) -> list[Operation]:
+        """Removes what must not outlive a run; ``round`` and ``state`` must, so that epochs never go back."""
+        parts = ("boot", "deny", "fault", "store", "strike", "sync")
+        return [Delete(f"{self._keys.base}{part}/", prefix=True) for part in parts]
 
     async def _go(self) -> None:
         self._left = True
@@ -186,14 +199,13 @@ class Membership:
         Raises:
             StatusError: the store refused.
         """
-        gone = [Delete(f"{self._keys.base}{part}/", prefix=True) for part in ("boot", "fault", "store", "sync")]
         while not self.closed and not self._left:
             state, current = self._cache.state, self._cache.round
             if state is None or (self.world is not None and current and current.epoch != self.world.epoch):
                 return
             closed = replace(state, phase=CLOSED, reason=reason, cause="", node=self.node.id, time=time.time())
             conditions = [self._state_as_seen(), version(self._keys.node(self.node.id)) > 0]
-            result = await self._txn(conditions, [Put(self._keys.state, closed.encode()), *gone])
+            result = await self._txn(conditions, [Put(self._keys.state, closed.encode()), *self._leftovers()])
             if result.succeeded:
                 await self._cache.reached(result.revision)
             else:
@@ -294,7 +306,8 @@ class Membership:
                 raise RunConflict(self.config.run_id, theirs, f"{limits[0]}:{limits[1]}")
             phase = GATHERING if state.phase == CLOSED else BROKEN
             anew = State(state.epoch, phase, "started anew", min_nodes=limits[0], max_nodes=limits[1], time=time.time())
-            result = await self._txn([self._state_as_seen()], [Put(self._keys.state, anew.encode())])
+            put = Put(self._keys.state, anew.encode())
+            result = await self._txn([self._state_as_seen()], [put, *self._leftovers()])
             if result.succeeded:
                 await self._cache.reached(result.revision)
             else:
@@ -379,6 +392,8 @@ class Membership:
             return self._cache.damage
         if state is None or not self._presence.registered.is_set():
             return "the store cannot be reached"
+        if state.waits_for:
+            return f"it waits for {state.waits_for}"
         because = f" ({state.reason})" if state.reason else ""
         if state.joined >= state.min_nodes:
             return f"{state.joined} nodes are there, but others have not come back{because}"
@@ -496,7 +511,9 @@ class Membership:
         state = self._cache.state
         if self._on_progress is None or state is None:
             return
-        progress = Progress(state.epoch, state.phase, state.reason, state.joined, state.min_nodes, state.max_nodes)
+        waits_for = f"waits for {state.waits_for}" if state.waits_for else ""
+        reason = state.left_out.get(self.node.host) or waits_for or state.reason
+        progress = Progress(state.epoch, state.phase, reason, state.joined, state.min_nodes, state.max_nodes)
         if progress != self._told:
             self._told = progress
             self._on_progress(progress)
@@ -511,6 +528,6 @@ def _new_node(config: RunConfig, data: Mapping[str, str]) -> Node:
         topology=config.topology,
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
-        data=dict(data),
+        data={**data, HOST_SLOTS: str(config.host_slots)} if config.host_slots else dict(data),
         time=time.time(),
     )

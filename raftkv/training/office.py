@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -26,8 +27,10 @@ from raftkv.errors import StatusError
 from raftkv.training.arbiter import Arbiter, Begin, Break, Decision, Present, View, new_state
 from raftkv.training.config import RunConfig
 from raftkv.training.control import Control
+from raftkv.training.denylist import Reported
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
+from raftkv.training.permits import Permits
 from raftkv.training.record_cache import RecordCache
 from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, RUNNING, Fault, Node, Round
 
@@ -67,9 +70,10 @@ class Office:
         self._arbiter.forgive_until = forgive_until
         self._nodes: dict[str, Present] = {}
         self._faults: dict[str, tuple[int, Fault]] = {}
-        self._seen = 0
-        self._told = (0.0, -1)
+        self._is_loaded = False
+        self._told: tuple[float, object] = (-math.inf, None)
         self._wake = asyncio.Event()
+        self._permits = Permits(control, config, mod_revision(self._keys.arbiter) == revision, self.look)
         self._unwatch: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -78,6 +82,7 @@ class Office:
     def close(self) -> None:
         """Decide nothing more."""
         self._task.cancel()
+        self._permits.close()
         for unwatch in self._unwatch:
             unwatch()
         self._unwatch.clear()
@@ -110,13 +115,13 @@ class Office:
             self._put_node(item)
         for item in found:
             self._put_fault(item)
-        self._seen = result.revision
+        self._is_loaded = True
         for prefix, take in ((self._keys.nodes, self._on_nodes), (faults, self._on_faults)):
             end = prefix_end(prefix.encode()).decode()
             self._unwatch.append(self._control.watch(prefix, end, result.revision + 1, take, lambda _: self._reload()))
 
     def _reload(self) -> None:
-        self._seen = 0
+        self._is_loaded = False
         self.look()
 
     def _on_nodes(self, revision: int, events: Sequence[Event]) -> None:
@@ -125,7 +130,6 @@ class Office:
                 self._nodes.pop(_name(event.kv.key), None)
             else:
                 self._put_node(event.kv)
-        self._seen = max(self._seen, revision)
         self.look()
 
     def _on_faults(self, revision: int, events: Sequence[Event]) -> None:
@@ -151,25 +155,31 @@ class Office:
 
     def _view(self) -> View | None:
         state = self._cache.state
-        if state is None or not self._seen:
+        if state is None or not self._is_loaded:
             return None
         current = self._cache.round or Round(0)
-        mine = [(rev, fault) for rev, fault in self._faults.values() if fault.epoch == current.epoch]
-        faults = [fault for _, fault in sorted(mine, key=lambda pair: pair[0])]
+        faults = [reported.fault for reported in self._reported(current.epoch)]
         nodes = {
             node_id: present
             for node_id, present in self._nodes.items()
             if (present.node.min_nodes, present.node.max_nodes) == (state.min_nodes, state.max_nodes)
         }
-        return View(current, state, nodes, faults)
+        view = View(current, state, nodes, faults)
+        view.denied = self._permits.denied(view)
+        return view
+
+    def _reported(self, epoch: int) -> list[Reported]:
+        mine = [Reported(fault, rev) for rev, fault in self._faults.values() if fault.epoch == epoch]
+        return sorted(mine, key=lambda reported: reported.revision)
 
     # -- deciding
 
     async def _run(self) -> None:
         while True:
             try:
-                if not self._seen:
+                if not self._is_loaded:
                     await self._load()
+                await self._permits.refresh()
                 await self._step()
             except StatusError:
                 # The store is out of reach, or is electing: nothing is decided meanwhile, and nothing is lost.
@@ -177,7 +187,7 @@ class Office:
                 continue
             except Exception:
                 _log.exception("raftkv: the arbiter of run %s failed; it looks again", self._keys.run_id)
-                self._seen = 0
+                self._is_loaded = False
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue
             await self._wake.wait()
@@ -186,13 +196,24 @@ class Office:
     async def _step(self) -> None:
         """Decide until there is nothing to decide."""
         while (view := self._view()) is not None:
-            decision = self._arbiter.decide(view, self._loop.time())
+            decision = await self._decide(view)
             if decision is None:
                 await self._tell_progress(view)
                 self._look_later()
                 return
             if not await self._carry_out(view, decision):
                 return
+
+    async def _decide(self, view: View) -> Decision | None:
+        now = self._loop.time()
+        decision = self._arbiter.decide(view, now)
+        if isinstance(decision, Begin) and await self._permits.judge(view.epoch, self._reported(view.epoch)):
+            view.denied = self._permits.denied(view)
+            decision = self._arbiter.decide(view, now)
+        permitted = await self._permits.permit(view, decision, self._arbiter, now)
+        if permitted is None:
+            view.admitted = None
+        return permitted
 
     def _look_later(self) -> None:
         if self._timer is not None:
@@ -236,7 +257,8 @@ class Office:
     def _begin(self, view: View, decision: Begin) -> list[Operation]:
         now = time.time()
         epoch = view.epoch + 1
-        state = new_state(view, epoch=epoch, phase=RUNNING, joined=len(decision.members), time=now)
+        joined, left_out = len(decision.members), self._permits.left_out(view)
+        state = new_state(view, epoch=epoch, phase=RUNNING, joined=joined, left_out=left_out, time=now)
         operations: list[Operation] = [
             Put(self._keys.round, Round(epoch, decision.members, now).encode()),
             Put(self._keys.state, state.encode()),
@@ -253,22 +275,28 @@ class Office:
         return operations
 
     async def _tell_progress(self, view: View) -> None:
-        """Write how many are there, for those who wait; not more often than people can read."""
-        if view.state.phase in (RUNNING, CLOSED):
+        """Write how many are there, and what keeps them, for those who wait; not more often than people can read."""
+        kept = view.state
+        if kept.phase == CLOSED:
             return
-        joined = len(view.survivors()) + len(view.newcomers())
+        is_running = kept.phase == RUNNING
+        joined = kept.joined if is_running else len(view.survivors()) + len(view.newcomers())
+        news = {
+            "joined": joined,
+            "waits_for": "" if is_running else self._permits.waits_for,
+            "left_out": self._permits.left_out(view),
+        }
         at, told = self._told
         now = self._loop.time()
-        if joined == told or joined == view.state.joined:
+        if news == told or all(getattr(kept, name) == value for name, value in news.items()):
             return
         if now < at + TELL_PROGRESS_S:
             later = at + TELL_PROGRESS_S
             self._arbiter.look_again_at = min(self._arbiter.look_again_at or later, later)
             return
-        self._told = (now, joined)
-        kept = view.state
-        state = new_state(view, joined=joined, cause=kept.cause, node=kept.node, reason=kept.reason, time=kept.time)
-        await self._control.txn(self._as_seen(), [Put(self._keys.state, state.encode())])
+        state = new_state(view, cause=kept.cause, node=kept.node, reason=kept.reason, time=kept.time, **news)
+        result = await self._control.txn(self._as_seen(), [Put(self._keys.state, state.encode())])
+        self._told = (now, news if result.succeeded else None)
 
 
 def _name(key: bytes) -> str:

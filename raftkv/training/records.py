@@ -200,6 +200,8 @@ class State(Record):
         joined: nodes that are there and ready, as of the last time it was told.
         min_nodes, max_nodes: the limits of the run.
         time: when it was written.
+        waits_for: what the next epoch waits for beside its nodes, as slots of a cluster.
+        left_out: hosts with nodes that may not take part for now, and why.
     """
 
     NAME: ClassVar[str] = "state"
@@ -212,6 +214,8 @@ class State(Record):
     min_nodes: int = 1
     max_nodes: int = 1
     time: float = 0.0
+    waits_for: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from raftkv.errors import ConfigError
 from raftkv.training.admission import PASSED_OVER_MAX, admit, capacity, claim, forget, release, why
-from raftkv.training.admission_record import Ledger, Need, check_cluster, read_hosts, slots_by_host
+from raftkv.training.admission_record import Ledger, Need, read_hosts, slots_by_host
 from raftkv.training.errors import RecordError
+from raftkv.training.keys import check_cluster
 
 
 def nodes(run: str, *hosts: str, slots: int = 1) -> list[Need]:
