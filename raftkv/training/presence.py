@@ -7,8 +7,8 @@ process, also when it is written anew because the lease was lost:
     declared at epoch n      want = n + 1, running = 0     it has stopped everything up to n
     lost and back in n       want = n, running = n         it still runs n, and did not know better
 
-A late duplicate of such a write does no harm: an older ``want`` is not above the epoch that has begun meanwhile, and
-one under an older lease fails.
+Each write is conditional on the last one (the key's mod_revision): an attempt that was held up somewhere, and is
+applied after a later one, must not take back what that one said.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from raftkv.client.compares import version
-from raftkv.client.operations import GetRange, Put
+from raftkv.client.compares import mod_revision, version
+from raftkv.client.operations import Get, GetRange, Operation, Put
 from raftkv.client.txn import Txn
 from raftkv.client.values import TxnResult
 from raftkv.errors import LeaseNotFoundError, StatusError
@@ -74,6 +74,7 @@ class Presence:
         self._on_registered = on_registered
         self._on_lost = on_lost
         self._on_outage = on_outage
+        self._revision = 0
         self._declared = False
         self._left = False
         self._again: asyncio.Task[None] | None = None
@@ -114,18 +115,37 @@ class Presence:
             if grant is None:
                 self._declared = False
                 continue
-            put = Put(self._keys.node(self.node.id), self.node.encode(), lease=grant.id)
-            try:
-                await until_answered(lambda put=put: self._control.txn((), [put]))  # type: ignore[misc]
-            except LeaseNotFoundError:
+            if not await self._write(grant):
                 self._declared = False
                 self.lose(grant.id)
+
+    async def _write(self, grant: Grant) -> bool:
+        """Have the node's key say what ``node`` says; False: it ended with its lease."""
+        key, value = self._keys.node(self.node.id), self.node.encode()
+        put = [Put(key, value, lease=grant.id)]
+        while True:
+            try:
+                result = await until_answered(
+                    lambda: self._control.txn([mod_revision(key) == self._revision], put, [Get(key)])
+                )
+            except LeaseNotFoundError:
+                return False
+            if result.succeeded:
+                self._revision = result.revision
+                return True
+            found = result.results[0]
+            if found is None:
+                return False
+            self._revision = found.mod_revision
+            if found.value == value:
+                return True  # by an attempt whose answer was lost
 
     def lose(self, lease_id: int) -> None:
         """The cluster says that a lease is gone: if it is this node's, its key and office are gone as well."""
         if self._left or self.grant is None or self.grant.id != lease_id:
             return
         self.grant = None
+        self._revision = 0
         self.registered.clear()
         self._on_lost()
         self._again = self._loop.create_task(self._register_again())
@@ -136,26 +156,41 @@ class Presence:
         config, keys = self._config, self._keys
         grant = await self._control.grant(config.lease_ttl_s, config.disconnect_grace_s, lambda: self.lose(grant.id))
         self.grant = grant
-        state = State(0, GATHERING, min_nodes=config.min_nodes, max_nodes=config.max_nodes, time=time.time())
         try:
             result = await self._control.txn(
-                (),
-                [
-                    Put(keys.node(self.node.id), self.node.encode(), lease=grant.id),
-                    Txn().when(version(keys.state) == 0).then(Put(keys.state, state.encode())),
-                    Txn().when(version(keys.arbiter) == 0).then(Put(keys.arbiter, self.node.id, lease=grant.id)),
-                    GetRange(*keys.record),
-                    GetRange(*keys.calls),
-                ],
+                [mod_revision(keys.node(self.node.id)) == self._revision],
+                self._registration(grant),
+                [Get(keys.node(self.node.id))],
             )
         except StatusError:
             # It may have happened, with the office too: what hangs on this lease must not outlive it.
             self.grant = None
             await self._drop(grant)
             raise
+        if not result.succeeded:
+            # By an attempt that failed here and arrived there, under a lease that is ending: it is written over.
+            found = result.results[0]
+            self._revision = found.mod_revision if found is not None else 0
+            self.grant = None
+            await self._drop(grant)
+            await self._register()
+            return
+        self._revision = result.revision
         self._declared = self.node.running == 0
         self._on_registered(result)
         self.registered.set()
+
+    def _registration(self, grant: Grant) -> list[Operation]:
+        """The node's key; state and office, if nobody has begun; and what there is."""
+        config, keys = self._config, self._keys
+        state = State(0, GATHERING, min_nodes=config.min_nodes, max_nodes=config.max_nodes, time=time.time())
+        return [
+            Put(keys.node(self.node.id), self.node.encode(), lease=grant.id),
+            Txn().when(version(keys.state) == 0).then(Put(keys.state, state.encode())),
+            Txn().when(version(keys.arbiter) == 0).then(Put(keys.arbiter, self.node.id, lease=grant.id)),
+            GetRange(*keys.record),
+            GetRange(*keys.calls),
+        ]
 
     async def _drop(self, grant: Grant) -> None:
         try:

@@ -8,6 +8,7 @@ first has it. A node that holds the key under its present lease is the arbiter, 
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Final
 
 from raftkv.client.compares import version
@@ -46,7 +47,7 @@ class Succession:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._taking: asyncio.Task[None] | None = None
-        self._forgive_until = 0.0
+        self._forgive_until = -math.inf
         self._closed = False
 
     @property
