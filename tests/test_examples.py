@@ -33,6 +33,12 @@ they hold it, token is larger: True
 our late write was refused: LockLost definite: True
 what is stored: theirs
 """,
+    "inprocess_recovery": r"""
+killed: \['SIGKILL'\]
+rank 0 is now rank 0 of 2 in epoch 2: 300 steps, the longest \d+ ms
+rank 2 is now rank 1 of 2 in epoch 2: 300 steps, the longest \d+ ms
+weights are the same: True
+""",
     "leader_election": r"""
 leads: worker-\d
 leads: worker-\d
@@ -47,6 +53,12 @@ created
 is there already: b'4'
 counter 1 2
 deleted 5
+""",
+    "training_api": r"""
+config batch=32; rank 0 of 3, rank 1 of 3, rank 2 of 3
+rank 0 of 2 in epoch 2, because node \S+ left
+rank 1 of 2 in epoch 2, because node \S+ left
+results: \['result/0', 'result/1'\]
 """,
     "watch_config": r"""
 started with \{'config/log-level': 'info'\}

@@ -52,7 +52,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import distributed_c10d
 
 from raftkv.errors import ConfigError
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices

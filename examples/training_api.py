@@ -1,0 +1,53 @@
+"""What the processes of a job do together without a line of torch: ranks, barriers, values, counters, elections.
+
+One of three ends early. The others are told at once, whatever they wait for, and go on as an epoch of two.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import raftkv
+import raftkv.training
+from raftkv.training import EpochOver
+
+RANKS = 3
+
+
+def work(endpoints: list[str], lines: multiprocessing.Queue[str]) -> None:
+    """One rank."""
+    run = raftkv.training.join(
+        "example", endpoints=endpoints, min_nodes=2, max_nodes=RANKS, expected_nodes=RANKS, disconnect_grace_s=0.03
+    )
+    with run:
+        config = run.broadcast("config", b"batch=32" if run.rank == 0 else None)
+        names = run.all_gather("names", f"rank {run.rank} of {run.world_size}")
+        ticket = run.counter("tickets").add(1)  # no two ranks get the same
+        if run.rank == 0:
+            lines.put(f"config {config.decode()}; {', '.join(name.decode() for name in names)}")
+        with run.elect("writer") as term:  # one after the other; the term ends with the epoch at the latest
+            run.kv.put("tickets", f"ticket {ticket}", fence=term)
+        run.barrier("first part", timeout_s=60)
+        if run.rank == 2:
+            run.leave()
+            return
+        try:
+            run.barrier("never complete")
+        except EpochOver as over:
+            run.rejoin()
+            lines.put(f"rank {run.rank} of {run.world_size} in epoch {run.epoch}, because {over.reason}")
+        run.kv.put(f"result/{run.rank}", b"done", fence=run.fence)  # only while the epoch lasts
+
+
+if __name__ == "__main__":
+    with raftkv.local(size=3) as cluster, cluster.connect() as kv:
+        spawn = multiprocessing.get_context("spawn")
+        lines: multiprocessing.Queue[str] = spawn.Queue()
+        ranks = [spawn.Process(target=work, args=(cluster.endpoints, lines)) for _ in range(RANKS)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        said = [lines.get(timeout=10) for _ in range(RANKS)]
+        print("\n".join(sorted(said)))
+        print("results:", [item.key.decode() for item in kv.range("result/", prefix=True)])
