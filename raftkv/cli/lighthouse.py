@@ -4,6 +4,7 @@ Owns its flags. Those that torchft's own lighthouse has are taken with its spell
 ``--bind``) and mean the same.
 
     raftkv torchft-lighthouse --listen 127.0.0.1:29510 --endpoints h1:2379,h2:2379,h3:2379 --min-replicas 2
+    raftkv torchft-lighthouse --listen one=0.0.0.0:29510,two=0.0.0.0:29511
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raftkv.cli import pflag
 from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
-from raftkv.cli.pflag import BOOL, INT, Flag
+from raftkv.cli.pflag import BOOL, INT, LIST, Flag
 from raftkv.errors import ConfigError, RaftKVError
 
+if TYPE_CHECKING:
+    from raftkv.training.lighthouse import Lighthouse, LighthouseConfig
+
 FLAGS = (
-    Flag("listen", default="127.0.0.1:29510", usage="HOST:PORT that torchft's managers connect to"),
+    Flag("listen", LIST, usage="[JOB=]HOST:PORT that torchft's managers connect to, one for each job"),
     Flag("endpoints", default="127.0.0.1:2379", usage="members of the raftkv cluster, comma-separated"),
-    Flag("job", default="default", usage="job of managers that name none; http://JOB@HOST:PORT names one"),
+    Flag("job", default="default", usage="job of a --listen that names none"),
     Flag("min-replicas", INT, 1, usage="no quorum has fewer replicas"),
     Flag("join-timeout-ms", INT, 60_000, usage="a quorum waits so long for live replicas that do not ask for one"),
     Flag("heartbeat-timeout-ms", INT, 5_000, usage="a silent replica is gone after so long"),
@@ -38,6 +42,7 @@ FLAGS = (
     Flag("key", usage="its key"),
     Flag("verbose", BOOL, usage="tell every replica that comes and goes"),
 )
+DEFAULT_LISTEN = "127.0.0.1:29510"
 _THEIRS = {"bind": "listen"}
 
 
@@ -89,7 +94,6 @@ async def _serve(values: dict[str, Any]) -> int:
     from raftkv.client.library import connect
     from raftkv.training.lighthouse import Lighthouse
 
-    host, port = _address(values["listen"])
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -103,11 +107,8 @@ async def _serve(values: dict[str, Any]) -> int:
         key_file=values["key"],
     ) as kv:
         lighthouse = Lighthouse(kv, _config(values))
-        try:
-            addresses = await lighthouse.listen(host, port)
-        except OSError as error:
-            raise ConfigError(f"--listen {values['listen']}: {error.strerror or error}") from None
-        print(f"raftkv: torchft lighthouse on {', '.join(f'http://{at[0]}:{at[1]}' for at in addresses)}", flush=True)
+        for text in values["listen"] or (DEFAULT_LISTEN,):
+            await _listen(lighthouse, text, values["job"])
         serving = asyncio.ensure_future(lighthouse.run())
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -118,7 +119,23 @@ async def _serve(values: dict[str, Any]) -> int:
     return SUCCESS
 
 
-def _config(values: dict[str, Any]) -> Any:
+async def _listen(lighthouse: Lighthouse, text: str, default_job: str) -> None:
+    job, equals, address = text.rpartition("=")
+    name = job if equals else default_job
+    host, port = _address(address)
+    try:
+        addresses = await lighthouse.listen(host, port, name)
+    except OSError as error:
+        raise ConfigError(f"--listen {text}: {error.strerror or error}") from None
+    # The line says that managers can come, and where: whoever starts the daemon with port 0 reads it.
+    print(f"raftkv: torchft lighthouse of job {name} on {_url(*addresses[0])}", flush=True)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _config(values: dict[str, Any]) -> LighthouseConfig:
     from raftkv.training.lighthouse import LighthouseConfig
     from raftkv.training.lighthouse_job import Timing
     from raftkv.training.lighthouse_rules import Rules
@@ -126,7 +143,6 @@ def _config(values: dict[str, Any]) -> Any:
     return LighthouseConfig(
         rules=Rules(values["min-replicas"], values["join-timeout-ms"] / 1000),
         timing=Timing(values["heartbeat-timeout-ms"] / 1000, values["disconnect-grace-ms"] / 1000),
-        job=values["job"],
         lease_ttl_s=values["lease-ttl"],
         lease_grace_s=values["lease-grace-ms"] / 1000,
     )

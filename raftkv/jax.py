@@ -1,0 +1,241 @@
+"""JAX processes that find each other through raftkv: ``import raftkv.jax`` before ``jax.distributed.initialize()``.
+
+::
+
+    RAFTKV_JOB=j RAFTKV_ENDPOINTS=h1:2379,h2:2379,h3:2379 RAFTKV_NNODES=2 \\
+        python -c "import raftkv.jax, jax; jax.distributed.initialize(); print(jax.process_count())"
+
+Nothing is given by hand: each process takes part in the run that ``RAFTKV_JOB`` names, its rank is its process id, and
+process 0 publishes an address of its own for JAX's coordination service. A process that dies is seen in ``raftkvctl
+run``, with its cause. What JAX itself does not survive, it does not survive here: its service is a part of process 0
+and its world does not change; a new world is a new set of processes.
+
+In a worker of ``raftkvctl run exec``, which starts all processes anew when one dies, the environment says everything.
+
+Owns these variables, all but the first optional:
+
+- ``RAFTKV_JOB``: the run;
+- ``RAFTKV_ENDPOINTS``: members of the cluster (127.0.0.1:2379);
+- ``RAFTKV_NNODES``: ``N`` or ``MIN:MAX`` processes (1:1024: all that come within ``RAFTKV_LAST_CALL`` seconds, 5);
+- ``RAFTKV_ADDRESS``: where the others reach this machine (the address from which it reaches the cluster);
+- ``RAFTKV_USER`` (NAME:PASSWORD), ``RAFTKV_CACERT``, ``RAFTKV_CERT``, ``RAFTKV_KEY``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from raftkv.client.endpoints import parse_endpoints
+from raftkv.client.sync import Client, connect
+from raftkv.errors import ConfigError, RaftKVError
+from raftkv.training.config import RunConfig
+from raftkv.training.records import EXIT, Fault
+from raftkv.training.sync_membership import Membership
+from raftkv.training.world import World
+
+try:
+    from jax._src.clusters import ClusterEnv
+except ImportError as missing:
+    raise ImportError(
+        f"raftkv.jax needs JAX, and finds none that it knows (pip install jax==0.10.2): {missing}"
+    ) from None
+
+DEFAULT_NODES: Final = "1:1024"
+WORKER: Final = ("RAFTKV_RUN_ID", "RAFTKV_RANK", "RAFTKV_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What a worker of ``raftkvctl run exec`` has in its environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands.
+
+    Attributes:
+        coordinator: address of process 0's service.
+        count: of processes.
+        id: of this one.
+        local_id: on its machine; None: it has the machine to itself.
+    """
+
+    coordinator: str
+    count: int
+    id: int
+    local_id: int | None
+
+
+class RaftKVCluster(ClusterEnv):  # type: ignore[misc]
+    """What JAX asks; it finds this class by itself."""
+
+    name: str = "raftkv"
+    _place: Place | None = None
+
+    @classmethod
+    def is_env_present(cls) -> bool:
+        """Whether the environment names a run."""
+        return "RAFTKV_JOB" in os.environ or all(name in os.environ for name in WORKER)
+
+    @classmethod
+    def get_coordinator_address(cls, timeout_secs: int | None, override_coordinator_port: str | None) -> str:
+        """Where process 0 serves; the first question that JAX asks, so here the run begins.
+
+        Arguments:
+            timeout_secs: for the processes to come together; None: 300.
+            override_coordinator_port: instead of a free one.
+
+        Raises:
+            ConfigError: a variable cannot be read.
+            JoinTimeout: too few processes came.
+            RunClosed, RunConflict: the run is over, or another job's.
+            StatusError: the cluster cannot be reached, or refused.
+        """
+        if "RAFTKV_JOB" in os.environ:
+            cls._place = join(os.environ, float(timeout_secs or 300), override_coordinator_port)
+        else:
+            cls._place = _of_worker(os.environ)
+        return cls._place.coordinator
+
+    @classmethod
+    def get_process_count(cls) -> int:
+        """Processes of the run."""
+        return cls._known().count
+
+    @classmethod
+    def get_process_id(cls) -> int:
+        """This one's."""
+        return cls._known().id
+
+    @classmethod
+    def get_local_process_id(cls) -> int | None:
+        """This one's on its machine, if it shares it: then JAX gives it one device."""
+        return cls._known().local_id
+
+    @classmethod
+    def _known(cls) -> Place:
+        if cls._place is None:
+            cls.get_coordinator_address(None, os.environ.get("JAX_COORDINATOR_PORT"))
+        if cls._place is None:
+            raise ConfigError("RAFTKV_JOB is not set")
+        return cls._place
+
+
+# Whoever names a run means it, on Slurm and on Kubernetes too: asked before JAX's own.
+ClusterEnv._cluster_types.remove(RaftKVCluster)
+ClusterEnv._cluster_types.insert(0, RaftKVCluster)
+
+
+def join(environment: Mapping[str, str], timeout_s: float, port: str | None = None) -> Place:
+    """Take part in the run that the environment names; this process is in it until it ends.
+
+    Arguments:
+        environment: see the module.
+        timeout_s: for the other processes to come.
+        port: of the service, if this is process 0; None: a free one.
+
+    Raises: as ``RaftKVCluster.get_coordinator_address``.
+    """
+    endpoints = environment.get("RAFTKV_ENDPOINTS", "127.0.0.1:2379")
+    config = run_config(environment, _own_address(endpoints), timeout_s)
+    user, _, password = environment.get("RAFTKV_USER", "").partition(":")
+    files = {name: environment.get(f"RAFTKV_{name.upper()}", "") for name in ("cacert", "cert", "key")}
+    kv = connect(
+        endpoints,
+        user=user,
+        password=password,
+        ca_file=files["cacert"],
+        cert_file=files["cert"],
+        key_file=files["key"],
+    )
+    try:
+        membership = Membership.open(kv, config)
+        world = membership.next_world()
+        if world.rank == 0:
+            membership.publish(f"{_bracketed(config.address)}:{port or _free_port()}")
+        coordinator = membership.published(timeout_s)
+    except BaseException:
+        kv.close()
+        raise
+    atexit.register(_leave, kv, membership, world)
+    shared = world.local_size > 1
+    return Place(coordinator, world.world_size, world.rank, world.local_rank if shared else None)
+
+
+def run_config(environment: Mapping[str, str], address: str, timeout_s: float) -> RunConfig:
+    """The run of an environment.
+
+    Raises:
+        ConfigError: a variable cannot be read.
+    """
+    text = environment.get("RAFTKV_NNODES", DEFAULT_NODES)
+    first, _, last = text.partition(":")
+    last_call = environment.get("RAFTKV_LAST_CALL", "5")
+    try:
+        limits = int(first), int(last or first)
+        last_call_s = float(last_call)
+    except ValueError:
+        raise ConfigError(
+            f"RAFTKV_NNODES is N or MIN:MAX (set to {text!r}), RAFTKV_LAST_CALL seconds (set to {last_call!r})"
+        ) from None
+    return RunConfig(
+        run_id=environment["RAFTKV_JOB"],
+        min_nodes=limits[0],
+        max_nodes=limits[1],
+        last_call_timeout_s=last_call_s,
+        join_timeout_s=timeout_s,
+        address=environment.get("RAFTKV_ADDRESS", address),
+    )
+
+
+def _of_worker(environment: Mapping[str, str]) -> Place:
+    coordinator = f"{_bracketed(environment['MASTER_ADDR'])}:{environment['MASTER_PORT']}"
+    try:
+        count, id = int(environment["RAFTKV_WORLD_SIZE"]), int(environment["RAFTKV_RANK"])
+        shared = int(environment.get("LOCAL_WORLD_SIZE", "1")) > 1
+        return Place(coordinator, count, id, int(environment["LOCAL_RANK"]) if shared else None)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"the environment is none of a worker of raftkvctl run exec: {error}") from None
+
+
+def _leave(kv: Client, membership: Membership, world: World) -> None:
+    """At the end of the process: the run is over, or this process has failed."""
+    failure = getattr(sys, "last_value", None)
+    try:
+        if failure is None:
+            membership.close("finished")
+        else:
+            node, cause = membership.node, f"{type(failure).__name__}: {failure}"
+            membership.report(
+                Fault(world.epoch, node.id, node.host, world.rank, EXIT, exit_code=1, message=cause, time=time.time())
+            )
+        membership.leave()
+    except RaftKVError:
+        pass  # the lease ends by itself
+    finally:
+        kv.close()
+
+
+def _own_address(endpoints: str) -> str:
+    """The address of this machine on the way to the cluster; nothing is sent."""
+    endpoint: Any = parse_endpoints(endpoints)[0]
+    try:
+        kind, _, _, _, target = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
