@@ -170,7 +170,7 @@ class _Table:
                 return True
             if claim.waits:
                 behind.append(claim)
-                if _reserves(claim):
+                if reserves(claim):
                     free.subtract(slots_by_host(self._targets[claim.run]))
         return False
 
@@ -184,7 +184,7 @@ class _Table:
     def _order(self) -> list[Claim]:
         """Those who could use something: first who reserves, then by share."""
         able = [claim for claim in self._claims.values() if not claim.is_complete and self._is_able(claim)]
-        return sorted(able, key=lambda claim: (not _reserves(claim), *_turn(claim)))
+        return sorted(able, key=lambda claim: (not reserves(claim), *_turn(claim)))
 
     def _is_able(self, claim: Claim) -> bool:
         return not claim.waits or bool(self._targets[claim.run])
@@ -203,7 +203,8 @@ class _Table:
                 self._passed.add(claim.run)
 
 
-def _reserves(claim: Claim) -> bool:
+def reserves(claim: Claim) -> bool:
+    """Whether what becomes free is kept for a run."""
     return claim.waits and claim.passed >= PASSED_OVER_MAX
 
 
@@ -254,6 +255,13 @@ def _fitting(needs: Iterable[Need], free: Mapping[str, int], count: int) -> list
 # ---- what people are told
 
 
+def line(ledger: Ledger, hosts: Mapping[str, int]) -> list[Claim]:
+    """The runs that wait and can be served one day, in the order in which they are looked at."""
+    room = capacity(ledger, hosts)
+    waiting = [claim for claim in ledger.claims if claim.waits and _gang(claim, room)]
+    return sorted(waiting, key=lambda claim: (not reserves(claim), claim.since))
+
+
 def why(ledger: Ledger, run: str, hosts: Mapping[str, int]) -> str:
     """Why a run waits, in one line; empty: it does not."""
     claim = ledger.find(run)
@@ -267,8 +275,8 @@ def why(ledger: Ledger, run: str, hosts: Mapping[str, int]) -> str:
         return f"it needs more slots than there are on {_some(short)}: start it with fewer, or declare the slots"
     wanted = {need.host for need in claim.nodes}
     holders = [other.run for other in ledger.claims if wanted & {need.host for need in other.holding}]
-    place = 1 + sum(other.waits and other.since < claim.since for other in ledger.claims)
-    reserving = ", and reserves what becomes free" if _reserves(claim) else ""
+    place = 1 + line(ledger, hosts).index(claim)
+    reserving = ", and reserves what becomes free" if reserves(claim) else ""
     if not holders:
         return f"number {place} in line{reserving}"
     return f"number {place} in line for slots that {_some(holders)} hold{'s' if len(holders) == 1 else ''}{reserving}"
