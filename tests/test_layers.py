@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "pytest_plugin": {"client", "errors"},
     "training": {"client", "aio", "rpc", "pb", "errors"},
     "jax": {"client", "training", "errors"},
+    "torch": {"training", "client", "aio", "pb", "errors"},
     "cli": {"client", "server", "rpc", "pb", "errors", "config", "cluster_id", "training"},
 }
 """Each package or module of ``raftkv`` and what of ``raftkv`` it may import, besides itself."""

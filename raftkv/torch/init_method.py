@@ -1,0 +1,115 @@
+"""``init_method="raftkv://h1:2379,h2:2379/jobs/j1/r0"`` for ``torch.distributed.init_process_group``.
+
+::
+
+    import raftkv.torch.init_method
+
+    raftkv.torch.init_method.register()
+    dist.init_process_group("gloo", init_method="raftkv://h1:2379,h2:2379/jobs/j1/r0", rank=rank, world_size=world_size)
+
+The path names the store, which must be another one for every attempt of the job: end it with the epoch. ``rank`` and
+``world_size`` are arguments, or come from the environment (RANK, WORLD_SIZE); never write them into the URL, torch adds
+them itself. Users and certificates: RAFTKV_USER (NAME:PASSWORD), RAFTKV_CACERT, RAFTKV_CERT, RAFTKV_KEY, so that
+nothing secret stands in a URL.
+
+A script that never imports raftkv can use the scheme too: see ``autoload``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from raftkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raftkv.torch.store import Store
+
+SCHEME: Final = "raftkv"
+_OPTIONS: Final = {"RAFTKV_CACERT": "ca_file", "RAFTKV_CERT": "cert_file", "RAFTKV_KEY": "key_file"}
+
+
+def register() -> None:
+    """Let torch know the scheme; harmless when repeated. Imports ``torch.distributed``."""
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    # torch has no way to ask, and refuses a second time.
+    with contextlib.suppress(RuntimeError):
+        register_rendezvous_handler(SCHEME, rendezvous)  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Store, int, int]]:
+    """What torch calls: one store, with the rank and the size of the world.
+
+    Raises:
+        ConfigError: the URL or the environment does not say where, who, or how many.
+    """
+    from raftkv.torch.store import DEFAULT_TIMEOUT, Store
+
+    place = parse(url, os.environ)
+    store = Store(place.endpoints, place.prefix, timeout or DEFAULT_TIMEOUT, **place.options)
+    yield store, place.rank, place.world_size
+    # torch asks for more only to make a group of the same URL again, under the same keys: that cannot end well.
+    raise ConfigError(f"{url}: a store serves one process group; use a path of its own for each")
+
+
+class Place:
+    """What a URL says.
+
+    Attributes:
+        endpoints, prefix, options: for ``Store``.
+        rank, world_size: of this process.
+    """
+
+    def __init__(self, endpoints: str, prefix: str, rank: int, world_size: int, options: dict[str, Any]) -> None:
+        self.endpoints = endpoints
+        self.prefix = prefix
+        self.rank = rank
+        self.world_size = world_size
+        self.options = options
+
+
+def parse(url: str, environment: Mapping[str, str]) -> Place:
+    """Read a URL, with what torch has put behind it.
+
+    >>> place = parse("raftkv://h1:2379,h2:2379/jobs/j1/r0?rank=1&world_size=2", {})
+    >>> place.endpoints, place.prefix, place.rank, place.world_size
+    ('h1:2379,h2:2379', 'jobs/j1/r0', 1, 2)
+
+    Raises:
+        ConfigError: something is missing.
+    """
+    parts = urlsplit(url)
+    prefix = unquote(parts.path).strip("/")
+    if parts.scheme != SCHEME or not parts.netloc or not prefix:
+        raise ConfigError(f"init_method {url!r} is not raftkv://HOST:PORT[,HOST:PORT...]/JOB/ATTEMPT")
+    if "@" in parts.netloc:
+        raise ConfigError("no user in the URL of init_method: give RAFTKV_USER=NAME:PASSWORD in the environment")
+    query = parse_qs(parts.query)
+    rank = _number(url, "rank", query, environment)
+    world_size = _number(url, "world_size", query, environment)
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"init_method {url!r}: rank {rank} is not one of a world of {world_size}")
+    return Place(parts.netloc, prefix, rank, world_size, _options(environment))
+
+
+def _number(url: str, name: str, query: Mapping[str, list[str]], environment: Mapping[str, str]) -> int:
+    text = query.get(name, [environment.get(name.upper(), "")])[-1]
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"init_method {url!r}: {name} is not known; give {name}= to init_process_group, or {name.upper()}"
+        ) from None
+
+
+def _options(environment: Mapping[str, str]) -> dict[str, Any]:
+    options: dict[str, Any] = {option: environment[name] for name, option in _OPTIONS.items() if environment.get(name)}
+    user, _, password = environment.get("RAFTKV_USER", "").partition(":")
+    if user:
+        options.update(user=user, password=password)
+    return options

@@ -1,0 +1,310 @@
+"""``raftkv.torch.Store``: a ``torch.distributed.Store`` whose keys are in raftkv.
+
+::
+
+    store = raftkv.torch.Store("h1:2379,h2:2379,h3:2379", "jobs/j1/epoch-7")
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+
+It does what TCPStore does, operation by operation, without a process that everything hangs on: a ``wait`` or ``get``
+under way when a member of raftkv dies goes on at the next. Any number of threads may use it, and forked children.
+
+What torch makes of a store written in Python, and what follows for this one:
+
+1. torch calls ``deleteKey`` and ``getNumKeys``, not ``delete_key`` and ``num_keys``: both names are there.
+2. torch keeps the C++ half alone, and calls into nothing once the Python half is gone. So every store is kept here
+   until ``close()``, or the end of its ``with`` block, or of the process.
+3. Its queue operations and ``list_keys`` cannot be provided in Python, and ``barrier`` is made of ``add`` and ``wait``.
+4. Every call needs the interpreter's lock. NCCL's own threads call while others compute: give NCCL a TCPStore client to
+   a gateway (``raftkv tcpstore-gateway``) instead.
+
+Errors: ``DistStoreError`` for a timeout, for a number that is none, for an epoch that is over (``fence``), and for what
+raftkv refuses for good; TypeError for keys and values that are neither text nor bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from torch.distributed import DistStoreError
+from torch.distributed.distributed_c10d import Store as TorchStore
+
+from raftkv.client.space import to_bytes
+from raftkv.client.sync import Client, connect
+from raftkv.errors import ConfigError, RaftKVError
+from raftkv.training.gateway_store import ReplicatedStore
+
+if TYPE_CHECKING:
+    from raftkv.client.guards import Fence
+
+T = TypeVar("T")
+
+ROOT: Final = "/raftkv/store/"
+DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
+"""TCPStore's."""
+
+_kept: set[Store] = set()
+"""See the module: torch does not keep the Python half."""
+
+
+class _Shared:
+    """A client, and the store on it, for a store and its clones; closed with the last of them.
+
+    Arguments:
+        client: the client.
+        owned: close it in the end.
+    """
+
+    def __init__(self, client: Client, owned: bool, prefix: str, fence: Fence | None) -> None:
+        self._client = client
+        self._owned = owned
+        self._prefix = prefix
+        self._fence = fence
+        self._lock = threading.Lock()
+        self._users = 0
+        self._store: tuple[Any, ReplicatedStore] | None = None
+
+    def run(self, call: Any, timeout_s: float) -> Any:
+        """Run ``call(store)`` on the client's loop, within a time.
+
+        Raises:
+            TimeoutError: it took longer.
+        """
+        loop, kv = self._client.target()
+        found = self._store
+        if found is None or found[0] is not kv:
+            # The first call, or a forked child's: its client is another, and so are its writers.
+            found = self._store = kv, ReplicatedStore(kv, self._prefix, fence=self._fence, queues=False)
+        return loop.run(_within(call(found[1]), timeout_s))
+
+    def enter(self) -> None:
+        """One more uses it."""
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        """One fewer; the last one cleans up."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+        if self._store is not None:
+            with contextlib.suppress(RaftKVError, TimeoutError):
+                self.run(ReplicatedStore.close, _CLOSE_TIMEOUT_S)
+        if self._owned:
+            self._client.close()
+
+
+_CLOSE_TIMEOUT_S: Final = 2.0
+
+
+class Store(TorchStore):
+    """See the module.
+
+    Arguments:
+        endpoints: of members, as for ``raftkv.connect``; or a client, which stays its owner's to close.
+        prefix: of the keys. Those who use the same one share a store; give every attempt of a job one of its own, as
+            with its epoch. Below ``/raftkv/store/``, unless it begins with a slash.
+        timeout: of ``get`` and ``wait``, and of every call while raftkv does not answer.
+        fence: every write depends on it: a lock, a term, or the ``fence`` of a world.
+        options: for ``raftkv.connect``: user, password, certificates.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str] | Client,
+        prefix: str,
+        timeout: timedelta | float = DEFAULT_TIMEOUT,
+        *,
+        fence: Fence | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if not prefix.strip("/"):
+            raise ConfigError("a store needs a prefix that tells it from others, as the job's name and its attempt")
+        owned = not isinstance(endpoints, Client)
+        client = connect(endpoints, **options) if not isinstance(endpoints, Client) else endpoints
+        self._begin(_Shared(client, owned, _full_prefix(prefix), fence), timeout)
+
+    def _begin(self, shared: _Shared, timeout: timedelta | float) -> None:
+        self.set_timeout(timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout))
+        self._shared = shared
+        self._is_closed = False
+        shared.enter()
+        _kept.add(self)
+
+    # ---- as torch calls it
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        pair = _bytes(key), _bytes(value)
+        self._run("set", [key], lambda store: store.set_many([pair]))
+
+    def get(self, key: str) -> bytes:
+        """The value; waits for it, as long as the store's timeout.
+
+        Raises:
+            DistStoreError: it was not set in time.
+        """
+        name = _bytes(key)
+        found: bytes = self._run("wait", [key], lambda store: store.wait_value(name))
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number; absent is 0. Returns the sum; nobody else gets the same one by the same addition.
+
+        Raises:
+            DistStoreError: the value is no number.
+        """
+        name, number = _bytes(key), int(amount)
+        total: int = self._run("add", [key], lambda store: store.add(name, number))
+        return total
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Put bytes behind a value; absent is empty."""
+        name, more = _bytes(key), _bytes(value)
+        self._run("append", [key], lambda store: store.append(name, more))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all the keys have values, now."""
+        names = [_bytes(key) for key in keys]
+        return not self._run("check", keys, lambda store: store.missing(names))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until every key has had a value.
+
+        Arguments:
+            keys: which.
+            timeout: None: the store's.
+
+        Raises:
+            DistStoreError: some were not set in time.
+        """
+        names = [_bytes(key) for key in keys]
+        self._run("wait", keys, lambda store: store.wait(names), timeout)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Write a value if the present one is what is expected; with nothing expected, if there is none.
+
+        Returns:
+            The value that is there now; if there is none, what was expected.
+        """
+        name, old, new = _bytes(key), _bytes(expected), _bytes(desired)
+        found: bytes = self._run("compare_set", [key], lambda store: store.compare_set(name, old, new))
+        return found
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a value; tells whether there was one."""
+        name = _bytes(key)
+        existed: bool = self._run("delete_key", [key], lambda store: store.delete(name))
+        return existed
+
+    def num_keys(self) -> int:
+        """The number of keys."""
+        count: int = self._run("num_keys", [], lambda store: store.count())
+        return count
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of keys; waits for each, as ``get`` does."""
+        names = [_bytes(key) for key in keys]
+
+        async def read(store: ReplicatedStore) -> list[bytes]:
+            found = await store.get_many(names)
+            return [
+                await store.wait_value(name) if value is None else value
+                for name, value in zip(names, found, strict=True)
+            ]
+
+        values: list[bytes] = self._run("wait", keys, read)
+        return values
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Write several values.
+
+        Raises:
+            DistStoreError: not as many values as keys.
+        """
+        if len(keys) != len(values):
+            raise DistStoreError(f"multi_set: {len(keys)} keys and {len(values)} values")
+        pairs = [(_bytes(key), _bytes(value)) for key, value in zip(keys, values, strict=True)]
+        self._run("multi_set", keys, lambda store: store.set_many(pairs))
+
+    def has_extended_api(self) -> bool:
+        """That there are ``append``, ``multi_get`` and ``multi_set``."""
+        return True
+
+    def clone(self) -> Store:
+        """Another store of the same keys, on the same connection."""
+        twin = type(self).__new__(type(self))
+        TorchStore.__init__(twin)
+        twin._begin(self._shared, self._limit)
+        return twin
+
+    deleteKey = delete_key  # noqa: N815 - the name that torch calls
+    getNumKeys = num_keys  # noqa: N815
+
+    # ---- its life
+
+    def close(self) -> None:
+        """Let go of it: close its connection, if no clone uses it. The keys stay. Harmless when repeated.
+
+        Nothing of torch may use it any more: destroy the process groups first.
+        """
+        _kept.discard(self)
+        if not self._is_closed:
+            self._is_closed = True
+            self._shared.leave()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- inside
+
+    @property
+    def _limit(self) -> timedelta:
+        # A property of the C++ half, which its type stubs leave out.
+        limit: timedelta = self.timeout  # type: ignore[attr-defined, unused-ignore]
+        return limit
+
+    def _run(self, what: str, keys: Sequence[str], call: Any, timeout: timedelta | None = None) -> Any:
+        limit = self._limit if timeout is None else timeout
+        try:
+            return self._shared.run(call, limit.total_seconds())
+        except TimeoutError:
+            shown = ", ".join(map(str, keys[:10])) + (", ..." if len(keys) > 10 else "")
+            milliseconds = limit / timedelta(milliseconds=1)
+            raise DistStoreError(f"{what} timeout after {milliseconds:.0f}ms, keys: {shown}") from None
+        except RaftKVError as error:
+            raise DistStoreError(f"{what}: {error}") from error
+
+
+async def _within(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    """A negative time is no limit, as in torch; no time at all is enough to find what is there."""
+    async with asyncio.timeout(None if timeout_s < 0 else max(timeout_s, _SHORTEST_S)):
+        return await work
+
+
+_SHORTEST_S: Final = 0.05
+"""Of a call with a shorter timeout, or none: what is there already must be found."""
+
+
+def _full_prefix(prefix: str) -> str:
+    full = prefix if prefix.startswith("/") else f"{ROOT}{prefix}"
+    return full if full.endswith("/") else f"{full}/"
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else to_bytes(text)
