@@ -194,9 +194,9 @@ def run_config(environment: Mapping[str, str], address: str, timeout_s: float) -
 def _of_worker(environment: Mapping[str, str]) -> Place:
     coordinator = f"{_bracketed(environment['MASTER_ADDR'])}:{environment['MASTER_PORT']}"
     try:
-        count, id = int(environment["RAFTKV_WORLD_SIZE"]), int(environment["RAFTKV_RANK"])
+        count, rank = int(environment["RAFTKV_WORLD_SIZE"]), int(environment["RAFTKV_RANK"])
         shared = int(environment.get("LOCAL_WORLD_SIZE", "1")) > 1
-        return Place(coordinator, count, id, int(environment["LOCAL_RANK"]) if shared else None)
+        return Place(coordinator, count, rank, int(environment["LOCAL_RANK"]) if shared else None)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"the environment is none of a worker of raftkvctl run exec: {error}") from None
 

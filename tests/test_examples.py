@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.foreign.environments import interpreter
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 
@@ -39,6 +41,10 @@ rank 0 is now rank 0 of 2 in epoch 2: 300 steps, the longest \d+ ms
 rank 2 is now rank 1 of 2 in epoch 2: 300 steps, the longest \d+ ms
 weights are the same: True
 """,
+    "jax_processes": r"""
+(?:\[Gloo\] .*\n)*processes: 2 ids: \[0, 1\]
+(?:\[Gloo\] .*\n)*all ended well: True
+""",
     "leader_election": r"""
 leads: worker-\d
 leads: worker-\d
@@ -60,6 +66,11 @@ rank 0 of 2 in epoch 2, because node \S+ left
 rank 1 of 2 in epoch 2, because node \S+ left
 results: \['result/0', 'result/1'\]
 """,
+    "torchft_ddp": r"""
+steps of 3 replicas
+one was killed, step 100 was done by 2
+quorum id has grown: True
+""",
     "watch_config": r"""
 started with \{'config/log-level': 'info'\}
 put config/log-level debug
@@ -70,6 +81,13 @@ ended with \{'config/workers': '8', 'config/stop': 'now'\}
 """,
 }
 
+ENVIRONMENTS = {"jax_processes": "jax", "torchft_ddp": "torchft"}
+"""Examples whose package lives in an environment of its own."""
+
+
+def _python(name: str) -> str:
+    return str(interpreter(ENVIRONMENTS[name])) if name in ENVIRONMENTS else sys.executable
+
 
 def test_every_example_is_run_here():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "test_with_pytest"}
@@ -78,7 +96,7 @@ def test_every_example_is_run_here():
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_prints_what_it_shows(name, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::UserWarning", str(EXAMPLES / f"{name}.py")],
+        [_python(name), "-W", "ignore::UserWarning", str(EXAMPLES / f"{name}.py")],
         cwd=tmp_path,
         capture_output=True,
         text=True,
