@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+ATTEMPT_TIMEOUT_S: Final = 1.0
+"""For one attempt of a write that is made until it is answered: one that died with a leader is not waited for long."""
 VALUE_MAX_BYTES: Final = 256 * 1024
 """Largest value that ranks may share here: larger ones belong into a file system, and their address here."""
 
@@ -158,7 +160,7 @@ class Epoch:
         """
 
         async def step() -> TxnResult:
-            return await make(self.kv.txn(fence=self.fence)).commit()
+            return await make(self.kv.txn(fence=self.fence)).commit(timeout_s=ATTEMPT_TIMEOUT_S)
 
         self.check()
         try:

@@ -1,0 +1,272 @@
+"""From the death of a rank to the next collective of those that are left, which keep their processes.
+
+    python -m bench.inprocess_recovery [--trials 10] [--fault rank,rank0,raft-leader,raft-leader+rank,freeze] [--json]
+
+Three ranks (gloo) on a cluster of three with fsync, all on this machine. They do steps of one allreduce and a pause. A
+trial kills (SIGKILL; `freeze`: stops) one, and takes the time until the *last* survivor has completed an allreduce of
+the new epoch, by the clock that all processes share (CLOCK_MONOTONIC). Then a process is started in its place, which is
+a new epoch as well, and not counted. `raft-leader` alone is to change nothing: its time is the longest step meanwhile.
+
+`rounds_per_fault` must be 1 (of `raft-leader`: 0). The breakdown is `ElasticGroup.last_recovery` of the slowest
+survivor: what is missing to the whole is the time until the broken connection is noticed, and the first allreduce.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import raftkv
+
+ROOT = Path(__file__).resolve().parents[1]
+FAULTS = ("rank", "rank0", "raft-leader", "raft-leader+rank", "freeze")
+LIMIT_S = 0.15
+PATIENCE_S = 60.0
+PAUSE_S = 0.005
+SETTLE_S = 0.5
+LONG_STEP_S = 0.05
+OBSERVE_S = 4.0
+
+
+# ---- a rank
+
+
+def work(endpoints: str, ranks: int, grace_s: float) -> None:
+    """Do steps until killed; say, in lines of JSON, when an epoch had its first allreduce, and which steps took long."""
+    import torch
+    import torch.distributed as dist
+
+    import raftkv.torch
+    import raftkv.training
+
+    torch.set_num_threads(1)
+    pause = threading.Event()
+    run = raftkv.training.join(
+        "bench", endpoints=endpoints, min_nodes=2, max_nodes=ranks, expected_nodes=ranks, disconnect_grace_s=grace_s,
+        address="127.0.0.1", fault_limit=0,
+    )  # fmt: skip
+    told, last = 0, time.monotonic()
+    with run, raftkv.torch.ElasticGroup(run) as group:
+        for step in group.steps(sys.maxsize):
+            with step:
+                dist.all_reduce(torch.ones(1000))
+            now = time.monotonic()
+            if step.failure is None and group.epoch != told:
+                told = group.epoch
+                parts = asdict(group.last_recovery) if group.last_recovery else {}
+                tell(event="epoch", epoch=told, rank=group.rank, size=group.world_size, at=now, parts=parts)
+            elif now - last > LONG_STEP_S:
+                tell(event="long", seconds=now - last, at=now)
+            last = now
+            pause.wait(PAUSE_S)
+
+
+def tell(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+# ---- the driver
+
+
+@dataclass
+class Rank:
+    """A process, and what it has told."""
+
+    process: subprocess.Popen[str]
+    rank: int = -1
+    epoch: int = 0
+
+
+@dataclass
+class Seen:
+    """The trials of one fault."""
+
+    seconds: list[float] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+class Job:
+    """The ranks, and a queue of what they say."""
+
+    def __init__(self, endpoints: list[str], ranks: int, grace_s: float) -> None:
+        self.size = ranks
+        self.said: queue.Queue[tuple[Rank, dict[str, Any]]] = queue.Queue()
+        self.ranks: list[Rank] = []
+        self._command = [
+            sys.executable, "-W", "ignore", "-m", "bench.inprocess_recovery",
+            "--work", ",".join(endpoints), "--ranks", str(ranks), "--grace", str(grace_s),
+        ]  # fmt: skip
+
+    def start_one(self) -> None:
+        process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        rank = Rank(process)
+        self.ranks.append(rank)
+        threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
+
+    def wait_whole(self) -> None:
+        """Until all are in one epoch, and a moment longer."""
+        while len(self.ranks) < self.size:
+            self.start_one()
+        while len({rank.epoch for rank in self.ranks}) != 1 or self.ranks[0].epoch == 0:
+            self.next_word(PATIENCE_S)
+        threading.Event().wait(SETTLE_S)
+        while not self.said.empty():
+            self.next_word(0)
+
+    def next_word(self, timeout_s: float) -> tuple[Rank, dict[str, Any]]:
+        rank, facts = self.said.get(timeout=timeout_s)
+        if facts["event"] == "epoch":
+            rank.rank, rank.epoch = facts["rank"], facts["epoch"]
+        return rank, facts
+
+    def end(self, victim: Rank, with_signal: int) -> float:
+        self.ranks.remove(victim)
+        at = time.monotonic()
+        victim.process.send_signal(with_signal)
+        return at
+
+    def close(self) -> None:
+        for rank in self.ranks:
+            rank.process.kill()
+            rank.process.wait()
+
+    def _listen(self, rank: Rank) -> None:
+        for line in rank.process.stdout or ():
+            self.said.put((rank, json.loads(line)))
+
+
+def trial(fault: str, job: Job, cluster: raftkv.LocalCluster, seen: Seen) -> None:
+    """One fault, and everything whole again after it."""
+    job.wait_whole()
+    before = job.ranks[0].epoch
+    member = kill_leader(cluster) if fault.startswith("raft-leader") else None
+    if fault == "raft-leader":
+        seen.seconds.append(longest_step(job))
+        seen.rounds.append(max(rank.epoch for rank in job.ranks) - before)
+    else:
+        wanted = 0 if fault == "rank0" else job.size - 1
+        victim = next(rank for rank in job.ranks if rank.rank == wanted)
+        at = job.end(victim, signal.SIGSTOP if fault == "freeze" else signal.SIGKILL)
+        note_recovery(job, before, at, seen)
+        victim.process.kill()
+        victim.process.wait()
+    if member is not None:
+        member.restart()
+
+
+def note_recovery(job: Job, before: int, at: float, seen: Seen) -> None:
+    """Wait for the survivors' first allreduce of a new epoch, and see that there is no further epoch."""
+    slowest: dict[str, Any] = {"at": at}
+    waiting = set(map(id, job.ranks))
+    while waiting:
+        rank, facts = job.next_word(PATIENCE_S)
+        if facts["event"] == "epoch" and facts["epoch"] > before:
+            waiting.discard(id(rank))
+            slowest = max(slowest, facts, key=lambda said: said["at"])
+    threading.Event().wait(SETTLE_S)
+    while not job.said.empty():
+        job.next_word(0)
+    seen.seconds.append(slowest["at"] - at)
+    seen.rounds.append(max(rank.epoch for rank in job.ranks) - before)
+    for name, value in slowest["parts"].items():
+        seen.parts[name].append(value)
+
+
+def kill_leader(cluster: raftkv.LocalCluster) -> Any:
+    with cluster.connect() as kv:
+        leader = next(member.endpoint for member in kv.status() if member.is_leader)
+    member = next(member for member in cluster.members if member.endpoint == leader)
+    member.kill()
+    return member
+
+
+def longest_step(job: Job) -> float:
+    """The longest step of any rank for a while; 0: none was worth telling."""
+    longest, end = 0.0, time.monotonic() + OBSERVE_S
+    while (left := end - time.monotonic()) > 0:
+        try:
+            longest = max(longest, job.next_word(left)[1].get("seconds", 0.0))
+        except queue.Empty:
+            break
+    return longest
+
+
+def measure(faults: list[str], trials: int, ranks: int, grace_s: float) -> list[dict[str, Any]]:
+    """A row for each fault."""
+    rows = []
+    with raftkv.local(size=3, flags=("--log-level", "error")) as cluster:
+        job = Job(cluster.endpoints, ranks, grace_s)
+        try:
+            for fault in faults:
+                seen = Seen()
+                for number in range(trials):
+                    trial(fault, job, cluster, seen)
+                    print(f"{fault} {number + 1}/{trials}: {seen.seconds[-1] * 1000:.0f} ms", file=sys.stderr)
+                rows.append(row_of(fault, seen))
+        finally:
+            job.close()
+    return rows
+
+
+def row_of(fault: str, seen: Seen) -> dict[str, Any]:
+    return {
+        "fault": fault,
+        "trials": len(seen.seconds),
+        "median_s": round(statistics.median(seen.seconds), 4),
+        "max_s": round(max(seen.seconds), 4),
+        "rounds_per_fault": statistics.mean(seen.rounds),
+        "parts_s": {
+            name: round(statistics.median(values), 4) for name, values in seen.parts.items() if name != "epoch"
+        },
+    }
+
+
+def is_good(row: dict[str, Any]) -> bool:
+    """The verdict: one round a fault; and for a killed rank the limit."""
+    if row["rounds_per_fault"] != (0 if row["fault"] == "raft-leader" else 1):
+        return False
+    return row["fault"] not in ("rank", "rank0") or row["median_s"] <= LIMIT_S
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--fault", default=",".join(FAULTS[:4]), help=f"some of {', '.join(FAULTS)}")
+    parser.add_argument("--ranks", type=int, default=3)
+    parser.add_argument("--grace", type=float, default=0.03, help="disconnect_grace_s of the run")
+    parser.add_argument("--json", action="store_true", help="a line for each fault")
+    parser.add_argument("--work", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.work:
+        work(given.work, given.ranks, given.grace)
+        return 0
+    faults = given.fault.split(",")
+    if unknown := sorted(set(faults) - set(FAULTS)):
+        parser.error(f"no such fault: {unknown[0]}; there are {', '.join(FAULTS)}")
+    rows = measure(faults, given.trials, given.ranks, given.grace)
+    for row in rows:
+        if given.json:
+            print(json.dumps(row))
+        else:
+            verdict = "" if is_good(row) else "  BAD"
+            print(
+                f"{row['fault']:18} median {row['median_s'] * 1000:6.0f} ms  max {row['max_s'] * 1000:6.0f} ms  "
+                f"rounds {row['rounds_per_fault']:g}{verdict}"
+            )
+    return 0 if all(is_good(row) for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
