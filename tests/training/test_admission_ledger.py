@@ -216,6 +216,68 @@ def test_a_host_that_tells_its_slots() -> None:
     play(story)
 
 
+def interfere(world: LedgerWorld, arbiter: Arbiter, meddle) -> None:
+    """Do something just before the next write of an arbiter."""
+    txn = arbiter.control.txn
+
+    async def meddled(compares, then, otherwise=()):
+        if any(isinstance(each, Put) for each in then):
+            arbiter.control.txn = txn
+            meddle()
+        return await txn(compares, then, otherwise)
+
+    arbiter.control.txn = meddled
+
+
+def test_a_run_whose_node_comes_back_in_that_instant_is_not_dropped() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
+        await first.ask()
+        first.die()
+        interfere(world, second, lambda: world.arrive("a", "a-h1"))
+        assert await second.ask() is None
+        assert [claim.run for claim in ledger(world).claims] == ["a", "b"]
+        assert ledger(world).claims[0].granted == ("a-h1",)
+
+    play(story)
+
+
+def test_slots_that_a_host_takes_back_in_that_instant_are_not_granted() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        tell = f"{KEYS.hosts}h1"
+        world.store.txn((), (Put(tell, HostRecord(2).encode()),))
+        first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
+        await first.ask()
+        interfere(world, second, lambda: world.store.txn((), (Put(tell, HostRecord(1).encode()),)))
+        assert await second.ask() is None
+
+    play(story)
+
+
+def test_a_change_just_after_the_question_is_not_missed() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
+        await first.ask()
+        # The first leaves between the second's last read and its watch.
+        watch = second.control.watch
+
+        def late(*arguments):
+            if first.leases:
+                first.die()
+                first.leases = {}
+            return watch(*arguments)
+
+        second.control.watch = late
+        assert await second.ask() is None
+        await until(second.asked.is_set)
+        assert await second.ask()
+
+    play(story)
+
+
 def test_watches_that_end_are_begun_again() -> None:
     async def story() -> None:
         world = LedgerWorld()

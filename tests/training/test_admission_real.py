@@ -171,6 +171,22 @@ def test_a_run_grows_only_onto_slots_that_are_free(play) -> None:
     play(story)
 
 
+def test_a_run_below_its_minimum_gives_back_what_it_has(play) -> None:
+    async def story(stage: Stage) -> None:
+        first = await stage.run("h", "xy", cluster="short")
+        await until(lambda: all(agent.hosts for agent in first))
+        second = await stage.run("i", "y", cluster="short")
+        await until(lambda: stage.told["i/y"] and "h holds" in stage.told["i/y"][-1])
+        await first[1].stop()
+        await until(lambda: second[0].hosts == ["y"])
+        back = await stage.agent("h", "y", 2, 2, cluster="short")
+        await until(lambda: stage.told["h/y"] and "i holds" in stage.told["h/y"][-1])
+        await stage.close(second)
+        await until(lambda: first[0].hosts == back.hosts == ["x", "y"])
+
+    play(story)
+
+
 def test_a_host_that_broke_two_epochs_is_left_out_and_told_why(play) -> None:
     async def story(stage: Stage) -> None:
         options = {"fault_limit": 2, "fault_window_s": 600, "fault_cooldown_s": 300}
