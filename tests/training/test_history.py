@@ -10,50 +10,10 @@ import pytest
 import raftkv.aio
 from raftkv.training.history import Change, Duration, Stamp, fold, read_change
 from raftkv.training.history_reader import UnknownRun, count_nodes, follow, list_runs, read_history
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, GATHERING, RUNNING, Fault, Member, Node, Record, Round, State
+from raftkv.training.records import CLOSED, Round, State
+from tests.training.scripted_run import COLLATERAL, KEYS, KILLED, SCRIPT, A, C, Script, encoded, members
 
 TIMEOUT_S = 30.0
-KEYS = RunKeys("jobs/a")
-A, B, C = (Node(f"{host}-1", host, f"10.0.0.{number}", time=100.0) for number, host in enumerate("abc"))
-KILLED = Fault(1, B.id, "b", rank=1, cause="signal", signal="SIGKILL", time=109.0)
-COLLATERAL = Fault(1, A.id, "a", rank=0, cause="exit", exit_code=1, time=109.1)
-
-
-def members(*nodes: Node) -> tuple[Member, ...]:
-    return tuple(node.member for node in nodes)
-
-
-def state(epoch: int, phase: str, time: float, reason: str = "", cause: str = "", node: str = "") -> State:
-    return State(epoch, phase, reason, cause, node, min_nodes=2, max_nodes=4, time=time)
-
-
-SCRIPT: list[tuple[str, Record | str | None]] = [
-    ("node/a-1", A),
-    ("arbiter", "a-1"),
-    ("state", state(0, GATHERING, 100.0)),
-    ("node/b-1", B),
-    ("round", Round(1, members(A, B), 101.0)),
-    ("state", state(1, RUNNING, 101.0)),
-    ("boot/1", "10.0.0.0:29500"),
-    ("fault/1/000000", COLLATERAL),
-    ("fault/1/000001", KILLED),
-    ("state", state(1, BROKEN, 109.25, str(KILLED), "signal", B.id)),
-    ("node/b-1", None),
-    ("node/c-1", C),
-    ("round", Round(2, members(A, C), 109.75)),
-    ("state", state(2, RUNNING, 109.75)),
-    ("node/a-1", None),
-    ("arbiter", "c-1"),
-    ("state", state(2, BROKEN, 120.0, "lost 1 of 2: a", "heartbeat lost", A.id)),
-    ("fault/1/000000", None),
-    ("fault/1/000001", None),
-]
-"""A run in which b's worker is killed, c takes its place, and the arbiter dies."""
-
-
-def encoded(content: Record | str | None) -> bytes | None:
-    return content.encode() if isinstance(content, str | Record) else None
 
 
 def changes() -> list[Change]:
@@ -142,7 +102,7 @@ def on_cluster(endpoints: list[str], use: Callable[[raftkv.aio.Client], Awaitabl
     asyncio.run(run())
 
 
-async def write(kv: raftkv.aio.Client, script: list[tuple[str, Record | str | None]]) -> list[int]:
+async def write(kv: raftkv.aio.Client, script: Script) -> list[int]:
     revisions = []
     for name, content in script:
         value = encoded(content)

@@ -1,0 +1,311 @@
+"""``raftkvctl run list|show|timeline|watch|delete`` on runs whose records the test writes itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+
+import pytest
+
+import raftkv
+from raftkv.cli.run_facts import Denied, Queue, find_queue, waiting
+from raftkv.cli.run_view import Line, Teller, clock, members_text, ranks_text
+from raftkv.client.values import KeyValue
+from raftkv.training.admission_record import Claim, Ledger, Need
+from raftkv.training.history import fold, read_change
+from raftkv.training.keys import CLUSTER_ROOT, RunKeys
+from raftkv.training.records import CLOSED, GATHERING, RUNNING, Member, Node, Round, State
+from tests.cli.programs import Running, raftkvctl
+from tests.cli.runner import Ran, run_ctl
+from tests.training.scripted_run import EPOCH_2_RUNS, KEYS, SCRIPT, B, C, Script, encoded, members, state
+
+TIMEOUT_S = 30.0
+
+
+def write(kv: raftkv.Client, script: Script, keys: RunKeys = KEYS) -> None:
+    for name, content in script:
+        value = encoded(content)
+        if value is None:
+            kv.delete(keys.base + name)
+        else:
+            kv.put(keys.base + name, value)
+
+
+def ctl(cluster: raftkv.LocalCluster, *words: str) -> Ran:
+    return run_ctl(["--endpoints", cluster.endpoints[0], "run", *words])
+
+
+def text_of(ran: Ran) -> str:
+    assert (ran.code, ran.errors) == (0, "")
+    return ran.output.decode()
+
+
+def plain_of(ran: Ran) -> dict:
+    return json.loads(text_of(ran))
+
+
+# ---- list and show
+
+
+def test_runs_are_listed(raftkv_cluster, raftkv_client) -> None:
+    assert text_of(ctl(raftkv_cluster, "list")) == "run  phase  epoch  nodes  limits  since  reason\n"
+    write(raftkv_client, SCRIPT)
+    write(raftkv_client, [("node/x-1", B)], RunKeys("new"))
+    lines = text_of(ctl(raftkv_cluster, "list")).splitlines()
+    assert lines[1].split()[:5] == ["jobs/a", "broken", "2", "1", "2:4"]
+    assert lines[1].endswith("lost 1 of 2: a")
+    assert lines[2].split()[:4] == ["new", "gathering", "0", "1"]
+    first, second = json.loads(text_of(ctl(raftkv_cluster, "list", "--json")))
+    assert (first["run"], first["nodes"], first["phase"], first["epoch"]) == ("jobs/a", 1, "broken", 2)
+    assert (second["run"], second["nodes"], second["phase"]) == ("new", 1, "gathering")
+
+
+def test_a_running_run_is_shown(raftkv_cluster, raftkv_client) -> None:
+    write(raftkv_client, [*SCRIPT[:EPOCH_2_RUNS], ("boot/2", "10.0.0.0:29511")])
+    text = text_of(ctl(raftkv_cluster, "show", "jobs/a"))
+    assert text.startswith("run jobs/a: running, epoch 2: 2 nodes, 2 ranks; 2 nodes there, limits 2:4\n")
+    assert "recovered in 0.50 s from: rank 1 on b was killed by SIGKILL\n" in text
+    assert "meeting at 10.0.0.0:29511\narbiter a-1\n" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["0", "a-1", "a", "10.0.0.0", "1"] in rows
+    assert ["1", "c-1", "c", "10.0.0.2", "1"] in rows
+    assert "rank 1 on b was killed by SIGKILL" in text.splitlines()[-1]
+    found = plain_of(ctl(raftkv_cluster, "show", "jobs/a", "-w", "json"))
+    assert (found["phase"], found["epoch"], found["min_nodes"], found["max_nodes"]) == ("running", 2, 2, 4)
+    assert [(one["rank"], one["host"]) for one in found["members"]] == [(0, "a"), (1, "c")]
+    assert (found["waiting"], found["meeting"], len(found["faults"])) == ([], "10.0.0.0:29511", 2)
+
+
+def test_denied_hosts_and_those_who_wait_are_shown(raftkv_cluster, raftkv_client) -> None:
+    write(raftkv_client, SCRIPT[:EPOCH_2_RUNS])
+    with raftkv_client.lease(100) as lease:
+        raftkv_client.put(f"{KEYS.base}deny/b", b"it burns", lease=lease)
+        raftkv_client.put(f"{KEYS.base}node/b-1", B.encode())
+        found = plain_of(ctl(raftkv_cluster, "--json", "show", "jobs/a"))
+        assert found["denied"][0]["host"] == "b"
+        assert 0 < found["denied"][0]["seconds_left"] <= 100
+        assert [one["id"] for one in found["waiting"]] == ["b-1"]
+        assert found["waiting"][0]["why"].startswith("denied for ")
+        assert "it burns" in found["waiting"][0]["why"]
+
+
+def test_a_dead_run_says_so(raftkv_cluster, raftkv_client) -> None:
+    write(raftkv_client, [*SCRIPT[:6], ("node/a-1", None), ("node/b-1", None)])
+    assert "running (dead)" in text_of(ctl(raftkv_cluster, "list"))
+    assert "; nobody is there any more\n" in text_of(ctl(raftkv_cluster, "show", "jobs/a"))
+
+
+NODE = Node("d-1", "d", min_nodes=2, max_nodes=2, want=1, time=1.0)
+FULL = Round(3, (Member("a-1", "a"), Member("b-1", "b")))
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ({"phase": CLOSED}, "the run is closed"),
+        ({"phase": RUNNING, "round": FULL}, "standby: all 2 places are taken"),
+        ({"phase": RUNNING, "round": Round(3, FULL.members[:1])}, "about to join"),
+        ({"phase": GATHERING}, "waiting for the minimum: 1 of 2 nodes are there"),
+        ({"phase": "broken", "round": Round(3, (NODE.member,))}, "stopping its workers of epoch 3"),
+        ({"phase": GATHERING, "min": 1, "max": 8}, "was started with 2:2 nodes, the run has 1:8"),
+        ({"phase": GATHERING, "denied": "d"}, "denied for 30 s more: it burns"),
+        ({"phase": GATHERING, "others": 1}, "waiting for more nodes to come"),
+        (
+            {"phase": GATHERING, "others": 1, "queue": Queue("gpu", 2, 3, waits=True)},
+            "waiting for admission: number 2 of 3 in line for cluster gpu",
+        ),
+    ],
+)
+def test_every_node_that_waits_is_told_why(what: dict, reason: str) -> None:
+    limits = {"min_nodes": what.get("min", 2), "max_nodes": what.get("max", 2)}
+    folded = fold(KEYS, [])
+    folded.state = State(3, what["phase"], **limits)
+    folded.round = what.get("round")
+    others = [Node(f"o-{number}", "o", min_nodes=2, max_nodes=2) for number in range(what.get("others", 0))]
+    folded.present = {node.id: node for node in [NODE, *others]}
+    denied = [Denied(what["denied"], "it burns", 30)] if "denied" in what else []
+    found = waiting(folded.history(since_revision=1, complete=True), denied, what.get("queue"))
+    assert found[0].why == reason
+
+
+def test_the_line_for_a_cluster_is_read_from_its_ledger() -> None:
+    claims = (
+        Claim("first", 1, nodes=(Need("n", "h"),), granted=("n",)),
+        Claim("second", 2, nodes=(Need("m", "h"),)),
+        Claim("third", 3, nodes=(Need("k", "h"),)),
+    )
+    items = [
+        KeyValue(f"{CLUSTER_ROOT}other/ledger".encode(), b"not a ledger", 1, 1, 1, 0),
+        KeyValue(f"{CLUSTER_ROOT}gpu/ledger".encode(), Ledger(claims).encode(), 1, 1, 1, 0),
+    ]
+    assert find_queue("third", items) == Queue("gpu", 2, 2, waits=True)
+    assert find_queue("first", items) == Queue("gpu", 0, 2, waits=False)
+    assert find_queue("fourth", items) is None
+
+
+# ---- timeline
+
+
+def test_the_timeline_names_causes_and_seconds(raftkv_cluster, raftkv_client) -> None:
+    write(raftkv_client, SCRIPT)
+    text = text_of(ctl(raftkv_cluster, "timeline", "jobs/a"))
+    began = clock(101.0), clock(109.75)
+    lines = text.splitlines()
+    assert lines[0] == "run jobs/a: 2 epochs, 3 nodes, 2 faults"
+    rows = [line.split("  ") for line in lines]
+    first, second = ([cell.strip() for cell in row if cell.strip()] for row in rows[3:5])
+    killed = "rank 1 on b was killed by SIGKILL"
+    assert first == ["1", began[0], "8.25 s", "a (rank 0), b (rank 1)", killed, "0.50 s"]
+    assert second == ["2", began[1], "~10.25 s", "a (rank 0), c (rank 1)", "lost 1 of 2: a"]
+    assert [line.split()[0] for line in lines[7:]] == ["a-1", "b-1", "c-1"]
+    assert [line.rsplit("  ", 1)[1] for line in lines[7:]] == ["gone: heartbeat lost", "gone: signal", "is there"]
+    found = plain_of(ctl(raftkv_cluster, "timeline", "jobs/a", "--json"))
+    assert found["epochs"][0]["root_fault"]["signal"] == "SIGKILL"
+    assert found["epochs"][0]["recovery"] == {"seconds": 0.5, "approximate": False}
+
+
+def test_a_compacted_history_says_so(raftkv_cluster, raftkv_client) -> None:
+    write(raftkv_client, SCRIPT)
+    revision = raftkv_client.range(KEYS.base, prefix=True).revision
+    raftkv_client.compact(revision)
+    text = text_of(ctl(raftkv_cluster, "timeline", "jobs/a"))
+    assert f"\nthe history before revision {revision + 1} was compacted\n" in text
+    assert text.startswith("run jobs/a: 1 epoch, 1 node, 0 faults\n")
+
+
+def test_on_a_terminal_there_are_frames_and_colour(raftkv_cluster, raftkv_client) -> None:
+    write(raftkv_client, SCRIPT)
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160"}
+    environment.pop("NO_COLOR", None)
+    command = raftkvctl(raftkv_cluster.endpoints[0], "run", "show", "jobs/a")
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment) as process:
+        os.close(slave)
+        shown = b""
+        try:
+            while chunk := os.read(master, 65536):
+                shown += chunk
+        except OSError:
+            pass  # how a terminal says that nobody is on the other side any more
+        assert process.wait(TIMEOUT_S) == 0
+    os.close(master)
+    assert "│" in shown.decode()
+    assert b"\x1b[1;31mrun jobs/a: broken" in shown
+
+
+# ---- watch
+
+
+def test_a_run_is_watched_live(raftkv_cluster, raftkv_client) -> None:
+    write(raftkv_client, SCRIPT[:4])
+    endpoint = raftkv_cluster.endpoints[0]
+    with Running(raftkvctl(endpoint, "run", "watch", "jobs/a")) as program:
+        program.wait_printed(b"gathering: 0 of at least 2 nodes ready")
+        write(raftkv_client, SCRIPT[4:])
+        program.wait_printed(b"lost 1 of 2: a")
+        done = program.stop()
+    assert (done.code, done.errors) == (0, "")
+    told = [line.split("  ", 1)[1] for line in done.output.decode().splitlines()]
+    for line in (
+        "node a-1 is there (10.0.0.0, 1 slot)",
+        "epoch 1 runs: a (rank 0), b (rank 1)",
+        "fault in epoch 1: rank 1 on b was killed by SIGKILL",
+        "epoch 1 is over: rank 1 on b was killed by SIGKILL",
+        "node b-1 is gone",
+        "node c-1 came (10.0.0.2, 1 slot)",
+        "epoch 2 runs: a (rank 0), c (rank 1); recovered in 0.50 s",
+        "arbiter is c-1",
+        "epoch 2 is over: lost 1 of 2: a",
+    ):
+        assert told.count(line) == 1, (line, told)
+
+
+def test_what_is_written_again_is_not_told_again() -> None:
+    teller, folded = Teller(), fold(KEYS, [])
+    told: list[Line] = []
+    broken = [state(1, "broken", 9.0, "b fell"), state(1, "broken", 9.0, "b fell")]
+    more = State(1, "broken", "b fell", joined=1, min_nodes=2, max_nodes=4, time=9.0)
+    for revision, content in enumerate([*broken, more], 2):
+        change = read_change(KEYS, KEYS.state.encode(), content.encode(), revision)
+        assert change is not None
+        folded.apply(change)
+        told += teller.lines(change, folded)
+    assert [line.text for line in told] == [
+        "epoch 1 is over: b fell",
+        "gathering: 0 of at least 2 nodes ready",
+        "gathering: 1 of at least 2 nodes ready",
+    ]
+
+
+# ---- delete, and what goes wrong
+
+
+def test_a_run_is_deleted_alone(raftkv_cluster, raftkv_client) -> None:
+    write(raftkv_client, SCRIPT)
+    raftkv_client.put(f"{KEYS.base}store/2/x", b"1")
+    inner = RunKeys("jobs/a/b")
+    write(raftkv_client, [("state", state(1, CLOSED, 1.0))], inner)
+    refused = ctl(raftkv_cluster, "delete", "jobs/a", "--yes")
+    assert (refused.code, refused.output) == (1, b"")
+    assert refused.errors == "Error: 1 node is alive in run 'jobs/a': end them first, or give --force\n"
+    asked = ctl(raftkv_cluster, "delete", "jobs/a", "--force")
+    assert (asked.code, asked.errors) == (128, "Error: nobody is there to confirm it: give --yes\n")
+    assert raftkv_client.get(KEYS.state) is not None
+    done = plain_of(ctl(raftkv_cluster, "delete", "jobs/a", "--force", "--yes", "--json"))
+    assert done == {"run": "jobs/a", "deleted": 6}
+    left = [item.key.decode() for item in raftkv_client.range("", prefix=True)]
+    assert left == [inner.state]
+
+
+def test_a_dead_run_needs_no_force(raftkv_cluster, raftkv_client) -> None:
+    write(raftkv_client, [("state", state(1, RUNNING, 1.0)), ("round", Round(1, members(B, C), 1.0))])
+    assert text_of(ctl(raftkv_cluster, "delete", "jobs/a", "-y")) == "2\n"
+    assert ctl(raftkv_cluster, "delete", "jobs/a", "-y").code == 1
+
+
+@pytest.mark.parametrize("command", ["show", "timeline", "delete", "watch"])
+def test_an_unknown_run_is_one_line(raftkv_cluster, command: str) -> None:
+    ran = ctl(raftkv_cluster, command, "none")
+    assert (ran.code, ran.output) == (1, b"")
+    assert ran.errors == "Error: there is no run 'none'; `raftkvctl run list` shows those that there are\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["show"], 128, "run show needs the id of one run"),
+        (["timeline", "a", "b"], 128, "run timeline needs the id of one run"),
+        (["list", "a"], 128, "run list accepts no arguments"),
+        (["show", "a b"], 128, "run id 'a b' cannot be used"),
+        (["show", "a", "-w", "protobuf"], 4, "protobuf not supported as output format"),
+        (["exec", "--job", "j"], 128, "run exec needs a command"),
+        (["exec", "--", "true"], 128, "--job is missing"),
+        (["exec", "--job", "j", "--nnodes", "two", "--", "true"], 128, "--nnodes is a number or MIN:MAX, not 'two'"),
+        (["exec", "--job", "j", "--nnodes", "4:2", "--", "true"], 128, "4:2 nodes cannot be"),
+        (["exec", "--job", "j", "--conf", "lease=1", "--", "true"], 128, "unknown option 'lease'"),
+        (["exec", "--job", "j", "--env-style", "mpi", "--", "true"], 128, "unknown environment style 'mpi'"),
+        (["exec", "--job", "j", "--nproc-per-node", "0", "--", "true"], 128, "slots must be at least 1"),
+        (["exec", "--job", "j", "--max-restarts", "-1", "--", "true"], 128, "--max-restarts must not be negative"),
+    ],
+)
+def test_words_that_cannot_be(raftkv_cluster, words: list[str], code: int, text: str) -> None:
+    ran = ctl(raftkv_cluster, *words)
+    assert (ran.code, ran.output) == (code, b"")
+    assert ran.errors.startswith(f"Error: {text}")
+    assert ran.errors.count("\n") == 1
+
+
+def test_nobody_there() -> None:
+    ran = run_ctl(["--endpoints", "127.0.0.1:1", "--command-timeout", "200ms", "run", "list"])
+    assert (ran.code, ran.output) == (1, b"")
+    assert ran.errors.startswith("Error: no answer within 0.2 s from 127.0.0.1:1: ")
+
+
+def test_texts() -> None:
+    assert (ranks_text(3, 1), ranks_text(4, 4)) == ("3", "4-7")
+    many = [Member(f"n-{number}", f"n{number}", slots=2) for number in range(10)]
+    assert members_text(many[:2]) == "n0 (ranks 0-1), n1 (ranks 2-3)"
+    assert members_text(many).endswith("n7 (ranks 14-15) and 2 more")
+    assert clock(0.0) == ""
