@@ -7,7 +7,7 @@ JOBS ?= 2
 VENV := .venv/.installed
 FOREIGN := .venv/foreign/.installed
 
-.PHONY: cluster foreign test verify fix proto sim bench clean
+.PHONY: cluster foreign test verify fix proto sim sim-training bench clean
 
 cluster: $(VENV)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
@@ -28,6 +28,9 @@ proto: $(VENV)  ## compile proto/ into raftkv/pb
 
 sim: $(VENV)  ## SEED=n replays one seed of the simulator, SEEDS=n runs many
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --jobs $(JOBS))
+
+sim-training: $(VENV)  ## the rendezvous in its simulator: SEED=n replays one, SEEDS=n runs many
+	$(BIN)/python -m tests.training.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --jobs $(JOBS))
 
 bench: $(VENV)  ## raftkv beside real etcd in one run: bench/results.json, plot, README table
 	$(BIN)/pip install -q -e '.[bench]' && $(BIN)/python -m bench.compare

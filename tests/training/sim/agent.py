@@ -1,0 +1,220 @@
+"""An agent as torchrun's: it asks for a world, runs workers in it, stops them when told to, and asks again.
+
+Owns nothing of the rendezvous: the class under test is opened over a simulated way to the cluster, on the loop of one
+simulated machine. Workers are entries of a set; stopping them takes a random time, and a frozen machine does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raftkv.client.operations import Put
+from raftkv.errors import RaftKVError, StatusError
+from raftkv.training.config import RunConfig
+from raftkv.training.errors import JoinTimeout, RunClosed, RunConflict
+from raftkv.training.keys import RunKeys
+from raftkv.training.membership import Membership
+from raftkv.training.records import EXIT, Fault
+
+from .network import Link, SimControl
+
+if TYPE_CHECKING:
+    from raftkv.training.world import World
+
+    from .judge import Judge
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How agents behave.
+
+    Attributes:
+        poll_s: how often they look whether they are wanted.
+        stop_s: shortest and longest time to stop the workers.
+        fenced_write: chance at each look that a worker writes something with the fence of its epoch.
+    """
+
+    poll_s: float = 0.1
+    stop_s: tuple[float, float] = (0.0, 0.3)
+    fenced_write: float = 0.05
+
+
+class Agent:
+    """One incarnation of an agent on one machine.
+
+    Attributes:
+        workers: (epoch, rank) of those that run.
+        last_epoch: of the last world it was given; 0: none.
+        exited: why it is gone; empty: it is there.
+        told: it has seen that its epoch is over.
+        fails: its workers are to fail at the next look.
+        finishes: its workers are to end well at the next look.
+    """
+
+    def __init__(self, number: int, link: Link, judge: Judge, config: RunConfig, habits: Habits) -> None:
+        self.number = number
+        self.name = f"{config.host}#{number}"
+        self.link = link
+        self.judge = judge
+        self.config = config
+        self.habits = habits
+        self.random = random.Random(link.random.random())
+        self.membership: Membership | None = None
+        self.workers: set[tuple[int, int]] = set()
+        self.world: World | None = None
+        self.last_epoch = 0
+        self.exited = ""
+        self.told = False
+        self.leaving = False
+        self.waiting = False
+        self.fails = False
+        self.finishes = False
+        self.calm_since = 0.0
+        self._writes = 0
+        judge.agents[number] = self
+        link.loop.create_task(self._main())
+
+    @property
+    def alive(self) -> bool:
+        """It is there, frozen or not."""
+        return not self.exited
+
+    @property
+    def connected(self) -> bool:
+        """It runs and can reach the cluster."""
+        return self.alive and not self.link.loop.frozen and self.link.open
+
+    def kill(self, reason: str = "killed") -> None:
+        """It and its workers are gone; the kernel closes their connections."""
+        self.judge.say(f"{self.name} {reason}")
+        self.link.loop.crash()
+        self.link.hang_up()
+        self.workers.clear()
+        self.exited = reason
+
+    # ---- its life
+
+    async def _main(self) -> None:
+        try:
+            membership = self.membership = await self._open()
+            self.exited = await self._serve(membership)
+        except RunClosed:
+            self.exited = "closed"
+        except RunConflict:
+            self.exited = "conflict"
+        self.judge.say(f"{self.name} exits: {self.exited}")
+        self.workers.clear()
+
+    async def _open(self) -> Membership:
+        while True:
+            try:
+                control = SimControl(self.link)
+                return await Membership.start(control, self.config, data={"agent": str(self.number)})
+            except StatusError as error:
+                self.judge.say(f"{self.name} cannot open: {error}")
+                await asyncio.sleep(0.5)
+
+    async def _serve(self, membership: Membership) -> str:
+        while True:
+            world = await self._next_world(membership)
+            if world is None:
+                await self._leave(membership)
+                return "gave up"
+            if isinstance(world, str):
+                await self._leave(membership)
+                return world
+            self._start(world)
+            how = await self._monitor(membership, world)
+            self.leaving = True
+            await self._stop_workers()
+            self.leaving = False
+            if how == "finished":
+                await self._close(membership)
+                await self._leave(membership)
+                return "finished"
+
+    async def _next_world(self, membership: Membership) -> World | str | None:
+        self.waiting = True
+        try:
+            while True:
+                try:
+                    return await membership.next_world()
+                except StatusError as error:
+                    self.judge.say(f"{self.name} next_world: {error}")
+                    await asyncio.sleep(0.3)
+        except RunClosed:
+            return "closed"
+        except RunConflict:
+            return "conflict"
+        except JoinTimeout:
+            return None
+        finally:
+            self.waiting = False
+
+    def _start(self, world: World) -> None:
+        self.judge.starts(self, world)
+        self.world, self.last_epoch, self.told = world, world.epoch, False
+        self.workers = {(world.epoch, world.rank + slot) for slot in range(world.member.slots)}
+
+    async def _monitor(self, membership: Membership, world: World) -> str:
+        self.fails = False
+        while True:
+            await asyncio.sleep(self.habits.poll_s)
+            if membership.closed or membership.nodes_waiting > 0:
+                self.told = True
+                return "wanted"
+            if self.fails:
+                await self._report(membership, world)
+                return "failed"
+            if self.finishes:
+                return "finished"
+            if self.random.random() < self.habits.fenced_write:
+                self.link.loop.create_task(self._write(world))
+
+    async def _report(self, membership: Membership, world: World) -> None:
+        self.judge.say(f"{self.name} reports a fault of epoch {world.epoch}")
+        fault = Fault(world.epoch, world.member.id, host=self.config.host, rank=world.rank, cause=EXIT, exit_code=1)
+        try:
+            await membership.report(fault)
+        except RaftKVError as error:
+            self.judge.say(f"{self.name} report: {error}")
+
+    async def _stop_workers(self) -> None:
+        await asyncio.sleep(self.random.uniform(*self.habits.stop_s))
+        self.workers.clear()
+        self.judge.say(f"{self.name} has stopped epoch {self.last_epoch}")
+
+    async def _close(self, membership: Membership) -> None:
+        while True:
+            try:
+                await membership.close("finished")
+            except StatusError:
+                await asyncio.sleep(0.3)
+            else:
+                return
+
+    async def _leave(self, membership: Membership) -> None:
+        try:
+            await membership.leave()
+        except StatusError as error:
+            self.judge.say(f"{self.name} leave: {error}")
+
+    # ---- what its workers do, and a zombie's go on doing
+
+    async def _write(self, world: World) -> None:
+        self._writes += 1
+        key = f"{RunKeys(world.run_id).sync(world.epoch)}{self.number}-{self._writes}"
+        value = json.dumps({"epoch": world.epoch, "node": world.member.id})
+        try:
+            await SimControl(self.link).txn(world.fence.conditions, [Put(key, value)])
+        except StatusError:
+            return
+
+    def haunt(self) -> None:
+        """Write as a worker that does not know that its world is over."""
+        if self.world is not None and self.alive:
+            self.link.loop.create_task(self._write(self.world))

@@ -1,0 +1,224 @@
+"""The judge: what must be true of a run, checked at every change of the store and whenever workers start.
+
+    P1  epochs grow by one with every round and never go back, also across close and reopen; the round is never deleted
+    P2  ranks are a permutation, nobody is a member twice, survivors keep their order
+    P3  one world at a time: when an epoch begins no member of it, and no member of the last one that has held its
+        lease all the time since, runs anything; nobody starts a world that is not recorded, or twice; no write with the
+        fence of an epoch is accepted after the next began, or from a node without a lease
+    P5  whoever is in an epoch that is over, and is connected, is told so in bounded time
+    P8  no epoch has fewer than the minimum or more than the maximum
+
+P4, P6, P7 and P9 are about whole runs: see ``scenarios.py`` and ``run.py``. It stands apart and touches nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from raftkv.client.values import DELETE, Event
+from raftkv.training.keys import RunKeys
+from raftkv.training.ranks import placements
+from raftkv.training.records import BROKEN, CLOSED, RUNNING, Node, Round, State
+
+if TYPE_CHECKING:
+    from raftkv.training.world import World
+
+    from .agent import Agent
+    from .cluster import Cluster
+
+TOLD_WITHIN_S = 4.0
+"""From the moment that an epoch is over and a member connected, to ``nodes_waiting``: the watch alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A round that was recorded."""
+
+    round: Round
+    revision: int
+    at: float
+
+
+@dataclass(slots=True)
+class Judge:
+    """See the module.
+
+    Attributes:
+        rounds: all of the run, oldest first.
+        state: the last that was recorded.
+        violations: the first is what counts: what follows may be its consequence.
+    """
+
+    cluster: Cluster
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    keeps_order: bool = True
+    agents: dict[int, Agent] = field(default_factory=dict)
+    rounds: list[Begun] = field(default_factory=list)
+    state: State | None = None
+    over_since: float = 0.0
+    violations: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    fenced_writes: int = 0
+    arbiter: int = -1
+    cluster_calm_since: float = 0.0
+    _agent_of: dict[str, int] = field(default_factory=dict)
+    _started: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cluster.store.on_commit.append(self._on_commit)
+
+    @property
+    def epoch(self) -> int:
+        """The last that began."""
+        return self.rounds[-1].round.epoch if self.rounds else 0
+
+    def fail(self, rule: str, text: str) -> None:
+        """A property does not hold."""
+        self.violations.append(f"{rule} at {self.cluster.scheduler.now:.3f} s: {text}")
+
+    def say(self, text: str) -> None:
+        """A line of the trace."""
+        self.log.append(f"{self.cluster.scheduler.now:9.4f} {self.cluster.store.revision:5d}  {text}")
+
+    # ---- the store's history
+
+    def _on_commit(self, revision: int, events: list[Event]) -> None:
+        keys = RunKeys(self.run_id)
+        for event in events:
+            key = event.kv.key.decode()
+            if key == keys.round:
+                self._on_round(event)
+            elif key == keys.state:
+                self._on_state(event)
+            elif key.startswith(keys.nodes):
+                self._on_node(event)
+            elif key.startswith(f"{keys.base}sync/") and event.type != DELETE:
+                self._on_fenced(key, event)
+            elif key == keys.arbiter:
+                self._on_arbiter(event)
+            elif key.startswith(keys.base):
+                self.say(f"{event.type} {key.removeprefix(keys.base)} {event.kv.value.decode()}")
+
+    def _on_round(self, event: Event) -> None:
+        if event.type == DELETE:
+            self.fail("P1", "the round was deleted")
+            return
+        new = Round.decode(event.kv.value)
+        self.say(f"ROUND {new.epoch}: {' '.join(self._name(member.id) for member in new.members)}")
+        if new.epoch != self.epoch + 1:
+            self.fail("P1", f"epoch {new.epoch} after {self.epoch}")
+        self._check_members(new)
+        self._check_one_world(new)
+        self.rounds.append(Begun(new, event.kv.mod_revision, self.cluster.scheduler.now))
+        self.over_since = self.cluster.scheduler.now
+
+    def _check_members(self, new: Round) -> None:
+        ids = [member.id for member in new.members]
+        ranks = [placement.rank for placement in placements(new.members)]
+        if len(set(ids)) < len(ids) or ranks != list(range(sum(member.slots for member in new.members))):
+            self.fail("P2", f"epoch {new.epoch} has members {ids}, ranks {ranks}")
+        if not self.min_nodes <= len(ids) <= self.max_nodes:
+            self.fail("P8", f"epoch {new.epoch} has {len(ids)} nodes, not {self.min_nodes} to {self.max_nodes}")
+        before = [member.id for member in self.rounds[-1].round.members] if self.rounds else []
+        stayed = [node_id for node_id in before if node_id in ids]
+        if self.keeps_order and [node_id for node_id in ids if node_id in stayed] != stayed:
+            self.fail("P2", f"epoch {new.epoch} moved survivors: {stayed} became {ids}")
+
+    def _check_one_world(self, new: Round) -> None:
+        keys = RunKeys(self.run_id)
+        before = self.rounds[-1].round.members if self.rounds else ()
+        bound = {member.id for member in new.members}
+        for member in before:
+            held = self.cluster.store.items.get(keys.node(member.id).encode())
+            if held is not None and held.create_revision <= self.rounds[-1].revision:
+                bound.add(member.id)
+        for node_id in sorted(bound):
+            agent = self.agents.get(self._agent_of.get(node_id, -1))
+            if agent is not None and agent.workers:
+                self.fail("P3", f"epoch {new.epoch} began while {agent.name} ran {sorted(agent.workers)}")
+
+    def _on_state(self, event: Event) -> None:
+        if event.type == DELETE:
+            self.fail("P1", "the state was deleted")
+            return
+        state = State.decode(event.kv.value)
+        self.say(f"STATE {state.epoch} {state.phase} joined={state.joined} {state.cause} {state.reason}")
+        if self.state is not None and state.epoch < self.state.epoch:
+            self.fail("P1", f"the state went from epoch {self.state.epoch} back to {state.epoch}")
+        if state.phase in (BROKEN, CLOSED) and (self.state is None or self.state.phase not in (BROKEN, CLOSED)):
+            self.over_since = self.cluster.scheduler.now
+        self.state = state
+
+    def _on_node(self, event: Event) -> None:
+        node_id = event.kv.key.decode().rsplit("/", 1)[1]
+        if event.type == DELETE:
+            self.say(f"NODE {self._name(node_id)} gone")
+            return
+        node = Node.decode(event.kv.value)
+        self._agent_of[node.id] = int(node.data["agent"])
+        self.say(f"NODE {self._name(node_id)} want={node.want} running={node.running}")
+
+    def _on_arbiter(self, event: Event) -> None:
+        self.arbiter = self._agent_of.get(event.kv.value.decode(), -1)
+        self.say(f"ARBITER {self._name(event.kv.value.decode()) or 'gone'}")
+
+    def _on_fenced(self, key: str, event: Event) -> None:
+        written = json.loads(event.kv.value)
+        self.fenced_writes += 1
+        if written["epoch"] != self.epoch:
+            self.fail("P3", f"a write of epoch {written['epoch']} was accepted in epoch {self.epoch}")
+        if RunKeys(self.run_id).node(written["node"]).encode() not in self.cluster.store.items:
+            self.fail("P3", f"a write of {written['node']}, which has no lease, was accepted")
+
+    def _name(self, node_id: str) -> str:
+        agent = self.agents.get(self._agent_of.get(node_id, -1))
+        return agent.name if agent is not None else node_id
+
+    # ---- what nodes do
+
+    def starts(self, agent: Agent, world: World) -> None:
+        """An agent is about to start the workers of a world."""
+        self.say(f"{agent.name} starts epoch {world.epoch} as node {world.index} of {world.node_count}")
+        begun = next((begun for begun in self.rounds if begun.round.epoch == world.epoch), None)
+        if begun is None or begun.round.members != world.members or begun.revision != world.revision:
+            self.fail("P3", f"{agent.name} starts epoch {world.epoch} at {world.revision}, which is not recorded")
+            return
+        if self._agent_of.get(world.member.id) != agent.number:
+            self.fail("P3", f"{agent.name} starts as {world.member.id}, which it is not")
+        if agent.workers:
+            self.fail("P3", f"{agent.name} starts epoch {world.epoch} while it runs {sorted(agent.workers)}")
+        if world.epoch <= agent.last_epoch:
+            self.fail("P1", f"{agent.name} is given epoch {world.epoch} after {agent.last_epoch}")
+        for rank in range(world.rank, world.rank + world.member.slots):
+            other = self._started.setdefault((world.epoch, rank), agent.number)
+            if other != agent.number:
+                self.fail("P2", f"rank {rank} of epoch {world.epoch} is started by {agent.name} and agent {other}")
+
+    # ---- P5, from time to time
+
+    def look(self) -> None:
+        """Whether everybody who must know that an epoch is over does."""
+        now = self.cluster.scheduler.now
+        if self.state is None or not self.cluster.leads:
+            return
+        for agent in self.agents.values():
+            if not agent.workers or not agent.connected or agent.membership is None or agent.leaving:
+                continue
+            over = agent.last_epoch < self.epoch or (
+                self.state.phase != RUNNING and self.state.epoch >= agent.last_epoch
+            )
+            since = max(self.over_since, agent.calm_since, self.cluster_calm_since)
+            if over and now - since > TOLD_WITHIN_S and not self._is_told(agent):
+                self.fail(
+                    "P5",
+                    f"{agent.name} runs epoch {agent.last_epoch}; the run is in {self.state.epoch} "
+                    f"{self.state.phase} since {since:.3f} s, and it was not told",
+                )
+
+    def _is_told(self, agent: Agent) -> bool:
+        membership = agent.membership
+        return agent.told or (membership is not None and (membership.nodes_waiting > 0 or membership.closed))

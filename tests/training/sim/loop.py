@@ -1,0 +1,267 @@
+"""Virtual time: one event loop for each node, all of them driven by one scheduler with a seed.
+
+Owns the clock and the order of everything. Production code runs unchanged: it sees an asyncio loop, and ``loop.time``,
+``asyncio.sleep``, ``asyncio.timeout`` and ``time.time`` tell the time of *its* machine, which may be an hour ahead.
+
+Invariants:
+1. Time is a whole number of ticks and only grows; a timer never fires before its time, by the clock of its own loop.
+2. Callbacks of one loop run in the order asyncio promises; loops that are ready at the same tick take turns by chance.
+3. A frozen loop runs nothing; when it thaws, what arrived meanwhile runs first and then all timers that are late.
+4. A crashed loop runs nothing ever again, and no ``finally`` block of it either, until the simulation is over.
+
+    scheduler = Scheduler(random.Random(7))
+    loop = NodeLoop(scheduler, offset_s=3600.0)
+    loop.create_task(agent())
+    scheduler.run_until(60.0)
+
+Left out: sockets, threads, executors; the network is ``network.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import math
+import random
+import secrets
+import time
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextvars import Context
+from typing import Any
+
+TICKS_PER_S = 1 << 20
+"""A power of two, so that sums of times and offsets are exact."""
+WALL_AT_START_S = 1_800_000_000.0
+CALLBACKS_MAX = 3_000_000
+"""Far above what any simulation needs: code that spins without waiting is an error, not a hang."""
+TEARDOWN_TURNS = 200
+
+
+class SpinningError(Exception):
+    """A loop never comes to rest: something runs again and again without waiting."""
+
+
+class Scheduler:
+    """The one source of time and order.
+
+    Attributes:
+        now_ticks: the time.
+        random: decides between what happens at the same tick.
+        loops: all loops ever made, crashed ones too.
+        failures: what the loops' exception handlers were told, as text.
+    """
+
+    def __init__(self, source: random.Random) -> None:
+        self.now_ticks = 0
+        self.random = source
+        self.loops: list[NodeLoop] = []
+        self.failures: list[str] = []
+        self.running: NodeLoop | None = None
+        self._queue: list[tuple[int, float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
+        self._callbacks = 0
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start, exactly."""
+        return self.now_ticks / TICKS_PER_S
+
+    def after(self, delay_s: float, action: Callable[..., None], *arguments: Any) -> None:
+        """Do something after a delay; zero: at this tick, in random order with the rest of it."""
+        self.at_ticks(self.now_ticks + math.ceil(delay_s * TICKS_PER_S), action, *arguments)
+
+    def at_ticks(self, ticks: int, action: Callable[..., None], *arguments: Any) -> None:
+        """Do something at a tick, or now if that has passed."""
+        self._number += 1
+        entry = (max(ticks, self.now_ticks), self.random.random(), self._number, action, arguments)
+        heapq.heappush(self._queue, entry)
+
+    def run_until(self, deadline_s: float, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Let time pass up to a deadline; True if ``stop`` held before it came."""
+        deadline_ticks = math.ceil(deadline_s * TICKS_PER_S)
+        queue = self._queue
+        while queue and queue[0][0] <= deadline_ticks:
+            if stop():
+                return True
+            ticks, _, _, action, arguments = heapq.heappop(queue)
+            self.now_ticks = ticks
+            action(*arguments)
+        self.now_ticks = max(self.now_ticks, deadline_ticks)
+        return stop()
+
+    def count(self, callbacks: int) -> None:
+        """So many callbacks have run."""
+        self._callbacks += callbacks
+        if self._callbacks > CALLBACKS_MAX:
+            raise SpinningError(f"{CALLBACKS_MAX} callbacks by {self.now:.3f} s")
+
+    @contextlib.contextmanager
+    def ambient(self) -> Iterator[None]:
+        """While it lasts, ``time.time`` is that of whoever runs, and no id is drawn from real chance."""
+        wall, token = time.time, secrets.token_hex
+        names = random.Random(self.random.random())
+        time.time = lambda: WALL_AT_START_S + self._local()
+        secrets.token_hex = lambda nbytes=None: names.randbytes(nbytes or 32).hex()
+        try:
+            yield
+        finally:
+            time.time, secrets.token_hex = wall, token
+
+    def _local(self) -> float:
+        return self.running.time() if self.running is not None else self.now
+
+    def tear_down(self) -> None:
+        """End every task that is left, so that nothing of this simulation runs when it is collected."""
+        for loop in self.loops:
+            loop.tear_down()
+        self._queue.clear()
+
+
+class NodeLoop(asyncio.AbstractEventLoop):
+    """The event loop of one node.
+
+    Arguments:
+        scheduler: whose time it keeps.
+        offset_s: how far its clock is ahead; a multiple of a tick.
+        name: for traces.
+    """
+
+    def __init__(self, scheduler: Scheduler, offset_s: float = 0.0, name: str = "") -> None:
+        self.name = name
+        self.offset_s = math.floor(offset_s * TICKS_PER_S) / TICKS_PER_S
+        self.frozen = False
+        self.crashed = False
+        self._scheduler = scheduler
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._number = 0
+        self._due = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._torn = False
+        scheduler.loops.append(self)
+
+    # ---- what the simulation does to it
+
+    def freeze(self) -> None:
+        """Stop the machine, as SIGSTOP or a hypervisor would."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.frozen = False
+        self._wake()
+
+    def crash(self) -> None:
+        """End it in the middle of whatever it does."""
+        self.crashed = True
+
+    def tear_down(self) -> None:
+        """Cancel all tasks, and run nothing but what that causes."""
+        self._torn = True
+        self._timers.clear()
+        for task in list(self._tasks):
+            task.cancel()
+        for _ in range(TEARDOWN_TURNS):
+            if not self._ready:
+                break
+            self._run_ready()
+
+    # ---- time
+
+    def time(self) -> float:
+        return self._scheduler.now_ticks / TICKS_PER_S + self.offset_s
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        self._wake()
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:  # type: ignore[override]
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:  # type: ignore[override]
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._number += 1
+        heapq.heappush(self._timers, (when, self._number, handle))
+        self._scheduler.at_ticks(math.ceil((when - self.offset_s) * TICKS_PER_S), self._timer_due, handle)
+        return handle
+
+    def _timer_due(self, handle: asyncio.TimerHandle) -> None:
+        if not handle.cancelled():
+            self._turn()
+
+    def _wake(self) -> None:
+        if not self._due and not self._torn:
+            self._due = True
+            self._scheduler.after(0.0, self._turn)
+
+    def _turn(self) -> None:
+        """One iteration, as asyncio's: what is ready, then timers whose time has come."""
+        self._due = False
+        if self.frozen or self.crashed:
+            return
+        now = self.time()
+        while self._timers and self._timers[0][0] <= now:
+            self._ready.append(heapq.heappop(self._timers)[2])
+        self._run_ready()
+        if self._ready:
+            self._wake()
+
+    def _run_ready(self) -> None:
+        count = len(self._ready)
+        self._scheduler.count(count)
+        self._scheduler.running = self
+        events._set_running_loop(self)
+        try:
+            for _ in range(count):
+                handle = self._ready.popleft()
+                if self.crashed and not self._torn:
+                    return
+                if not handle.cancelled():
+                    handle._run()
+        finally:
+            events._set_running_loop(None)
+            self._scheduler.running = None
+
+    # ---- tasks and futures
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---- the rest that asyncio asks for
+
+    def is_running(self) -> bool:
+        return events._get_running_loop() is self
+
+    def is_closed(self) -> bool:
+        return False
+
+    def get_debug(self) -> bool:
+        return False
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Nothing to do: a cancelled timer is passed over when its time comes."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self._torn:
+            return
+        error = context.get("exception")
+        self._scheduler.failures.append(f"{self.name}: {context.get('message')}: {error!r}")

@@ -1,0 +1,252 @@
+"""One simulated run: machines, agents, faults by seed, then calm, in which everything must settle.
+
+    simulation = Simulation(Settings(seed=17))
+    simulation.add_agent()
+    simulation.settle()                          # P6
+    outcome = simulation.finish()
+    outcome.violation                            # None, or which property did not hold, and when
+
+Owns what of the properties is about whole runs. P6: in bounded time all agents that are left, up to the maximum, are in
+one running epoch, or the run is closed and everybody has gone. P9: nothing is asked or written while nothing happens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from raftkv.training.config import RunConfig
+from raftkv.training.keys import RunKeys
+from raftkv.training.records import CLOSED, RUNNING
+
+from .agent import Agent, Habits
+from .cluster import Cluster
+from .judge import Judge
+from .loop import NodeLoop, Scheduler
+from .network import Link, Weather
+
+RUN_ID = "job"
+LOOK_S = 0.5
+SETTLE_S = 60.0
+"""Far above what any case needs: a lease, some retries, the last call."""
+STABLE_S = 3.0
+LEASE_MAX_S = 5.0
+IDLE_S = 20.0
+CLOCK_OFFSET_S = 7200.0
+CALM = Weather()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one seed stands for.
+
+    Attributes:
+        machines: agents at the start.
+        config: of all of them; hosts are filled in.
+        faults: names, see ``Faults``; a random one happens every ``gap_s`` on average for ``faults_s``.
+        finishes: at the end one agent's workers end well, so the run is closed.
+    """
+
+    seed: int
+    machines: int = 3
+    config: RunConfig = field(default_factory=lambda: RunConfig(run_id=RUN_ID, fault_limit=0))
+    habits: Habits = field(default_factory=Habits)
+    weather: Weather = field(default_factory=Weather)
+    ttl_min_s: int = 1
+    arrival_s: float = 1.0
+    faults: tuple[str, ...] = ()
+    gap_s: float = 4.0
+    faults_s: float = 0.0
+    finishes: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of it."""
+
+    settings: Settings
+    violation: str | None
+    rounds: int
+    virtual_s: float
+    faults: Counter[str]
+    calls: Counter[str]
+    fenced_writes: int
+    settled_s: float
+    log: list[str]
+
+    @property
+    def replay_command(self) -> str:
+        """How to see it again."""
+        return f"python -m tests.training.sim --seed {self.settings.seed} --trace"
+
+
+class Simulation:
+    """Machines, a cluster and a judge, on one virtual clock."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.random = random.Random(settings.seed)
+        self.scheduler = Scheduler(random.Random(self.random.random()))
+        self.cluster = Cluster(self.scheduler, random.Random(self.random.random()), settings.ttl_min_s)
+        config = settings.config
+        self.judge = Judge(self.cluster, RUN_ID, config.min_nodes, config.max_nodes, config.rank_policy != "topology")
+        self.agents: list[Agent] = []
+        self.happened: Counter[str] = Counter()
+        self.settled_s = 0.0
+        self.scheduler.after(LOOK_S, self._look)
+
+    # ---- agents
+
+    def add_agent(self, host: str = "", **changes: object) -> Agent:
+        """A new incarnation of an agent, on a machine of its own or on one that is named."""
+        number = len(self.agents)
+        config = replace(self.settings.config, host=host or f"h{number}", **changes).checked()  # type: ignore[arg-type]
+        loop = NodeLoop(self.scheduler, self.random.uniform(0.0, CLOCK_OFFSET_S), config.host)
+        link = Link(loop, self.cluster, random.Random(self.random.random()), self.settings.weather)
+        agent = Agent(number, link, self.judge, config, self.settings.habits)
+        self.agents.append(agent)
+        self.judge.say(f"{agent.name} comes")
+        return agent
+
+    @property
+    def live(self) -> list[Agent]:
+        """Agents that are there."""
+        return [agent for agent in self.agents if agent.alive]
+
+    # ---- time
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the start."""
+        return self.scheduler.now
+
+    @property
+    def violation(self) -> str | None:
+        """The first, if any."""
+        for text in self.scheduler.failures:
+            self.judge.violations.append(f"P0: an exception that nobody handled: {text}")
+        self.scheduler.failures.clear()
+        return self.judge.violations[0] if self.judge.violations else None
+
+    def pass_time(self, duration_s: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Let time pass until something holds; whether it came to hold."""
+        deadline = self.now + duration_s
+        self.scheduler.run_until(deadline, lambda: bool(self.judge.violations or self.scheduler.failures) or until())
+        return until()
+
+    def _look(self) -> None:
+        self.judge.look()
+        self.scheduler.after(LOOK_S, self._look)
+
+    # ---- where it has come to
+
+    @property
+    def members(self) -> list[Agent]:
+        """Agents that run workers of the present epoch."""
+        return [agent for agent in self.live if any(epoch == self.judge.epoch for epoch, _ in agent.workers)]
+
+    def is_settled(self) -> bool:
+        """P6, at this moment."""
+        state = self.judge.state
+        live = self.live
+        if state is not None and state.phase == CLOSED:
+            return not live
+        if len(live) < self.settings.config.min_nodes:
+            return not any(agent.workers for agent in live)
+        if state is None or state.phase != RUNNING or state.epoch != self.judge.epoch:
+            return False
+        wanted = min(self.settings.config.max_nodes, len(live))
+        members, standby = self.members, [agent for agent in live if not agent.workers]
+        return len(members) == wanted and len(standby) == len(live) - wanted and self._is_whole()
+
+    def _is_whole(self) -> bool:
+        ids = {agent.world.member.id for agent in self.members if agent.world is not None}
+        return ids == {member.id for member in self.judge.rounds[-1].round.members}
+
+    def settle(self, limit_s: float = SETTLE_S, stable_s: float = STABLE_S) -> None:
+        """Require P6: settled within a time, and still so a while later, in the same epoch."""
+        began = self.now
+        while self.violation is None:
+            if not self.pass_time(began + limit_s - self.now, self.is_settled):
+                if self.violation is None:
+                    self.judge.fail("P6", f"not settled after {limit_s:g} s: {self.describe()}")
+                return
+            self.settled_s = self.now - began
+            epoch = self.judge.epoch
+            self.pass_time(stable_s, lambda: not self.is_settled())
+            if self.is_settled() and self.judge.epoch == epoch:
+                return
+
+    def idle(self, duration_s: float = IDLE_S) -> None:
+        """Require the second half of P9: nothing is written while nothing happens, and nobody calls."""
+        revision, calls = self.cluster.store.revision, self.calls()
+        fenced = self.judge.fenced_writes
+        self.pass_time(duration_s)
+        written = self.cluster.store.revision - revision - (self.judge.fenced_writes - fenced)
+        asked = self.calls().total() - calls.total()
+        if self.violation is None and (written or asked):
+            self.judge.fail(
+                "P9", f"{written} revisions and {asked} calls in {duration_s:g} s in which nothing happened"
+            )
+
+    def calls(self) -> Counter[str]:
+        """Calls of all nodes ever, by kind."""
+        total: Counter[str] = Counter()
+        for agent in self.agents:
+            total += agent.link.calls
+        return total
+
+    def describe(self) -> str:
+        """Who is where, in a line."""
+        state = self.judge.state
+        where = [
+            f"{agent.name} {'frozen ' if agent.link.loop.frozen else ''}"
+            f"{sorted(agent.workers) or ('waits' if agent.waiting else 'idle')}"
+            for agent in self.live
+        ]
+        return f"epoch {self.judge.epoch}, {state and (state.epoch, state.phase)}; {', '.join(where)}"
+
+    def finish(self) -> Outcome:
+        """End everything and report."""
+        violation = self.violation
+        self.scheduler.tear_down()
+        return Outcome(
+            self.settings,
+            violation,
+            len(self.judge.rounds),
+            self.now,
+            self.happened,
+            self.calls(),
+            self.judge.fenced_writes,
+            self.settled_s,
+            self.judge.log,
+        )
+
+    def heal(self) -> None:
+        """From here on the network is good, and whoever is missing for the minimum is started."""
+        for agent in self.live:
+            agent.link.weather = CALM
+        self.judge.cluster_calm_since = self.now
+        while len(self.live) < self.settings.config.min_nodes:
+            self.add_agent().link.weather = CALM
+
+    def close_run(self) -> None:
+        """One agent's workers end well: everybody must go, and nothing but what outlives a run may stay."""
+        members = self.members
+        if not members:
+            return
+        members[0].finishes = True
+        if not self.pass_time(SETTLE_S, lambda: not self.live):
+            self.judge.fail("P6", f"the run was closed, but some are still there: {self.describe()}")
+        # Whoever could not tell the cluster that it has gone is gone with its lease.
+        is_clean = self.pass_time(LEASE_MAX_S, lambda: not self.left_behind())
+        if self.violation is None and not is_clean:
+            self.judge.fail("P6", f"keys are left behind: {self.left_behind()}")
+
+    def left_behind(self) -> list[str]:
+        """Keys of the run that are there though nobody is, other than those that stay."""
+        keys = RunKeys(RUN_ID)
+        stay = {keys.round, keys.state}
+        return [key.decode() for key in sorted(self.cluster.store.items) if key.decode() not in stay]

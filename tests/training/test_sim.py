@@ -1,0 +1,302 @@
+"""The rendezvous in the simulator: one fault at a time, hundreds of seeds, and the seeds that once found something."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training.sim import faults
+from tests.training.sim.__main__ import main, summary
+from tests.training.sim.network import Weather
+from tests.training.sim.run import CALM
+from tests.training.sim.scenarios import CALLS_PER_ROUND, Directed, scenario
+from tests.training.sim.swarm import draw, run_seed
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS_COUNT = 600
+CHUNK_SIZE = 25
+
+REGRESSIONS = {
+    70: "a worker wrote after the run was closed, and nobody deleted it",
+    869: "a declaration that was applied late undid a later one, and the run waited for the node for ever",
+    2045: "two registrations at once: the office hung on a lease that the node had forgotten and kept alive",
+    3493: "the same, before the first epoch",
+    4405: "the same, after a freeze",
+}
+"""Seeds that found a bug, and which."""
+
+
+@pytest.mark.parametrize("first", range(1, SEEDS_COUNT + 1, CHUNK_SIZE))
+def test_seeds(first: int) -> None:
+    outcomes = [run_seed(seed) for seed in range(first, first + CHUNK_SIZE)]
+    print(summary(outcomes))
+    bad = [f"{outcome.violation}\n  replay: {outcome.replay_command}" for outcome in outcomes if outcome.violation]
+    assert not bad, "\n".join(bad)
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_seeds_that_found_bugs(seed: int) -> None:
+    outcome = run_seed(seed)
+    assert outcome.violation is None, f"again: {REGRESSIONS[seed]}\n{outcome.replay_command}"
+
+
+def test_seeds_reach_every_fault_and_size() -> None:
+    drawn = [draw(seed) for seed in range(1, SEEDS_COUNT + 1)]
+    assert {name for settings in drawn for name in settings.faults} == set(faults.ALL)
+    assert {settings.machines for settings in drawn} == {2, 3, 4, 5, 8}
+    assert any(settings.faults == faults.STORE_ONLY for settings in drawn)
+    assert any(settings.finishes for settings in drawn)
+
+
+def test_a_replay_is_the_same_whatever_the_hashes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "17", "--trace"]) == 0
+    here = capsys.readouterr().out
+    assert " starts epoch 1 as node " in here
+    command = [sys.executable, "-m", "tests.training.sim", "--seed", "17", "--trace"]
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    there = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    assert there == here
+
+
+# ---- P4: one fault, one round
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_worker_that_fails_costs_one_round(index: int) -> None:
+    with scenario(3) as run:
+        run.forms(3)
+        with run.rounds(1):
+            run.node(index).fails = True
+        assert len(run.members) == 3
+
+
+def test_workers_that_fail_in_the_same_instant_cost_one_round() -> None:
+    with scenario(4) as run:
+        run.forms(4)
+        with run.rounds(1):
+            for agent in run.members:
+                agent.fails = True
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("grace_s", [0.0, 0.1])
+def test_a_node_that_is_killed_costs_one_round(index: int, grace_s: float) -> None:
+    with scenario(3, disconnect_grace_s=grace_s) as run:
+        run.forms(3)
+        began = run.now
+        with run.rounds(1):
+            run.node(index).kill()
+            run.pass_time(10.0, lambda: len(run.judge.rounds) == 2)
+            assert run.now - began < (0.8 if grace_s else 1.8)
+        assert len(run.members) == 2
+
+
+@pytest.mark.parametrize("killed", [1, 2])
+def test_the_arbiter_killed_alone_or_with_another_costs_one_round(killed: int) -> None:
+    with scenario(4) as run:
+        run.forms(4)
+        with run.rounds(1):
+            run.deciding.kill()
+            for agent in run.members[: killed - 1]:
+                agent.kill()
+
+
+def test_the_arbiter_that_fails_and_is_killed_in_the_middle_of_the_round() -> None:
+    with scenario(4) as run:
+        run.forms(4)
+        with run.rounds(1):
+            run.node(1).fails = True
+            run.pass_time(5.0, lambda: run.judge.state is not None and run.judge.state.phase == "broken")
+            run.deciding.kill()
+
+
+def test_a_frozen_node_costs_one_round_and_another_when_it_is_back() -> None:
+    with scenario(3) as run:
+        run.forms(3)
+        frozen = run.node(1)
+        with run.rounds(1):
+            run.faults.freeze(frozen)
+            run.pass_time(10.0, lambda: len(run.judge.rounds) == 2)
+            frozen.kill("is buried")
+        assert len(run.members) == 2
+    with scenario(3) as run:
+        run.forms(3)
+        frozen = run.node(1)
+        run.faults.freeze(frozen)
+        run.pass_time(10.0, lambda: len(run.judge.rounds) == 2)
+        with run.rounds(1):
+            run.faults.heal()
+        assert len(run.members) == 3
+
+
+def test_a_frozen_node_that_thaws_in_time_costs_nothing() -> None:
+    with scenario(3) as run:
+        run.forms(3)
+        with run.rounds(0):
+            run.faults.freeze(run.node(1))
+            run.pass_time(0.5)
+            run.faults.heal()
+
+
+def test_a_newcomer_costs_one_round_and_a_standby_none() -> None:
+    with scenario(3, max_nodes=4) as run:
+        run.forms(3)
+        with run.rounds(1):
+            run.add_agent()
+        assert len(run.members) == 4
+        with run.rounds(0):
+            standby = run.add_agent()
+        assert standby.waiting
+        with run.rounds(1):
+            run.node(2).kill()
+        assert standby in run.members
+
+
+def test_a_node_that_comes_and_dies_in_the_same_instant_costs_at_most_its_own_rounds() -> None:
+    for pause_s in (0.0, 0.001, 0.003, 0.01, 0.1, 0.5):
+        with scenario(3, max_nodes=4) as run:
+            run.forms(3)
+            before = run.judge.epoch
+            agent = run.add_agent()
+            run.pass_time(pause_s)
+            agent.kill()
+            run.forms(3)
+            run.require(run.judge.epoch - before <= 2, "more than two rounds")
+
+
+def test_an_agent_restarted_at_once_costs_one_round_or_two() -> None:
+    with scenario(3) as run:
+        run.forms(3)
+        before = run.judge.epoch
+        run.node(1).kill()
+        run.add_agent("h1")
+        run.forms(3)
+        # The others may have gone on without it first, if it is back only after they were.
+        assert run.judge.epoch - before <= 2
+
+
+# ---- P7: the store alone
+
+
+@pytest.mark.parametrize("duration_s", [0.05, 0.9, 3.0, 30.0, 600.0])
+@pytest.mark.parametrize("kind", ["outage", "election"])
+def test_losing_the_store_ends_nothing(kind: str, duration_s: float) -> None:
+    with scenario(4) as run:
+        run.forms(4)
+        with run.rounds(0):
+            getattr(run.cluster, kind)(duration_s)
+            run.pass_time(duration_s + 5.0)
+        assert all(agent.last_epoch == 1 and agent.workers for agent in run.members)
+
+
+def test_a_worker_that_fails_while_the_store_is_away_costs_one_round_when_it_is_back() -> None:
+    with scenario(3) as run:
+        run.forms(3)
+        with run.rounds(1, limit_s=60.0):
+            run.cluster.outage(20.0)
+            run.pass_time(5.0)
+            run.node(2).fails = True
+            run.pass_time(25.0)
+        assert len(run.members) == 3
+
+
+# ---- P9: calls and revisions
+
+
+def calls(run: Directed) -> int:
+    return run.calls().total()
+
+
+def test_a_round_takes_few_calls_and_an_idle_run_none() -> None:
+    with scenario(8, habits=None) as run:
+        for agent in run.agents:
+            agent.random.random = lambda: 1.0  # nobody writes
+        run.forms(8)
+        run.require(calls(run) <= CALLS_PER_ROUND * 8, f"{calls(run)} calls for the first round")
+        before = calls(run)
+        run.node(3).fails = True
+        run.pass_time(5.0)
+        assert run.judge.epoch == 2
+        run.require(calls(run) - before <= CALLS_PER_ROUND * 8, f"{calls(run) - before} calls for a round")
+        run.idle(600.0)
+
+
+# ---- limits, closing, two jobs
+
+
+def test_nothing_starts_before_the_minimum_is_there() -> None:
+    with scenario(2, min_nodes=3, max_nodes=4) as run:
+        run.pass_time(60.0)
+        assert not run.judge.rounds
+        assert not any(agent.workers for agent in run.live)
+        run.add_agent()
+        run.forms(3)
+        run.node(0).kill()
+        run.pass_time(30.0)
+        assert run.judge.epoch == 1
+        assert not any(agent.workers for agent in run.live)
+
+
+def test_the_first_epoch_waits_for_the_last_call_and_not_for_more_than_is_expected() -> None:
+    with scenario(2, max_nodes=4, last_call_timeout_s=7.0) as run:
+        run.pass_time(6.5)
+        assert not run.judge.rounds
+        run.forms(2)
+    with scenario(2, max_nodes=4, last_call_timeout_s=7.0, expected_nodes=2) as run:
+        run.pass_time(0.5)
+        assert run.judge.epoch == 1
+
+
+def test_a_run_that_is_closed_leaves_its_epoch_and_nothing_else() -> None:
+    with scenario(3) as run:
+        run.forms(3)
+        run.close_run()
+        run.check()
+        assert not run.live
+        run.add_agent()
+        run.add_agent()
+        run.forms(2)
+        assert run.judge.epoch == 2, "epochs do not begin again with a run of the same id"
+
+
+def test_another_job_with_the_same_id_is_told_and_disturbs_nobody() -> None:
+    with scenario(3) as run:
+        run.forms(3)
+        with run.rounds(0):
+            other = run.add_agent("other", min_nodes=5, max_nodes=6)
+            run.pass_time(10.0)
+            assert other.exited == "conflict"
+
+
+def test_another_job_with_the_same_id_and_limits_is_a_newcomer_or_a_standby() -> None:
+    with scenario(3) as run:
+        run.forms(3)
+        with run.rounds(0):
+            others = [run.add_agent() for _ in range(3)]
+        assert all(agent.waiting for agent in others)
+
+
+# ---- zombies
+
+
+@pytest.mark.parametrize("weather", [CALM, Weather(delay_s=(0.001, 0.4))])
+def test_a_zombie_writes_nothing(weather: Weather) -> None:
+    with scenario(3, weather=weather) as run:
+        run.forms(3)
+        zombie = run.node(0)
+        run.faults.freeze(zombie)
+        run.pass_time(10.0, lambda: len(run.judge.rounds) == 2)
+        written = run.judge.fenced_writes
+        for _ in range(5):
+            zombie.haunt()
+        zombie.link.loop.thaw()
+        run.pass_time(0.05)
+        accepted = [event for event in run.cluster.store.history if f"sync/1/{zombie.number}-".encode() in event.key]
+        late = [event for event in accepted if event.revision > run.judge.rounds[1].revision and event.type == "PUT"]
+        assert not late
+        assert run.judge.fenced_writes >= written
+        run.forms(3)
