@@ -60,6 +60,12 @@ is there already: b'4'
 counter 1 2
 deleted 5
 """,
+    "run_exec": r"""
+sum of the ranks of 4: 6
+exit codes: \[0, 0\]
+epoch 1: 2 nodes, over because: rank 1: SIGKILL
+epoch 2: 2 nodes, over because: succeeded
+""",
     "training_api": r"""
 config batch=32; rank 0 of 3, rank 1 of 3, rank 2 of 3
 rank 0 of 2 in epoch 2, because node \S+ left

@@ -259,6 +259,7 @@ def _run_commands() -> Branch:
         _leaf("show", "ctl_run:show", "RUN", "Print who is in a run, who waits and why, and the last faults", flags),
         _leaf("timeline", "ctl_run:timeline", "RUN", "Print what happened: epochs, ranks, causes, seconds", flags),
         _leaf("watch", "ctl_run:watch", "RUN", "Print what happens, until a signal comes", flags),
+        _leaf("queue", "ctl_run:queue", "[CLUSTER]", "Print who holds the slots that runs share, and who waits", flags),
         _leaf("exec", "ctl_run_exec:execute", "-- COMMAND ...", "Take part as a node", _EXEC_FLAGS, _EXEC_DETAILS),
         _leaf("delete", "ctl_run:delete", "RUN", "Delete all keys of a run", (*flags, *sure), delete),
     ]

@@ -27,6 +27,7 @@ from raftkv.client.operations import Delete
 from raftkv.client.space import Space
 from raftkv.client.watch_hub import WatchHub
 from raftkv.errors import CompactedError, ConfigError
+from raftkv.training.admission_view import ClusterView, describe_cluster, list_clusters
 from raftkv.training.errors import TrainingError
 from raftkv.training.history_reader import UnknownRun, follow, list_runs, read_history
 from raftkv.training.keys import RunKeys, check_run_id
@@ -61,6 +62,25 @@ def show(invocation: Invocation) -> None:
         print(json.dumps(facts.to_plain()))
     else:
         run_view.show(facts)
+
+
+def queue(invocation: Invocation) -> None:
+    """Print who holds the slots of a cluster that runs share, and who waits for them."""
+    if len(invocation.arguments) > 1:
+        raise CommandError("run queue takes the name of one cluster, or none", BAD_ARGUMENTS)
+    session, as_json = _open(invocation)
+
+    async def read(kv: Client) -> list[ClusterView]:
+        names = invocation.arguments or await list_clusters(kv)
+        return [await describe_cluster(kv, name) for name in names]
+
+    views = run(session, read)
+    if as_json:
+        print(json.dumps([view.to_plain() for view in views]))
+        return
+    for number, view in enumerate(views):
+        print("\n" if number else "", end="")
+        run_view.queue(view)
 
 
 def timeline(invocation: Invocation) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from raftkv.training.admission_record import Ledger
+from raftkv.training.admission_view import describe_cluster
 from raftkv.training.denylist import read_denial
 from raftkv.training.errors import RecordError
 from raftkv.training.history import EpochHistory, RunHistory
@@ -44,12 +45,17 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Where a run stands in the line for the slots of a cluster: its place, from 1, of how many; waits or not."""
+    """Where a run stands with the cluster whose slots it shares with others.
+
+    Attributes:
+        cluster: its name.
+        waits: it has no slots yet.
+        reason: why not, in one line; empty: it has.
+    """
 
     cluster: str
-    place: int
-    length: int
-    waits: bool
+    waits: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ async def read_facts(kv: Client, run_id: str) -> Facts:
     """
     history = await read_history(kv, run_id)
     shared = await kv.range(CLUSTER_ROOT, prefix=True)
-    queue = find_queue(run_id, shared)
+    queue = await _queue(kv, run_id, find_cluster(run_id, shared))
     base = RunKeys(run_id).base
     prefixes = [f"{base}deny/", *([f"{CLUSTER_ROOT}{queue.cluster}/deny/"] if queue else [])]
     items = [*await kv.range(prefixes[0], prefix=True), *shared]
@@ -137,21 +143,24 @@ async def _denied(kv: Client, item: KeyValue, prefix: str) -> Denied:
     return Denied(host, read_denial(host, item.value).reason, max(left_s, 0))
 
 
-def find_queue(run_id: str, items: Iterable[KeyValue]) -> Queue | None:
-    """Where a run stands, from the ledgers of all clusters."""
+def find_cluster(run_id: str, items: Iterable[KeyValue]) -> str:
+    """The cluster whose ledger knows a run; empty: none does."""
     for item in items:
         cluster, _, name = item.key.decode(errors="replace").removeprefix(CLUSTER_ROOT).rpartition("/")
-        if name != "ledger":
-            continue
         try:
-            ledger = Ledger.decode(item.value)
+            if name == "ledger" and Ledger.decode(item.value).find(run_id) is not None:
+                return cluster
         except RecordError:
             continue
-        claim = ledger.find(run_id)
-        if claim is not None:
-            line = [one.run for one in ledger.claims if one.waits]
-            return Queue(cluster, line.index(run_id) + 1 if claim.waits else 0, len(line), claim.waits)
-    return None
+    return ""
+
+
+async def _queue(kv: Client, run_id: str, cluster: str) -> Queue | None:
+    if not cluster:
+        return None
+    view = await describe_cluster(kv, cluster)
+    found = next((waiting for waiting in view.queue if waiting.run == run_id), None)
+    return Queue(cluster) if found is None else Queue(cluster, True, found.reason)
 
 
 def waiting(history: RunHistory, denied: Iterable[Denied], queue: Queue | None) -> list[Waiting]:
@@ -185,5 +194,5 @@ def _why(history: RunHistory, state: State, node: Node, denied: Denied | None, q
     if len(history.present) < state.min_nodes:
         return f"waiting for the minimum: {len(history.present)} of {state.min_nodes} nodes are there"
     if queue is not None and queue.waits:
-        return f"waiting for admission: number {queue.place} of {queue.length} in line for cluster {queue.cluster}"
+        return f"waiting for admission to cluster {queue.cluster}: {queue.reason}"
     return "waiting for the other members to come back" if state.phase == BROKEN else "waiting for more nodes to come"

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from raftkv.cli.run_facts import Facts
 from raftkv.cli.table import width
+from raftkv.training.admission_view import ClusterView
 from raftkv.training.history import Change, EpochHistory, Fold, RunHistory
 from raftkv.training.history_reader import RunSummary
 from raftkv.training.ranks import first_ranks, world_size
@@ -179,8 +180,7 @@ def details(facts: Facts) -> list[str]:
     if facts.history.arbiter:
         lines.append(f"arbiter {facts.history.arbiter}")
     if facts.queue is not None:
-        place = f"number {facts.queue.place} of {facts.queue.length} in line" if facts.queue.waits else "admitted"
-        lines.append(f"cluster {facts.queue.cluster}: {place}")
+        lines.append(f"cluster {facts.queue.cluster}: {facts.queue.reason if facts.queue.waits else 'admitted'}")
     lines += [f"denied for {one.seconds_left} s more: {one.host}: {one.reason}" for one in facts.denied]
     return lines
 
@@ -191,6 +191,34 @@ def _members_table(facts: Facts) -> Rows:
         for first, member in facts.members
     ]
     return Rows(("rank", "node", "host", "address", "slots", "place"), rows)
+
+
+# ---- queue
+
+
+def queue(view: ClusterView) -> None:
+    """A cluster: its hosts, who holds their slots, who waits."""
+    holders = count(len(view.grants), "run")
+    print(f"cluster {view.cluster}: {count(len(view.hosts), 'host')}, {holders} admitted, {len(view.queue)} waiting")
+    if view.hosts:
+        print()
+        out(_hosts_table(view))
+    if view.queue:
+        print()
+        waits = [
+            (str(one.place or "-"), one.run, f"{one.min_nodes}:{one.max_nodes}", str(one.nodes), one.reason)
+            for one in view.queue
+        ]
+        out(Rows(("place", "waiting", "limits", "nodes", "why"), waits))
+
+
+def _hosts_table(view: ClusterView) -> Rows:
+    rows, styles = [], []
+    for host in view.hosts:
+        held = ", ".join(f"{run} {slots}" for run, slots in sorted(host.held.items()))
+        rows.append((host.host, str(host.slots), str(host.free), held, str(host.strikes or ""), host.denied))
+        styles.append(_STYLES["fault"] if host.denied else "")
+    return Rows(("host", "slots", "free", "held by", "strikes", "denied"), rows, styles)
 
 
 # ---- timeline

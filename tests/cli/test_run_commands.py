@@ -10,9 +10,8 @@ import subprocess
 import pytest
 
 import raftkv
-from raftkv.cli.run_facts import Denied, Queue, find_queue, waiting
+from raftkv.cli.run_facts import Denied, Queue, waiting
 from raftkv.cli.run_view import Line, Teller, clock, members_text, ranks_text
-from raftkv.client.values import KeyValue
 from raftkv.training.admission_record import Claim, Ledger, Need
 from raftkv.training.history import fold, read_change
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
@@ -113,8 +112,8 @@ FULL = Round(3, (Member("a-1", "a"), Member("b-1", "b")))
         ({"phase": GATHERING, "denied": "d"}, "denied for 30 s more: it burns"),
         ({"phase": GATHERING, "others": 1}, "waiting for more nodes to come"),
         (
-            {"phase": GATHERING, "others": 1, "queue": Queue("gpu", 2, 3, waits=True)},
-            "waiting for admission: number 2 of 3 in line for cluster gpu",
+            {"phase": GATHERING, "others": 1, "queue": Queue("gpu", True, "number 2 in line")},
+            "waiting for admission to cluster gpu: number 2 in line",
         ),
     ],
 )
@@ -130,19 +129,31 @@ def test_every_node_that_waits_is_told_why(what: dict, reason: str) -> None:
     assert found[0].why == reason
 
 
-def test_the_line_for_a_cluster_is_read_from_its_ledger() -> None:
-    claims = (
-        Claim("first", 1, nodes=(Need("n", "h"),), granted=("n",)),
-        Claim("second", 2, nodes=(Need("m", "h"),)),
-        Claim("third", 3, nodes=(Need("k", "h"),)),
-    )
-    items = [
-        KeyValue(f"{CLUSTER_ROOT}other/ledger".encode(), b"not a ledger", 1, 1, 1, 0),
-        KeyValue(f"{CLUSTER_ROOT}gpu/ledger".encode(), Ledger(claims).encode(), 1, 1, 1, 0),
-    ]
-    assert find_queue("third", items) == Queue("gpu", 2, 2, waits=True)
-    assert find_queue("first", items) == Queue("gpu", 0, 2, waits=False)
-    assert find_queue("fourth", items) is None
+CLAIMS = (
+    Claim("first", 1, nodes=(Need("n", "h", 8),), granted=("n",)),
+    Claim(KEYS.run_id, 2, min_nodes=2, max_nodes=4, nodes=(Need("a-1", "h", 8), Need("b-1", "g", 8))),
+)
+
+
+def test_the_line_for_a_cluster_is_shown(raftkv_cluster, raftkv_client) -> None:
+    assert text_of(ctl(raftkv_cluster, "queue")) == ""
+    raftkv_client.put(f"{CLUSTER_ROOT}other/ledger", b"not a ledger")
+    raftkv_client.put(f"{CLUSTER_ROOT}gpu/ledger", Ledger(CLAIMS).encode())
+    raftkv_client.put(f"{RunKeys('first').nodes}n", b"{}")
+    write(raftkv_client, SCRIPT[:4])
+    found = plain_of(ctl(raftkv_cluster, "show", "jobs/a", "--json"))
+    assert (found["queue"]["cluster"], found["queue"]["waits"]) == ("gpu", True)
+    why = f"waiting for admission to cluster gpu: {found['queue']['reason']}"
+    assert found["queue"]["reason"]
+    assert [one["why"] for one in found["waiting"]] == [why, why]
+    lines = text_of(ctl(raftkv_cluster, "queue", "gpu")).splitlines()
+    assert lines[0] == "cluster gpu: 2 hosts, 1 run admitted, 1 waiting"
+    assert any(line.split()[:5] == ["h", "8", "0", "first", "8"] for line in lines)
+    assert any(line.split()[:4] == ["1", "jobs/a", "2:4", "2"] for line in lines)
+    view = json.loads(text_of(ctl(raftkv_cluster, "queue", "gpu", "--json")))[0]
+    assert (view["cluster"], view["queue"][0]["run"]) == ("gpu", "jobs/a")
+    damaged = ctl(raftkv_cluster, "queue", "other")
+    assert (damaged.code, damaged.errors.count("\n")) == (1, 1)
 
 
 # ---- timeline
