@@ -43,7 +43,7 @@ OBSERVE_S = 4.0
 
 
 def work(endpoints: str, ranks: int, grace_s: float) -> None:
-    """Do steps until killed; say, in lines of JSON, when an epoch had its first allreduce, and which steps took long."""
+    """Do steps until killed; say in JSON when an epoch had its first allreduce, and which steps took long."""
     import torch
     import torch.distributed as dist
 

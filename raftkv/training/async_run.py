@@ -330,6 +330,7 @@ class Run:
         """
         try:
             if not self._is_left:
+                self._unwatch()  # what this rank does itself is no news to it
                 await self._seat.close(reason)
         finally:
             await self.leave()
@@ -343,6 +344,7 @@ class Run:
         try:
             if self._place is None:
                 await self.barrier(FAREWELL, timeout_s=timeout_s)
+                self._unwatch()
                 await self._seat.close("finished")
         except (TrainingError, StatusError):
             pass  # they go on without this rank, or have closed the run already
@@ -406,10 +408,11 @@ async def join(
         EpochOver: of a worker: its epoch is over already.
         StatusError: the cluster cannot be reached, or refused.
     """
+    where = find_endpoints(run_id, endpoints)
     place = worker_place(os.environ) if not run_id else None
     config = _config(run_id, min_nodes, max_nodes, options) if place is None else None
     own = kv is None
-    kv = kv if kv is not None else connect(find_endpoints(run_id, endpoints), **(client or {}))
+    kv = kv if kv is not None else connect(where, **(client or {}))
     try:
         return await _sit_down(kv, config, place, timeout_s, on_progress, own)
     except BaseException:

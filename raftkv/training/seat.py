@@ -92,7 +92,8 @@ class WorkerSeat:
         self._keys = RunKeys(check_run_id(place.run_id))
         self._control = ClientControl(kv)
         self._cache = RecordCache(place.run_id, self._changed)
-        self._callbacks: list[Callable[[Any], None]] = []
+        self._callbacks: dict[int, Callable[[Any], None]] = {}
+        self._numbers = 0
         self._unwatch: Callable[[], None] | None = None
 
     @classmethod
@@ -165,8 +166,10 @@ class WorkerSeat:
 
     def on_change(self, callback: Callable[[Any], None]) -> Callable[[], None]:
         """See ``Membership``."""
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback)
+        self._numbers += 1
+        number = self._numbers
+        self._callbacks[number] = callback
+        return lambda: self._callbacks.pop(number, None) and None
 
     def _world(self) -> World:
         if self.world is None:
@@ -192,5 +195,5 @@ class WorkerSeat:
         self._changed()
 
     def _changed(self) -> None:
-        for callback in list(self._callbacks):
+        for callback in list(self._callbacks.values()):
             callback(self)

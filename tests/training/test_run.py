@@ -1,0 +1,416 @@
+"""The API for user code, on one member of etcd 3.5.1 and of raftkv: what ranks do together, and how an epoch ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raftkv.aio import connect
+from raftkv.errors import ConfigError
+from raftkv.training import BarrierTimeout, EpochOver, JoinTimeout, RunClosed
+from raftkv.training.aio import Run, join
+from raftkv.training.config import RunConfig
+from raftkv.training.counter import Counter
+from raftkv.training.epoch import Epoch
+from raftkv.training.gathering import Gatherings
+from raftkv.training.keys import RunKeys
+from raftkv.training.membership import Membership
+from tests.client.waiting import until
+from tests.procs import ETCD_FAST, RAFTKV, Cluster
+
+PATIENCE_S = 60.0
+Scenario = Callable[["Job"], Awaitable[Any]]
+
+
+@pytest.fixture(scope="module", params=[ETCD_FAST, RAFTKV], ids=["etcd", "raftkv"])
+def member(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with Cluster(request.param) as cluster:
+        yield cluster
+
+
+class Job:
+    """The processes of one run, as tasks of one loop; those that are left over leave at its end."""
+
+    def __init__(self, endpoints: list[str], run_id: str) -> None:
+        self.endpoints = endpoints
+        self.run_id = run_id
+        self.keys = RunKeys(run_id)
+        self.runs: list[Run] = []
+        self.kv = connect(endpoints)
+
+    async def join(self, count: int = 3, **options: Any) -> list[Run]:
+        """That many processes of an epoch of that size, by rank."""
+        settings = {"min_nodes": 2, "max_nodes": 3, "expected_nodes": count, "disconnect_grace_s": 0.05, **options}
+        runs = await asyncio.gather(*(join(self.run_id, endpoints=self.endpoints, **settings) for _ in range(count)))
+        self.runs += runs
+        return sorted(runs, key=lambda run: run.rank)
+
+    async def below(self, prefix: str) -> list[str]:
+        """Keys of the store."""
+        return [item.key.decode() for item in await self.kv.range(prefix, prefix=True, keys_only=True)]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(run.leave() for run in self.runs))
+        await self.kv.close()
+
+
+@pytest.fixture
+def play(member: Cluster, request: pytest.FixtureRequest) -> Callable[[Scenario], Any]:
+    def run(scenario: Scenario) -> Any:
+        async def main() -> Any:
+            job = Job(member.endpoints, request.node.originalname)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    return await scenario(job)
+            finally:
+                await job.close()
+
+        return asyncio.run(main())
+
+    return run
+
+
+async def in_all(runs: list[Run], what: Callable[[Run], Awaitable[Any]]) -> list[Any]:
+    return await asyncio.gather(*(what(run) for run in runs))
+
+
+def test_places_of_three_ranks_on_one_host(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        assert [run.rank for run in runs] == [0, 1, 2]
+        assert {(run.world_size, run.epoch, run.local_size, run.cross_rank, run.cross_size) for run in runs} == {
+            (3, 1, 3, 0, 1)
+        }
+        assert [run.local_rank for run in runs] == [0, 1, 2]
+        assert len({run.members for run in runs}) == 1
+        assert not any(run.changed for run in runs)
+
+    play(scenario)
+
+
+def test_a_barrier_opens_when_the_last_has_come(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        first = [asyncio.ensure_future(run.barrier("b")) for run in runs[:2]]
+        arrived = f"{job.keys.sync(1)}at/barrier.b/1/arrived/"
+
+        async def have_come() -> bool:
+            return len(await job.below(arrived)) == 2
+
+        await until(have_come)
+        assert not any(task.done() for task in first)
+        await runs[2].barrier("b")
+        await asyncio.gather(*first)
+
+    play(scenario)
+
+
+def test_a_barrier_costs_one_write_a_rank_and_leaves_nothing_behind(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        await in_all(runs, lambda run: run.barrier("step"))
+        page = await runs[0].kv.range(job.keys.base, prefix=True)
+        for _ in range(4):
+            await in_all(runs, lambda run: run.barrier("step"))
+        after = await runs[0].kv.range(job.keys.base, prefix=True)
+        assert after.revision - page.revision == 4 * len(runs)
+        left = await job.below(job.keys.sync(1))
+        assert {key.removeprefix(job.keys.sync(1)) for key in left} == {
+            "open/barrier.step/5", "at/barrier.step/5/count", *(f"at/barrier.step/5/arrived/{n:06d}" for n in range(3)),
+        }  # fmt: skip
+
+    play(scenario)
+
+
+def test_names_do_not_get_in_each_others_way(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        names = ["a", "a/1", "a/1/arrived", "é b", "%61"]
+        for name in names:
+            await in_all(runs, lambda run, name=name: run.barrier(name))
+        for name in names:
+            assert await in_all(runs, lambda run, name=name: run.all_gather(name, name)) == [[name.encode()] * 3] * 3
+        with pytest.raises(ConfigError, match="a name is empty"):
+            await runs[0].barrier("")
+
+    play(scenario)
+
+
+def test_a_barrier_names_who_is_missing_and_can_be_waited_for_again(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        with pytest.raises(
+            BarrierTimeout, match=r"barrier 'b' was not complete within 0.2 s; missing: ranks 0, 2"
+        ) as e:
+            await runs[1].barrier("b", timeout_s=0.2)
+        assert e.value.missing == [0, 2]
+        await in_all(runs, lambda run: run.barrier("b", timeout_s=PATIENCE_S))
+        await in_all(runs, lambda run: run.barrier("b", timeout_s=PATIENCE_S))
+        with pytest.raises(BarrierTimeout, match=r"missing: ranks 0, 1$"):
+            await runs[2].gather("g", b"", root=2, timeout_s=0.2)
+
+    play(scenario)
+
+
+def test_values_travel_by_rank(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        for number in range(3):
+            value = f"config {number}"
+            got = await in_all(runs, lambda run, v=value: run.broadcast("config", v if run.rank == 1 else None, root=1))
+            assert got == [value.encode()] * 3
+        assert await in_all(runs, lambda run: run.gather("g", str(run.rank), root=2)) == [
+            None,
+            None,
+            [b"0", b"1", b"2"],
+        ]
+        assert await in_all(runs, lambda run: run.all_gather("g", str(run.rank))) == [[b"0", b"1", b"2"]] * 3
+        await runs[0].put("note", b"x")
+        assert await runs[2].get("note") == b"x"
+        assert await runs[2].get("none") is None
+
+    play(scenario)
+
+
+def test_a_rank_may_be_far_behind_a_root_that_broadcasts(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        for number in range(5):
+            await runs[0].broadcast("config", str(number))
+        assert [await runs[1].broadcast("config") for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+
+    play(scenario)
+
+
+def test_what_cannot_be_shared(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        with pytest.raises(ConfigError, match="rank 0 is the root of broadcast 'config' and gave no value"):
+            await runs[0].broadcast("config")
+        with pytest.raises(ConfigError, match="there is no rank 3 to be the root: the epoch has 3"):
+            await runs[0].broadcast("config", b"", root=3)
+        with pytest.raises(ConfigError, match="a value of 300000 bytes is too large to be shared: at most 262144"):
+            await runs[0].put("large", bytes(300_000))
+        with pytest.raises(TypeError, match="values are str or bytes, not int"):
+            await runs[0].all_gather("number", 7)
+
+    play(scenario)
+
+
+def test_a_counter_gives_every_rank_another_ticket(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+
+        async def draw(run: Run) -> list[int]:
+            return [await run.counter("tickets").add(1) for _ in range(10)]
+
+        tickets = await in_all(runs, draw)
+        assert sorted(ticket for mine in tickets for ticket in mine) == list(range(1, 31))
+        assert all(mine == sorted(mine) for mine in tickets)
+        await runs[0].counter("tickets").add(-30)
+        assert await runs[1].counter("tickets").value() == 0
+        again = Epoch(runs[0].kv, runs[0].world, 0)  # as a process that attaches a second time
+        assert await Counter(again, "tickets").add(5) == 5
+
+    play(scenario)
+
+
+def test_one_leads_at_a_time_and_never_beyond_the_epoch(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        tokens = []
+
+        async def lead(run: Run) -> None:
+            async with await run.elect("writer") as term:
+                assert term.leads
+                leader = await run.leader("writer")
+                assert leader is not None
+                assert leader.value == str(run.rank).encode()
+                tokens.append(term.token)
+                await run.kv.put(f"{job.run_id}/{run.rank}", b"", fence=term)
+
+        await in_all(runs, lead)
+        assert tokens == sorted(tokens)
+        assert len(set(tokens)) == 3
+        term = await runs[0].elect("writer")
+        waiting = asyncio.ensure_future(runs[1].elect("writer"))
+        await runs[2].leave()
+        with pytest.raises(EpochOver):
+            await waiting
+        await in_all(runs[:2], lambda run: run.rejoin())
+        with pytest.raises(EpochOver):
+            await runs[0].kv.put(f"{job.run_id}/late", b"", fence=term)
+        assert not term.leads
+        await term.resign()
+        assert await runs[0].kv.get(f"{job.run_id}/late") is None
+
+    play(scenario)
+
+
+def test_the_end_of_an_epoch_reaches_all_who_wait(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        told: list[int] = []
+        runs[0].on_change(lambda run: told.append(run.epoch))
+        runs[0].on_change(lambda _: told.append(-1))()
+        waiting = [
+            asyncio.ensure_future(waits)
+            for waits in (
+                runs[0].barrier("b"),
+                runs[1].broadcast("value"),
+                runs[0].all_gather("g", b""),
+                runs[1].counter("c").value(),
+                runs[1].wait_change(),
+            )
+        ]
+        assert not await runs[0].wait_change(0.01)
+        await runs[2].leave()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in ended[:3]] == [EpochOver] * 3
+        assert "left" in str(ended[0])
+        assert ended[3:] == [0, True]
+        assert runs[0].changed
+        with pytest.raises(EpochOver):
+            await runs[0].barrier("b")
+        worlds = await in_all(runs[:2], lambda run: run.rejoin())
+        assert [(world.epoch, world.rank, world.world_size) for world in worlds] == [(2, 0, 2), (2, 1, 2)]
+        assert told == [1]
+        await in_all(runs[:2], lambda run: run.barrier("b"))
+
+    play(scenario)
+
+
+def test_a_rank_that_missed_the_end_writes_nothing(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        old = runs[0].world
+        zombie = Epoch(runs[0].kv, old, 0)  # nobody tells it
+        await runs[0].put("mine", b"1")
+        await runs[2].leave()
+        await in_all(runs[:2], lambda run: run.rejoin())
+        before = await job.below(job.keys.base)
+        with pytest.raises(EpochOver):
+            await runs[0].kv.put("anywhere", b"", fence=old.fence)
+        with pytest.raises(EpochOver):
+            await Gatherings(Epoch(runs[0].kv, old, 0)).barrier("b", None)
+        with pytest.raises(EpochOver):
+            await Gatherings(Epoch(runs[0].kv, old, 0)).broadcast("v", b"x", 0, None)
+        with pytest.raises(EpochOver):
+            await zombie.commit(lambda empty: empty)
+        assert zombie.is_over
+        assert await job.below(job.keys.base) == before
+        assert await runs[1].get("mine") is None
+        assert await runs[1].get("mine", epoch=1) == b"1"
+
+    play(scenario)
+
+
+def test_who_was_let_in_before_the_end_is_let_in(play):
+    """The end of an epoch and the opening of its barrier come by different watches, in any order."""
+
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        first = asyncio.ensure_future(runs[0].barrier("b"))
+        arrived = f"{job.keys.sync(1)}at/barrier.b/1/arrived/"
+
+        async def has_come() -> bool:
+            return bool(await job.below(arrived))
+
+        await until(has_come)
+        runs[0]._gatherings._board.close()  # its news will be late
+        await in_all(runs[1:], lambda run: run.barrier("b"))
+        runs[0]._epoch.end("heard of first")
+        await first
+        with pytest.raises(EpochOver, match="heard of first"):
+            await runs[0].barrier("b")
+
+    play(scenario)
+
+
+def test_a_block_that_ends_closes_the_run(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+
+        async def work(run: Run) -> None:
+            async with run:
+                await run.put("x", b"")
+
+        await in_all(runs, work)
+        assert await job.below(job.keys.base) == [job.keys.round, job.keys.state]
+
+    play(scenario)
+
+
+def test_an_error_in_a_block_is_what_the_others_are_told(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        with pytest.raises(ZeroDivisionError):
+            async with runs[1]:
+                raise ZeroDivisionError("by zero\nand more")
+        with pytest.raises(EpochOver, match=r"rank 1 on .* exited with 1: ZeroDivisionError: by zero$"):
+            await runs[0].barrier("b")
+        await runs[0].close("enough")
+        with pytest.raises(RunClosed, match="closed: enough"):
+            await runs[2].rejoin()
+
+    play(scenario)
+
+
+def test_joining_that_cannot_be(play, monkeypatch):
+    async def scenario(job: Job) -> None:
+        monkeypatch.delenv("RAFTKV_RUN_ID", raising=False)
+        with pytest.raises(ConfigError, match="no run to join: give its id"):
+            await join(endpoints=job.endpoints)
+        with pytest.raises(ConfigError, match="unknown option 'lease_ttl' of join; there are address, cluster"):
+            await join("job", endpoints=job.endpoints, lease_ttl=3)
+        with pytest.raises(ConfigError, match="3:2 nodes cannot be"):
+            await join("job", endpoints=job.endpoints, min_nodes=3, max_nodes=2)
+        with pytest.raises(JoinTimeout, match=r"\d of at least 2 nodes are there"):
+            await join(job.run_id, endpoints=job.endpoints, min_nodes=2, timeout_s=1.5)
+        monkeypatch.setenv("RAFTKV_RUN_ID", "job")
+        with pytest.raises(ConfigError, match="RAFTKV_RUN_ID is in the environment, but RAFTKV_EPOCH is not"):
+            await join(endpoints=job.endpoints)
+
+    play(scenario)
+
+
+def test_workers_attach_to_the_run_of_their_agents(play, monkeypatch):
+    async def scenario(job: Job) -> None:
+        config = RunConfig(run_id=job.run_id, min_nodes=2, max_nodes=2, slots=2, disconnect_grace_s=0.05)
+        agents = [await Membership.open(job.kv, config) for _ in range(2)]
+        worlds = await asyncio.gather(*(agent.next_world() for agent in agents))
+        monkeypatch.setenv("RAFTKV_RUN_ID", job.run_id)
+        monkeypatch.setenv("RAFTKV_EPOCH", "1")
+        monkeypatch.setenv("RAFTKV_ENDPOINTS", ",".join(job.endpoints))
+        workers = []
+        for rank in range(4):
+            monkeypatch.setenv("RAFTKV_RANK", str(rank))
+            workers.append(await join())
+        assert [(worker.rank, worker.local_rank, worker.world_size) for worker in workers] == [
+            (n, n, 4) for n in range(4)
+        ]
+        assert await in_all(workers, lambda run: run.all_gather("g", str(run.rank))) == [[b"0", b"1", b"2", b"3"]] * 4
+        assert worlds[0].epoch == workers[0].epoch
+        monkeypatch.setenv("RAFTKV_RANK", "4")
+        with pytest.raises(ConfigError, match=r"epoch 1 of run .* has no rank 4"):
+            await join()
+        waiting = asyncio.ensure_future(workers[0].barrier("b"))
+        await workers[3].report("exit", "no luck", exit_code=3)
+        with pytest.raises(EpochOver, match=r"rank 3 on .* exited with 3: no luck"):
+            await waiting
+        with pytest.raises(EpochOver, match="its node's agent starts one in the next epoch"):
+            await workers[0].rejoin()
+        await asyncio.gather(*(agent.next_world() for agent in agents))
+        monkeypatch.setenv("RAFTKV_RANK", "0")
+        with pytest.raises(EpochOver, match="epoch 2 is the present one"):
+            await join()
+        for worker in workers:
+            await worker.close()
+        for agent in agents:
+            assert not agent.closed
+            await agent.leave()
+
+    play(scenario)
