@@ -27,6 +27,7 @@ LOG_LEVELS = ("debug", "info", "warn", "error", "panic", "fatal")
 TLS_VERSIONS = ("TLS1.2", "TLS1.3")
 _LEASE_TTL_MAX_S = 9_000_000_000
 _ELECTION_MAX_S = 50.0
+_RUN_ID_BYTES_MAX = 200
 _LARGE_QUOTA_BYTES = 8 * 1024**3
 
 
@@ -150,6 +151,9 @@ class ServerConfig:
     """Origins that browsers may call from; ``*``: all."""
     host_whitelist: tuple[str, ...] = ("*",)
     """Host names accepted in plain HTTP requests; ``*``: all."""
+    horovod_run: str = ""
+    """Training run whose workers may use Horovod's HTTP rendezvous on the client ports; empty: nobody. Danger: who
+    reaches a port may then write below /raftkv/horovod/ over plain HTTP. The same on all members."""
 
     # --- logging
     log_level: str = "info"
@@ -168,6 +172,7 @@ class ServerConfig:
         self._check_timing()
         self._check_addresses()
         self._check_choices()
+        self._check_horovod()
         self._check_tls("client", self.client_tls)
         self._check_tls("peer", self.peer_tls)
 
@@ -295,6 +300,16 @@ class ServerConfig:
         if not self.advertise_client_urls:
             raise ConfigError("--advertise-client-urls is required when --listen-client-urls is set explicitly")
         cluster_id.parse_initial_cluster(self.initial_cluster)
+
+    def _check_horovod(self) -> None:
+        run = self.horovod_run
+        if run and (
+            len(run.encode()) > _RUN_ID_BYTES_MAX or not run.isprintable() or " " in run or "" in run.split("/")
+        ):
+            raise ConfigError(
+                f"--horovod-run {run!r} is no run id: at most {_RUN_ID_BYTES_MAX} bytes, without white space, "
+                "with slashes only between names"
+            )
 
     def _check_choices(self) -> None:
         for flag, value, choices in (

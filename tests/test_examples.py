@@ -45,6 +45,13 @@ weights are the same: True
 (?:\[Gloo\] .*\n)*processes: 2 ids: \[0, 1\]
 (?:\[Gloo\] .*\n)*all ended well: True
 """,
+    "horovod_rendezvous": r"""
+rank 0: HOROVOD_GLOO_RENDEZVOUS_ADDR=127\.0\.0\.1 HOROVOD_GLOO_RENDEZVOUS_PORT=\d+
+rank 1: HOROVOD_GLOO_RENDEZVOUS_ADDR=127\.0\.0\.1 HOROVOD_GLOO_RENDEZVOUS_PORT=\d+
+rank 0 of 2, sum of ranks 1
+rank 1 of 2, sum of ranks 1
+left behind: 0
+""",
     "leader_election": r"""
 leads: worker-\d
 leads: worker-\d

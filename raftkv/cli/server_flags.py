@@ -161,6 +161,11 @@ _SECURITY = _settings(
     ("host-whitelist", words, "host_whitelist", "host names accepted in plain HTTP (*)"),
 )
 
+_TRAINING = _settings(
+    "Training",
+    ("horovod-run", string, "horovod_run", "run whose Horovod workers meet on the client ports, over HTTP (none)"),
+)
+
 _MONITORING = _settings(
     "Monitoring and logging",
     ("log-level", string, "log_level", "debug, info, warn, error, panic or fatal (info)"),
@@ -248,7 +253,7 @@ _REFUSED = [
     *_refused(unsigned, (0,), "proxy-read-timeout"),
 ]
 
-_ROWS = [*_MEMBER, *_CLUSTERING, *_SECURITY, *_MONITORING, *_UNSAFE, *_IDLE, *_REFUSED]
+_ROWS = [*_MEMBER, *_CLUSTERING, *_SECURITY, *_TRAINING, *_MONITORING, *_UNSAFE, *_IDLE, *_REFUSED]
 FLAGS: Final[dict[str, ServerFlag]] = {flag.name: flag for flag in _ROWS}
 FLAGS.update({alias: FLAGS[name] for alias, name in _ALIASES.items()})
 

@@ -38,6 +38,8 @@ from raftkv.server.bootstrap import Durable, open_durable
 from raftkv.server.cluster import ClusterService
 from raftkv.server.disk import Disk
 from raftkv.server.election import ElectionService
+from raftkv.server.horovod import HorovodService
+from raftkv.server.horovod_scopes import Scopes
 from raftkv.server.housekeeping import Housekeeping
 from raftkv.server.http import HttpService
 from raftkv.server.http_access import HttpAccess
@@ -242,7 +244,11 @@ class Member:
         config = self.config
         header = HeaderEncoder(durable.cluster_id, durable.member_id)
         responder = Responder(self.node, self._applier, header, self._admission)
-        access = HttpAccess(self._http.handle, config.host_whitelist, config.cors)
+        self._recipe = Recipe(responder, self._watch_hub, self._lessor)
+        handler = self._http.handle
+        if config.horovod_run:
+            handler = HorovodService(Scopes(self._recipe, config.horovod_run), handler).handle
+        access = HttpAccess(handler, config.host_whitelist, config.cors)
         server = Server(_client_limits(config), access.handle)
         KVService(responder, config.max_txn_ops).register(server)
         self._lease_service = LeaseService(responder, self._lessor, self._leader_guard)
@@ -254,7 +260,6 @@ class Member:
             fragment_bytes=config.max_request_bytes + RECEIVE_OVERHEAD_BYTES,
             progress_interval_s=config.watch_progress_notify_interval_s,
         ).register(server)
-        self._recipe = Recipe(responder, self._watch_hub, self._lessor)
         LockService(self._recipe).register(server)
         ElectionService(self._recipe, self._leader_guard).register(server)
         RangeStreamService(responder, config.max_request_bytes).register(server)
