@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from raftkv.torch.recovery import ElasticGroup as ElasticGroup
     from raftkv.torch.rendezvous import RaftKVRendezvousHandler as RaftKVRendezvousHandler
     from raftkv.torch.rendezvous import create_handler as create_handler
+    from raftkv.torch.store import Store as Store
 
 _PLACES: Final = {
     "ElasticGroup": "recovery",
     "RaftKVRendezvousHandler": "rendezvous",
+    "Store": "store",
     "create_handler": "rendezvous",
 }
 
-__all__ = ["ElasticGroup", "RaftKVRendezvousHandler", "create_handler"]
+__all__ = ["ElasticGroup", "RaftKVRendezvousHandler", "Store", "create_handler"]
 
 
 def __getattr__(name: str) -> Any:
