@@ -146,39 +146,51 @@ class Presence:
             return
         self.grant = None
         self._revision = 0
-        self.registered.clear()
         self._on_lost()
-        self._again = self._loop.create_task(self._register_again())
+        if self.registered.is_set():
+            self.registered.clear()
+            self._again = self._loop.create_task(self._register_again())
 
     # -- registering
 
     async def _register(self) -> None:
-        config, keys = self._config, self._keys
-        grant = await self._control.grant(config.lease_ttl_s, config.disconnect_grace_s, lambda: self.lose(grant.id))
-        self.grant = grant
-        try:
-            result = await self._control.txn(
-                [mod_revision(keys.node(self.node.id)) == self._revision],
-                self._registration(grant),
-                [Get(keys.node(self.node.id))],
-            )
-        except StatusError:
-            # It may have happened, with the office too: what hangs on this lease must not outlive it.
-            self.grant = None
+        """Be there under a new lease. One at a time: ``lose`` leaves it to this to begin anew."""
+        key = self._keys.node(self.node.id)
+        while True:
+            grant = self.grant = await self._new_grant()
+            try:
+                result = await self._control.txn(
+                    [mod_revision(key) == self._revision], self._registration(grant), [Get(key)]
+                )
+            except LeaseNotFoundError:
+                self._forget(grant)  # it ended between its grant and its use: the process stood still
+                continue
+            except StatusError:
+                # It may have happened, with the office too: what hangs on this lease must not outlive it.
+                self._forget(grant)
+                await self._drop(grant)
+                raise
+            if result.succeeded and self.grant is grant:
+                break
+            if not result.succeeded:
+                # By an attempt that failed here and arrived there, under a lease that is ending: it is written over.
+                found = result.results[0]
+                self._revision = found.mod_revision if found is not None else 0
+            self._forget(grant)
             await self._drop(grant)
-            raise
-        if not result.succeeded:
-            # By an attempt that failed here and arrived there, under a lease that is ending: it is written over.
-            found = result.results[0]
-            self._revision = found.mod_revision if found is not None else 0
-            self.grant = None
-            await self._drop(grant)
-            await self._register()
-            return
         self._revision = result.revision
         self._declared = self.node.running == 0
         self._on_registered(result)
         self.registered.set()
+
+    async def _new_grant(self) -> Grant:
+        config = self._config
+        grant = await self._control.grant(config.lease_ttl_s, config.disconnect_grace_s, lambda: self.lose(grant.id))
+        return grant
+
+    def _forget(self, grant: Grant) -> None:
+        if self.grant is grant:
+            self.grant = None
 
     def _registration(self, grant: Grant) -> list[Operation]:
         """The node's key; state and office, if nobody has begun; and what there is."""
@@ -202,16 +214,9 @@ class Presence:
         running = 0 if self._declared else self.epoch
         self.node = replace(self.node, running=running, want=running or self.node.want, time=time.time())
         stood_still_s, self._stood_still_s = self._stood_still_s, 0.0
-        await self._until_registered()
+        await until_answered(self._register)
         if running:
             await self._explain(running, stood_still_s)
-
-    async def _until_registered(self) -> None:
-        while True:
-            try:
-                return await until_answered(self._register)
-            except LeaseNotFoundError:
-                continue  # it ended between its grant and its use: the process stood still again
 
     async def _explain(self, epoch: int, stood_still_s: float) -> None:
         """Only this node can tell why its lease ended although it lives: say it where the arbiter noted the loss."""
