@@ -113,6 +113,7 @@ class Job:
         self._asks = 0
         self._seen: dict[str, float] = {}
         self._awaited: frozenset[str] = frozenset()
+        self._has_read = False
         self._forgive_until_s = started_s + timing.heartbeat_timeout_s
         self._reason = ""
         lease.on_change(self._wake.set)
@@ -167,16 +168,16 @@ class Job:
 
     def _on_head(self) -> None:
         self._learn(self._head.items.get(self._keys.arbiter), self._head.items.get(self._keys.quorum))
+        if not self._has_read:
+            self._has_read = True
+            # They may be on their way back to a service that has just started: no quorum without them at once.
+            self._awaited = frozenset(self.record.members if self.record is not None else ())
 
     def _learn(self, arbiter: KeyValue | None, quorum: KeyValue | None) -> None:
         self._arbiter = arbiter
         if quorum is not None and quorum.mod_revision > self._record_revision:
-            first = self._record_revision == 0
             self._record_revision = quorum.mod_revision
             self.record = QuorumRecord.decode(quorum.value)
-            if first:
-                # They may be on their way back to a service that has just started: no quorum without them at once.
-                self._awaited = frozenset(self.record.members)
             self._deliver(self.record)
         self._wake.set()
 
