@@ -10,9 +10,9 @@ spreads by itself.
     cut_connections("10.0.0.5", 4711)  # this process' clients of a TCPStore
 
 Which sockets are gloo's is read from ``/proc/self``: a gloo device polls, with one epoll instance, one pipe, one
-listening socket and the connections of its groups. Python's event loops have a socket pair in place of the pipe, libuv
-(the TCPStore's server) an eventfd. Elsewhere than on Linux nothing is found, and a collective with a frozen peer lasts
-until its timeout.
+listening socket and the connections of its groups, and nothing else. Python's event loops have a socket pair in place
+of the pipe, libuv (the TCPStore's server) an eventfd beside it. Elsewhere than on Linux nothing is found, and a
+collective with a frozen peer lasts until its timeout.
 """
 
 from __future__ import annotations
@@ -58,12 +58,11 @@ def _devices() -> Iterator[tuple[int, list[int]]]:
     """Each gloo device's epoll descriptor and those of its connections."""
     for descriptor in _descriptors():
         targets = _polled(descriptor)
-        pipes = sum(_is_pipe(target) for target in targets)
-        if pipes != 1:
+        sockets = {target: _listens(target) for target in targets if not _is_pipe(target)}
+        if len(targets) - len(sockets) != 1 or None in sockets.values():
             continue
-        kinds = {target: _listens(target) for target in targets}
-        if sum(listens is True for listens in kinds.values()) == 1:
-            yield descriptor, [target for target, listens in kinds.items() if listens is False]
+        if sum(listens is True for listens in sockets.values()) == 1:
+            yield descriptor, [target for target, listens in sockets.items() if not listens]
 
 
 def _descriptors() -> list[int]:

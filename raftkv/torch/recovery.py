@@ -42,6 +42,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -160,6 +161,7 @@ class ElasticGroup:
         self._sync = sync
         self._timeout = timedelta(seconds=timeout_s)
         self._foreign = gloo_devices()
+        self._excepthook = sys.excepthook
         self._stores: dict[str, str] = {}
         self._store: Store | None = None
         self._meeting: tuple[str, int] | None = None
@@ -354,6 +356,7 @@ class ElasticGroup:
             distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()
+        sys.excepthook = self._excepthook  # torch wraps it with every group, and never takes that back
 
     def _on_change(self) -> None:
         """On the client's loop: the epoch has ended. Wake this process' threads, until they have let go of it."""
