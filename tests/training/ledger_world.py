@@ -101,9 +101,8 @@ class FakeControl:
         self.watches.append((cancel, on_lost))
         return cancel
 
-    def lose_watches(self) -> None:
-        """All watches end, as when history was compacted."""
-        watches, self.watches = self.watches, []
-        for cancel, on_lost in watches:
-            cancel()
-            on_lost(ConnectionError("compacted"))
+    def lose_watch(self) -> None:
+        """The oldest watch ends, as when history was compacted."""
+        cancel, on_lost = self.watches.pop(0)
+        cancel()
+        on_lost(ConnectionError("compacted"))

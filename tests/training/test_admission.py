@@ -91,6 +91,9 @@ def test_what_can_never_run_is_in_nobodys_way() -> None:
         ledger = admit(ask(ledger, f"s{number}", "h1"), hosts)
         assert granted(ledger)[f"s{number}"] == 1
         ledger = release(ledger, f"s{number}")
+    huge = ledger.find("huge")
+    assert huge is not None
+    assert huge.passed == 0, "it would reserve as soon as it could be served"
     assert "more slots than there are on h1" in why(ledger, "huge", hosts)
     assert why(ask(Ledger(), "few", "h1", low=2, high=4), "few", {}) == "1 of 2 nodes are there"
 

@@ -10,6 +10,7 @@ import pytest
 
 from raftkv.aio import Client, connect, put
 from raftkv.training.admission_record import ClusterKeys
+from raftkv.training.admission_view import describe_cluster
 from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
 from raftkv.training.membership import Membership, Progress
@@ -162,8 +163,12 @@ def test_a_run_grows_only_onto_slots_that_are_free(play) -> None:
         one = await stage.agent("f", "x", 1, 2, cluster="grow")
         await until(lambda: one.hosts == ["x"])
         two = await stage.agent("f", "y", 1, 2, cluster="grow")
-        await until(lambda: stage.told["f/y"])
-        assert len(one.worlds) == 1
+
+        async def asked() -> bool:
+            view = await describe_cluster(stage.kv, "grow")
+            return any(grant.run == "f" and grant.candidates == 2 for grant in view.grants)
+
+        await until(asked)
         await stage.close(other)
         await until(lambda: one.hosts == two.hosts == ["x", "y"])
         assert [world.epoch for world in one.worlds] == [1, 2], "not broken before there was room"

@@ -141,6 +141,26 @@ def test_strikes_that_ended_do_not_count() -> None:
     play(story)
 
 
+def test_two_faults_told_at_once_are_both_counted() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        control = world.control()
+        limits = replace(CONFIG, fault_limit=2)
+        first, second = Denylist.of(control, limits), Denylist.of(world.control(), limits)
+        txn = control.txn
+
+        async def meddled(compares, then, otherwise=()):
+            if any(isinstance(each, Put) for each in then):
+                control.txn = txn
+                assert not await second.strike(fault(2))
+            return await txn(compares, then, otherwise)
+
+        control.txn = meddled
+        assert await first.strike(fault(1))
+
+    play(story)
+
+
 def test_runs_of_a_cluster_share_what_they_know() -> None:
     async def story() -> None:
         world = LedgerWorld()
@@ -172,7 +192,7 @@ def test_an_operator_can_deny_a_host_and_the_watch_is_begun_again() -> None:
         control = world.control()
         denylist = Denylist.of(control, CONFIG)
         await denylist.refresh()
-        control.lose_watches()
+        control.lose_watch()
         world.store.txn((), (Put("/raftkv/train/job/deny/h9", b"bad memory"),))
         await denylist.refresh()
         assert denylist.denied == {"h9"}
