@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
@@ -11,6 +11,7 @@ import raftkv.aio
 from raftkv.training.history import Change, Duration, Stamp, fold, read_change
 from raftkv.training.history_reader import UnknownRun, count_nodes, follow, list_runs, read_history
 from raftkv.training.records import CLOSED, Round, State
+from tests.procs import ETCD_FAST, Cluster
 from tests.training.scripted_run import COLLATERAL, KEYS, KILLED, SCRIPT, A, C, Script, encoded, members
 
 TIMEOUT_S = 30.0
@@ -94,6 +95,16 @@ def test_keys_of_users_are_no_runs() -> None:
 # ---- on a cluster
 
 
+@pytest.fixture(params=["raftkv", "etcd"])
+def endpoints(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Of raftkv, and of etcd 3.5.1: the history of a run is read from either."""
+    if request.param == "raftkv":
+        yield request.getfixturevalue("raftkv_cluster").endpoints
+    else:
+        with Cluster(ETCD_FAST) as cluster:
+            yield cluster.endpoints
+
+
 def on_cluster(endpoints: list[str], use: Callable[[raftkv.aio.Client], Awaitable[None]]) -> None:
     async def run() -> None:
         async with asyncio.timeout(TIMEOUT_S), raftkv.aio.connect(endpoints, timeout_s=TIMEOUT_S) as kv:
@@ -111,7 +122,7 @@ async def write(kv: raftkv.aio.Client, script: Script) -> list[int]:
     return revisions
 
 
-def test_history_is_read_whole_listed_and_compacted(raftkv_cluster) -> None:
+def test_history_is_read_whole_listed_and_compacted(endpoints) -> None:
     async def use(kv: raftkv.aio.Client) -> None:
         await kv.put("elsewhere", b"1")
         revisions = await write(kv, SCRIPT)
@@ -143,7 +154,7 @@ def test_history_is_read_whole_listed_and_compacted(raftkv_cluster) -> None:
         with pytest.raises(UnknownRun, match="there is no run 'jobs/b'"):
             await read_history(kv, "jobs/b")
 
-    on_cluster(raftkv_cluster.endpoints, use)
+    on_cluster(endpoints, use)
 
 
 def test_following_begins_with_the_present_and_goes_on(raftkv_cluster) -> None:
