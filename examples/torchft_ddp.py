@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 
 import raftkv
@@ -58,6 +59,7 @@ def train(name: str) -> None:
         optimizer.step()  # only if all of the quorum are well
         if manager.current_step() > done:
             step = {"step": done + 1, "quorum_id": quorums[-1], "replicas": manager.num_participants()}
+            step["at"] = time.monotonic()
             print(json.dumps(step), flush=True)
     manager.shutdown(wait=False)
     sys.stdout.flush()
@@ -76,7 +78,7 @@ class Replica:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self.steps: list[dict[str, int]] = []
+        self.steps: list[dict[str, float]] = []
         self.over = False
         self.changed = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
@@ -90,10 +92,10 @@ class Replica:
             self.over = True
             self.changed.notify_all()
 
-    def wait_step(self, step: int, replicas: int) -> dict[str, int]:
+    def wait_step(self, step: int, replicas: int) -> dict[str, float]:
         """Wait until it has done a step, at least that one, together with so many."""
 
-        def found() -> dict[str, int] | None:
+        def found() -> dict[str, float] | None:
             return next((told for told in self.steps if told["step"] >= step and told["replicas"] == replicas), None)
 
         with self.changed:

@@ -30,7 +30,7 @@ HOME = ROOT / ".venv" / "foreign"
 STAMP = "installed-from"
 PYTHONS = ("etcd3", "aetcd", "etcd_client", "node")
 BORROWERS = ("torchft", "jax")
-"""They find raftkv, torch and what those need in this environment; their own packages are listed whole and come first."""
+"""They find raftkv, torch and what those need in this environment; their own packages, listed whole, come first."""
 
 
 class InstallError(Exception):

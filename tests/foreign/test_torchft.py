@@ -1,0 +1,65 @@
+"""torchft itself, its managers of Rust included, on raftkv's lighthouse: one job that loses everything in turn."""
+
+from __future__ import annotations
+
+import subprocess
+
+import raftkv
+from raftkv.client.local import LocalCluster
+from raftkv.client.local_member import LocalMember
+from tests.foreign.environments import interpreter
+from tests.foreign.torchft_job import TorchftJob
+
+ASK = """
+import sys
+from datetime import timedelta
+from torchft.coordination import LighthouseClient
+client = LighthouseClient(sys.argv[1], timedelta(seconds=60))
+print(client.quorum("asks", timedelta(seconds=60), step=1, data={"told": "on"}).quorum_id)
+"""
+
+
+def leader_of(cluster: LocalCluster) -> LocalMember:
+    """The member that leads now."""
+    with cluster.connect() as kv:
+        told = kv.status()
+    return next(
+        member
+        for member, status in zip(cluster.members, told, strict=True)
+        if not status.error and status.member_id == status.leader_id
+    )
+
+
+def test_a_job_survives_its_replicas_its_leader_and_the_restart_of_all():
+    with raftkv.local(size=3) as cluster, TorchftJob() as job:
+        flags = ("--min-replicas=2", "--heartbeat-timeout-ms=30000")
+        addresses = [job.lighthouse(cluster.endpoints, *flags) for _ in range(2)]
+        a, b, c = (job.replica(name, addresses[index]) for name, index in (("a", 0), ("b", 1), ("c", 1)))
+        together = a.wait(lambda step: step.replicas == 3)
+
+        # Long before the heartbeats of the dead one can be missed, by the closed connection.
+        c.kill()
+        shrunk = a.wait(lambda step: step.quorum_id > together.quorum_id, after=together.step)
+        assert shrunk.replicas == 2
+        b.wait(lambda step: step.quorum_id == shrunk.quorum_id)
+
+        dead = leader_of(cluster)
+        dead.kill()
+        last = a.last.step
+        a.wait(lambda step: step.step > last + 20)
+        dead.restart()
+
+        last_id = max(a.last.quorum_id, b.last.quorum_id)
+        assert last_id >= shrunk.quorum_id > together.quorum_id
+        job.kill_all()
+        for member in cluster.members:
+            member.kill()
+        for member in cluster.members:
+            member.start()
+        for member in cluster.members:
+            member.wait_ready()
+        address = job.lighthouse(cluster.endpoints, "--min-replicas=1", "--heartbeat-timeout-ms=1000")
+        asked = subprocess.run(
+            [str(interpreter("torchft")), "-c", ASK, address], capture_output=True, text=True, check=True, timeout=120
+        )
+        assert int(asked.stdout) > last_id
