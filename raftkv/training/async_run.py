@@ -41,7 +41,7 @@ from raftkv.training.gathering import Gatherings
 from raftkv.training.keys import RunKeys
 from raftkv.training.membership import Membership, OnProgress
 from raftkv.training.records import EXIT, Fault, Member
-from raftkv.training.seat import Seat, WorkerPlace, WorkerSeat, worker_place
+from raftkv.training.seat import Seat, WorkerPlace, WorkerSeat, client_settings, worker_place
 from raftkv.training.term import RunTerm, leader
 
 if TYPE_CHECKING:
@@ -398,7 +398,8 @@ async def join(
         min_nodes, max_nodes: no epoch begins with fewer, none has more; 0: as many as the minimum.
         timeout_s: for the minimum to be there; None: ``join_timeout_s``.
         on_progress: called on the loop while nodes gather.
-        client: further settings of ``raftkv.aio.connect``: TLS files, user, password.
+        client: further settings of ``raftkv.aio.connect``: TLS files, user, password; None: as ``RAFTKV_USER``
+            (``NAME:PASSWORD``), ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY`` say.
         options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ...
 
     Raises:
@@ -412,7 +413,7 @@ async def join(
     place = worker_place(os.environ) if not run_id else None
     config = _config(run_id, min_nodes, max_nodes, options) if place is None else None
     own = kv is None
-    kv = kv if kv is not None else connect(where, **(client or {}))
+    kv = kv if kv is not None else connect(where, **(client_settings(os.environ) if client is None else client))
     try:
         return await _sit_down(kv, config, place, timeout_s, on_progress, own)
     except BaseException:

@@ -20,6 +20,7 @@ forked child it raises ``Forked``: the part in the run is the parent's.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,6 +29,7 @@ from raftkv.client import sync
 from raftkv.client.sync_face import Face, blocking
 from raftkv.client.sync_teller import Teller
 from raftkv.training import async_run, counter, term
+from raftkv.training.seat import client_settings
 
 if TYPE_CHECKING:
     from raftkv.client.sync_loop import LoopThread
@@ -280,7 +282,8 @@ def join(
         min_nodes, max_nodes: no epoch begins with fewer, none has more; 0: as many as the minimum.
         timeout_s: for the minimum to be there; None: ``join_timeout_s``.
         on_progress: called while nodes gather, on the loop's own thread: it may print, and no more.
-        client: further settings of ``raftkv.connect``: TLS files, user, password.
+        client: further settings of ``raftkv.connect``: TLS files, user, password; None: as ``RAFTKV_USER``
+            (``NAME:PASSWORD``), ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY`` say.
         options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ...
 
     Raises:
@@ -291,7 +294,9 @@ def join(
         StatusError: the cluster cannot be reached, or refused.
     """
     own = kv is None
-    kv = kv if kv is not None else sync.connect(async_run.find_endpoints(run_id, endpoints), **(client or {}))
+    if kv is None:
+        settings = client_settings(os.environ) if client is None else client
+        kv = sync.connect(async_run.find_endpoints(run_id, endpoints), **settings)
     try:
         loop, inner_client = kv.target()
         joining = async_run.join(

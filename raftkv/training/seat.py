@@ -8,7 +8,7 @@ node: once the node is lost, or the next epoch has begun, it writes nothing any 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from raftkv.client.contender import insist
@@ -80,6 +80,31 @@ def worker_place(environment: Mapping[str, str]) -> WorkerPlace | None:
     except ValueError:
         raise ConfigError("RAFTKV_EPOCH and RAFTKV_RANK in the environment must be whole numbers") from None
     return WorkerPlace(environment["RAFTKV_RUN_ID"], epoch, rank, environment.get("RAFTKV_ENDPOINTS", ""))
+
+
+def announce(run_id: str, epoch: int, endpoints: str, environment: MutableMapping[str, str]) -> None:
+    """Tell the workers that an agent starts from now on which epoch is theirs; their ranks they know by ``RANK``.
+
+    Arguments:
+        run_id, epoch: of the agent's world.
+        endpoints: of the cluster, separated by commas.
+        environment: which workers inherit: ``os.environ`` of an agent whose launcher makes it up itself, as torchrun.
+    """
+    environment.update(RAFTKV_RUN_ID=run_id, RAFTKV_EPOCH=str(epoch), RAFTKV_ENDPOINTS=endpoints)
+    environment.pop("RAFTKV_RANK", None)  # of an agent that is itself a worker
+
+
+def client_settings(environment: Mapping[str, str]) -> dict[str, Any]:
+    """How to connect, as the environment says: user and password, certificates."""
+    user, _, password = environment.get("RAFTKV_USER", "").partition(":")
+    settings = {
+        "user": user,
+        "password": password,
+        "ca_file": environment.get("RAFTKV_CACERT", ""),
+        "cert_file": environment.get("RAFTKV_CERT", ""),
+        "key_file": environment.get("RAFTKV_KEY", ""),
+    }
+    return {name: value for name, value in settings.items() if value}
 
 
 class WorkerSeat:

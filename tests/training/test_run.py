@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from raftkv.training.epoch import Epoch
 from raftkv.training.gathering import Gatherings
 from raftkv.training.keys import RunKeys
 from raftkv.training.membership import Membership
+from raftkv.training.seat import announce, client_settings
 from tests.client.waiting import until
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
@@ -382,19 +384,19 @@ def test_workers_attach_to_the_run_of_their_agents(play, monkeypatch):
         config = RunConfig(run_id=job.run_id, min_nodes=2, max_nodes=2, slots=2, disconnect_grace_s=0.05)
         agents = [await Membership.open(job.kv, config) for _ in range(2)]
         worlds = await asyncio.gather(*(agent.next_world() for agent in agents))
-        monkeypatch.setenv("RAFTKV_RUN_ID", job.run_id)
-        monkeypatch.setenv("RAFTKV_EPOCH", "1")
-        monkeypatch.setenv("RAFTKV_ENDPOINTS", ",".join(job.endpoints))
+        for name in ("RUN_ID", "EPOCH", "ENDPOINTS", "RANK"):
+            monkeypatch.setenv(f"RAFTKV_{name}", "7")  # of an outer run; put back in the end
+        announce(job.run_id, 1, ",".join(job.endpoints), os.environ)
         workers = []
         for rank in range(4):
-            monkeypatch.setenv("RAFTKV_RANK", str(rank))
+            monkeypatch.setenv("RANK", str(rank))
             workers.append(await join())
         assert [(worker.rank, worker.local_rank, worker.world_size) for worker in workers] == [
             (n, n, 4) for n in range(4)
         ]
         assert await in_all(workers, lambda run: run.all_gather("g", str(run.rank))) == [[b"0", b"1", b"2", b"3"]] * 4
         assert worlds[0].epoch == workers[0].epoch
-        monkeypatch.setenv("RAFTKV_RANK", "4")
+        monkeypatch.setenv("RAFTKV_RANK", "4")  # as `raftkvctl run exec` says it, and it is right
         with pytest.raises(ConfigError, match=r"epoch 1 of run .* has no rank 4"):
             await join()
         waiting = asyncio.ensure_future(workers[0].barrier("b"))
@@ -414,3 +416,9 @@ def test_workers_attach_to_the_run_of_their_agents(play, monkeypatch):
             await agent.leave()
 
     play(scenario)
+
+
+def test_the_environment_says_how_to_connect():
+    environment = {"RAFTKV_USER": "ann:se:cret", "RAFTKV_CACERT": "ca.pem", "RAFTKV_KEY": ""}
+    assert client_settings(environment) == {"user": "ann", "password": "se:cret", "ca_file": "ca.pem"}
+    assert client_settings({}) == {}
