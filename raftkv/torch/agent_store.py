@@ -1,0 +1,218 @@
+"""The store of one epoch: a TCPStore on the node of rank 0, and how agents use it without ever hanging in it.
+
+::
+
+    hosted = host_store()                                   # on the node of rank 0: a fresh one for every epoch
+    store = connect_store("10.0.0.7", port, is_over=lambda: membership.nodes_waiting > 0)
+
+A fresh server for each epoch, so no key of an earlier attempt is ever met, and torch's own C++ server, so workers and
+NCCL talk to it as to any other. The agent itself gets an ``AgentStore``, which is the same store with one more promise:
+
+- **No wait outlasts the epoch.** torch's agent gives out ranks by ``get`` and ends by ``wait``, with 300 s of patience
+  and no way back: a node that dies between joining and that moment would take all others with it. Here such a wait
+  ends when the run says that the epoch is over. A missing rank is made up then: the workers that are started with it
+  can reach nobody, and the agent stops them at its next look, 0.1 s later, and comes back to the rendezvous.
+
+Leaves out: a store that survives its node; it is as short-lived as its epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Final, TypeVar
+
+from torch.distributed import (
+    DistError,
+    DistStoreError,
+    TCPStore,  # type: ignore[attr-defined]  # torch's stub does not say that it is public
+)
+from torch.distributed.distributed_c10d import Store
+
+SLICE_S: Final = 0.2
+"""How often a wait looks whether the epoch is over."""
+CONNECT_TIMEOUT_S: Final = 60.0
+"""For reaching the node of rank 0 while it lives."""
+TIMEOUT_S: Final = 300.0
+"""torch's own, of waits in a whole epoch."""
+_PROBE_TIMEOUT_S: Final = 2.0
+_PROBE: Final = b"\x00" + struct.pack("<I", 0x3C85F7CE) + b"\x0d" + struct.pack("<I", 1)
+"""What a client of a TCPStore begins with: a magic number, and a ping, which the server sends back."""
+_T = TypeVar("_T")
+_ROLE_INFO: Final = "torchelastic/role_info/"
+_ASSIGNED_RANKS: Final = "torchelastic/assigned_ranks/"
+
+
+class StoreUnreachable(Exception):
+    """The node of rank 0 lives, and its store cannot be reached from here; the text is one line."""
+
+
+class EpochEnded(Exception):
+    """The epoch was over before its store could be used."""
+
+
+def host_store(port: int = 0) -> TCPStore:
+    """Start the store of an epoch on this node, on a free port unless one is given.
+
+    Raises:
+        StoreUnreachable: the port cannot be had.
+    """
+    try:
+        return TCPStore("localhost", port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S))
+    except DistError as error:
+        raise StoreUnreachable(f"no store can be started on port {port or '(any)'}: {_first_line(error)}") from None
+
+
+def connect_store(host: str, port: int, is_over: Callable[[], bool]) -> TCPStore:
+    """A connection to the store on the node of rank 0.
+
+    A host that has frozen accepts connections and never answers, for which torch's client waits forever: so it is
+    tried only after a ping was answered.
+
+    Raises:
+        EpochEnded: the epoch is over.
+        StoreUnreachable: it cannot be reached, although the run holds that its node is there.
+    """
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    pause = threading.Event()
+    while not is_over():
+        reason = _probe(host, port)
+        if not reason:
+            try:
+                return TCPStore(
+                    host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT_S)
+                )
+            except DistError as error:
+                reason = _first_line(error)
+        if time.monotonic() > deadline:
+            raise StoreUnreachable(
+                f"the store of rank 0 at {host}:{port} cannot be reached from here within {CONNECT_TIMEOUT_S:g} s "
+                f"({reason}): give that node an address that others can use (--local-addr), and open its ports"
+            )
+        pause.wait(SLICE_S / 4)
+    raise EpochEnded
+
+
+def _probe(host: str, port: int) -> str:
+    """Why a TCPStore does not answer there; empty: it does."""
+    try:
+        with socket.create_connection((host, port), _PROBE_TIMEOUT_S) as connection:
+            connection.sendall(_PROBE)
+            connection.settimeout(_PROBE_TIMEOUT_S)
+            connection.recv(4)  # anything, even the end: somebody is alive there
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).split("\n", 1)[0]
+
+
+class AgentStore(Store):
+    """See the module.
+
+    Arguments:
+        store: the epoch's.
+        is_over: the epoch has ended; asked between waits, without I/O.
+        world_size: agents of the epoch.
+    """
+
+    def __init__(self, store: TCPStore, is_over: Callable[[], bool], world_size: int) -> None:
+        super().__init__()
+        self._store = store
+        self._is_over = is_over
+        self._world_size = world_size
+        self._timeout = timedelta(seconds=TIMEOUT_S)
+        self._role_info = b""
+
+    @property
+    def timeout(self) -> timedelta:
+        """Of waits that are given none."""
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """See ``timeout``."""
+        self._timeout = timeout
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until keys are there, or the epoch is over.
+
+        Raises:
+            DistStoreError: neither came in time.
+        """
+        limit = self._timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit.total_seconds()
+        pause = threading.Event()
+        while not self._is_over():
+            left_s = deadline - time.monotonic()
+            try:
+                self._store.wait(list(keys), timedelta(seconds=max(0.001, min(SLICE_S, left_s))))
+            except DistStoreError:
+                if left_s <= SLICE_S:
+                    raise DistStoreError(f"wait timeout after {limit}, keys: {', '.join(keys)}") from None
+            except DistError:
+                if left_s <= 0:
+                    raise
+                pause.wait(SLICE_S)  # its node is gone; the run will say so
+            else:
+                return
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Store a value; lost when the epoch is over, as the store is."""
+        if key.startswith(_ROLE_INFO):
+            self._role_info = value.encode() if isinstance(value, str) else value
+        self._unless_over(lambda: self._store.set(key, value), None)
+
+    def get(self, key: str) -> bytes:
+        """A value, once it is there; a stand-in when the epoch is over, see the module."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """As ``get``."""
+        self.wait(keys)
+        if self._is_over():
+            return [self._stand_in(key) for key in keys]
+        return self._unless_over(lambda: self._store.multi_get(list(keys)), [self._stand_in(key) for key in keys])
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """As ``set``."""
+        self._unless_over(lambda: self._store.multi_set(list(keys), list(values)), None)
+
+    def add(self, key: str, amount: int) -> int:
+        """Count; 0 when the epoch is over."""
+        return self._unless_over(lambda: self._store.add(key, amount), 0)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Tell whether keys are there."""
+        return self._unless_over(lambda: self._store.check(list(keys)), False)
+
+    def _unless_over(self, call: Callable[[], _T], stand_in: _T) -> _T:
+        """What a call returns; if it fails because the store's node died, the stand-in, once the run says so."""
+        try:
+            return call()
+        except DistError:
+            deadline = time.monotonic() + self._timeout.total_seconds()
+            pause = threading.Event()
+            while not self._is_over():
+                if time.monotonic() > deadline:
+                    raise
+                pause.wait(SLICE_S / 4)
+            return stand_in
+
+    def _stand_in(self, key: str) -> bytes:
+        if not self._role_info:
+            return b""
+        info = json.loads(self._role_info)
+        own_rank, size = int(info["rank"]), int(info["local_world_size"])
+        if key.startswith(_ROLE_INFO):
+            return json.dumps({**info, "rank": int(key.removeprefix(_ROLE_INFO))}).encode()
+        if key.startswith(_ASSIGNED_RANKS):
+            first, total = own_rank * size, self._world_size * size
+            return json.dumps([first, total, first, total]).encode()
+        return b""

@@ -1,0 +1,387 @@
+"""``torchrun --rdzv-backend=raftkv``: torch's elastic agents meet in a raftkv (or etcd) cluster.
+
+::
+
+    torchrun --rdzv-backend=raftkv --rdzv-endpoint=h1:2379,h2:2379,h3:2379 --rdzv-id=job --nnodes=2:4 train.py
+
+Owns the translation between an agent of torch and a ``Membership``, and nothing of the rules, which are
+``raftkv.training``'s:
+
+    agent                                   membership
+    next_rendezvous()                       next_world(), then the epoch's store: host and publish, or connect
+    num_nodes_waiting(), every 0.1 s        nodes_waiting, out of memory
+    a worker dies                           report(fault), at once, by ``training.workers``
+    shutdown()                              close(), if this agent ended the job; leave()
+    the process ends by a signal            leave()
+
+What it holds to:
+
+1. A healthy worker never ends because the cluster cannot be reached: the agent's looks are answered from memory, and
+   calls wait for the cluster. Only the first contact fails, with one line, after a few seconds.
+2. Each epoch has a store of its own on the node of rank 0; no key of an earlier epoch is ever met.
+3. An agent that is ended by a signal does not close the run; one that has finished while others must do the epoch again
+   does not either.
+4. Under ``torchrun`` every failure is one line on stderr; from Python it is one of torch's exceptions.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final, NoReturn
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub does not say that it is public
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from raftkv.client.sync import Client
+from raftkv.client.sync_loop import Closed
+from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.torch import settings
+from raftkv.torch.agent_store import AgentStore, EpochEnded, StoreUnreachable, connect_store, host_store
+from raftkv.training.errors import EpochOver, JoinTimeout, RecordError, RunClosed, RunConflict
+from raftkv.training.faults import End
+from raftkv.training.keys import RunKeys
+from raftkv.training.membership import Progress
+from raftkv.training.sync_membership import Membership
+from raftkv.training.workers import WorkerWatch
+from raftkv.training.world import World
+
+BACKEND: Final = "raftkv"
+FAILED: Final = "failed: "
+"""How the reason begins with which a run is closed that did not end well: then nobody goes on."""
+FIRST_CONTACT_S: Final = 4.0
+_PUBLISH_TIMEOUT_S: Final = 60.0
+_GOODBYE_S: Final = 1.0
+"""How long the host of the store waits for others that are about to end, too."""
+_GOODBYE_KEY: Final = "raftkv/goodbye"
+_LOOKS_OFTEN: Final = 50
+_PROGRESS_EVERY_S: Final = 1.0
+
+
+class _OneLine(SystemExit):
+    """An error that, uncaught, ends Python with its text on stderr instead of a traceback."""
+
+
+def failure(kind: type[Exception], text: str, *, status: int | None = None) -> Exception:
+    """An error for the caller: torch's class, and under ``torchrun`` one that prints as a line.
+
+    Arguments:
+        kind: what programs catch.
+        text: the line.
+        status: of the process, if it should say nothing more; None: the text is printed, and it is 1.
+    """
+    if not _is_torchrun():
+        return kind(text)
+    error: Exception = type(kind.__name__, (kind, _OneLine), {"__module__": kind.__module__})(text)
+    error.code = f"raftkv: {text}" if status is None else status  # type: ignore[attr-defined]
+    return error
+
+
+def _is_torchrun() -> bool:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = getattr(spec, "name", "") or sys.argv[0].replace("\\", "/").rpartition("/")[2]
+    launched = name in ("torchrun", "torchrun.exe", "torch.distributed.run", "torch.distributed.launch")
+    return launched and threading.current_thread() is threading.main_thread()
+
+
+def create_handler(params: RendezvousParameters) -> RaftKVRendezvousHandler:
+    """A handler for one agent; the entry point that torch knows.
+
+    Raises:
+        ConfigError: the settings cannot be used.
+        RendezvousConnectionError: no member of the cluster answers.
+    """
+    try:
+        given = settings.read(params)
+        kv = given.connect()
+    except ConfigError as error:
+        raise failure(ConfigError, str(error)) from None
+    try:
+        kv.get(RunKeys(given.run.run_id).state, serializable=True, timeout_s=FIRST_CONTACT_S)
+    except RaftKVError as error:
+        kv.close()
+        raise failure(
+            RendezvousConnectionError,
+            f"cannot use the cluster at --rdzv-endpoint={params.endpoint}: {error}",
+        ) from None
+    return RaftKVRendezvousHandler(kv, given)
+
+
+class RaftKVRendezvousHandler(RendezvousHandler):
+    """See the module; made by ``create_handler``.
+
+    Arguments:
+        kv: a client of the handler's own; it closes it.
+        given: the settings.
+    """
+
+    def __init__(self, kv: Client, given: settings.Settings) -> None:
+        self._kv = kv
+        self._given = given
+        self._membership: Membership | None = None
+        self._world: World | None = None
+        self._server: TCPStore | None = None
+        self._store: TCPStore | None = None
+        self._watch = WorkerWatch(self._worker_ended, run_id=given.run.run_id)
+        self._looks = 0
+        self._asked: End | None = None
+        self._has_fault = False
+        self._has_left = False
+        self._progress_at = 0.0
+        atexit.register(self._leave)
+
+    # ---- what torch asks
+
+    def get_backend(self) -> str:
+        """``raftkv``."""
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers use the store that the agent of rank 0 hosts."""
+        return True
+
+    def get_run_id(self) -> str:
+        """Of the job."""
+        return self._given.run.run_id
+
+    def num_nodes_waiting(self) -> int:
+        """0 while the epoch is whole; asked at every look of the agent, answered without I/O."""
+        self._look_for_workers()
+        membership = self._membership
+        if membership is None:
+            return 0
+        if membership.closed:
+            return 1 if self._closed_reason(membership).startswith(FAILED) else 0
+        return membership.nodes_waiting
+
+    def is_closed(self) -> bool:
+        """Whether the run is over."""
+        return self._membership is not None and self._membership.closed
+
+    def set_closed(self) -> None:
+        """End the run for everybody."""
+        with _torch_errors():
+            self._open().close("closed by an agent")
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for the next epoch with this node in it, and for its store.
+
+        Raises:
+            RendezvousClosedError: the run is over.
+            RendezvousTimeoutError: too few nodes came.
+            RendezvousConnectionError: the cluster, or the store of rank 0, cannot be used.
+            RendezvousStateError: another job uses this run id, or something else wrote its keys.
+        """
+        self._tell_what_torch_saw()
+        self._drop_store()
+        with _torch_errors():
+            membership = self._open()
+            while True:
+                world = self._next_world(membership)
+                try:
+                    return self._start(membership, world)
+                except (EpochOver, EpochEnded):
+                    self._drop_store()
+
+    def shutdown(self) -> bool:
+        """The job has ended here: end the run for all, unless others must do the epoch again; leave it."""
+        membership = self._membership
+        if membership is not None and not self._has_left:
+            reason = self._failure()
+            if reason or not membership.nodes_waiting:
+                with contextlib.suppress(RaftKVError):
+                    membership.close(FAILED + reason if reason else "finished")
+            self._say_goodbye()
+        self._leave()
+        return True
+
+    # ---- an epoch begins
+
+    def _open(self) -> Membership:
+        if self._membership is None:
+            self._membership = Membership.open(self._kv, self._given.run, on_progress=self._show_progress)
+        return self._membership
+
+    def _next_world(self, membership: Membership) -> World:
+        try:
+            world = membership.next_world()
+        except RunClosed as error:
+            if self._world is None and not error.reason.startswith(FAILED):
+                _end_as_spare(error)
+            raise
+        self._show_epoch(membership, world)
+        self._world = world
+        self._looks = 0
+        self._asked = None
+        self._has_fault = False
+        return world
+
+    def _start(self, membership: Membership, world: World) -> RendezvousInfo:
+        if world.node_rank == 0:
+            self._server = self._store = host_store(self._given.store_port)
+            place = RendezvousStoreInfo(self._given.run.address, self._server.port)
+            membership.publish(f"{place.master_addr} {place.master_port}")
+        else:
+            place = self._published(membership)
+            self._store = connect_store(place.master_addr, place.master_port, self._is_over)
+        agent_store = AgentStore(self._store, self._is_over, world.node_count)
+        return RendezvousInfo(agent_store, world.node_rank, world.node_count, place)
+
+    def _published(self, membership: Membership) -> RendezvousStoreInfo:
+        try:
+            text = membership.published(_PUBLISH_TIMEOUT_S)
+        except TimeoutError:
+            raise StoreUnreachable(
+                f"the node of rank 0 did not start its store within {_PUBLISH_TIMEOUT_S:g} s: see its log"
+            ) from None
+        host, _, port = text.rpartition(" ")
+        if not host or not port.isdecimal():
+            raise RecordError("boot", f"{text!r} is not an address and a port")
+        return RendezvousStoreInfo(host, int(port))
+
+    def _is_over(self) -> bool:
+        membership = self._membership
+        return membership is None or self._has_left or membership.closed or membership.nodes_waiting > 0
+
+    def _drop_store(self) -> None:
+        self._store = self._server = None
+
+    # ---- workers
+
+    def _look_for_workers(self) -> None:
+        """They are there when the agent looks for the first time; how many torch starts is not known, so look on."""
+        self._looks += 1
+        if self._looks < _LOOKS_OFTEN or self._looks % _LOOKS_OFTEN == 0:
+            self._watch.look()
+
+    def _worker_ended(self, end: End) -> None:
+        """On the watch's thread. Once an epoch is over, or a worker has failed, torch itself ends the others."""
+        world, membership = self._world, self._membership
+        if not end.is_fault or membership is None or world is None or self._has_fault or self._is_over():
+            return
+        if end.is_request:
+            self._asked = self._asked or end  # by torch, which is about to end, or by somebody: the next call tells
+            return
+        self._report(membership, world, end)
+
+    def _report(self, membership: Membership, world: World, end: End) -> None:
+        self._has_fault = True
+        with contextlib.suppress(RaftKVError):
+            membership.report(end.fault(world.epoch, membership.node.id, membership.node.host))
+
+    def _tell_what_torch_saw(self) -> None:
+        """torch comes back by itself: if somebody has asked a worker to end, that is why."""
+        if self._asked is not None and self._world is not None and self._membership is not None and not self._is_over():
+            self._report(self._membership, self._world, self._asked)
+
+    # ---- the end
+
+    def _failure(self) -> str:
+        """Why torch shuts down, if its workers have failed for good; empty: they have not."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, ChildFailedError):
+            return ""
+        rank, first = error.get_first_failure()
+        how = f"was killed by {first.signal_name()}" if first.exitcode < 0 else f"exited with {first.exitcode}"
+        return f"rank {rank} on {self._given.run.host} {how}, and its agent has no restarts left"
+
+    def _say_goodbye(self) -> None:
+        """Whoever hosts the store lets others finish with it: torch's last barrier may still be on its way to them."""
+        store, world = self._store, self._world
+        if store is None or world is None:
+            return
+        with contextlib.suppress(Exception):  # nobody needs it any more; the agent ends well or badly for other reasons
+            count = store.add(_GOODBYE_KEY, 1)
+            deadline = time.monotonic() + _GOODBYE_S
+            pause = threading.Event()
+            while self._server is not None and count < world.node_count and time.monotonic() < deadline:
+                pause.wait(0.01)
+                count = store.add(_GOODBYE_KEY, 0)
+
+    def _leave(self) -> None:
+        """Be in the run no more; harmless when repeated. At the end of the process too, whatever ends it."""
+        if self._has_left:
+            return
+        self._has_left = True
+        atexit.unregister(self._leave)
+        self._watch.stop()
+        with contextlib.suppress(RaftKVError):
+            if self._membership is not None:
+                self._membership.leave()
+        self._kv.close()
+        self._drop_store()
+
+    # ---- what people see
+
+    @staticmethod
+    def _closed_reason(membership: Membership) -> str:
+        phase = membership.phase
+        return phase.reason if phase is not None else ""
+
+    def _show_progress(self, progress: Progress) -> None:
+        """On the client's thread, while nodes gather."""
+        now = time.monotonic()
+        if now - self._progress_at < _PROGRESS_EVERY_S and progress.joined < progress.min_nodes:
+            return
+        self._progress_at = now
+        missing = f" of at least {progress.min_nodes}" if progress.joined < progress.min_nodes else ""
+        because = f" ({progress.reason})" if progress.reason else ""
+        _say(f"run {self.get_run_id()!r} waits: {progress.joined}{missing} nodes are there{because}")
+
+    def _show_epoch(self, membership: Membership, world: World) -> None:
+        _say(
+            f"run {self.get_run_id()!r}: epoch {world.epoch}, {world.node_count} nodes, this is node {world.node_rank}"
+        )
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+        print(f"raftkv: {text}", file=sys.stderr, flush=True)
+
+
+def _end_as_spare(error: RunClosed) -> NoReturn:
+    """A node that never had a place in a run that ended well: it was not needed, which is no failure."""
+    _say(f"{error}; this node was not needed")
+    raise failure(RendezvousClosedError, str(error), status=0) from None
+
+
+@contextlib.contextmanager
+def _torch_errors() -> Iterator[None]:
+    """raftkv's errors become torch's."""
+    try:
+        yield
+    except (RunClosed, JoinTimeout, RunConflict, RecordError, StoreUnreachable, StatusError, Closed) as error:
+        raise failure(_kind(error), str(error)) from None
+    except ConfigError as error:
+        raise failure(ConfigError, str(error)) from None
+
+
+def _kind(error: Exception) -> type[RendezvousError]:
+    for ours, theirs in _KINDS:
+        if isinstance(error, ours):
+            return theirs
+    return RendezvousConnectionError
+
+
+_KINDS: Final[tuple[tuple[type[Exception], type[RendezvousError]], ...]] = (
+    (RunClosed, RendezvousClosedError),
+    (JoinTimeout, RendezvousTimeoutError),
+    (RunConflict, RendezvousStateError),
+    (RecordError, RendezvousStateError),
+)

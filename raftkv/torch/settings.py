@@ -1,0 +1,147 @@
+"""What an agent is started with: from torchrun's flags and ``--rdzv-conf`` to a client and a ``RunConfig``.
+
+Owns the names that only this adapter knows (``CONNECTION``, ``STORE_PORT``); those of the run belong to
+``training.config``. Also the guess of what torch does not tell: this node's address as others see it, and how many
+workers it runs.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from raftkv.client.endpoints import Endpoint, parse_endpoints
+from raftkv.client.sync import Client, connect
+from raftkv.errors import ConfigError
+from raftkv.training.config import OPTION_NAMES, RunConfig, parse_options
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+
+CONNECTION: Final = ("user", "password", "ca_file", "cert_file", "key_file", "tls")
+STORE_PORT: Final = "store_port"
+NAMES: Final = tuple(sorted((*OPTION_NAMES, *CONNECTION, STORE_PORT)))
+"""What ``--rdzv-conf`` may hold, besides what torch puts there."""
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
+_PORT_MAX: Final = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See the module.
+
+    Attributes:
+        endpoints: members of the cluster.
+        connection: arguments of ``raftkv.connect``.
+        run: the run, and this node.
+        store_port: for the store of an epoch, if this node hosts it; 0: any free one.
+    """
+
+    endpoints: tuple[Endpoint, ...]
+    connection: Mapping[str, Any]
+    run: RunConfig
+    store_port: int
+
+    def connect(self) -> Client:
+        """A client; nothing is sent yet.
+
+        Raises:
+            ConfigError: the certificates cannot be used.
+        """
+        return connect([endpoint.text for endpoint in self.endpoints], **self.connection)
+
+
+def read(params: RendezvousParameters) -> Settings:
+    """The settings of an agent.
+
+    Raises:
+        ConfigError: something is missing, unknown, or not of its kind; the text says which and what is valid.
+    """
+    if not params.endpoint.strip():
+        raise ConfigError("no endpoint: give --rdzv-endpoint=HOST:2379, or several separated by commas")
+    endpoints = tuple(parse_endpoints(params.endpoint))
+    options = dict(params.config)
+    connection: dict[str, Any] = {name: options.pop(name) for name in CONNECTION if name in options}
+    if "tls" in connection:
+        connection["tls"] = _flag("tls", connection["tls"]) or None
+    port = _port(options.pop(STORE_PORT, 0))
+    try:
+        fields = parse_options(options)
+    except ConfigError as error:
+        raise ConfigError(f"--rdzv-conf: {_with_own_names(str(error))}") from None
+    fields.setdefault("slots", _slots_of_launch())
+    run = RunConfig(
+        run_id=params.run_id,
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        address=params.local_addr or guess_address(endpoints),
+        **fields,
+    )
+    return Settings(endpoints, connection, run.checked(), port)
+
+
+def _with_own_names(text: str) -> str:
+    """The list of valid names, with those that only this adapter knows."""
+    return text.replace(", ".join(OPTION_NAMES), ", ".join(NAMES))
+
+
+def _flag(name: str, value: object) -> bool:
+    text = str(value).lower()
+    if text not in _TRUE + _FALSE:
+        raise ConfigError(f"--rdzv-conf: {name}={value}: true or false expected")
+    return text in _TRUE
+
+
+def _port(value: object) -> int:
+    text = str(value)
+    if not text.isdecimal() or int(text) > _PORT_MAX:
+        raise ConfigError(f"--rdzv-conf: {STORE_PORT}={value}: a port expected, or 0 for any")
+    return int(text)
+
+
+def guess_address(endpoints: tuple[Endpoint, ...]) -> str:
+    """This node's address as others see it: the one from which it speaks to the cluster.
+
+    If the cluster is on this machine that says nothing; then what the host's own name stands for, or its loopback.
+    """
+    address = next(filter(None, map(_address_towards, endpoints)), "127.0.0.1")
+    if not _is_loopback(address):
+        return address
+    try:
+        named = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return address
+    return address if _is_loopback(named) else named
+
+
+def _address_towards(endpoint: Endpoint) -> str:
+    """The source address of packets to a host; none are sent."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _slots_of_launch() -> int:
+    """Workers that this agent will start: torch tells its handlers nothing of it, but its launcher is on the stack.
+
+    For people who look at the run: ranks of workers come from torch.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        slots = getattr(frame.f_locals.get("config"), "nproc_per_node", None)
+        if isinstance(slots, int) and slots > 0:
+            return slots
+    return 1
