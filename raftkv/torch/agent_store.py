@@ -25,14 +25,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from torch.distributed import (
-    DistError,
-    DistStoreError,
-    TCPStore,  # type: ignore[attr-defined]  # torch's stub does not say that it is public
-)
-from torch.distributed.distributed_c10d import Store
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError, DistStoreError
 
 SLICE_S: Final = 0.2
 """How often a wait looks whether the epoch is over."""
@@ -126,6 +122,7 @@ class AgentStore(Store):
     def __init__(self, store: TCPStore, is_over: Callable[[], bool], world_size: int) -> None:
         super().__init__()
         self._store = store
+        self._batch: Any = store  # torch's stubs lack this part of it
         self._is_over = is_over
         self._world_size = world_size
         self._timeout = timedelta(seconds=TIMEOUT_S)
@@ -167,7 +164,10 @@ class AgentStore(Store):
         """Store a value; lost when the epoch is over, as the store is."""
         if key.startswith(_ROLE_INFO):
             self._role_info = value.encode() if isinstance(value, str) else value
-        self._unless_over(lambda: self._store.set(key, value), None)
+        self._unless_over(
+            lambda: self._batch.set(key, value),
+            None,
+        )
 
     def get(self, key: str) -> bytes:
         """A value, once it is there; a stand-in when the epoch is over, see the module."""
@@ -178,11 +178,14 @@ class AgentStore(Store):
         self.wait(keys)
         if self._is_over():
             return [self._stand_in(key) for key in keys]
-        return self._unless_over(lambda: self._store.multi_get(list(keys)), [self._stand_in(key) for key in keys])
+        return self._unless_over(lambda: self._batch.multi_get(list(keys)), [self._stand_in(key) for key in keys])
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """As ``set``."""
-        self._unless_over(lambda: self._store.multi_set(list(keys), list(values)), None)
+        self._unless_over(
+            lambda: self._batch.multi_set(list(keys), list(values)),
+            None,
+        )
 
     def add(self, key: str, amount: int) -> int:
         """Count; 0 when the epoch is over."""

@@ -34,7 +34,7 @@ import time
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's stub does not say that it is public
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
