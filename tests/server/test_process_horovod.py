@@ -168,7 +168,23 @@ def test_what_is_refused_says_so_in_a_line(cluster: Cluster, kv: raftkv.Client) 
     assert left(kv) == []
 
 
-def test_other_paths_are_as_they_were(cluster: Cluster) -> None:
+def test_a_member_alone_answers_nothing(cluster: Cluster, kv: raftkv.Client) -> None:
+    """What it knows may be old: Horovod must ask again."""
+    assert say(cluster.endpoints[0], "PUT", "/global/0", b"old") == (200, b"")
+    for member in cluster.members[1:]:
+        member.kill()
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(ask, cluster.endpoints[0], verb, "/global/0", b"") for verb in ("GET", "PUT", "DELETE")]
+        answers = [one.result() for one in asked]
+    assert [status for status, _ in answers] == [503] * 3
+    assert all(text.startswith(b"/global/0: etcdserver: ") and text.count(b"\n") == 1 for _, text in answers), answers
+    for member in cluster.members[1:]:
+        member.start()
+    for member in cluster.members[1:]:
+        member.wait_ready()
+
+
+def test_other_paths_are_as_they_were(cluster: Cluster, kv: raftkv.Client) -> None:
     end = cluster.endpoints[0]
     assert say(end, "GET", "/health") == (200, b'{"health":"true","reason":""}')
     assert [ask(end, "GET", path)[0] for path in ("/version", "/metrics", "/", "/a", "/a/b/c", "/v3/kv")] == [
