@@ -1,6 +1,6 @@
 """How long a rendezvous of many nodes takes, and what it costs the cluster: raftkv, beside torch's own.
 
-    python -m bench.rdzv_scale [--nodes 64,256,1024] [--rounds 3] [--idle 5] [--c10d 64] [--json]
+    python bench/rdzv_scale.py [--nodes 64,256,1024] [--rounds 3] [--idle 5] [--c10d 64] [--json]
 
 Three real members with fsync; the nodes are memberships of `raftkv.training` in processes of 64 threads, each with a
 connection of its own. For every size:
@@ -8,7 +8,8 @@ connection of its own. For every size:
 - *first*: from the start of the processes' threads to the last node in epoch 1: connecting, registering, closing;
   *close*: of that, from the last registration on;
 - *again*: one node reports a fault; from there to the last node in the next epoch (median and maximum of the rounds);
-- *calls*: what nodes send to the cluster in such a round (calls, watches that are created; keep-alives apart);
+- *calls*: what nodes ask of the cluster in such a round: RPCs, streams that are opened among them, whoever decides
+  included (messages on streams, as keep-alives and watches that are created, are counted apart);
 - *idle*: revisions that appear in the store while nothing happens, for each node and hour.
 
 Everything shares the machine's cores, so the times are those of the nodes' own Python most of all. Writes
@@ -30,16 +31,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import raftkv
-from bench.compare import machine
-from tests.procs import RAFTKV, Cluster
-
 ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):  # run as a file
+    sys.path.insert(0, str(ROOT))
+
+import raftkv  # noqa: E402
+from bench.compare import machine  # noqa: E402
+from tests.procs import RAFTKV, Cluster  # noqa: E402
+
 RESULTS = ROOT / "bench" / "rdzv_results.json"
 NODES_A_PROCESS = 64
 WAIT_S = 300.0
 RUN = "scale"
-KEEPALIVES = ("LeaseKeepAliveRequest", "LeaseKeepAlive")
+KEEPALIVES = "LeaseKeepAliveRequest"
 CALLS_MAX = 6
 """Calls per node and round that a rendezvous may cost."""
 
@@ -111,6 +115,7 @@ def first_world(processes: list[Process], started: float) -> dict[str, Any]:
         "first_s": round(ended - started, 3),
         "close_s": round(ended - max(line["time"] for line in registered), 3),
         "first_calls_per_node": per_node(calls, nodes),
+        "first_watches_per_node": round(calls["message watch create_request"] / nodes, 2),
     }
 
 
@@ -145,7 +150,8 @@ def counts(processes: list[Process]) -> Counter[str]:
 
 
 def per_node(calls: Counter[str], nodes: int) -> float:
-    return round(sum(number for name, number in calls.items() if name not in KEEPALIVES) / nodes, 2)
+    """RPCs: all that is no message on a stream."""
+    return round(sum(number for name, number in calls.items() if not name.startswith("message ")) / nodes, 2)
 
 
 def idle_revisions(processes: list[Process], cluster: Cluster, idle_s: float) -> tuple[int, int]:
@@ -155,7 +161,7 @@ def idle_revisions(processes: list[Process], cluster: Cluster, idle_s: float) ->
         threading.Event().wait(idle_s)
         after = kv.range("nothing").revision
     keepalives = counts(processes) - sent
-    return after - before, sum(keepalives[name] for name in KEEPALIVES)
+    return after - before, keepalives[f"message {KEEPALIVES}"]
 
 
 def measure_c10d(nodes: int, rounds: int, limit_s: float) -> dict[str, Any]:
@@ -204,8 +210,9 @@ def verdict(results: dict[str, Any]) -> list[str]:
     """What is not as it must be."""
     wrong = []
     for row in results["raftkv"]:
-        if row["calls_per_node"] > CALLS_MAX:
-            wrong.append(f"{row['nodes']} nodes: {row['calls_per_node']} calls a node and round")
+        calls = max(row["calls_per_node"], row["first_calls_per_node"])
+        if calls > CALLS_MAX:
+            wrong.append(f"{row['nodes']} nodes: {calls} calls a node and round")
         if row["idle_revisions"]:
             wrong.append(f"{row['nodes']} nodes: {row['idle_revisions']} revisions while nothing happened")
     return wrong

@@ -45,7 +45,7 @@ def count_calls() -> None:
         return call(self, endpoints, method, *more)
 
     def counted_stream(self: Any, method: Any, *more: Any, **named: Any) -> Any:
-        CALLS[f"open {method.path.rpartition('/')[2]}"] += 1
+        CALLS[f"stream {method.path.rpartition('/')[2]}"] += 1
         return stream(self, method, *more, **named)
 
     def counted_send(self: Any, request: Any) -> Any:
@@ -64,7 +64,7 @@ def count_calls() -> None:
 
 def _name(request: Any) -> str:
     kind = type(request).__name__
-    return f"watch {request.WhichOneof('request_union')}" if kind == "WatchRequest" else kind
+    return f"message watch {request.WhichOneof('request_union')}" if kind == "WatchRequest" else f"message {kind}"
 
 
 class Nodes:
