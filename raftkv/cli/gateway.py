@@ -121,6 +121,7 @@ def _address(text: str) -> tuple[str, int]:
 async def _serve(values: dict[str, Any], config: GatewayConfig) -> int:
     from raftkv.client.library import connect
     from raftkv.training.gateway import Gateway
+    from raftkv.training.gateway_writer import ATTEMPT_TIMEOUT_S
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -133,6 +134,7 @@ async def _serve(values: dict[str, Any], config: GatewayConfig) -> int:
         ca_file=values["cacert"],
         cert_file=values["cert"],
         key_file=values["key"],
+        timeout_s=ATTEMPT_TIMEOUT_S,
     ) as kv:
         gateway = Gateway(kv, config)
         if await _started(gateway, config, stop):

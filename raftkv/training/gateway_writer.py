@@ -5,8 +5,10 @@ was incremented is no answer: others increment it too. So each txn of a ``Writer
 own, on the condition that nobody has since its last txn:
 
 1. The txn is repeated as it is until an answer comes. Only one of its copies can find the writer's key untouched.
-2. If a copy finds it touched, an earlier copy has done the work.
-3. A writer makes one txn at a time. One that is given up in the middle (a timeout, a cancelled task) is of no more
+2. If a copy finds it touched, an earlier copy has done the work: the key holds the mark of that very txn.
+3. If a copy finds that the txn's conditions do not hold, but another may still be under way, the key is touched before
+   anything else is done: a late copy must not find conditions that have come true since.
+4. A writer makes one txn at a time. One that is given up in the middle (a timeout, a cancelled task) is of no more
    use, and is not given back.
 
 ``Writers`` keeps those that are free: at most as many as there were writes at once.
@@ -25,7 +27,7 @@ from raftkv.client.backoff import Backoff
 from raftkv.client.compares import Compare
 from raftkv.client.guards import Fence
 from raftkv.client.operations import Operation
-from raftkv.errors import DEADLINE_EXCEEDED, UNAVAILABLE, InvariantError, StatusError, TooManyRequestsError
+from raftkv.errors import DEADLINE_EXCEEDED, UNAVAILABLE, StatusError, TooManyRequestsError
 
 T = TypeVar("T")
 
@@ -93,6 +95,7 @@ class Writer:
         self._fence = fence
         self._on_trouble = on_trouble
         self._revision = 0
+        self._marks = 0
 
     async def commit(
         self,
@@ -106,32 +109,33 @@ class Writer:
             FenceLost: what the fence stands for is over; nothing was written.
             StatusError: the cluster refused; nothing was written.
         """
-        inner = aio.txn().when(*conditions).then(aio.put(self.key), *operations).otherwise(*otherwise)
-        doubtful = False
+        mark = self._next_mark()
+        inner = aio.txn().when(*conditions).then(aio.put(self.key, mark), *operations).otherwise(*otherwise)
         while True:
-            outcome, unsure = await self._attempt_until_answered(inner)
-            doubtful = doubtful or unsure
-            if outcome.succeeded:
-                result = self._outcome(outcome)
-                return result if result.applied or not doubtful else await self._settle(result)
-            theirs = outcome.results[0]
-            if theirs is None:
-                self._revision = 0  # the whole store was deleted meanwhile: begin anew
-            elif doubtful:
-                self._revision = theirs.mod_revision
+            outer, doubtful = await self._attempt_until_answered(inner)
+            if outer.succeeded:
+                result = self._outcome(outer)
+                return result if result.applied or not doubtful else await self._settle(result, mark)
+            if self._touched(outer.results[0]) == mark:
                 return Outcome(True, self._revision)
-            else:
-                raise InvariantError(f"key {self.key!r} of this writer alone was written by somebody else")
 
-    async def _settle(self, refused: Outcome) -> Outcome:
+    async def _settle(self, refused: Outcome, mark: bytes) -> Outcome:
         """A copy of a txn whose conditions did not hold may still be under way: see that it cannot happen any more."""
-        outer, _ = await self._attempt_until_answered(aio.txn().then(aio.put(self.key)))
+        touch = aio.txn().then(aio.put(self.key, self._next_mark()))
+        outer, _ = await self._attempt_until_answered(touch)
         if outer.succeeded:
             self._revision = outer.revision
             return refused
-        theirs = outer.results[0]
-        self._revision = 0 if theirs is None else theirs.mod_revision
-        return Outcome(True, self._revision)
+        return Outcome(True, self._revision) if self._touched(outer.results[0]) == mark else refused
+
+    def _next_mark(self) -> bytes:
+        self._marks += 1
+        return b"%d" % self._marks
+
+    def _touched(self, item: aio.KeyValue | None) -> bytes:
+        """The txn that wrote the key last; empty: the whole store was deleted since, and everything begins anew."""
+        self._revision = 0 if item is None else item.mod_revision
+        return b"" if item is None else item.value
 
     def _outcome(self, outer: aio.TxnResult) -> Outcome:
         applied: bool = outer.results[0].succeeded

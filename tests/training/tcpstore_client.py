@@ -37,21 +37,21 @@ class RawClient:
     """One connection."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
         self.send(VALIDATION)
 
     def close(self) -> None:
-        self._socket.close()
+        self.socket.close()
 
     def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
+        self.socket.sendall(data)
 
     def read(self, size: int) -> bytes:
         """So many bytes; fewer and ``EOF`` if the server closes the connection."""
         data = b""
         while len(data) < size:
             try:
-                more = self._socket.recv(size - len(data))
+                more = self.socket.recv(size - len(data))
             except ConnectionError:
                 more = b""
             if not more:
@@ -61,13 +61,13 @@ class RawClient:
 
     def arrived(self) -> bytes:
         """What has come by now, without waiting for more."""
-        self._socket.setblocking(False)
+        self.socket.setblocking(False)
         try:
-            return self._socket.recv(1024)
+            return self.socket.recv(1024)
         except BlockingIOError:
             return b""
         finally:
-            self._socket.settimeout(TIMEOUT_S)
+            self.socket.settimeout(TIMEOUT_S)
 
     def ask(self, op: Op, *fields: bytes | int | Sequence[bytes]) -> bytes:
         """A request and its answer; a PING behind one that has none."""
