@@ -84,6 +84,14 @@ steps of 3 replicas
 one was killed, step 100 was done by 2
 quorum id has grown: True
 """,
+    "train_allreduce": r"""
+rank 0 ends after step 20
+rank 0 of 2, epoch 1
+rank 1 ends after step 20
+rank 1 of 2, epoch 1
+agents ended with 0 0
+step in the store: 20
+""",
     "watch_config": r"""
 started with \{'config/log-level': 'info'\}
 put config/log-level debug

@@ -117,6 +117,9 @@ class AgentStore(Store):
         store: the epoch's.
         is_over: the epoch has ended; asked between waits, without I/O.
         world_size: agents of the epoch.
+
+    Attributes:
+        has_made_up: ranks were given out that stand for nothing; the agent must come back.
     """
 
     def __init__(self, store: TCPStore, is_over: Callable[[], bool], world_size: int) -> None:
@@ -127,6 +130,7 @@ class AgentStore(Store):
         self._world_size = world_size
         self._timeout = timedelta(seconds=TIMEOUT_S)
         self._role_info = b""
+        self.has_made_up = False
 
     @property
     def timeout(self) -> timedelta:
@@ -176,9 +180,8 @@ class AgentStore(Store):
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """As ``get``."""
         self.wait(keys)
-        if self._is_over():
-            return [self._stand_in(key) for key in keys]
-        return self._unless_over(lambda: self._batch.multi_get(list(keys)), [self._stand_in(key) for key in keys])
+        found = None if self._is_over() else self._unless_over(lambda: self._batch.multi_get(list(keys)), None)
+        return [self._stand_in(key) for key in keys] if found is None else found
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """As ``set``."""
@@ -209,6 +212,7 @@ class AgentStore(Store):
             return stand_in
 
     def _stand_in(self, key: str) -> bytes:
+        self.has_made_up = True
         if not self._role_info:
             return b""
         info = json.loads(self._role_info)

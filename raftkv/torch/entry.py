@@ -19,7 +19,18 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 
 def create(params: RendezvousParameters) -> RendezvousHandler:
-    """A handler for one agent; see ``raftkv.torch.rendezvous.create_handler``."""
-    from raftkv.torch.rendezvous import create_handler
+    """A handler for one agent; see ``raftkv.torch.rendezvous.create_handler``.
+
+    Raises:
+        ConfigError: this torch is too old.
+    """
+    from raftkv.errors import ConfigError
+
+    try:
+        from raftkv.torch.rendezvous import create_handler
+    except ImportError as error:
+        if (error.name or "").split(".")[0] != "torch":
+            raise
+        raise ConfigError(f"--rdzv-backend=raftkv needs PyTorch 2.5 or newer ({error})") from None
 
     return create_handler(params)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -57,6 +58,7 @@ from raftkv.training.errors import EpochOver, JoinTimeout, RecordError, RunClose
 from raftkv.training.faults import End
 from raftkv.training.keys import RunKeys
 from raftkv.training.membership import Progress
+from raftkv.training.seat import announce
 from raftkv.training.sync_membership import Membership
 from raftkv.training.workers import WorkerWatch
 from raftkv.training.world import World
@@ -137,6 +139,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         self._world: World | None = None
         self._server: TCPStore | None = None
         self._store: TCPStore | None = None
+        self._agent_store: AgentStore | None = None
         self._watch = WorkerWatch(self._worker_ended, run_id=given.run.run_id)
         self._looks = 0
         self._asked: End | None = None
@@ -166,6 +169,8 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         membership = self._membership
         if membership is None:
             return 0
+        if self._agent_store is not None and self._agent_store.has_made_up:
+            return 1
         if membership.closed:
             return 1 if self._closed_reason(membership).startswith(FAILED) else 0
         return membership.nodes_waiting
@@ -240,8 +245,9 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         else:
             place = self._published(membership)
             self._store = connect_store(place.master_addr, place.master_port, self._is_over)
-        agent_store = AgentStore(self._store, self._is_over, world.node_count)
-        return RendezvousInfo(agent_store, world.node_rank, world.node_count, place)
+        self._agent_store = AgentStore(self._store, self._is_over, world.node_count)
+        self._announce(world)
+        return RendezvousInfo(self._agent_store, world.node_rank, world.node_count, place)
 
     def _published(self, membership: Membership) -> RendezvousStoreInfo:
         try:
@@ -255,11 +261,18 @@ class RaftKVRendezvousHandler(RendezvousHandler):
             raise RecordError("boot", f"{text!r} is not an address and a port")
         return RendezvousStoreInfo(host, int(port))
 
+    def _announce(self, world: World) -> None:
+        """Let the workers know their epoch, and how to reach the cluster: torch copies the agent's environment."""
+        announce(world.run_id, world.epoch, ",".join(item.text for item in self._given.endpoints), os.environ)
+        for name, value in self._given.worker_environment.items():
+            os.environ.setdefault(name, value)
+
     def _is_over(self) -> bool:
         membership = self._membership
         return membership is None or self._has_left or membership.closed or membership.nodes_waiting > 0
 
     def _drop_store(self) -> None:
+        self._agent_store = None
         self._store = self._server = None
 
     # ---- workers

@@ -25,6 +25,7 @@ CONNECTION: Final = ("user", "password", "ca_file", "cert_file", "key_file", "tl
 STORE_PORT: Final = "store_port"
 NAMES: Final = tuple(sorted((*OPTION_NAMES, *CONNECTION, STORE_PORT)))
 """What ``--rdzv-conf`` may hold, besides what torch puts there."""
+_VARIABLES: Final = {"ca_file": "RAFTKV_CACERT", "cert_file": "RAFTKV_CERT", "key_file": "RAFTKV_KEY"}
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 _PORT_MAX: Final = 65_535
@@ -45,6 +46,14 @@ class Settings:
     connection: Mapping[str, Any]
     run: RunConfig
     store_port: int
+
+    @property
+    def worker_environment(self) -> dict[str, str]:
+        """How workers that use ``raftkv.training.join()`` reach the cluster, besides its endpoints."""
+        given = {variable: str(self.connection.get(name, "")) for name, variable in _VARIABLES.items()}
+        if user := self.connection.get("user"):
+            given["RAFTKV_USER"] = f"{user}:{self.connection.get('password', '')}"
+        return {name: value for name, value in given.items() if value}
 
     def connect(self) -> Client:
         """A client; nothing is sent yet.
