@@ -7,7 +7,7 @@
 What ends an epoch here, and what follows:
 
 - a worker fails: the fault is told to everybody; all come back to the rendezvous. It counts against ``max_restarts`` if
-  the run names this node as the one that broke the epoch: workers that fall because another fell do not count;
+  it is the root cause of all that was told of the epoch: workers that fall because another fell do not count;
 - nodes came or went: the workers are stopped (SIGTERM, SIGKILL after a while), and the node comes back;
 - all workers of this node ended well: it waits for those of the others; the last one closes the run as a success;
 - the run is closed: the workers are stopped;
@@ -34,11 +34,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from raftkv.client.contender import insist
 from raftkv.client.operations import get_range, put
 from raftkv.errors import ConfigError
+from raftkv.training.denylist import Reported, root_cause
 from raftkv.training.environment import STYLES, Extras, Meeting, make_environment
 from raftkv.training.errors import EpochOver, RecordError, RunClosed
 from raftkv.training.faults import End
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, RUNNING, Node
+from raftkv.training.records import RUNNING, Fault, Node
 from raftkv.training.supervisor_workers import Workers
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ SUCCEEDED: Final = "succeeded"
 """The reason with which a run is closed when all its workers have ended well."""
 PORTS_FIELD: Final = "ports"
 """Where a node's record tells the ports of its TensorFlow servers."""
-_BLAME_TIMEOUT_S: Final = 5.0
+_OVER_TIMEOUT_S: Final = 5.0
 _PORTS: Final = range(10_000, 32_000)
 """Below the range from which the kernel takes ports for outgoing connections: those are taken at any moment."""
 _PORT_ATTEMPTS: Final = 100
@@ -178,12 +179,9 @@ class Supervisor:
         """Tell everybody of a fault, and decide whether this node goes on."""
         fault = end.fault(world.epoch, world.member.id, world.member.host)
         self._settings.tell(str(fault))
-        with contextlib.suppress(EpochOver):
-            await self._interruptible(self._membership.report(fault))
-        _, is_ours = await asyncio.gather(workers.stop(self._settings.stop_grace_s), self._is_blamed(world))
-        if self._signal:
-            raise _Stopped
-        if self._membership.closed or not is_ours:
+        await asyncio.gather(workers.stop(self._settings.stop_grace_s), self._interruptible(self._report(world, fault)))
+        root = await self._interruptible(self._root_cause(world))
+        if self._membership.closed or (root is not None and root.node != world.member.id):
             return None
         if self._restarts >= self._settings.max_restarts:
             await self._membership.close(f"{fault}; no restarts left of {self._settings.max_restarts}")
@@ -192,16 +190,22 @@ class Supervisor:
         self._settings.tell(f"restart {self._restarts} of {self._settings.max_restarts}")
         return None
 
-    async def _is_blamed(self, world: World) -> bool:
-        """Whether the run names this node as the one that broke the epoch; if it does not say in time: yes."""
+    async def _report(self, world: World, fault: Fault) -> None:
+        """Tell of a fault, and wait until the epoch is over for all: then those that fell with it have told as well."""
+        await self._membership.report(fault)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_BLAME_TIMEOUT_S):
-                while not self._signal:
-                    state = self._membership.phase
-                    if state is not None and (state.epoch > world.epoch or state.phase in (BROKEN, CLOSED)):
-                        return state.epoch > world.epoch or state.node in ("", world.member.id)
+            async with asyncio.timeout(_OVER_TIMEOUT_S):
+                while not (self._membership.closed or self._membership.nodes_waiting):
                     await self._woken()
-        return True
+
+    async def _root_cause(self, world: World) -> Fault | None:
+        """Of all faults of the epoch the one that the others follow from."""
+        found = await insist(lambda: self._kv.range(RunKeys(world.run_id).faults(world.epoch), prefix=True))
+        reported = []
+        for item in found:
+            with contextlib.suppress(RecordError):
+                reported.append(Reported(Fault.decode(item.value), item.mod_revision))
+        return root_cause(reported)
 
     def _closed_code(self, reason: str) -> int:
         """The exit code if others have closed the run."""

@@ -3,6 +3,7 @@
 It writes its environment to ``DIRECTORY/<epoch>-<rank>.json``, then does what it is told:
 
 - ``fail``: in epoch 1 rank 3 kills itself once all four have written, the others wait; later all end well;
+- ``collateral``: in epoch 1 rank 1 kills itself, and rank 0 fails because of that; later both end well;
 - ``exit``: rank 0 ends with 7, the others wait;
 - ``wait``: starts a child in a session of its own, and waits; SIGTERM is noted in ``<epoch>-<rank>.term``.
 """
@@ -28,6 +29,14 @@ def note(suffix: str, **more: int) -> None:
     os.rename(f"{name}.new", f"{name}.{suffix}")
 
 
+def lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def on_term(number: int, frame: object) -> None:
     note("term")
     os._exit(0)
@@ -44,7 +53,19 @@ if what == "fail" and epoch == "1" and rank == "3":
     while len([name for name in os.listdir(directory) if name.endswith(".json")]) < 4:
         pause.wait(0.02)
     os.kill(os.getpid(), signal.SIGKILL)
+if what == "collateral" and epoch == "1":
+    other = os.path.join(directory, "1-1.json" if rank == "0" else "1-0.json")
+    pause = threading.Event()
+    while not os.path.exists(other):
+        pause.wait(0.02)
+    if rank == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    with open(other, encoding="utf-8") as file:
+        pid = json.load(file)["pid"]
+    while lives(pid):
+        pause.wait(0.001)
+    sys.exit(1)
 if what == "exit" and rank == "0":
     sys.exit(7)
-if what in ("wait", "exit") or epoch == "1":
+if what in ("wait", "exit") or (what == "fail" and epoch == "1"):
     threading.Event().wait()

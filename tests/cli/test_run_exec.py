@@ -101,6 +101,18 @@ def test_the_exit_code_is_the_workers_and_the_others_are_told(raftkv_cluster, tm
     assert "TF_CONFIG" not in written(tmp_path, "1-0.json")
 
 
+def test_a_worker_that_falls_with_another_costs_its_node_no_restart(raftkv_cluster, tmp_path) -> None:
+    words = ("--nnodes", "2", "--env-style", "torch", "--max-restarts")
+    with node(raftkv_cluster, "a", "collateral", tmp_path, *words, "0") as first:
+        first.wait_complained("gathering: 1 ready")
+        with node(raftkv_cluster, "b", "collateral", tmp_path, *words, "1") as second:
+            assert [first.wait().code, second.wait().code] == [0, 0], first.errors + second.errors
+    history = timeline(raftkv_cluster)
+    assert len(history["epochs"]) == 2
+    assert history["epochs"][0]["root_fault"]["host"] == "b"
+    assert [written(tmp_path, f"2-{rank}.json")["RAFTKV_RESTARTS"] for rank in (0, 1)] == ["0", "1"]
+
+
 def test_nodes_come_and_go_and_leave_no_process_behind(raftkv_cluster, tmp_path) -> None:
     words = ("--nnodes", "1:2", "--env-style", "torch,pet", "--conf", "last_call_timeout=0")
     with node(raftkv_cluster, "a", "wait", tmp_path, *words) as first:
