@@ -29,7 +29,7 @@ PACKAGES = Path(__file__).resolve().parent / "packages"
 HOME = ROOT / ".venv" / "foreign"
 STAMP = "installed-from"
 PYTHONS = ("etcd3", "aetcd", "etcd_client", "node")
-BORROWERS = ("torchft", "jax")
+BORROWERS = ("torchft", "jax", "nvrx")
 """They find raftkv, torch and what those need in this environment; their own packages, listed whole, come first."""
 
 

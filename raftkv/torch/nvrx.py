@@ -1,0 +1,45 @@
+"""The ``store_factory`` of nvidia-resiliency-ext's in-process restart, kept in raftkv.
+
+::
+
+    from raftkv.torch.nvrx import NvrxStore
+
+    @inprocess.Wrapper(
+        store_factory=NvrxStore,
+        store_kwargs={"endpoints": "h1:2379,h2:2379,h3:2379", "prefix": "jobs/j1/attempt-0"},
+    )
+    def train(): ...
+
+The wrapper's own store lives in rank 0: when that rank dies, so does the job. With this one no rank is critical.
+
+Give every start of the job a prefix of its own, as with the scheduler's job id and count of restarts: what an earlier
+start left behind must not be met. The wrapper opens a store in a monitor process beside each rank, too; that process
+changes its folder, so paths of certificates must be absolute.
+
+nvidia-resiliency-ext is not installed with raftkv; importing this module without it raises ``ConfigError``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from raftkv.errors import ConfigError
+from raftkv.torch.store import Store
+
+if TYPE_CHECKING:
+    _Mixin: Any = object
+else:
+    try:
+        from nvidia_resiliency_ext.inprocess.store import StoreMixin as _Mixin
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"raftkv.torch.nvrx needs nvidia-resiliency-ext ({error.name} is missing): "
+            "pip install nvidia-resiliency-ext==0.4.1"
+        ) from None
+
+
+class NvrxStore(_Mixin, Store):  # type: ignore[misc, unused-ignore]
+    """``Store`` with what the wrapper adds to a store; arguments as for ``Store``.
+
+    The wrapper's part comes first: its ``barrier`` is another one than torch's.
+    """
