@@ -26,13 +26,14 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.client.contender import insist
 from raftkv.client.library import connect
 from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.training.address import guess_address
 from raftkv.training.config import RunConfig
 from raftkv.training.counter import Counter
 from raftkv.training.epoch import Epoch, checked_value, quoted
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
 DEFAULT_ENDPOINTS: Final = "127.0.0.1:2379"
 FAREWELL: Final = "raftkv: end of the run"
-FAREWELL_TIMEOUT_S: Final = 60.0
 _OPTIONS: Final = tuple(sorted(field.name for field in fields(RunConfig) if field.name not in ("run_id", "slots")))
 
 
@@ -335,11 +335,11 @@ class Run:
         finally:
             await self.leave()
 
-    async def finish(self, timeout_s: float = FAREWELL_TIMEOUT_S) -> None:
+    async def finish(self, timeout_s: float | None = None) -> None:
         """Wait until all ranks are done, close the run, and leave. The end of an ``async with`` block does this.
 
         Arguments:
-            timeout_s: for the others; then the run is left, not closed.
+            timeout_s: for the others; then the run is left, not closed. None: as long as the epoch lasts.
         """
         try:
             if self._place is None:
@@ -400,7 +400,8 @@ async def join(
         on_progress: called on the loop while nodes gather.
         client: further settings of ``raftkv.aio.connect``: TLS files, user, password; None: as ``RAFTKV_USER``
             (``NAME:PASSWORD``), ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY`` say.
-        options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ...
+        options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ... ``address`` is
+            where other nodes reach this one; not given: that from which it speaks to the cluster.
 
     Raises:
         ConfigError: an option is unknown or cannot be; the environment is no worker's.
@@ -451,6 +452,9 @@ async def _sit_down(
         return Run(kv, seat, seat.world, place, owns_client=own)
     if config is None:
         raise ConfigError("a node needs a configuration")
+    if config.address == config.host:  # nobody has told
+        address = await asyncio.get_running_loop().run_in_executor(None, guess_address, kv.core.endpoints)
+        config = replace(config, address=address)
     membership = await Membership.open(kv, config, on_progress=on_progress)
     try:
         world = await membership.next_world(timeout_s)

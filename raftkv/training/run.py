@@ -227,11 +227,11 @@ class Run(Face[async_run.Run]):
         """End the run for everybody, and leave. Of a worker: leave; the run is its agent's to close."""
         self._end(lambda: self._inner.close(reason))
 
-    def finish(self, timeout_s: float = async_run.FAREWELL_TIMEOUT_S) -> None:
+    def finish(self, timeout_s: float | None = None) -> None:
         """Wait until all ranks are done, close the run, and leave; the end of a ``with`` block does this.
 
         Arguments:
-            timeout_s: for the others; then the run is left, not closed.
+            timeout_s: for the others; then the run is left, not closed. None: as long as the epoch lasts.
         """
         self._end(lambda: self._inner.finish(timeout_s))
 
@@ -284,7 +284,8 @@ def join(
         on_progress: called while nodes gather, on the loop's own thread: it may print, and no more.
         client: further settings of ``raftkv.connect``: TLS files, user, password; None: as ``RAFTKV_USER``
             (``NAME:PASSWORD``), ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY`` say.
-        options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ...
+        options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ... ``address`` is
+            where other nodes reach this one; not given: that from which it speaks to the cluster.
 
     Raises:
         ConfigError: an option is unknown or cannot be; the environment is no worker's.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from raftkv.aio import connect
+from raftkv.client.endpoints import parse_endpoints
 from raftkv.errors import ConfigError
 from raftkv.training import BarrierTimeout, EpochOver, JoinTimeout, RunClosed
+from raftkv.training.address import guess_address, is_loopback
 from raftkv.training.aio import Run, join
 from raftkv.training.config import RunConfig
 from raftkv.training.counter import Counter
@@ -418,3 +422,13 @@ def test_the_environment_says_how_to_connect():
     environment = {"RAFTKV_USER": "ann:se:cret", "RAFTKV_CACERT": "ca.pem", "RAFTKV_KEY": ""}
     assert client_settings(environment) == {"user": "ann", "password": "se:cret", "ca_file": "ca.pem"}
     assert client_settings({}) == {}
+
+
+def test_an_address_that_nobody_told_is_guessed():
+    assert guess_address(parse_endpoints("192.0.2.1.invalid:2379")) != ""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
+        outside.bind(("127.0.0.1", 0))
+        guessed = guess_address(parse_endpoints(f"127.0.0.1:{outside.getsockname()[1]}"))
+    assert ipaddress.ip_address(guessed)
+    assert is_loopback("127.0.1.1")
+    assert not is_loopback("10.0.0.1")
