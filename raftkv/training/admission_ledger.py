@@ -27,6 +27,7 @@ without noticing: as within a run, a node without a lease counts as gone.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -41,9 +42,13 @@ from raftkv.training.admission_record import ClusterKeys, Ledger, Need, read_hos
 from raftkv.training.control import Control
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys, check_cluster
+from raftkv.training.retries import until_answered
 
 HOST_SLOTS: Final = "host_slots"
 """Name in a node's ``data``: how many slots its host has for all runs together."""
+
+GIVE_BACK_S: Final = 1.0
+"""For telling the cluster that a run is gone: who leaves is not held up by a store that does not answer."""
 
 _RUNS_PER_TXN: Final = 100
 """Members refuse txns of more than 128 operations or conditions."""
@@ -302,17 +307,22 @@ class ClusterAdmission:
             callback()
 
 
-async def give_back(control: Control, cluster: str, run_id: str, node_id: str) -> None:
-    """The last node of a run takes the claim with it; others would find out, but only when they look."""
-    keys = RunKeys(run_id)
-    own, after = keys.node(node_id), f"{keys.node(node_id)}\0"
-    end = prefix_end(keys.nodes.encode()).decode()
-    alone = [create_revision(keys.nodes, own) == 0, create_revision(after, end) == 0]
+async def give_back(control: Control, cluster: str, run_id: str) -> None:
+    """Take away the claim of a run that has no nodes any more: the last that leaves does it.
+
+    If it fails nothing is lost: whoever waits for the slots sees that the run has no nodes.
+    """
+    deserted = [create_revision(RunKeys(run_id).nodes, prefix=True) == 0]
+
+    async def take_away() -> None:
+        if (await control.txn(deserted, ())).succeeded:
+            await ClusterAdmission(control, cluster).release(run_id, guards=deserted)
+
     try:
-        if (await control.txn(alone, ())).succeeded:
-            await ClusterAdmission(control, cluster).release(run_id, guards=alone)
-    except (StatusError, RecordError):
-        return  # whoever waits for the slots sees that the run has no nodes
+        async with asyncio.timeout(GIVE_BACK_S):
+            await until_answered(take_away)
+    except (TimeoutError, StatusError, RecordError):
+        return
 
 
 class _RunWatch:

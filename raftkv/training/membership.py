@@ -168,8 +168,6 @@ class Membership:
                 await self._say_goodbye(self.world)
         except StatusError:
             pass  # the end of the lease tells it as well, only later
-        if self.config.cluster and not self._left:
-            await give_back(self._control, self.config.cluster, self.config.run_id, self.node.id)
         await self._go()
 
     async def _say_goodbye(self, world: World) -> None:
@@ -192,6 +190,8 @@ class Membership:
             self._rewatching.cancel()
         self._wake()
         await self._presence.leave()
+        if self.config.cluster:
+            await give_back(self._control, self.config.cluster, self.config.run_id)
 
     async def close(self, reason: str = "finished") -> None:
         """End the run for everybody: no epoch begins any more. Does nothing if one has begun without this node.
