@@ -1,7 +1,7 @@
 """How long a torchft job pauses when a replica is killed, and when the leader of raftkv is: raftkv's lighthouse beside
 torchft's own, with the same replicas, in one run.
 
-    python -m bench.torchft_gap [--kills 5] [--leaders 3] [--services raftkv,torchft,torchft-1s] [--json]
+    python -m bench.torchft_gap [--kills 5] [--leaders 3] [--services raftkv,torchft,...] [--json]
 
 Three replicas (gloo, CPU) train a model of nine numbers, so that nearly all of a step is the quorum. A gap is the time
 between two steps that a survivor has committed, the longer one of the survivors', as they measured it themselves:
@@ -10,7 +10,9 @@ between two steps that a survivor has committed, the longer one of the survivors
 - ``replica``: SIGKILL of a replica, up to the first step of the smaller quorum; a new one takes its place each time;
 - ``raft-leader``: SIGKILL of raftkv's leader, beside the time until a member tells of another leader.
 
-``torchft`` has its default heartbeat timeout (5 s), ``torchft-1s`` one of 1 s. Exit code 1: a limit was missed.
+``raftkv`` is one daemon for all replicas, ``raftkv-nodes`` one for each, as on nodes of their own. ``torchft`` has the
+defaults of its command line (heartbeat timeout 5 s, join timeout 60 s), ``torchft-1s`` a heartbeat timeout of 1 s. Exit
+code 1: a limit was missed.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from raftkv.client.sync import Client
 from tests.foreign.environments import InstallError
 from tests.foreign.torchft_job import Replica, TorchftJob
 
-SERVICES = ("raftkv", "torchft", "torchft-1s")
+SERVICES = ("raftkv", "raftkv-nodes", "torchft", "torchft-1s")
 REPLICAS = 3
 WARM_STEPS = 30
 KILL_LIMIT_S = 0.5
@@ -101,7 +103,7 @@ class Bench:
         self._job = job
         self._cluster = cluster
         self._count = 0
-        self._address = self._start()
+        self._address = self._start() if service != "raftkv-nodes" else ""
         self._replicas = [self._new() for _ in range(REPLICAS)]
 
     def _start(self) -> str:
@@ -111,7 +113,7 @@ class Bench:
 
     def _new(self) -> Replica:
         self._count += 1
-        return self._job.replica(f"replica_{self._count}", self._address)
+        return self._job.replica(f"replica_{self._count}", self._address or self._start())
 
     def _all_together(self) -> int:
         """Wait until all train together and warm up; returns the step."""
@@ -139,7 +141,7 @@ class Bench:
             end = max(_smaller(replica, last_id, begin) for replica in survivors)
             gaps.append(gap_s(survivors, since, end))
             self._replicas = [*survivors, self._new()]
-        return Result(self._service, "replica", gaps, [], KILL_LIMIT_S if self._service == "raftkv" else 0.0)
+        return Result(self._service, "replica", gaps, [], KILL_LIMIT_S if self._cluster is not None else 0.0)
 
     def leaders(self, trials: int, cluster: LocalCluster) -> Result:
         """The leader of raftkv dies."""
@@ -193,7 +195,7 @@ def measure(service: str, kills: int, leaders: int, tell: Callable[[Result], Non
             if cluster is not None:
                 done(bench.leaders(leaders, cluster))
 
-    if service != "raftkv":
+    if service.startswith("torchft"):
         run(None)
     else:
         with raftkv.local(size=3) as cluster:

@@ -31,7 +31,10 @@ WAIT_S = 120.0
 OWN_LIGHTHOUSE = """
 import sys
 from torchft.coordination import LighthouseServer
-server = LighthouseServer(bind="127.0.0.1:0", min_replicas=int(sys.argv[1]), heartbeat_timeout_ms=int(sys.argv[2]))
+# The join timeout of its command line; that of this class is 100 ms: whoever is slower than that is left out of a step.
+server = LighthouseServer(
+    bind="127.0.0.1:0", min_replicas=int(sys.argv[1]), join_timeout_ms=60_000, heartbeat_timeout_ms=int(sys.argv[2])
+)
 print("at", "http://127.0.0.1:" + server.address().rpartition(":")[2], flush=True)
 sys.stdin.read()
 """
