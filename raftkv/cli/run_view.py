@@ -327,6 +327,9 @@ class Teller:
             return [Line("fault", f"fault in epoch {content.epoch}: {content}", change.revision, content.time)]
         if change.kind == "node":
             return self._node_lines(change, fold)
+        if change.kind == "state":
+            self._state = None
+            return [Line(CLOSED, "the run was deleted", change.revision, time.time())]
         if change.kind == "arbiter" and isinstance(content, str):
             return [Line("arbiter", f"arbiter is {content}", change.revision, time.time())]
         return []

@@ -213,6 +213,9 @@ class Fold:
             self._set_state(content, change.revision)
         elif isinstance(content, Fault):
             self._add_fault(content)
+        elif change.kind in ("state", "round") and content is None:
+            self.state = self.round = None  # the run was deleted: what comes now is another one of that id
+            self.epochs.clear()
         elif change.kind in ("boot", "deny"):
             self._set_text(self.boots if change.kind == "boot" else self.denied, change)
 

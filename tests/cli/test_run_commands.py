@@ -216,12 +216,15 @@ def test_a_run_is_watched_live(raftkv_cluster, raftkv_client) -> None:
         program.wait_printed(b"gathering: 0 of at least 2 nodes ready")
         write(raftkv_client, SCRIPT[4:])
         program.wait_printed(b"lost 1 of 2: a")
+        assert ctl(raftkv_cluster, "delete", "jobs/a", "--yes", "--force").code == 0
+        program.wait_printed(b"the run was deleted")
+        write(raftkv_client, SCRIPT[:6])
+        program.wait_printed(b"epoch 1 runs: a (rank 0), b (rank 1)", 2)
         done = program.stop()
     assert (done.code, done.errors) == (0, "")
     told = [line.split("  ", 1)[1] for line in done.output.decode().splitlines()]
     for line in (
         "node a-1 is there (10.0.0.0, 1 slot)",
-        "epoch 1 runs: a (rank 0), b (rank 1)",
         "fault in epoch 1: rank 1 on b was killed by SIGKILL",
         "epoch 1 is over: rank 1 on b was killed by SIGKILL",
         "node b-1 is gone",
