@@ -24,7 +24,8 @@ from raftkv.rpc.status import RpcError
 from raftkv.server.kv import PendingWrite, Responder, fail, parse
 from raftkv.server.leader_guard import LeaderGuard
 from raftkv.server.lease_graces import Graces, Orphan
-from raftkv.server.lessor import Lessor, Shortening, TimeToLive
+from raftkv.server.lessor import Lessor
+from raftkv.server.lessor_errands import Shortening, TimeToLive
 from raftkv.server.lessor_renewals import Ticket
 
 _METHODS: Final = SERVICES["etcdserverpb.Lease"]

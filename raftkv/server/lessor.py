@@ -23,20 +23,15 @@ from raftkv.apply.applier import Outcome
 from raftkv.apply.leases import TTL_MAX_S, Leases
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
-from raftkv.pb.services import SERVICES
 from raftkv.raft.types import StateRole
 from raftkv.rpc.channel import Channel
 from raftkv.server.lease_graces import Orphan
+from raftkv.server.lessor_errands import Renewal, Shortening, TimeToLive
 from raftkv.server.lessor_renewals import Done, Expiry, Renewals, Ticket
 from raftkv.server.lessor_routing import Router
 from raftkv.server.lessor_times import BEAT_S, LeaseClock, LeaseTimes
 from raftkv.server.node import Node
 from raftkv.server.proposals import Waiter
-
-_PEER: Final = SERVICES["raftkvpb.Peer"]
-LEASE_RENEW_PATH: Final = _PEER["LeaseRenew"].path
-LEASE_TIME_TO_LIVE_PATH: Final = _PEER["LeaseTimeToLive"].path
-LEASE_SHORTEN_PATH: Final = _PEER["LeaseShorten"].path
 
 GATHER_MAX_S: Final = 0.02
 """How long keep-alives gather while others are on their way: one of a lease that is ending is answered when it is gone,
@@ -44,14 +39,6 @@ and those with it; no other lease may end because of that."""
 
 _TIMER_SLACK_S: Final = 0.001
 """A timer that is set for the end of a lease comes when it is over, whatever the rounding of clocks."""
-
-
-def _nothing() -> None:
-    pass
-
-
-def _ignore(error: errors.StatusError | None) -> None:
-    pass
 
 
 class _Decision(Waiter):
@@ -102,129 +89,6 @@ class _Barrier:
 
     def fail(self, error: errors.StatusError) -> None:
         self.lessor.barrier_failed(self)
-
-
-class _Renewal:
-    """Keep-alives of one turn, as an errand."""
-
-    path = LEASE_RENEW_PATH
-    trusts_recent = True
-
-    def __init__(self, renewals: Renewals, tickets: list[Ticket], settled: Callable[[], None]) -> None:
-        self.deadline = tickets[0].deadline
-        self.is_local = tickets[0].is_local
-        self._renewals = renewals
-        self._tickets = tickets
-        self._settled = settled
-
-    def serve(self) -> None:
-        self._renewals.take(self._tickets)
-        self._settled()
-
-    def request(self) -> bytes:
-        ids = [ticket.lease_id for ticket in self._tickets]
-        return raft_pb2.LeaseRenewRequest(ids=ids).SerializeToString()
-
-    def take(self, response: bytes) -> None:
-        ttls = raft_pb2.LeaseRenewResponse.FromString(response).ttls
-        if len(ttls) != len(self._tickets):
-            raise ValueError(f"{len(ttls)} answers to {len(self._tickets)} keep-alives")
-        for ticket, ttl_s in zip(self._tickets, ttls, strict=True):
-            ticket.answer(ttl_s)
-        self._settled()
-
-    def fail(self, error: errors.StatusError) -> None:
-        for ticket in self._tickets:
-            ticket.fail(error)
-        self._settled()
-
-
-class TimeToLive:
-    """A question for the time that a lease has left, as an errand.
-
-    Arguments:
-        lessor: of this member.
-        request: the client's.
-        deadline: loop time.
-        is_local: whether the client is this member's.
-        done: gets the response without its header.
-        failed: gets the error instead.
-    """
-
-    path = LEASE_TIME_TO_LIVE_PATH
-    trusts_recent = False
-
-    def __init__(
-        self,
-        lessor: Lessor,
-        request: rpc_pb2.LeaseTimeToLiveRequest,
-        *,
-        is_local: bool,
-        done: Callable[[rpc_pb2.LeaseTimeToLiveResponse], None],
-        failed: Callable[[errors.StatusError], None],
-    ) -> None:
-        self.deadline = lessor.new_deadline()
-        self.is_local = is_local
-        self.fail = failed
-        self._lessor = lessor
-        self._request = request
-        self._done = done
-
-    def serve(self) -> None:
-        """See ``Errand``."""
-        self._done(self._lessor.time_to_live(self._request))
-
-    def request(self) -> bytes:
-        """See ``Errand``."""
-        return self._request.SerializeToString()
-
-    def take(self, response: bytes) -> None:
-        """See ``Errand``."""
-        self._done(rpc_pb2.LeaseTimeToLiveResponse.FromString(response))
-
-
-class Shortening:
-    """Leases that shall end soon because the connection of their owner broke, as an errand. Nobody waits for it.
-
-    Arguments:
-        lessor: of this member.
-        orphans: the leases.
-        is_local: whether the connection was to this member.
-        settled: called with None when it is done, with the error when it will not be: the leases end with their TTL.
-    """
-
-    path = LEASE_SHORTEN_PATH
-    trusts_recent = True
-
-    def __init__(self, lessor: Lessor, orphans: list[Orphan], *, is_local: bool, settled: Done = _ignore) -> None:
-        self.deadline = lessor.new_deadline()
-        self.is_local = is_local
-        self._lessor = lessor
-        self._orphans = orphans
-        self._settled = settled
-
-    def serve(self) -> None:
-        """See ``Errand``."""
-        self._lessor.shorten(self._orphans)
-        self._settled(None)
-
-    def request(self) -> bytes:
-        """See ``Errand``."""
-        now = self._lessor.clock()
-        request = raft_pb2.LeaseShortenRequest()
-        for orphan in self._orphans:
-            request.ids.append(orphan.lease_id)
-            request.graces_ms.append(round(orphan.grace_s * 1000))
-            request.ages_us.append(int((now - orphan.answered_at) * 1_000_000))
-        return request.SerializeToString()
-
-    def take(self, response: bytes) -> None:
-        """See ``Errand``."""
-        self._settled(None)
-
-    def fail(self, error: errors.StatusError) -> None:
-        """See ``Errand``."""
-        self._settled(error)
 
 
 class Lessor:
@@ -370,12 +234,12 @@ class Lessor:
         self._scheduled = False
         elsewhere, self._arrived_elsewhere = self._arrived_elsewhere, []
         if elsewhere:
-            self._router.route(_Renewal(self._renewals, elsewhere, _nothing))
+            self._router.route(Renewal(self._renewals, elsewhere))
         if self._arrived and self._gathering is None:
             arrived, self._arrived = self._arrived, []
             # Until these are answered, others gather: to another member they cost the same, few or many.
             self._gathering = self._loop.call_later(GATHER_MAX_S, self._passed_on)
-            self._router.route(_Renewal(self._renewals, arrived, self._passed_on))
+            self._router.route(Renewal(self._renewals, arrived, self._passed_on))
 
     def _passed_on(self) -> None:
         if self._gathering is not None:
@@ -390,7 +254,7 @@ class Lessor:
         for is_local in (True, False):
             group = [ticket for ticket in tickets if ticket.is_local is is_local]
             if group:
-                self._router.route(_Renewal(self._renewals, group, _nothing))
+                self._router.route(Renewal(self._renewals, group))
 
     def ask(self, errand: TimeToLive | Shortening) -> None:
         """Have something done by the leader."""

@@ -12,7 +12,8 @@ from raftkv.pb import raft_pb2
 from raftkv.raft.types import NONE, StateRole
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.lease_graces import Orphan
-from raftkv.server.lessor import LEASE_SHORTEN_PATH, Lessor, Shortening
+from raftkv.server.lessor import Lessor
+from raftkv.server.lessor_errands import LEASE_SHORTEN_PATH, Shortening
 from raftkv.server.lessor_renewals import Ticket
 from raftkv.server.lessor_times import UNLOGGED
 from raftkv.server.node import NodeSettings
