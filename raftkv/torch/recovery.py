@@ -138,7 +138,7 @@ class ElasticGroup:
         last_recovery: where the time of the last recovery went; None: there was none.
 
     Raises:
-        ConfigError: there is a process group already, or no such backend.
+        ConfigError: there is a process group already, or this process is an agent's worker.
         RunClosed, JoinTimeout: no epoch begins any more.
     """
 
@@ -153,6 +153,11 @@ class ElasticGroup:
     ) -> None:
         if dist.is_initialized():
             raise ConfigError("there is a process group already; let ElasticGroup make it, or destroy it first")
+        if run.is_worker:
+            raise ConfigError(
+                "this process is a worker, which its agent starts anew in every epoch; "
+                "to keep it, make it a node of its own: raftkv.training.join(RUN_ID)"
+            )
         self.run = run
         self.step = step
         self.source = 0
@@ -362,8 +367,9 @@ class ElasticGroup:
         """On the client's loop: the epoch has ended. Wake this process' threads, until they have let go of it."""
         epoch, wait_s = self.epoch, _CUT_AGAIN_S
         loop = asyncio.get_running_loop()
-        if "nccl" in self._backend:
-            threading.Thread(target=_abort_nccl, name="raftkv-abort", daemon=True).start()
+        if "nccl" in self._backend and self._in_use == epoch:
+            groups = list(distributed_c10d._world.pg_map)  # these, and none that is made later
+            threading.Thread(target=_abort_nccl, args=(groups,), name="raftkv-abort", daemon=True).start()
 
         def cut() -> None:
             nonlocal wait_s
@@ -382,16 +388,16 @@ class ElasticGroup:
             cut_connections(*self._meeting)
 
 
-def _abort_nccl() -> None:
-    """Abort the communicators of all groups, together: one alone might wait for another."""
-    groups = [group for group in list(distributed_c10d._world.pg_map) if _has_nccl(group)]
+def _abort_nccl(given: list[Any]) -> None:
+    """Abort the communicators of groups, together: one alone might wait for another."""
+    groups = [group for group in given if _has_nccl(group)]
     if not groups:
         return
     first = groups[0]._get_backend(torch.device("cuda"))
-    first._group_start()  # type: ignore[attr-defined]
+    first._group_start()
     for group in groups:
         group.abort()
-    first._group_end()  # type: ignore[attr-defined]
+    first._group_end()
 
 
 def _has_nccl(group: Any) -> bool:

@@ -98,6 +98,11 @@ class Run:
         return self._epoch.rank
 
     @property
+    def is_worker(self) -> bool:
+        """Whether this process is a worker of an agent, not a node of its own: it has this epoch only."""
+        return self._place is not None
+
+    @property
     def world_size(self) -> int:
         """Number of ranks."""
         return self.world.world_size

@@ -126,6 +126,11 @@ class Run(Face[async_run.Run]):
         return self._inner.rank
 
     @property
+    def is_worker(self) -> bool:
+        """Whether this process is a worker of an agent, not a node of its own: it has this epoch only."""
+        return self._inner.is_worker
+
+    @property
     def world_size(self) -> int:
         """Number of ranks."""
         return self._inner.world_size

@@ -234,6 +234,7 @@ class FakeRun:
     rank = 0
     world_size = 1
     changed = False
+    is_worker = False
 
     def __init__(self) -> None:
         self.epoch = 1
@@ -274,6 +275,9 @@ def test_errors_that_a_new_epoch_cures_and_others():
         with pytest.raises(ConfigError, match="there is a process group already"):
             raftkv.torch.ElasticGroup(run)
     assert not dist.is_initialized()
+    run.is_worker = True
+    with pytest.raises(ConfigError, match="this process is a worker, which its agent starts anew in every epoch"):
+        raftkv.torch.ElasticGroup(run)
     assert sys.excepthook is hook, "torch wraps it anew with every group"
 
 
