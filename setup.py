@@ -60,5 +60,6 @@ setup(
         "console_scripts": ["raftkv = raftkv.cli.main:main", "raftkvctl = raftkv.cli.ctl:main"],
         "pytest11": ["raftkv = raftkv.pytest_plugin"],
         "torchrun.handlers": ["raftkv = raftkv.torch.entry:get_handler"],
+        "torch.backends": ["raftkv = raftkv.torch.autoload:autoload"],
     },
 )

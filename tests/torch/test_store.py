@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PATIENCE = timedelta(seconds=90)
 SHORT = timedelta(milliseconds=200)
+ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("store_worker.py")
 
 
@@ -259,3 +260,27 @@ def test_the_environment_says_the_rest_of_a_url() -> None:
     place = parse("raftkv://h1:1,h2:2/jobs/j%201/r0", environment)
     assert (place.endpoints, place.prefix, place.rank, place.world_size) == ("h1:1,h2:2", "jobs/j 1/r0", 1, 4)
     assert place.options == {"user": "me", "password": "secret", "ca_file": "ca.pem"}
+
+
+AUTOLOAD = """
+import sys, torch
+from torch.distributed.rendezvous import _rendezvous_handlers
+assert "raftkv.client" not in sys.modules
+print("raftkv" in _rendezvous_handlers)
+"""
+
+
+@pytest.mark.parametrize(("switch", "known"), [("1", "True"), ("0", "False")])
+def test_the_scheme_is_known_to_scripts_that_import_only_torch_if_asked_for(
+    tmp_path: Path, switch: str, known: str
+) -> None:
+    # What `pip install` makes of setup.py, of which the environment may have an older one.
+    information = tmp_path / "autoload-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: autoload\nVersion: 1\n")
+    assert '"torch.backends": ["raftkv = raftkv.torch.autoload:autoload"]' in (ROOT / "setup.py").read_text()
+    (information / "entry_points.txt").write_text("[torch.backends]\nraftkv = raftkv.torch.autoload:autoload\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "RAFTKV_TORCH_AUTOLOAD": switch}
+    command = [sys.executable, "-W", "error", "-c", AUTOLOAD]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, known), done.stderr
