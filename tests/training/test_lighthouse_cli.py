@@ -1,0 +1,84 @@
+"""``raftkv torchft-lighthouse``: what cannot work is told in one line; several jobs; what is going on, over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raftkv.cli import main as cli
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The line that a command line is answered with."""
+    assert cli.main(["torchft-lighthouse", *words]) != 0
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    return told.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--bogus"], "unknown flag: --bogus"),
+        (["here"], "'here' is not a valid flag of raftkv torchft-lighthouse"),
+        (["--listen=nowhere"], "--listen must be HOST:PORT (set to 'nowhere')"),
+        (["--listen=127.0.0.1:70000"], "--listen must be HOST:PORT (set to '127.0.0.1:70000')"),
+        (["--listen=a b=127.0.0.1:0"], "job name 'a b' cannot be used"),
+        (["--min_replicas=0"], "--min-replicas must be at least 1, not 0"),
+        (["--join_timeout_ms=-1"], "--join-timeout-ms must not be negative"),
+        (["--heartbeat-timeout-ms=0"], "--heartbeat-timeout-ms and --lease-ttl must be positive"),
+        (["--endpoints=ftp://x"], "endpoint 'ftp://x' is not host:port"),
+    ],
+)
+def test_what_cannot_work_is_told_in_one_line(capsys, words, line):
+    assert line in refusal(capsys, *words)
+
+
+def test_an_address_in_use_is_named(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f"--listen {address}:" in refusal(capsys, f"--bind={address}")
+
+
+@contextlib.contextmanager
+def daemon(*words: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "raftkv", "torchft-lighthouse", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def status(address: str) -> Any:
+    with urllib.request.urlopen(f"{address}/status", timeout=60) as answer:
+        return json.load(answer)
+
+
+def test_jobs_have_ports_of_their_own_and_a_signal_ends_it_well(raftkv_cluster):
+    with daemon("--listen=one=127.0.0.1:0,127.0.0.1:0", f"--endpoints={raftkv_cluster.endpoints[0]}") as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().split() for _ in range(2)]
+        assert [line[5] for line in lines] == ["one", "default"]
+        assert set(status(lines[0][-1])["jobs"]) == {"one", "default"}
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{lines[0][-1]}/elsewhere", timeout=60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    with raftkv_cluster.connect() as kv:
+        assert list(kv.range("/raftkv/", prefix=True)) == []
+
+
+def test_help_names_every_flag(capsys):
+    assert cli.main(["torchft-lighthouse", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"--{flag} " in told for flag in ("listen", "min-replicas", "join-timeout-ms", "disconnect-grace-ms"))
