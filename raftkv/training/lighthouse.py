@@ -26,10 +26,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
 from raftkv.client.library import Client
 from raftkv.errors import ConfigError
 from raftkv.pb import torchft_pb2
-from raftkv.rpc import Code, HttpRequest, HttpResponse, Server, ServerLimits, UnaryCall
+from raftkv.rpc import Code, HttpRequest, HttpResponse, RpcError, Server, ServerLimits, UnaryCall
 from raftkv.rpc.accept import Connection
 from raftkv.training.errors import RecordError
 from raftkv.training.lighthouse_job import Job, Timing
@@ -78,7 +80,7 @@ class _Listener(Server):
     """The server of one job, which tells it what comes and which connection has closed."""
 
     def __init__(self, job: Job, status: Callable[[HttpRequest], bytes | None]) -> None:
-        super().__init__(_LIMITS, self._http)
+        super().__init__(_LIMITS, self._http, translate=_translated)
         self._job = job
         self._status = status
         self.unary(QUORUM, self._quorum)
@@ -187,6 +189,11 @@ class Lighthouse:
         if request.method != "GET" or request.path not in ("/", "/status"):
             return None
         return json.dumps({"daemon": self.id, "jobs": {name: _shown(job) for name, job in self.jobs.items()}}).encode()
+
+
+def _translated(error: BaseException) -> RpcError | None:
+    """Bytes that are no message are the caller's fault, and nothing to report here."""
+    return RpcError(Code.INVALID_ARGUMENT, f"not a message: {error}") if isinstance(error, DecodeError) else None
 
 
 def _shown(job: Job) -> dict[str, object]:

@@ -219,7 +219,7 @@ def test_what_is_no_request_is_refused(play):
     async def story(stage: Stage) -> None:
         replica = stage.replica("a", await stage.daemon())
         for path, body in ((QUORUM, b""), (QUORUM, _ask("")), (HEARTBEAT, b""), (QUORUM, b"\xff")):
-            with pytest.raises(RpcError):
+            with pytest.raises(RpcError, match="requester|replica_id|not a message"):
                 await replica.channel.unary(path, body, DEADLINE_S)
 
     play(story)
