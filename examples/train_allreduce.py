@@ -40,7 +40,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--step-s", type=float, default=0.02, help="what a step's computation takes, in seconds")
     parser.add_argument("--backend", default="gloo", choices=("gloo", "nccl"))
     parser.add_argument("--checkpoint", action="store_true", help="keep the step in raftkv")
-    parser.add_argument("--log", type=Path, help="directory: each worker notes the time of every step there")
+    parser.add_argument("--notes", type=Path, help="directory: each worker notes the time of every step there")
     return parser.parse_args()
 
 
@@ -52,9 +52,10 @@ def train(options: argparse.Namespace) -> None:
     dist.init_process_group(options.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     device = f"cuda:{os.environ['LOCAL_RANK']}" if options.backend == "nccl" else "cpu"
-    print(f"rank {rank} of {size}, epoch {os.environ.get('RAFTKV_EPOCH', '?')}", flush=True)
+    epoch, restarts = os.environ.get("RAFTKV_EPOCH", "?"), os.environ["TORCHELASTIC_RESTART_COUNT"]
+    print(f"rank {rank} of {size}, epoch {epoch}, restarts {restarts}", flush=True)
     counter = Counter() if options.checkpoint else None
-    note = Note(options.log, rank, size)
+    note = Note(options.notes, rank, size)
     step, stop = counter.read() if counter is not None else 0, False
     while not stop and not 0 < options.steps <= step:
         wants_stop = rank == 0 and options.stop_file is not None and options.stop_file.exists()

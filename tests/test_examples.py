@@ -59,6 +59,11 @@ leads: worker-\d
 all have led: True
 fences grow: True
 """,
+    "nvrx_inprocess": r"""
+a step failed, and all three go on in the same processes: True
+rank 0 was killed, and two go on in the same processes: True
+they ended with 0 0
+""",
     "quickstart": r"""
 b'jobs/a' b'1' version 1
 \[b'jobs/a', b'jobs/b'\]
@@ -79,6 +84,11 @@ rank 0 of 2 in epoch 2, because node \S+ left
 rank 1 of 2 in epoch 2, because node \S+ left
 results: \['result/0', 'result/1'\]
 """,
+    "torch_store": r"""
+\['rank 0: 3', 'rank 1: 3'\]
+\['rank 0: True', 'rank 0: 3'\] 0
+\['rank 1: True', 'rank 1: 3'\] 0
+""",
     "torchft_ddp": r"""
 steps of 3 replicas
 one was killed, step 100 was done by 2
@@ -86,9 +96,9 @@ quorum id has grown: True
 """,
     "train_allreduce": r"""
 rank 0 ends after step 20
-rank 0 of 2, epoch 1
+rank 0 of 2, epoch 1, restarts 0
 rank 1 ends after step 20
-rank 1 of 2, epoch 1
+rank 1 of 2, epoch 1, restarts 0
 agents ended with 0 0
 step in the store: 20
 """,
@@ -102,7 +112,7 @@ ended with \{'config/workers': '8', 'config/stop': 'now'\}
 """,
 }
 
-ENVIRONMENTS = {"jax_processes": "jax", "torchft_ddp": "torchft"}
+ENVIRONMENTS = {"jax_processes": "jax", "nvrx_inprocess": "nvrx", "torchft_ddp": "torchft"}
 """Examples whose package lives in an environment of its own."""
 
 

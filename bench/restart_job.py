@@ -1,0 +1,266 @@
+"""A training job whose processes can be hurt: agents of torchrun, their workers, and what the workers have noted.
+
+    with Job(backend, endpoint, directory, "job1") as job:
+        job.start("a"); job.start("b"); job.start("c")
+        world = job.wait_world(3, after=0.0)
+        world.first_step_s                      # CLOCK_MONOTONIC, which all processes of the machine share
+
+Every worker of `examples/train_allreduce.py` writes a file with the time of each step. A *world* is what began
+together: as many files as its size, one of each rank, all with a first step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "examples" / "train_allreduce.py"
+LEASE_TTL_S = 1
+POLL_S = 0.01
+RESTARTS = 1000
+LOG_TAIL = 1500
+
+
+class Unrecovered(Exception):
+    """A world did not come in time, or the job has died; the text says which."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A rendezvous to compare: its name here, torch's name, and its settings."""
+
+    name: str
+    rdzv: str
+    conf: str
+    environment: tuple[tuple[str, str], ...] = ()
+    cap_s: float = 60.0
+    """A trial is given up after so long."""
+
+
+_SHARED_OFF = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend("raftkv", "raftkv", f"lease_ttl={LEASE_TTL_S},last_call_timeout=2"),
+        Backend("etcd", "raftkv", f"lease_ttl={LEASE_TTL_S},last_call_timeout=2"),
+        Backend("c10d", "c10d", "", cap_s=120.0),
+        Backend(
+            "c10d-tuned",
+            "c10d",
+            "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3",
+            _SHARED_OFF,
+            cap_s=120.0,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What one worker has noted."""
+
+    pid: int
+    epoch: int
+    rank: int
+    size: int
+    first_s: float
+    last_s: float
+    gap_s: float
+    """The longest time between two steps."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Workers that began together, in the order of ranks."""
+
+    workers: tuple[Steps, ...]
+
+    @property
+    def first_step_s(self) -> float:
+        """When the last of them had done its first step."""
+        return max(worker.first_s for worker in self.workers)
+
+    @property
+    def epoch(self) -> int:
+        """As raftkv counts; 0 with other rendezvous."""
+        return self.workers[0].epoch
+
+
+def read_steps(path: Path, since: float = 0.0) -> Steps | None:
+    """A worker's file; None: it has no whole line yet."""
+    epoch, _, pid = path.stem.split("-")
+    lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    whole = [line for line in lines if len(line) == 4 and "." in line[3]]
+    if not whole:
+        return None
+    times = [float(line[3]) for line in whole]
+    late = [moment for moment in times if moment >= since] or times[-1:]
+    gap = max((later - earlier for earlier, later in itertools.pairwise(late)), default=0.0)
+    return Steps(int(pid), int(epoch), int(whole[0][0]), int(whole[0][1]), times[0], times[-1], gap)
+
+
+class Agent:
+    """One torchrun: a node of the job."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.process = process
+        self.log = log
+
+    @property
+    def workers(self) -> list[int]:
+        """Its children."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        with contextlib.suppress(OSError):
+            return [int(pid) for pid in path.read_text(encoding="ascii").split()]
+        return []
+
+    @property
+    def is_running(self) -> bool:
+        """It has not ended."""
+        return self.process.poll() is None
+
+    def kill_worker(self) -> None:
+        """`kill -9` of its workers."""
+        for pid in self.workers:
+            os.kill(pid, signal.SIGKILL)
+
+    def kill_node(self) -> None:
+        """`kill -9` of all of it, as when a machine loses power."""
+        workers = self.workers
+        self.process.kill()
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def kill_agent(self) -> list[int]:
+        """`kill -9` of the agent alone; returns its workers, which are orphans now."""
+        workers = self.workers
+        self.process.kill()
+        self.process.wait()
+        return workers
+
+    def signal_node(self, number: int) -> None:
+        """Freeze it, or let it thaw."""
+        for pid in (*self.workers, self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+class Job:
+    """See the module.
+
+    Arguments:
+        backend: the rendezvous.
+        endpoint: for `--rdzv-endpoint`.
+        directory: for logs and notes; it is made.
+        run_id: of the job.
+    """
+
+    def __init__(self, backend: Backend, endpoint: str, directory: Path, run_id: str) -> None:
+        self.backend = backend
+        self.endpoint = endpoint
+        self.directory = directory
+        self.run_id = run_id
+        self.agents: dict[str, Agent] = {}
+        self.orphans: list[int] = []
+        self._stop_file = directory / "stop"
+        (directory / "steps").mkdir(parents=True)
+
+    def start(self, name: str) -> Agent:
+        """Start an agent, also one of that name again."""
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", f"--rdzv-backend={self.backend.rdzv}"),
+            *(f"--rdzv-endpoint={self.endpoint}", f"--rdzv-id={self.run_id}", "--nnodes=2:4", "--nproc-per-node=1"),
+            *(f"--max-restarts={RESTARTS}", "--local-addr=127.0.0.1", *self._conf(name), str(SCRIPT)),
+            *("--steps=0", f"--stop-file={self._stop_file}", f"--notes={self.directory / 'steps'}"),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict(self.backend.environment)}
+        log = self.directory / f"{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+        agent = self.agents[name] = Agent(name, process, log)
+        return agent
+
+    def _conf(self, name: str) -> list[str]:
+        own = f"node_name={name}" if self.backend.rdzv == "raftkv" else ""
+        conf = ",".join(filter(None, (self.backend.conf, own)))
+        return [f"--rdzv-conf={conf}"] if conf else []
+
+    @property
+    def running(self) -> list[Agent]:
+        """Agents that have not ended."""
+        return [agent for agent in self.agents.values() if agent.is_running]
+
+    def of_rank(self, world: World, rank: int) -> Agent:
+        """The agent whose worker has a rank."""
+        pid = world.workers[rank].pid
+        return next(agent for agent in self.running if pid in agent.workers)
+
+    def steps(self, after: float, since: float = 0.0) -> list[Steps]:
+        """Notes of workers whose first step came after a moment."""
+        paths = (self.directory / "steps").glob("*.steps")
+        found = [steps for path in paths if (steps := read_steps(path, since)) is not None]
+        return [steps for steps in found if steps.first_s > after]
+
+    def wait_world(self, size: int, after: float, cap_s: float | None = None) -> World:
+        """The first whole world of a size that began after a moment.
+
+        Raises:
+            Unrecovered: it did not come in time, or all agents have ended.
+        """
+        limit_s = cap_s or self.backend.cap_s
+        deadline = time.monotonic() + limit_s
+        pause = threading.Event()
+        while time.monotonic() < deadline:
+            new = [steps for steps in self.steps(after) if steps.size == size]
+            newest = [steps for steps in new if steps.epoch == max(one.epoch for one in new)]
+            if sorted(steps.rank for steps in newest) == list(range(size)):
+                return World(tuple(sorted(newest, key=lambda steps: steps.rank)))
+            if len(self.running) < 2:
+                raise Unrecovered("the job died")
+            pause.wait(POLL_S)
+        raise Unrecovered(f"not within {limit_s:g} s")
+
+    def logs(self) -> str:
+        """The ends of what the agents have printed."""
+        texts = {name: agent.log.read_text(encoding="utf-8", errors="replace") for name, agent in self.agents.items()}
+        return "\n".join(f"--- {name}\n{text[-LOG_TAIL:]}" for name, text in texts.items())
+
+    def finish(self, timeout_s: float = 60.0) -> dict[str, int | None]:
+        """Let the job end; returns the agents' exit statuses, None for one that did not end."""
+        self._stop_file.touch()
+        deadline = time.monotonic() + timeout_s
+        statuses: dict[str, int | None] = {}
+        for name, agent in self.agents.items():
+            try:
+                statuses[name] = agent.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                statuses[name] = None
+        return statuses
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for agent in self.agents.values():
+            agent.signal_node(signal.SIGCONT)
+            if agent.is_running:
+                agent.kill_node()
+        for pid in self.orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

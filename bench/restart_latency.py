@@ -1,0 +1,207 @@
+"""How long a training job stands still after a fault: from the kill to the first allreduce of the next world.
+
+    python bench/restart_latency.py [--backend raftkv,c10d,c10d-tuned] [--fault worker,node,...] [--trials 10] [--json]
+
+Three members of raftkv with fsync, three agents of torchrun (`--nnodes=2:4`, one worker each, gloo) that run
+`examples/train_allreduce.py`, all on this machine. Backends: `raftkv`; `etcd`: raftkv's rendezvous on real etcd 3.5.1,
+whose leases last 2 s at least; `c10d`: torch's own with its defaults, one trial; `c10d-tuned`: its store not shared
+with workers, last call 2 s, keep-alive 1 s x 3. Trials are given up after 60 s, with c10d after 120 s.
+
+`--json` prints one line for each fault and backend. Without it: progress, a table with ratios, and, if everything was
+measured, `bench/restart_results.json` and `docs/restart.png`. The exit status is 1 if anything was wrong: not one
+round for each fault, a rank twice, a worker in two worlds, an agent that did not end with 0, keys left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if __package__ in (None, ""):  # run as a file
+    sys.path.insert(0, str(ROOT))
+
+import raftkv  # noqa: E402
+from bench.compare import machine  # noqa: E402
+from bench.restart_faults import FAULTS, NODES, Fault, Outcome, run_trial  # noqa: E402
+from bench.restart_job import BACKENDS, Backend, Job, Unrecovered  # noqa: E402
+from bench.restart_report import Line, show, write  # noqa: E402
+from tests.procs import ETCD, RAFTKV, Cluster, data_directory, free_port  # noqa: E402
+
+DEFAULT_BACKENDS = ("raftkv", "c10d", "c10d-tuned")
+C10D_TRIALS = {"c10d": 1, "c10d-tuned": 3}
+"""At most so many: each may take two minutes."""
+Tell = Callable[[str], None]
+
+
+def main() -> None:
+    """Measure, print and write."""
+    options = _parse()
+    lines: list[Line] = []
+    problems: list[str] = []
+    with ExitStack() as stack:
+        tell = _silent if options.json else stack.enter_context(_Progress())
+        for backend in options.backend:
+            measured, wrong = measure(BACKENDS[backend], options.fault, options.trials, tell)
+            lines += measured
+            problems += [f"{backend}: {text}" for text in wrong]
+            if options.json:
+                for line in measured:
+                    print(json.dumps(line.plain()), flush=True)
+    if not options.json:
+        show(lines)
+    if len(options.fault) == len(FAULTS) and set(options.backend) >= set(DEFAULT_BACKENDS):
+        write(lines, machine())
+    for problem in problems:
+        print(f"wrong: {problem}", file=sys.stderr)
+    sys.exit(1 if problems else 0)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="from a fault to the first allreduce of the next world")
+    parser.add_argument("--backend", type=_names(BACKENDS), default=list(DEFAULT_BACKENDS))
+    parser.add_argument("--tuned", action="store_true", help="with --backend c10d: c10d-tuned")
+    parser.add_argument("--fault", type=_names(FAULTS), default=list(FAULTS))
+    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--json", action="store_true", help="one line for each fault and backend, and nothing else")
+    options = parser.parse_args()
+    if options.tuned:
+        options.backend = ["c10d-tuned" if name == "c10d" else name for name in options.backend]
+    return options
+
+
+def _names(known: dict[str, Any]) -> Callable[[str], list[str]]:
+    def split(text: str) -> list[str]:
+        names = text.split(",")
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        return names
+
+    return split
+
+
+def _silent(text: str) -> None:
+    pass
+
+
+class _Progress:
+    """A line on the terminal that says what is going on; plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._status = self._console.status("starting")
+
+    def __enter__(self) -> Tell:
+        if self._console.is_terminal:
+            self._status.start()
+        return self._tell
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def _tell(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._status.update(text)
+        else:
+            self._console.print(text)
+
+
+@dataclass
+class _Trials:
+    """What the trials of one fault have shown."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    verdict: str = ""
+
+
+def measure(backend: Backend, faults: list[str], trials: int, tell: Tell) -> tuple[list[Line], list[str]]:
+    """All faults with one backend, on one cluster, a fresh job for each; returns lines, and what was wrong."""
+    lines, problems = [], []
+    count = min(trials, C10D_TRIALS.get(backend.name, trials))
+    with ExitStack() as stack:
+        cluster = None
+        if backend.rdzv == "raftkv":
+            program = (ETCD if backend.name == "etcd" else RAFTKV).with_flags("--log-level", "error")
+            cluster = stack.enter_context(Cluster(program, size=3))
+        directory = data_directory()
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        for name in faults:
+            fault = FAULTS[name]
+            if fault.needs_cluster and cluster is None:
+                continue
+            done = _run_job(fault, backend, cluster, directory / name, count, tell)
+            problems += done.problems
+            lines.append(_line(fault, backend, done))
+    return lines, problems
+
+
+def _run_job(
+    fault: Fault, backend: Backend, cluster: Cluster | None, directory: Path, count: int, tell: Tell
+) -> _Trials:
+    """A fresh job, and ``count`` times the fault."""
+    endpoint = f"127.0.0.1:{free_port()}" if cluster is None else ",".join(cluster.endpoints)
+    done = _Trials()
+    with Job(backend, endpoint, directory, f"bench-{fault.name.replace('+', '-')}") as job:
+        for number in range(NODES):
+            job.start(f"n{number}")
+        try:
+            tell(f"{backend.name}, {fault.name}: starting")
+            world = job.wait_world(NODES, 0.0, cap_s=120.0)
+            for number in range(count):
+                tell(f"{backend.name}, {fault.name}: {number + 1} of {count}")
+                outcome, world = run_trial(fault, job, cluster, world)
+                done.outcomes.append(outcome)
+                done.problems += outcome.problems
+        except Unrecovered as error:
+            done.verdict = str(error)
+            if backend.rdzv == "raftkv":
+                done.problems.append(f"{fault.name}: {error}\n{job.logs()}")
+        else:
+            statuses = job.finish()
+            if backend.rdzv == "raftkv":
+                done.problems += [
+                    f"{fault.name}: {name} ended with {got}" for name, got in statuses.items() if got != 0
+                ]
+                done.problems += [f"{fault.name}: {text}" for text in _left_over(cluster, job.run_id)]
+    return done
+
+
+def _left_over(cluster: Cluster | None, run_id: str) -> list[str]:
+    """Keys of the run that should be gone: all but its record, which keeps the epochs of that id from going back."""
+    if cluster is None:
+        return []
+    prefix = f"/raftkv/train/{run_id}/"
+    with raftkv.connect(cluster.endpoints) as kv:
+        names = [item.key.decode().removeprefix(prefix) for item in kv.scan(prefix, prefix=True)]
+    return [f"the key {name} is left over" for name in names if name not in ("round", "state")]
+
+
+def _line(fault: Fault, backend: Backend, done: _Trials) -> Line:
+    seconds = [outcome.seconds for outcome in done.outcomes]
+    rounds = [outcome.rounds for outcome in done.outcomes]
+    return Line(
+        fault=fault.name,
+        backend=backend.name,
+        median_s=round(statistics.median(seconds), 3) if seconds else None,
+        max_s=round(max(seconds), 3) if seconds else None,
+        rounds_per_fault=round(statistics.mean(rounds), 2) if rounds and min(rounds) >= 0 else None,
+        trials=len(seconds),
+        verdict=done.verdict,
+        bar_s=fault.bar_s,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What the restart benchmark shows and keeps: a table, `bench/restart_results.json` and `docs/restart.png`.
+
+python -m bench.restart_report          # draws the plot again from the results
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "restart_results.json"
+PLOT = ROOT / "docs" / "restart.png"
+COLOURS = {"raftkv": "#2a6f97", "etcd": "#61a5c2", "c10d": "#bc4749", "c10d-tuned": "#e9a178"}
+NEVER_S = 120.0
+"""How a trial that was given up is drawn."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One fault with one backend.
+
+    Attributes:
+        fault, backend: names.
+        median_s, max_s: from the fault to the first allreduce of the next world; None: never.
+        rounds_per_fault: None: not known with this rendezvous.
+        trials: that ended.
+        verdict: why there were no more.
+        bar_s: median that raftkv aims at.
+    """
+
+    fault: str
+    backend: str
+    median_s: float | None
+    max_s: float | None
+    rounds_per_fault: float | None
+    trials: int
+    verdict: str = ""
+    bar_s: float = 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def ratio(line: Line, lines: list[Line]) -> float | None:
+    """How many times as long as raftkv another rendezvous took."""
+    own = next((one for one in lines if one.fault == line.fault and one.backend == "raftkv"), None)
+    if own is None or own is line or not own.median_s or line.median_s is None:
+        return None
+    return line.median_s / own.median_s
+
+
+def show(lines: list[Line]) -> None:
+    """A table on the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="seconds from a fault to the first allreduce of the next world")
+    for heading in ("fault", "rendezvous", "median", "max", "n", "rounds", "beside raftkv"):
+        table.add_column(heading, justify="left" if heading in ("fault", "rendezvous") else "right")
+    for line in lines:
+        times = ratio(line, lines)
+        table.add_row(
+            line.fault,
+            line.backend,
+            _seconds(line.median_s, line.verdict),
+            _seconds(line.max_s, ""),
+            str(line.trials),
+            "" if line.rounds_per_fault is None else f"{line.rounds_per_fault:g}",
+            "" if times is None else f"{times:.1f}x",
+        )
+    Console().print(table)
+
+
+def _seconds(value: float | None, verdict: str) -> str:
+    return verdict if value is None else f"{value:.2f}"
+
+
+def write(lines: list[Line], machine: dict[str, Any]) -> None:
+    """Keep the results, and draw them."""
+    import torch
+
+    about = {**machine, "torch": torch.__version__}
+    kept = {"machine": about, "lines": [line.plain() for line in lines]}
+    RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    plot(lines)
+
+
+def plot(lines: list[Line]) -> None:
+    """Bars, on a logarithmic scale; what never came back reaches the end."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    faults = list(dict.fromkeys(line.fault for line in lines))
+    backends = list(dict.fromkeys(line.backend for line in lines))
+    figure, axes = pyplot.subplots(figsize=(7, 4.8))
+    height = 0.8 / len(backends)
+    for number, backend in enumerate(backends):
+        found = {line.fault: line for line in lines if line.backend == backend}
+        places = [index + number * height for index, fault in enumerate(faults) if fault in found]
+        values = [found[fault].median_s or NEVER_S for fault in faults if fault in found]
+        labels = [_seconds(found[fault].median_s, found[fault].verdict) for fault in faults if fault in found]
+        bars = axes.barh(places, values, height * 0.9, label=backend, color=COLOURS.get(backend))
+        axes.bar_label(bars, labels, padding=3, fontsize=7)
+    axes.set_yticks([index + 0.4 - height / 2 for index in range(len(faults))], faults)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlim(right=NEVER_S * 6)
+    axes.set_xlabel("seconds from the fault to the first allreduce of the next world (median)")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    PLOT.parent.mkdir(exist_ok=True)
+    figure.savefig(PLOT, dpi=130)
+
+
+if __name__ == "__main__":
+    plot([Line(**line) for line in json.loads(RESULTS.read_text(encoding="utf-8"))["lines"]])
