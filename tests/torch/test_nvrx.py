@@ -1,14 +1,9 @@
-"""nvidia-resiliency-ext's in-process restart on a store in raftkv: an exception, then the death of rank 0."""
+"""The store of nvidia-resiliency-ext's wrapper. The real thing runs in ``tests/test_examples.py``: nvrx_inprocess."""
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -16,45 +11,43 @@ from raftkv.client.local import LocalCluster
 from raftkv.errors import ConfigError
 from tests.foreign.environments import interpreter
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "nvrx_inprocess.py"
-PATIENCE_S = 180.0
+BARRIERS = """
+import sys
+from datetime import timedelta
 
+from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout, PrefixStore
 
-def _rank(directory: Path, endpoints: str, rank: int) -> subprocess.Popen[bytes]:
-    command = [str(interpreter("nvrx")), str(EXAMPLE), f"--endpoints={endpoints}", "--job=nvrx", "--fail-at=3"]
-    environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"}
-    with (directory / f"{rank}.log").open("wb") as log:
-        return subprocess.Popen(
-            [*command, f"--until={directory / 'stop'}"], env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
+from raftkv.torch.nvrx import NvrxStore
 
-
-def test_a_failed_step_and_the_death_of_rank_0_are_survived(tmp_path: Path, raftkv_cluster: LocalCluster) -> None:
-    ranks = [_rank(tmp_path, ",".join(raftkv_cluster.endpoints), rank) for rank in range(3)]
-
-    def said(rank: int) -> str:
-        return (tmp_path / f"{rank}.log").read_text(errors="replace")
-
-    def wait(condition: Callable[[], bool], whom: list[subprocess.Popen[bytes]]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline, "\n".join(said(rank)[-2000:] for rank in range(3))
-            with pytest.raises(subprocess.TimeoutExpired):
-                whom[0].wait(0.1)
-
+with NvrxStore(sys.argv[1], "nvrx", timedelta(seconds=60)) as base:
+    store = PrefixStore(0, base)
+    arguments = {"group_name": "g", "rendezvous_count": 2, "timeout": timedelta(milliseconds=100)}
     try:
-        wait(lambda: all(re.search(r"iteration 1 rank \d of 3", said(rank)) for rank in range(3)), ranks)
-        processes = [set(re.findall(r"pid (\d+) iteration", said(rank))) for rank in range(3)]
-        assert processes == [{str(process.pid)} for process in ranks]  # nobody was started again
+        store.barrier([0], **arguments)
+    except BarrierTimeout:
+        print("alone: timed out")
+    store.barrier([1], **arguments)
+    print("together: through")
+    try:
+        store.barrier([2], **arguments)
+    except BarrierOverflow:
+        print("one too many: refused")
+    store.record_terminated_ranks([0, 2])
+    store.record_terminated_ranks([1])
+    print(sorted(store.get_terminated_ranks()), base.critical_ranks)
+"""
 
-        ranks[0].kill()
-        wait(lambda: all(re.search(r"iteration \d rank \d of 2", said(rank)) for rank in (1, 2)), ranks[1:])
-        (tmp_path / "stop").touch()
-        assert [process.wait(PATIENCE_S) for process in ranks[1:]] == [0, 0], said(1) + said(2)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+
+def test_the_wrappers_barriers_and_records_work_on_it(raftkv_cluster: LocalCluster) -> None:
+    command = [str(interpreter("nvrx")), "-c", BARRIERS, *raftkv_cluster.endpoints]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "alone: timed out",
+        "together: through",
+        "one too many: refused",
+        "[0, 1, 2] ()",
+    ]
 
 
 def test_without_the_package_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
