@@ -5,7 +5,7 @@ the clock it is given, so that time can be simulated.
 
     every member: entry GRANT or RENEW applied  -> renewed_at = now
     new leader:   ends_at = renewed_at + TTL + LOGGED_S      (``promote``, once all entries before its term are applied)
-                  but not at once: owners that could reach no leader get up to PROMOTE_GRACE_S to reach this one
+                  but not at once: owners that could reach no leader get time to reach this one
     keep-alive:   ends_at = now + TTL
     its owner's connection broke:  ends_at = min(ends_at, now + grace)         (``shorten``; any keep-alive undoes it)
     sweep:        ends_at <= now -> doomed: its end is on its way into the log, nothing renews it any more
@@ -32,7 +32,13 @@ LOGGED_S: Final = 0.5
 """A renewal in the log lets the leader answer keep-alives from memory for so long."""
 
 PROMOTE_GRACE_S: Final = 0.5
-"""After an outage that was longer than a TTL, what a new leader leaves to owners: they try again every 0.25 s."""
+"""What a new leader leaves to the owners of leases at least, or the TTL if that is shorter: their keep-alives have
+waited for it on other members."""
+
+OUTAGE_S: Final = 1.0
+OUTAGE_GRACE_S: Final = 2.0
+"""The same for a lease that would have been over for so long: its owner was turned away meanwhile, tries again every
+quarter of a second, and so do all others."""
 
 UNHEARD_TTLS: Final = 0.5
 """A new leader shortens a lease that it has not heard of yet to no less than this part of its TTL: an owner that went
@@ -163,8 +169,9 @@ class LeaseTimes:
         """This member leads, and everything that leaders before it committed is applied."""
         now = self._clock.now()
         for lease in self._leases.values():
-            reachable_at = now + min(lease.ttl_s, PROMOTE_GRACE_S)
-            lease.ends_at = max(lease.renewed_at + lease.ttl_s + LOGGED_S, reachable_at)
+            ends_at = lease.renewed_at + lease.ttl_s + LOGGED_S
+            grace_s = OUTAGE_GRACE_S if now - ends_at > OUTAGE_S else min(lease.ttl_s, PROMOTE_GRACE_S)
+            lease.ends_at = max(ends_at, now + grace_s)
             lease.logged_at = lease.kept_at = -math.inf
             lease.doomed = False
         self._again.clear()
