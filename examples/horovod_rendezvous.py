@@ -13,7 +13,7 @@ import http.client
 import os
 import subprocess
 import sys
-import time
+import threading
 
 import raftkv
 
@@ -69,7 +69,7 @@ def wait_for(path: str) -> bytes:
         status, value = ask("GET", path)
         if status == 200:
             return value
-        time.sleep(0.01)
+        threading.Event().wait(0.01)
 
 
 def ask(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
