@@ -40,7 +40,7 @@ FLAGS = (
     Flag("cacert", usage="CA file: speak TLS to the cluster"),
     Flag("cert", usage="client certificate"),
     Flag("key", usage="its key"),
-    Flag("verbose", BOOL, usage="tell every replica that comes and goes"),
+    Flag("verbose", BOOL, usage="log what every decision waits for"),
 )
 DEFAULT_LISTEN = "127.0.0.1:29510"
 _THEIRS = {"bind": "listen"}
@@ -66,8 +66,8 @@ def main(words: Sequence[str]) -> int:
         raise CommandError(str(error), BAD_FLAGS) from None
     if parsed.arguments:
         raise CommandError(f"'{parsed.arguments[0]}' is not a valid flag of raftkv torchft-lighthouse", BAD_FLAGS)
-    level = logging.DEBUG if parsed.values["verbose"] else logging.INFO
-    logging.basicConfig(level=level, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("raftkv").setLevel(logging.DEBUG if parsed.values["verbose"] else logging.INFO)
     try:
         return asyncio.run(_serve(parsed.values))
     except (RaftKVError, ValueError) as error:

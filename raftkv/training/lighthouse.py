@@ -41,7 +41,8 @@ from raftkv.training.lighthouse_rules import Rules
 
 QUORUM: Final = "/torchft.LighthouseService/Quorum"
 HEARTBEAT: Final = "/torchft.LighthouseService/Heartbeat"
-REPLICAS_MAX: Final = 16_384
+REPLICAS_MAX: Final = 2048
+"""Of a job at one daemon. A quorum is one value in the store, which takes 1.5 MiB."""
 _NOTHING: Final = torchft_pb2.LighthouseHeartbeatResponse().SerializeToString()
 _LIMITS: Final = ServerLimits(ping_permit_without_stream=True)  # managers ping once a minute, busy or not
 _log = logging.getLogger(__name__)

@@ -340,10 +340,10 @@ class Job:
             try:
                 yield replica_id, MemberRecord.decode(item.value).to_ask()
             except RecordError as error:
-                _log.warning("%s: %s: %s", self.name, key, error)
+                _log.debug("%s: %s: %s", self.name, key, error)
 
     def _is_answered(self, replica_id: str, number: str) -> bool:
-        return self.record is not None and self.record.asks.get(replica_id) == number
+        return self.record is not None and self.record.has_answered(replica_id, number)
 
     def _tell(self) -> None:
         if self.decision.reason != self._reason:

@@ -41,15 +41,19 @@ class DaemonLease:
     async def run(self) -> None:
         """Hold a lease until cancelled."""
         backoff = Backoff(max_s=RETRY_MAX_S)
+        told = ""
         while True:
             lease = self._kv.lease(self._ttl_s, disconnect_grace_s=self._grace_s, patient=True, interrupt=False)
             try:
                 await lease.grant()
             except RaftKVError as error:
-                _log.warning("no lease: %s", error)
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning("no lease: %s", told)
                 await backoff.wait()
                 continue
             backoff.reset()
+            told = ""
             self._set(lease)
             await lease.lost.wait()
             _log.warning("the lease is lost; registering again")

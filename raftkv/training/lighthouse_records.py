@@ -139,6 +139,12 @@ class QuorumRecord(Record):
         """Ids of the replicas, in order."""
         return tuple(sorted(self.asks))
 
+    def has_answered(self, replica_id: str, number: str) -> bool:
+        """Whether an ask is this quorum's, or one before it: a write that was long under way may bring it back."""
+        daemon_id, _, count = self.asks.get(replica_id, "").rpartition("/")
+        asked_of, _, asked = number.rpartition("/")
+        return daemon_id == asked_of and asked.isdecimal() and count.isdecimal() and int(asked) <= int(count)
+
     def answer(self) -> bytes:
         """The ``LighthouseQuorumResponse`` that its members get.
 

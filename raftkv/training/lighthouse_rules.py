@@ -44,7 +44,7 @@ class Ask:
 
     Attributes:
         replica_id: of the replica, new with every start of it.
-        number: of this ask; no other ask ever has it.
+        number: of this ask, ``DAEMON/COUNT``; no other ask ever has it, and counts of a daemon only grow.
         shrink_only: newcomers are to wait.
         commit_failures: steps in a row that this replica could not commit.
         message: its ``QuorumMember``, as it came.
