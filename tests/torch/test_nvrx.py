@@ -15,12 +15,11 @@ BARRIERS = """
 import sys
 from datetime import timedelta
 
-from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout, PrefixStore
+from nvidia_resiliency_ext.inprocess.store import BarrierOverflow, BarrierTimeout
 
 from raftkv.torch.nvrx import NvrxStore
 
-with NvrxStore(sys.argv[1], "nvrx", timedelta(seconds=60)) as base:
-    store = PrefixStore(0, base)
+with NvrxStore(sys.argv[1], "nvrx", timedelta(seconds=60)) as store:
     arguments = {"group_name": "g", "rendezvous_count": 2, "timeout": timedelta(milliseconds=100)}
     try:
         store.barrier([0], **arguments)
@@ -34,7 +33,7 @@ with NvrxStore(sys.argv[1], "nvrx", timedelta(seconds=60)) as base:
         print("one too many: refused")
     store.record_terminated_ranks([0, 2])
     store.record_terminated_ranks([1])
-    print(sorted(store.get_terminated_ranks()), base.critical_ranks)
+    print(sorted(store.get_terminated_ranks()), store.critical_ranks)
 """
 
 
