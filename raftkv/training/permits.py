@@ -7,6 +7,7 @@ Stands between ``office``, which sees the nodes of the run, and two things that 
   of the very next epoch.
 - A run with ``cluster`` begins an epoch, or breaks one for newcomers, only with nodes whose slots it was granted. While
   it waits its nodes are told why (``State.waits_for``).
+- A run that goes on sees to it that its claim is in the ledger: somebody may have deleted that.
 - A run that lost so many nodes that it cannot go on gives its slots back while it waits for more.
 
 Nothing here is asked again before something has changed.
@@ -18,14 +19,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from raftkv.training.admission_ledger import ClusterAdmission
+from raftkv.training.admission_record import ClusterKeys
 from raftkv.training.arbiter import SCALE_UP, Arbiter, Begin, Break, Decision, View
 from raftkv.training.config import RunConfig
 from raftkv.training.control import Control
 from raftkv.training.denylist import Denylist, Reported, pardon, root_cause
+from raftkv.training.errors import RecordError
 from raftkv.training.records import CLOSED, RUNNING, Node
 
 if TYPE_CHECKING:
     from raftkv.client.compares import Compare
+
+LOOK_AT_DAMAGE_S: Final = 1.0
 
 _NEVER_ASKED: Final = ("",)
 
@@ -50,6 +55,7 @@ class Permits:
         self._asked: tuple[str, ...] = _NEVER_ASKED
         self._granted: frozenset[str] = frozenset()
         self._judged = 0
+        self._damage = ""
         if config.cluster:
             self._admission = ClusterAdmission(control, config.cluster, weight=config.weight)
             self._unsubscribe.append(self._admission.on_change(self._ask_again))
@@ -66,9 +72,8 @@ class Permits:
     @property
     def waits_for(self) -> str:
         """What the run waits for beside its nodes; empty: nothing."""
-        if self._admission is None or not self._admission.reason:
-            return ""
-        return f"slots of cluster {self._cluster}: {self._admission.reason}"
+        reason = self._damage or (self._admission.reason if self._admission is not None else "")
+        return f"slots of cluster {self._cluster}: {reason}" if reason else ""
 
     # -- hosts that are left out
 
@@ -120,17 +125,29 @@ class Permits:
             now: as for ``decide``.
 
         Raises:
-            RecordError, StatusError: of the ledger.
+            StatusError: the store did not answer; ask again.
         """
         if self._admission is None or view.state.phase == CLOSED:
             return decision
+        self._damage = ""
+        try:
+            return await self._permit(view, decision, arbiter, now)
+        except RecordError as error:
+            ledger = ClusterKeys(self._cluster).ledger
+            self._damage = f"the ledger cannot be read ({error}); delete {ledger}, and every run claims its slots anew"
+            arbiter.look_again_at = now + LOOK_AT_DAMAGE_S
+            return None
+
+    async def _permit(self, view: View, decision: Decision | None, arbiter: Arbiter, now: float) -> Decision | None:
         if isinstance(decision, Begin):
             view.admitted = await self._ask(view, [*view.survivors(), *view.newcomers()])
             return arbiter.begin(view)
+        running = [present.node for member in view.round.members if (present := view.nodes.get(member.id))]
         if isinstance(decision, Break) and decision.cause == SCALE_UP:
-            running = [present.node for member in view.round.members if (present := view.nodes.get(member.id))]
             view.admitted = await self._ask(view, [*running, *view.newcomers()])
             return arbiter.decide(view, now)
+        if decision is None and view.state.phase == RUNNING and self._asked == _NEVER_ASKED and not view.lost():
+            await self._ask(view, running)  # it runs on in any case: this is for others to know
         if decision is None and view.state.phase != RUNNING and arbiter.is_short and view.epoch:
             await self._give_back(view)
         return decision

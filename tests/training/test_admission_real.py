@@ -176,6 +176,21 @@ def test_a_run_grows_only_onto_slots_that_are_free(play) -> None:
     play(story)
 
 
+def test_a_ledger_that_cannot_be_read_is_told_and_one_that_is_deleted_is_made_anew(play) -> None:
+    async def story(stage: Stage) -> None:
+        await stage.kv.put(ClusterKeys("broken").ledger, b"hello")
+        one = await stage.run("j", "x", cluster="broken")
+        await until(lambda: stage.told["j/x"] and "delete /raftkv/train-cluster/broken/ledger" in stage.told["j/x"][-1])
+        await stage.kv.delete(ClusterKeys("broken").ledger)
+        await until(lambda: one[0].hosts == ["x"])
+        await stage.kv.delete(ClusterKeys("broken").ledger)
+        await until(lambda: stage.kv.get(ClusterKeys("broken").ledger))
+        assert [grant.run for grant in (await describe_cluster(stage.kv, "broken")).grants] == ["j"]
+        assert len(one[0].worlds) == 1
+
+    play(story)
+
+
 def test_a_run_below_its_minimum_gives_back_what_it_has(play) -> None:
     async def story(stage: Stage) -> None:
         first = await stage.run("h", "xy", cluster="short")
