@@ -11,6 +11,7 @@ import pytest
 
 from tests.training.sim import faults
 from tests.training.sim.__main__ import main, summary
+from tests.training.sim.agent import Habits
 from tests.training.sim.network import Weather
 from tests.training.sim.run import CALM
 from tests.training.sim.scenarios import CALLS_PER_ROUND, Directed, scenario
@@ -72,6 +73,28 @@ def test_a_worker_that_fails_costs_one_round(index: int) -> None:
         with run.rounds(1):
             run.node(index).fails = True
         assert len(run.members) == 3
+
+
+def test_everybody_is_told_of_a_fault_before_its_reporter_has_stopped() -> None:
+    with scenario(3, habits=Habits(stop_s=(5.0, 5.0))) as run:
+        run.forms(3)
+        run.node(1).fails = True
+        run.pass_time(1.0)
+        assert run.judge.state is not None
+        assert (run.judge.state.phase, run.judge.state.cause) == ("broken", "exit")
+        assert all(agent.told for agent in run.live if agent is not run.node(1))
+
+
+def test_survivors_keep_their_order_in_every_round() -> None:
+    for seed in range(1, 6):
+        with scenario(5, seed=seed) as run:
+            run.forms(5)
+            before = [member.id for member in run.judge.rounds[0].round.members]
+            run.node(2).fails = True
+            run.pass_time(10.0, lambda run=run: run.judge.epoch == 2 and len(run.members) == 5)
+            run.node(1).kill()
+            run.forms(4)
+            assert [member.id for member in run.judge.rounds[-1].round.members] == [before[0], *before[2:]]
 
 
 def test_workers_that_fail_in_the_same_instant_cost_one_round() -> None:
@@ -202,6 +225,21 @@ def test_a_worker_that_fails_while_the_store_is_away_costs_one_round_when_it_is_
             run.node(2).fails = True
             run.pass_time(25.0)
         assert len(run.members) == 3
+
+
+@pytest.mark.parametrize("duration_s", [0.9, 2.0, 10.0, 100.0])
+def test_losing_the_way_to_the_store_ends_nothing_either(duration_s: float) -> None:
+    """The store is well and lets every lease end: whoever is back first gives the others time."""
+    for seed in range(1, 4):
+        with scenario(4, seed=seed) as run:
+            run.forms(4)
+            with run.rounds(0):
+                for agent in run.live:
+                    run.faults.cut(agent)
+                run.pass_time(duration_s)
+                run.faults.heal()
+                run.pass_time(10.0)
+            assert all(agent.last_epoch == 1 and agent.workers for agent in run.members)
 
 
 # ---- P9: calls and revisions

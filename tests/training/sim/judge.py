@@ -1,7 +1,8 @@
 """The judge: what must be true of a run, checked at every change of the store and whenever workers start.
 
     P1  epochs grow by one with every round and never go back, also across close and reopen; the round is never deleted
-    P2  ranks are a permutation, nobody is a member twice, survivors keep their order
+    P2  ranks are a permutation, nobody is a member twice, survivors keep their order; newcomers come behind
+        them, unless the policy says otherwise
     P3  one world at a time: when an epoch begins no member of it, and no member of the last one that has held its
         lease all the time since, runs anything; nobody starts a world that is not recorded, or twice; no write with the
         fence of an epoch is accepted after the next began, or from a node without a lease
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from raftkv.client.values import DELETE, Event
+from raftkv.training.config import APPEND, TOPOLOGY
 from raftkv.training.keys import RunKeys
 from raftkv.training.ranks import placements
 from raftkv.training.records import BROKEN, CLOSED, RUNNING, Node, Round, State
@@ -47,6 +49,7 @@ class Judge:
 
     Attributes:
         rounds: all of the run, oldest first.
+        reopened: how often a closed run that everybody had left was taken over by somebody who came late.
         state: the last that was recorded.
         violations: the first is what counts: what follows may be its consequence.
     """
@@ -55,7 +58,7 @@ class Judge:
     run_id: str
     min_nodes: int
     max_nodes: int
-    keeps_order: bool = True
+    rank_policy: str = APPEND
     agents: dict[int, Agent] = field(default_factory=dict)
     rounds: list[Begun] = field(default_factory=list)
     state: State | None = None
@@ -63,6 +66,7 @@ class Judge:
     violations: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     fenced_writes: int = 0
+    reopened: int = 0
     arbiter: int = -1
     cluster_calm_since: float = 0.0
     _agent_of: dict[str, int] = field(default_factory=dict)
@@ -125,8 +129,10 @@ class Judge:
             self.fail("P8", f"epoch {new.epoch} has {len(ids)} nodes, not {self.min_nodes} to {self.max_nodes}")
         before = [member.id for member in self.rounds[-1].round.members] if self.rounds else []
         stayed = [node_id for node_id in before if node_id in ids]
-        if self.keeps_order and [node_id for node_id in ids if node_id in stayed] != stayed:
+        if self.rank_policy != TOPOLOGY and [node_id for node_id in ids if node_id in stayed] != stayed:
             self.fail("P2", f"epoch {new.epoch} moved survivors: {stayed} became {ids}")
+        if self.rank_policy == APPEND and ids[: len(stayed)] != stayed:
+            self.fail("P2", f"epoch {new.epoch} put newcomers before survivors: {stayed} became {ids}")
 
     def _check_one_world(self, new: Round) -> None:
         keys = RunKeys(self.run_id)
@@ -149,6 +155,8 @@ class Judge:
         self.say(f"STATE {state.epoch} {state.phase} joined={state.joined} {state.cause} {state.reason}")
         if self.state is not None and state.epoch < self.state.epoch:
             self.fail("P1", f"the state went from epoch {self.state.epoch} back to {state.epoch}")
+        if self.state is not None and self.state.phase == CLOSED and state.phase != CLOSED:
+            self.reopened += 1
         if state.phase in (BROKEN, CLOSED) and (self.state is None or self.state.phase not in (BROKEN, CLOSED)):
             self.over_since = self.cluster.scheduler.now
         self.state = state

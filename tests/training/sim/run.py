@@ -91,7 +91,7 @@ class Simulation:
         self.scheduler = Scheduler(random.Random(self.random.random()))
         self.cluster = Cluster(self.scheduler, random.Random(self.random.random()), settings.ttl_min_s)
         config = settings.config
-        self.judge = Judge(self.cluster, RUN_ID, config.min_nodes, config.max_nodes, config.rank_policy != "topology")
+        self.judge = Judge(self.cluster, RUN_ID, config.min_nodes, config.max_nodes, config.rank_policy)
         self.agents: list[Agent] = []
         self.happened: Counter[str] = Counter()
         self.settled_s = 0.0
@@ -238,7 +238,12 @@ class Simulation:
         if not members:
             return
         members[0].finishes = True
-        if not self.pass_time(SETTLE_S, lambda: not self.live):
+        reopened = self.judge.reopened
+        everybody_goes = self.pass_time(SETTLE_S, lambda: not self.live or self.judge.reopened > reopened)
+        if self.judge.reopened > reopened:
+            self.settle()  # by one that came when all others had left: the same id may be run again
+            return
+        if not everybody_goes:
             self.judge.fail("P6", f"the run was closed, but some are still there: {self.describe()}")
         # Whoever could not tell the cluster that it has gone is gone with its lease.
         is_clean = self.pass_time(LEASE_MAX_S, lambda: not self.left_behind())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Final
 
-from raftkv.training.config import FILL, RunConfig
+from raftkv.training.config import APPEND, FILL, TOPOLOGY, RunConfig
 
 from . import faults
 from .agent import Habits
@@ -31,9 +32,16 @@ def draw(seed: int) -> Settings:
         disconnect_grace_s=source.choice((0.0, 0.1, 0.1, 0.3)),
         last_call_timeout_s=source.choice((0.0, 0.5, 2.0, 5.0)),
         expected_nodes=source.choice((0, 0, min(machines, max_nodes))),
-        rank_policy=source.choice(("append", "append", FILL)),
+        rank_policy=source.choice((APPEND, APPEND, FILL)),
         fault_limit=0,
         slots=source.choice((1, 1, 2)),
+    )
+    # Drawn apart, as whatever is added later should be: the seeds that found bugs must stay what they were.
+    later = random.Random(f"{seed} later")
+    config = replace(
+        config,
+        join_timeout_s=later.choice((600.0, 600.0, 600.0, 8.0)),
+        rank_policy=later.choice((config.rank_policy, config.rank_policy, TOPOLOGY)),
     )
     return Settings(
         seed=seed,
