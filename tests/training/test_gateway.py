@@ -20,6 +20,7 @@ from raftkv.client.errors import from_status
 from raftkv.errors import UNAVAILABLE
 from raftkv.training.gateway_store import ReplicatedStore
 from raftkv.training.gateway_wire import KEYS_MAX, VALIDATION, FrameError, Op, Reader, pack_bytes, pack_int
+from tests.procs import ETCD_FAST, Cluster
 from tests.training.tcpstore_client import EOF, RawClient, encode, gateway, gateway_port, start_gateway
 
 if TYPE_CHECKING:
@@ -144,29 +145,46 @@ class _LossyCore:
             await self._core.call(method, request, timeout_s=timeout_s)
 
 
-def test_every_write_happens_once_though_answers_are_lost_and_copies_come_late(raftkv_cluster: LocalCluster) -> None:
-    async def run() -> None:
-        async with aio.connect(raftkv_cluster.endpoints) as kv, aio.connect(raftkv_cluster.endpoints) as plain:
-            lossy: Any = _LossyCore(kv.core)
-            kv.core = lossy
-            store, other = ReplicatedStore(kv, "s/"), ReplicatedStore(plain, "s/")
-            sums = [await mine.add(b"n", 1) for _ in range(15) for mine in (store, other)]
-            assert sums == list(range(1, 31))
-            for part in (b"a", b"b", b"c", b"d"):
-                await store.append(b"text", part)
-            assert await other.get(b"text") == b"abcd"
-            assert [await store.delete(b"text"), await store.delete(b"text")] == [True, False]
-            assert await store.compare_set(b"c", b"", b"1") == b"1"
-            assert await store.compare_set(b"c", b"1", b"2") == b"2"
-            for item in (b"x", b"y"):
-                await store.push(b"q", item)
-            assert [await store.pop(b"q") for _ in range(3)] == [(2, b"x"), (1, b"y"), (0, b"")]
-            await asyncio.gather(*(mine.add(b"n", 1) for _ in range(10) for mine in (store, other)))
-            await lossy.deliver()
-            assert await other.add(b"n", 0) == 50
-            assert lossy.lost > 20
+async def _each_write_happens_once(endpoints: list[str]) -> None:
+    async with aio.connect(endpoints) as kv, aio.connect(endpoints) as plain:
+        lossy: Any = _LossyCore(kv.core)
+        kv.core = lossy
+        store, other = ReplicatedStore(kv, "s/"), ReplicatedStore(plain, "s/")
+        sums = [await mine.add(b"n", 1) for _ in range(15) for mine in (store, other)]
+        assert sums == list(range(1, 31))
+        for part in (b"a", b"b", b"c", b"d"):
+            await store.append(b"text", part)
+        assert await other.get(b"text") == b"abcd"
+        assert [await store.delete(b"text"), await store.delete(b"text")] == [True, False]
+        assert await store.compare_set(b"c", b"", b"1") == b"1"
+        assert await store.compare_set(b"c", b"1", b"2") == b"2"
+        for item in (b"x", b"y"):
+            await store.push(b"q", item)
+        assert [await store.pop(b"q") for _ in range(3)] == [(2, b"x"), (1, b"y"), (0, b"")]
+        await asyncio.gather(*(mine.add(b"n", 1) for _ in range(10) for mine in (store, other)))
+        await lossy.deliver()
+        assert await other.add(b"n", 0) == 50
+        assert lossy.lost > 20
 
-    asyncio.run(run())
+
+def test_every_write_happens_once_though_answers_are_lost_and_copies_come_late(raftkv_cluster: LocalCluster) -> None:
+    asyncio.run(_each_write_happens_once(raftkv_cluster.endpoints))
+
+
+def test_a_store_can_be_kept_in_etcd_too() -> None:
+    async def wait_and_write(endpoints: list[str]) -> None:
+        async with aio.connect(endpoints) as kv, asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+            store = ReplicatedStore(kv, "w/")
+            group.create_task(store.wait([b"value", b"queue"]))
+            await store.set_many((b"k%d" % number, b"v") for number in range(300))
+            assert await store.get_many([b"k0", b"k299", b"none"]) == [b"v", b"v", None]
+            assert len(await store.keys()) == await store.count() == 300
+            await store.push(b"queue", b"item")
+            await store.set_many([(b"value", b"1")])
+
+    with Cluster(ETCD_FAST) as etcd:
+        asyncio.run(_each_write_happens_once(etcd.endpoints))
+        asyncio.run(wait_and_write(etcd.endpoints))
 
 
 def test_sums_are_exact_while_the_leader_dies(tmp_path: Path) -> None:
