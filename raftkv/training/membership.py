@@ -295,15 +295,14 @@ class Membership:
 
     async def _check_run(self) -> None:
         """A run that is closed, or has other limits, is taken over if nobody is in it any more."""
-        limits = (self.config.min_nodes, self.config.max_nodes)
+        limits = self._limits
         while (state := self._cache.state) is not None:
             if state.phase != CLOSED and (state.min_nodes, state.max_nodes) == limits:
                 return
             if await self._is_somebody_there(state):
                 if state.phase == CLOSED:
                     raise RunClosed(self.config.run_id, state.reason)
-                theirs = f"{state.min_nodes}:{state.max_nodes}"
-                raise RunConflict(self.config.run_id, theirs, f"{limits[0]}:{limits[1]}")
+                raise self._conflict(state)
             phase = GATHERING if state.phase == CLOSED else BROKEN
             anew = State(state.epoch, phase, "started anew", min_nodes=limits[0], max_nodes=limits[1], time=time.time())
             put = Put(self._keys.state, anew.encode())
@@ -312,6 +311,14 @@ class Membership:
                 await self._cache.reached(result.revision)
             else:
                 await self._reload()
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        return self.config.min_nodes, self.config.max_nodes
+
+    def _conflict(self, state: State) -> RunConflict:
+        ours = f"{self.config.min_nodes}:{self.config.max_nodes}"
+        return RunConflict(self.config.run_id, f"{state.min_nodes}:{state.max_nodes}", ours)
 
     async def _is_somebody_there(self, state: State) -> bool:
         """Nodes of the closed run; or any that came before this one, so that of two newcomers one takes it over."""
@@ -366,6 +373,8 @@ class Membership:
                 raise RunClosed(self.config.run_id, "this node has left")
             if state is not None and state.phase == CLOSED:
                 raise RunClosed(self.config.run_id, state.reason)
+            if state is not None and (state.min_nodes, state.max_nodes) != self._limits:
+                raise self._conflict(state)  # another job took the run over while this node was out of reach
             if current is not None and current.epoch >= self.node.want and self._is_member(current):
                 if state is None or state.phase != RUNNING or state.epoch != current.epoch:
                     return None
