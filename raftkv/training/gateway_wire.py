@@ -64,7 +64,14 @@ class FrameError(Exception):
 
 
 class _Incomplete(Exception):
-    """The rest of the request has not come yet."""
+    """The rest of the request has not come yet.
+
+    Attributes:
+        end: of the field that is not there.
+    """
+
+    def __init__(self, end: int) -> None:
+        self.end = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,8 @@ class Reader:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._at = 0
+        # Of what has come of a request: how much of it must be there before it is worth another look.
+        self._needed = 1
 
     def feed(self, data: bytes) -> None:
         """Take bytes as they came."""
@@ -110,13 +119,15 @@ class Reader:
         """
         start = 0
         try:
-            while start < len(self._buffer):
+            while len(self._buffer) - start >= self._needed:
                 self._at = start
                 request = self._request(start)
                 start = self._at
+                self._needed = 1
                 yield request
-        except _Incomplete:
-            if len(self._buffer) - start > FRAME_BYTES_MAX:
+        except _Incomplete as incomplete:
+            self._needed = incomplete.end - start
+            if self._needed > FRAME_BYTES_MAX:
                 raise FrameError(f"a request of more than {FRAME_BYTES_MAX} bytes") from None
         finally:
             del self._buffer[:start]
@@ -152,7 +163,7 @@ class Reader:
     def _take(self, size: int) -> bytes:
         end = self._at + size
         if end > len(self._buffer):
-            raise _Incomplete
+            raise _Incomplete(end)
         taken = bytes(self._buffer[self._at : end])
         self._at = end
         return taken
