@@ -142,11 +142,11 @@ class Http1Protocol(asyncio.Protocol):
 
     async def _send(self, response: HttpResponse, head_only: bool) -> None:
         body = response.body
-        headers = [(name, value) for name, value in response.headers if name.lower() != "content-length"]
+        headers = [(_usual(name), value) for name, value in response.headers if name.lower() != "content-length"]
         if isinstance(body, bytes):
-            headers.append(("content-length", str(len(body))))
+            headers.append(("Content-Length", str(len(body))))
         if self._draining:
-            headers.append(("connection", "close"))
+            headers.append(("Connection", "close"))
         self._write(h11.Response(status_code=response.status, headers=headers, reason=_reason(response.status)))
         if not head_only:
             await self._send_body(body)
@@ -169,7 +169,7 @@ class Http1Protocol(asyncio.Protocol):
         self._timer.cancel()
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = text.encode() + b"\n"
-            headers = [("content-length", str(len(body))), ("connection", "close"), ("content-type", "text/plain")]
+            headers = [("Content-Length", str(len(body))), ("Connection", "close"), ("Content-Type", "text/plain")]
             self._write(h11.Response(status_code=status, headers=headers, reason=_reason(status)))
             self._write(h11.Data(data=body))
             self._write(h11.EndOfMessage())
@@ -228,6 +228,11 @@ class Http1Protocol(asyncio.Protocol):
         if self._task is not None and not self._task.done():
             self._task.cancel()
         self._released()
+
+
+def _usual(name: str) -> str:
+    """A header's name as nearly everybody writes it: there are clients that know no other, Horovod's for one."""
+    return name.title()
 
 
 def _reason(status: int) -> bytes:

@@ -8,8 +8,8 @@ For workers that are told ``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT``; served
     GET /rank_and_size/host-a:0              -> rank,size,local_rank,local_size,cross_rank,cross_size, once the run's
                                                 epoch has begun; all -1: the run has no such slot
 
-Horovod takes 200 and 404 for answers and tries again, a few times, after anything else. It names no job, so one run is
-served at a time. Browsers are refused: a page must not write through the port of a member.
+Horovod takes 200 and 404 for answers and tries again, a few times, after anything else; its HTTP client knows header
+names in their usual spelling only (``rpc/http1``). It names no job, so one run is served at a time. Browsers are refused: a page must not write through the port of a member.
 
 Left out: the state (``horovod_scopes``), and who may use plain HTTP at all (``http_access``).
 """
