@@ -17,7 +17,13 @@ RANKS = 3
 def work(endpoints: list[str], lines: multiprocessing.Queue[str]) -> None:
     """One rank."""
     run = raftkv.training.join(
-        "example", endpoints=endpoints, min_nodes=2, max_nodes=RANKS, expected_nodes=RANKS, disconnect_grace_s=0.03
+        "example",
+        endpoints=endpoints,
+        min_nodes=2,
+        max_nodes=RANKS,
+        expected_nodes=RANKS,
+        disconnect_grace_s=0.03,
+        lease_ttl_s=5,
     )
     with run:
         config = run.broadcast("config", b"batch=32" if run.rank == 0 else None)

@@ -49,7 +49,14 @@ class Job:
 
     async def join(self, count: int = 3, **options: Any) -> list[Run]:
         """That many processes of an epoch of that size, by rank."""
-        settings = {"min_nodes": 2, "max_nodes": 3, "expected_nodes": count, "disconnect_grace_s": 0.05, **options}
+        settings = {
+            "min_nodes": 2,
+            "max_nodes": 3,
+            "expected_nodes": count,
+            "disconnect_grace_s": 0.05,
+            "lease_ttl_s": 10,
+            **options,
+        }
         runs = await asyncio.gather(*(join(self.run_id, endpoints=self.endpoints, **settings) for _ in range(count)))
         self.runs += runs
         return sorted(runs, key=lambda run: run.rank)
@@ -381,7 +388,9 @@ def test_joining_that_cannot_be(play, monkeypatch):
 
 def test_workers_attach_to_the_run_of_their_agents(play, monkeypatch):
     async def scenario(job: Job) -> None:
-        config = RunConfig(run_id=job.run_id, min_nodes=2, max_nodes=2, slots=2, disconnect_grace_s=0.05)
+        config = RunConfig(
+            run_id=job.run_id, min_nodes=2, max_nodes=2, slots=2, disconnect_grace_s=0.05, lease_ttl_s=10
+        )
         agents = [await Membership.open(job.kv, config) for _ in range(2)]
         worlds = await asyncio.gather(*(agent.next_world() for agent in agents))
         for name in ("RUN_ID", "EPOCH", "ENDPOINTS", "RANK"):

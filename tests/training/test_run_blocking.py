@@ -25,7 +25,14 @@ def cluster() -> Iterator[raftkv.LocalCluster]:
 
 def join(cluster: raftkv.LocalCluster, run_id: str, count: int = 2, **options: Any) -> list[Run]:
     """That many ranks in this process, by rank."""
-    settings = {"min_nodes": 1, "max_nodes": 2, "expected_nodes": count, "disconnect_grace_s": 0.05, **options}
+    settings = {
+        "min_nodes": 1,
+        "max_nodes": 2,
+        "expected_nodes": count,
+        "disconnect_grace_s": 0.05,
+        "lease_ttl_s": 10,
+        **options,
+    }
     runs = in_all(range(count), lambda _: raftkv.training.join(run_id, endpoints=cluster.endpoints, **settings))
     return sorted(runs, key=lambda run: run.rank)
 
