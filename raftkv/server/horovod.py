@@ -9,7 +9,8 @@ For workers that are told ``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT``; served
                                                 epoch has begun; all -1: the run has no such slot
 
 Horovod takes 200 and 404 for answers and tries again, a few times, after anything else; its HTTP client knows header
-names in their usual spelling only (``rpc/http1``). It names no job, so one run is served at a time. Browsers are refused: a page must not write through the port of a member.
+names in their usual spelling only (``rpc/http1``). It names no job, so one run is served at a time. Browsers are
+refused: a page must not write through the port of a member.
 
 Left out: the state (``horovod_scopes``), and who may use plain HTTP at all (``http_access``).
 """
