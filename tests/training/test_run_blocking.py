@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ import raftkv
 import raftkv.training
 from raftkv.training import EpochOver, Run, RunClosed
 
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
 
 
@@ -138,3 +142,20 @@ def test_a_barrier_while_the_raft_leader_dies(cluster):
     finally:
         victim.restart()
     in_all(runs, lambda run: run.finish())
+
+
+WORKER = """
+import raftkv.training
+with raftkv.training.join() as run:
+    run.barrier("b")
+    print(run.is_worker, run.rank, run.run_id, run.epoch, run.all_gather("g", str(run.rank)))
+"""
+
+
+def test_workers_of_run_exec_find_their_run(cluster):
+    command = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", ",".join(cluster.endpoints)]
+    command += ["run", "exec", "--job", "exec", "--nnodes", "1:1", "--nproc-per-node", "2", "--"]
+    command += [sys.executable, "-c", WORKER]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"True {rank} exec 1 [b'0', b'1']" for rank in range(2)]
