@@ -219,7 +219,7 @@ def test_what_is_no_request_is_refused(play):
     async def story(stage: Stage) -> None:
         replica = stage.replica("a", await stage.daemon())
         for path, body in ((QUORUM, b""), (QUORUM, _ask("")), (HEARTBEAT, b""), (QUORUM, b"\xff")):
-            with pytest.raises(RpcError, match="requester|replica_id|not a message"):
+            with pytest.raises(RpcError, match=r"requester|replica_id|not a message"):
                 await replica.channel.unary(path, body, DEADLINE_S)
 
     play(story)
@@ -307,12 +307,27 @@ def test_a_lost_lease_is_replaced_and_steps_go_on(play):
         for lease in await stage.kv.leases():
             await stage.kv.revoke(lease)
         # Whoever is there is told again, though nobody has asked for anything.
-        while await stage.kv.count("/raftkv/torchft/job/member/", prefix=True) < 2:
+        while await stage.kv.count("/raftkv/torchft/job/member/", prefix=True) < 2:  # noqa: ASYNC110  as above
             await asyncio.sleep(0.01)
         last = await together(a, b)
         while names(last) != "ab":
             last = await together(a, b)
         assert last.quorum_id >= first.quorum_id
+
+    play(story)
+
+
+def test_losing_the_whole_store_delays_a_step_and_no_more(play, raftkv_cluster):
+    async def story(stage: Stage) -> None:
+        ports = [await stage.daemon() for _ in range(2)]
+        a, b = (stage.replica(name, port) for name, port in zip("ab", ports, strict=True))
+        first = await together(a, b)
+        (member,) = raftkv_cluster.members
+        await asyncio.to_thread(member.kill)
+        waiting = asyncio.ensure_future(together(a, b))
+        await stage.until(lambda: all(daemon.jobs[JOB].roster.asks() for daemon, _, _ in stage.daemons))
+        await asyncio.to_thread(member.restart)
+        assert (await waiting).quorum_id == first.quorum_id
 
     play(story)
 
