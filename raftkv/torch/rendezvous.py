@@ -195,14 +195,13 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         """
         self._tell_what_torch_saw()
         self._drop_store()
-        with _torch_errors():
-            membership = self._open()
-            while True:
-                world = self._next_world(membership)
-                try:
-                    return self._start(membership, world)
-                except (EpochOver, EpochEnded):
-                    self._drop_store()
+        try:
+            with _torch_errors():
+                return self._next_whole_world()
+        except RendezvousClosedError as error:
+            if self._world is None and FAILED not in str(error):
+                _end_as_spare(str(error))
+            raise
 
     def shutdown(self) -> bool:
         """The job has ended here: end the run for all, unless others must do the epoch again; leave it."""
@@ -223,13 +222,17 @@ class RaftKVRendezvousHandler(RendezvousHandler):
             self._membership = Membership.open(self._kv, self._given.run, on_progress=self._show_progress)
         return self._membership
 
+    def _next_whole_world(self) -> RendezvousInfo:
+        membership = self._open()
+        while True:
+            world = self._next_world(membership)
+            try:
+                return self._start(membership, world)
+            except (EpochOver, EpochEnded):
+                self._drop_store()
+
     def _next_world(self, membership: Membership) -> World:
-        try:
-            world = membership.next_world()
-        except RunClosed as error:
-            if self._world is None and not error.reason.startswith(FAILED):
-                _end_as_spare(error)
-            raise
+        world = membership.next_world()
         self._show_epoch(membership, world)
         self._world = world
         self._looks = 0
@@ -368,10 +371,10 @@ def _say(text: str) -> None:
         print(f"raftkv: {text}", file=sys.stderr, flush=True)
 
 
-def _end_as_spare(error: RunClosed) -> NoReturn:
+def _end_as_spare(text: str) -> NoReturn:
     """A node that never had a place in a run that ended well: it was not needed, which is no failure."""
-    _say(f"{error}; this node was not needed")
-    raise failure(RendezvousClosedError, str(error), status=0) from None
+    _say(f"{text}; this node was not needed")
+    raise failure(RendezvousClosedError, text, status=0) from None
 
 
 @contextlib.contextmanager

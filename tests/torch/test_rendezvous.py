@@ -1,0 +1,255 @@
+"""The torchrun handler without torchrun: what it answers, what it raises, what it leaves; handlers in threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+
+import raftkv
+from raftkv.errors import ConfigError
+from raftkv.torch import rendezvous
+from raftkv.torch.agent_store import AgentStore, EpochEnded, connect_store, host_store
+from raftkv.torch.rendezvous import RaftKVRendezvousHandler, create_handler
+from raftkv.training.keys import RunKeys
+from tests.procs import free_port, wait_for
+
+if TYPE_CHECKING:
+    from raftkv.client.local import LocalCluster
+
+WAIT_S = 60
+REGISTERED = (
+    "import torch.distributed.elastic.rendezvous as z; assert 'raftkv' in z.rendezvous_handler_registry._registry"
+)
+Make = Callable[..., RaftKVRendezvousHandler]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with raftkv.local(fsync=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def make(cluster: LocalCluster, request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes handlers of one run; they have left when the test ends."""
+    made: list[RaftKVRendezvousHandler] = []
+
+    def make(low: int = 1, high: int = 2, run_id: str = "", **options: Any) -> RaftKVRendezvousHandler:
+        name = f"node{len(made)}"
+        config = {"timeout": 900, "last_call_timeout": "0", "node_name": name, **options}
+        params = RendezvousParameters(
+            "raftkv", ",".join(cluster.endpoints), run_id or request.node.name, low, high, "127.0.0.1", **config
+        )
+        made.append(create_handler(params))
+        return made[-1]
+
+    yield make
+    for handler in made:
+        handler._leave()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def join(pool: ThreadPoolExecutor, *handlers: RaftKVRendezvousHandler) -> list[RendezvousInfo]:
+    """All of them meet; by node rank."""
+    futures: list[Future[RendezvousInfo]] = [pool.submit(handler.next_rendezvous) for handler in handlers]
+    return sorted((future.result(WAIT_S) for future in futures), key=lambda info: info.rank)
+
+
+@pytest.mark.parametrize("first", ["", "import raftkv.torch; "])
+def test_torch_finds_the_backend_whichever_is_imported_first(first: str) -> None:
+    command = [sys.executable, "-W", "error", "-c", first + REGISTERED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nodes_meet_share_a_store_and_come_back_when_one_is_lost(make: Make, pool: ThreadPoolExecutor) -> None:
+    first, second = (make(1, 3, expected_nodes=2, last_call_timeout=WAIT_S) for _ in range(2))
+    infos = join(pool, first, second)
+    assert [(info.rank, info.world_size) for info in infos] == [(0, 2), (1, 2)]
+    places = {(info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in infos}
+    assert len(places) == 1
+    infos[0].store.set("greeting", "hello")
+    assert infos[1].store.get("greeting") == b"hello"
+    assert (first.get_backend(), first.use_agent_store) == ("raftkv", True)
+    assert os.environ["RAFTKV_EPOCH"] == "1"
+    assert first.num_nodes_waiting() == second.num_nodes_waiting() == 0
+
+    third = make(1, 3)
+    newcomer = pool.submit(third.next_rendezvous)
+    wait_for(lambda: first.num_nodes_waiting() > 0 and second.num_nodes_waiting() > 0, "the newcomer to be seen")
+    waiting = [pool.submit(handler.next_rendezvous) for handler in (first, second)]
+    again = [future.result(WAIT_S) for future in (*waiting, newcomer)]
+    assert sorted(info.rank for info in again) == [0, 1, 2]
+    assert again[2].rank == 2  # survivors keep their order, who comes goes behind
+    with pytest.raises(DistStoreError):
+        again[2].store.wait(["greeting"], timedelta(milliseconds=10))  # a new epoch has a new store
+
+    first._leave()  # as at the end of a process that a signal ends: the run goes on
+    wait_for(lambda: second.num_nodes_waiting() > 0 and third.num_nodes_waiting() > 0, "the loss to be seen")
+    assert [info.world_size for info in join(pool, second, third)] == [2, 2]
+    assert not second.is_closed()
+
+
+def test_a_finished_run_is_closed_for_all_and_a_spare_node_learns_it(
+    make: Make, pool: ThreadPoolExecutor, cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = make(2, 2), make(2, 2)
+    join(pool, first, second)
+    third = make(2, 2)
+    spare = pool.submit(third.next_rendezvous)
+    assert first.shutdown()
+    assert second.num_nodes_waiting() == 0  # it may finish what it does
+    wait_for(second.is_closed, "the run to be closed")
+    with pytest.raises(RendezvousClosedError, match="is closed: finished"):
+        second.next_rendezvous()
+    with pytest.raises(RendezvousClosedError, match="is closed: finished"):
+        spare.result(WAIT_S)
+    assert "this node was not needed" in capsys.readouterr().err
+    for handler in (second, third, first):  # the last one for the second time
+        handler.shutdown()
+    keys = RunKeys(first.get_run_id())
+    with cluster.connect() as kv:
+        wait_for(
+            lambda: {item.key.decode() for item in kv.range(keys.base, prefix=True)} == {keys.round, keys.state},
+            "all but the run's record to be gone",
+        )
+
+
+def test_a_run_that_failed_for_good_stops_everybody(make: Make, pool: ThreadPoolExecutor) -> None:
+    first, second = make(2, 2), make(2, 2)
+    join(pool, first, second)
+    first._open().close(rendezvous.FAILED + "rank 0 exited with 1")
+    wait_for(lambda: second.num_nodes_waiting() == 1, "the failure to be seen")
+    with pytest.raises(RendezvousClosedError, match="rank 0 exited with 1"):
+        second.next_rendezvous()
+
+
+def test_whoever_has_finished_while_others_must_go_on_does_not_close_the_run(
+    make: Make, pool: ThreadPoolExecutor
+) -> None:
+    handlers = [make(1, 3, expected_nodes=3, last_call_timeout=WAIT_S) for _ in range(3)]
+    waiting = [pool.submit(handler.next_rendezvous) for handler in handlers]
+    stores = [future.result(WAIT_S).store for future in waiting]
+    handlers[0]._leave()
+    wait_for(lambda: handlers[1].num_nodes_waiting() > 0, "the loss to be seen")
+    stores[1].wait(["last barrier"])  # what torch waits in ends with the epoch, not after 300 s
+    handlers[1].shutdown()
+    assert handlers[2].next_rendezvous().world_size == 1
+    assert not handlers[2].is_closed()
+
+
+def test_a_closed_run_can_be_closed_by_hand(make: Make) -> None:
+    handler = make(1, 1)
+    handler.set_closed()
+    assert handler.is_closed()
+
+
+def test_too_few_nodes(make: Make) -> None:
+    with pytest.raises(RendezvousTimeoutError, match=r"did not begin within 0\.3 s: 1 of at least 2 nodes are there"):
+        make(2, 2, join_timeout="0.3").next_rendezvous()
+
+
+def test_two_jobs_with_one_id(make: Make, pool: ThreadPoolExecutor) -> None:
+    join(pool, make(1, 1))
+    with pytest.raises(RendezvousStateError, match="is in use with 1:1 nodes, this node was started with 2:4"):
+        make(2, 4).next_rendezvous()
+
+
+def test_a_cluster_that_is_not_there() -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    with pytest.raises(RendezvousConnectionError, match=f"--rdzv-endpoint={endpoint}: no answer within"):
+        create_handler(RendezvousParameters("raftkv", endpoint, "job", 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lease_tll": "1"}, r"unknown option 'lease_tll'; there are .*ca_file, .*lease_ttl.*, user"),
+        ({"lease_ttl": "soon"}, "lease_ttl=soon: whole seconds expected"),
+        ({"tls": "perhaps"}, "tls=perhaps: true or false expected"),
+        ({"store_port": "70000"}, "store_port=70000: a port expected"),
+        ({"password": "x"}, "a password needs a user"),
+        ({"ca_file": "/does/not/exist"}, "cannot use the certificates"),
+        ({"rank_policy": "best"}, "rank_policy is one of"),
+    ],
+)
+def test_settings_that_cannot_be_used(make: Make, options: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make(**options)
+
+
+def test_the_endpoint_and_the_run_must_be_given(make: Make) -> None:
+    with pytest.raises(ConfigError, match="no endpoint: give --rdzv-endpoint"):
+        create_handler(RendezvousParameters("raftkv", "", "job", 1, 1))
+    with pytest.raises(ConfigError, match="run id"):
+        make(run_id="with a space")
+
+
+def test_what_torch_and_other_backends_put_there_is_no_mistake(make: Make) -> None:
+    handler = make(is_host="0", rank=3, keep_alive_interval="1", close_timeout="30", store_type="tcp")
+    assert handler._given.run.address == "127.0.0.1"
+
+
+# ---- the store of an epoch
+
+
+def test_no_wait_in_the_store_outlasts_the_epoch() -> None:
+    over = threading.Event()
+    server = host_store()
+    store = AgentStore(server, over.is_set, 3)
+    store.set("torchelastic/role_info/1", b'{"role": "w", "rank": 1, "local_world_size": 2}')
+    with pytest.raises(DistStoreError, match="keys: missing"):
+        store.wait(["missing"], timedelta(milliseconds=10))
+    with ThreadPoolExecutor(2) as pool:
+        ranks = pool.submit(store.get, "torchelastic/assigned_ranks/1")
+        roles = pool.submit(store.multi_get, ["torchelastic/role_info/0", "torchelastic/role_info/2"])
+        over.set()
+        assert ranks.result(WAIT_S) == b"[2, 6, 2, 6]"
+        assert [b'"rank": 0' in roles.result(WAIT_S)[0], b'"rank": 2' in roles.result(WAIT_S)[1]] == [True, True]
+    assert store.has_made_up
+
+
+def test_a_store_whose_node_is_gone_is_no_error_once_the_run_says_so() -> None:
+    over = threading.Event()
+    server = host_store()
+    store = AgentStore(connect_store("127.0.0.1", server.port, over.is_set), over.is_set, 2)
+    assert store.add("count", 2) == 2
+    assert store.check(["count"])
+    del server
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(store.get, "count")
+        over.set()
+        assert found.result(WAIT_S) == b""
+
+
+def test_a_host_that_has_frozen_is_waited_for_only_while_the_epoch_lasts() -> None:
+    import socket
+
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as deaf, ThreadPoolExecutor(1) as pool:  # accepts, never answers
+        connecting = pool.submit(connect_store, "127.0.0.1", deaf.getsockname()[1], over.is_set)
+        over.set()
+        with pytest.raises(EpochEnded):
+            connecting.result(WAIT_S)
