@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +170,41 @@ async def _each_write_happens_once(endpoints: list[str]) -> None:
 
 def test_every_write_happens_once_though_answers_are_lost_and_copies_come_late(raftkv_cluster: LocalCluster) -> None:
     asyncio.run(_each_write_happens_once(raftkv_cluster.endpoints))
+
+
+class _LateCore(_LossyCore):
+    """The first txn is on its way for long; before the third one is sent, others write, and then it arrives."""
+
+    def __init__(self, core: Any, others_write: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(core)
+        self._others_write = others_write
+
+    async def call(self, method: Any, request: Any, *, timeout_s: float) -> Any:
+        self._count += method.path.endswith("Txn")
+        if self._count == 1:
+            self.late.append((method, request, timeout_s))
+            raise from_status(UNAVAILABLE, "connection lost", definite=False)
+        if self._count == 3:
+            await self._others_write()
+            await self.deliver()
+        return await self._core.call(method, request, timeout_s=timeout_s)
+
+
+def test_a_late_copy_whose_conditions_come_true_is_not_done_beside_the_next_attempt(
+    raftkv_cluster: LocalCluster,
+) -> None:
+    async def run() -> None:
+        async with aio.connect(raftkv_cluster.endpoints) as kv, aio.connect(raftkv_cluster.endpoints) as plain:
+            other = ReplicatedStore(plain, "s/")
+            await other.add(b"n", 40)
+            late: Any = _LateCore(kv.core, lambda: other.delete(b"n"))
+            kv.core = late
+            # The copy was to make 1 out of nothing. It found 40; then that was deleted, and the copy came.
+            assert await ReplicatedStore(kv, "s/").add(b"n", 1) == 1
+            assert await other.get(b"n") == b"1"
+            assert not late.late
+
+    asyncio.run(run())
 
 
 def test_a_store_can_be_kept_in_etcd_too() -> None:
