@@ -202,6 +202,36 @@ def test_an_agent_restarted_at_once_costs_one_round_or_two() -> None:
         assert run.judge.epoch - before <= 2
 
 
+def one_fault(run: Directed, kind: str) -> None:
+    if kind == "a worker":
+        run.random.choice(run.members).fails = True
+    elif kind == "two workers":
+        for agent in run.random.sample(run.members, 2):
+            agent.fails = True
+    elif kind == "two nodes":
+        for agent in run.random.sample(run.members, 2):
+            agent.kill()
+    elif kind == "the arbiter":
+        run.deciding.kill()
+    else:
+        run.add_agent()
+
+
+STORM = Weather((0.0005, 0.03), loss=0.15, late=0.5)
+
+
+@pytest.mark.parametrize("kind", ["a worker", "two workers", "two nodes", "the arbiter", "a newcomer"])
+def test_one_fault_is_one_round_in_any_weather(kind: str) -> None:
+    for seed in range(1, 13):
+        weather = [CALM, Weather((0.001, 0.4)), STORM][seed % 3]
+        habits = Habits(stop_s=[(0.0, 0.0), (0.1, 3.0)][seed % 2])
+        with scenario(4, seed=seed, weather=weather, habits=habits, max_nodes=4 + (kind == "a newcomer")) as run:
+            run.forms(4)
+            with run.rounds(1, limit_s=40.0):
+                one_fault(run, kind)
+                run.pass_time(8.0)
+
+
 # ---- P7: the store alone
 
 
@@ -318,6 +348,22 @@ def test_another_job_with_the_same_id_and_limits_is_a_newcomer_or_a_standby() ->
         assert all(agent.waiting for agent in others)
 
 
+def test_a_job_that_comes_back_to_a_run_of_another_is_told() -> None:
+    with scenario(3) as run:
+        run.forms(3)
+        first = list(run.live)
+        for agent in first:
+            run.faults.freeze(agent)
+        run.pass_time(6.0)
+        run.judge.min_nodes = run.judge.max_nodes = 1
+        other = run.add_agent("other", min_nodes=1, max_nodes=1)
+        run.pass_time(6.0, lambda: bool(other.workers))
+        run.faults.heal()
+        run.pass_time(20.0)
+        assert [agent.exited for agent in first] == ["conflict"] * 3
+        assert other.workers == {(2, 0)}
+
+
 # ---- zombies
 
 
@@ -338,3 +384,52 @@ def test_a_zombie_writes_nothing(weather: Weather) -> None:
         assert not late
         assert run.judge.fenced_writes >= written
         run.forms(3)
+
+
+# ---- bugs that seeds have found, in slow motion
+
+
+def test_a_declaration_that_arrives_late_does_not_undo_a_later_one() -> None:
+    with scenario(3, habits=Habits(stop_s=(0.0, 0.0), fenced_write=0.0)) as run:
+        run.forms(3)
+        late, other, slow = (agent for agent in sorted(run.members, key=lambda agent: agent is run.deciding))
+        asked = late.link.calls["txn"]
+        late.link.weather = Weather(loss=1.0, late=1.0)
+        other.fails = True
+        run.pass_time(5.0, lambda: late.link.calls["txn"] > asked)
+        late.link.weather = CALM
+        run.pass_time(5.0, lambda: run.judge.epoch == 2 and len(run.members) == 3)
+        slow.habits = Habits(stop_s=(6.0, 6.0), fenced_write=0.0)
+        other.fails = True
+        run.pass_time(10.0, lambda: run.judge.epoch == 3)
+        run.forms(3)
+
+
+@pytest.mark.parametrize("asked", ["grant", "txn"])
+def test_a_node_that_stands_still_while_it_registers_has_one_lease_afterwards(asked: str) -> None:
+    for seed in range(1, 9):
+        with scenario(2, seed=seed, max_nodes=3) as run:
+            run.forms(2)
+            for agent in list(run.live):
+                agent.kill()
+            run.pass_time(3.0)
+            late = [run.add_agent(), run.add_agent()]
+            for agent in late:
+                run.pass_time(1.0, lambda agent=agent: agent.link.calls[asked] > 0)
+                run.faults.freeze(agent)
+            run.pass_time(4.0)
+            run.faults.heal()
+            run.forms(2)
+            assert len(run.cluster.leases) == 2
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.003, 0.006, 0.01])
+def test_the_office_is_taken_even_if_the_store_goes_away_as_it_falls_vacant(delay_s: float) -> None:
+    with scenario(3) as run:
+        run.forms(3)
+        run.deciding.kill()
+        run.pass_time(5.0, lambda: run.judge.arbiter == -1)
+        run.pass_time(delay_s)
+        run.cluster.outage(12.0)
+        run.pass_time(12.0)
+        run.forms(2)
