@@ -12,9 +12,9 @@ Horovod takes 200 and 404 for answers and tries again, a few times, after anythi
 names in their usual spelling only (``rpc/http1``). It names no job, so one run is served at a time. Browsers are
 refused: a page must not write through the port of a member.
 
-Left out: the state (``horovod_scopes``), and who may use plain HTTP at all (``http_access``). A worker that asks for its
-rank while the loss of another is not known yet gets its place in the old epoch; it cannot meet all others there and asks
-again after Horovod's own timeout. Workers that are started anew for each epoch (``raftkvctl run exec``) never ask.
+Left out: the state (``horovod_scopes``), and who may use plain HTTP at all (``http_access``). A worker that asks for
+its rank while the loss of another is not known yet gets its place in the old epoch; it cannot meet all others there and
+asks again after Horovod's own timeout. Workers that are started anew for each epoch (``raftkvctl run exec``) never ask.
 """
 
 from __future__ import annotations
