@@ -117,7 +117,7 @@ class TorchftJob:
 
     def __init__(self) -> None:
         self._replicas: list[Replica] = []
-        self._lighthouses: list[subprocess.Popen[str]] = []
+        self._lighthouses: list[tuple[str, subprocess.Popen[str]]] = []
         self._logs = tempfile.TemporaryDirectory(prefix="torchft-")
 
     def lighthouse(self, endpoints: Sequence[str], *flags: str) -> str:
@@ -136,8 +136,8 @@ class TorchftJob:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
-        self._lighthouses.append(process)
         line = process.stdout.readline() if process.stdout is not None else ""
+        self._lighthouses.append((line.split()[-1] if line.strip() else "", process))
         if not line.strip():
             raise AssertionError(f"the lighthouse did not start: {log.read_text(encoding='utf-8')[-3000:]}")
         return line.split()[-1]
@@ -147,11 +147,15 @@ class TorchftJob:
         self._replicas.append(Replica(name, lighthouse, Path(self._logs.name, f"replica-{len(self._replicas)}")))
         return self._replicas[-1]
 
+    def kill_lighthouse(self, address: str) -> None:
+        """SIGKILL."""
+        next(process for at, process in self._lighthouses if at == address).kill()
+
     def kill_all(self) -> None:
         """Replicas and lighthouses."""
         for replica in self._replicas:
             replica.kill()
-        for process in self._lighthouses:
+        for _, process in self._lighthouses:
             process.kill()
             process.communicate()
         self._replicas.clear()
