@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -220,6 +222,33 @@ def test_who_is_no_client_of_tcpstore_is_turned_away(gateway_port: int) -> None:
                 assert stranger.recv(1) == b""
             except ConnectionError:
                 continue
+
+
+def test_torchs_own_client_is_served(gateway_port: int) -> None:
+    from torch.distributed import DistStoreError, PrefixStore, TCPStore
+
+    def connect() -> TCPStore:
+        return TCPStore("127.0.0.1", gateway_port, is_master=False, timeout=timedelta(seconds=60))
+
+    first, second = connect(), connect()
+    store, other = PrefixStore("client", first), PrefixStore("client", second)
+    with pytest.raises(DistStoreError, match="wait timeout after 100ms"):
+        store.wait(["late"], timedelta(milliseconds=100))
+    with ThreadPoolExecutor(2) as pool:
+        waited = pool.submit(store.get, "late")
+        other.set("late", "came")
+        assert waited.result(60) == b"came"
+        pool.submit(store.barrier, "both", 2)
+        other.barrier("both", 2)
+    store.queue_push("queue", "item")
+    assert (other.queue_pop("queue"), other.queue_len("queue")) == (b"item", 0)
+    store.multi_set(["m1", "m2"], ["1", "2"])
+    assert other.multi_get(["m2", "m1"]) == [b"2", b"1"]
+    assert other.compare_set("m1", "1", "one") == b"one"
+    assert store.add("n", 2) + other.add("n", 3) == 7
+    assert other.delete_key("n")
+    assert not store.check(["n"])
+    assert first.num_keys() == len(first.list_keys()) == len(second.clone().list_keys())
 
 
 class _Pair:
