@@ -1,0 +1,124 @@
+"""Real torchrun agents and workers (gloo, CPU) on real clusters: one story, many facts, since processes are dear."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import raftkv
+from bench.restart_faults import find_leader
+from bench.restart_job import BACKENDS, Job
+from raftkv.training.keys import RunKeys
+from raftkv.training.records import CLOSED, RUNNING, SIGNAL, Fault, State
+from tests.procs import ETCD_FAST, RAFTKV, Cluster, free_port, wait_for
+
+PATIENCE_S = 180.0
+RUN = "story"
+KEYS = RunKeys(RUN)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(RAFTKV, size=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def kv(cluster: Cluster) -> Iterator[raftkv.Client]:
+    with raftkv.connect(cluster.endpoints, timeout_s=30.0) as kv:
+        yield kv
+
+
+def state(kv: raftkv.Client) -> State:
+    """What is going on in the run."""
+    item = kv.get(KEYS.state)
+    if item is None:
+        raise AssertionError("the run has no state")
+    return State.decode(item.value)
+
+
+def restarts(job: Job, name: str) -> dict[int, int]:
+    """Epoch to the restarts that an agent had used up when it began."""
+    text = job.agents[name].log.read_text(encoding="utf-8")
+    return {int(epoch): int(used) for epoch, used in re.findall(r"epoch (\d+), restarts (\d+)", text)}
+
+
+def world(job: Job, size: int, after: float = 0.0) -> int:
+    """Wait for the next world; returns its epoch."""
+    return job.wait_world(size, after, cap_s=PATIENCE_S).epoch
+
+
+def test_a_job_goes_on_whoever_is_lost(cluster: Cluster, kv: raftkv.Client, tmp_path: Path) -> None:
+    with Job(BACKENDS["raftkv"], ",".join(cluster.endpoints), tmp_path / "job", RUN) as job:
+        for name in "abc":
+            job.start(name)
+        first = job.wait_world(3, 0.0, cap_s=PATIENCE_S)
+        assert first.epoch == 1
+
+        struck_at = time.monotonic()  # a worker: one new epoch, and everybody learns why
+        job.of_rank(first, 2).kill_worker()
+        second = job.wait_world(3, struck_at, cap_s=PATIENCE_S)
+        assert second.epoch == 2
+        fault = Fault.decode(kv.range(KEYS.faults(1), prefix=True).items[0].value)
+        assert (fault.rank, fault.cause, fault.signal) == (2, SIGNAL, "SIGKILL")
+
+        struck_at = time.monotonic()  # the node that hosts the store
+        lost = job.of_rank(second, 0)
+        lost.kill_node()
+        assert world(job, 2, struck_at) == 3
+
+        find_leader(cluster).kill()  # a newcomer, while the cluster elects a leader
+        struck_at = time.monotonic()
+        job.start("d")
+        assert world(job, 3, struck_at) == 4
+        for name in {"a", "b", "c"} - {lost.name}:
+            used = restarts(job, name)
+            assert used[4] == used[3], "whoever joins costs nobody a restart"
+
+        struck_at = time.monotonic()  # an agent that is told to end does not end the run
+        job.agents["d"].process.send_signal(signal.SIGTERM)
+        assert job.agents["d"].process.wait(PATIENCE_S) != 0
+        assert world(job, 2, struck_at) == 5
+        assert (state(kv).phase, state(kv).epoch) == (RUNNING, 5)
+
+        statuses = job.finish(PATIENCE_S)
+        assert {name: got for name, got in statuses.items() if name not in (lost.name, "d")}.keys() == (
+            {"a", "b", "c"} - {lost.name}
+        )
+        assert [got for name, got in statuses.items() if name not in (lost.name, "d")] == [0, 0], job.logs()
+    assert (state(kv).phase, state(kv).reason) == (CLOSED, "finished")
+    wait_for(
+        lambda: {item.key.decode() for item in kv.range(KEYS.base, prefix=True)} == {KEYS.round, KEYS.state},
+        "nothing but the record of the run to be left",
+    )
+
+
+def test_it_works_on_etcd(tmp_path: Path) -> None:
+    with Cluster(ETCD_FAST) as etcd, Job(BACKENDS["etcd"], etcd.endpoints[0], tmp_path / "job", RUN) as job:
+        job.start("a")
+        job.start("b")
+        first = job.wait_world(2, 0.0, cap_s=PATIENCE_S)
+        struck_at = time.monotonic()
+        job.of_rank(first, 1).kill_worker()
+        assert world(job, 2, struck_at) == first.epoch + 1
+        assert job.finish(PATIENCE_S) == {"a": 0, "b": 0}, job.logs()
+
+
+def test_a_failure_is_one_line(tmp_path: Path) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=raftkv", f"--rdzv-endpoint={endpoint}"]
+    done = subprocess.run(
+        [*command, "--rdzv-id=job", "no-script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(
+        rf"raftkv: cannot use the cluster at --rdzv-endpoint={endpoint}: no answer within 4 s from .*refused\n",
+        done.stderr,
+    ), done.stderr
