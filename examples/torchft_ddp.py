@@ -18,8 +18,8 @@ from datetime import timedelta
 
 import raftkv
 
-STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-KILL_AT = 5
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
+ENDLESS = str(10**9)
 
 
 def train(name: str) -> None:
@@ -72,7 +72,7 @@ class Replica:
     def __init__(self, name: str, lighthouse: str) -> None:
         environment = {**os.environ, "TORCHFT_LIGHTHOUSE": lighthouse, "REPLICA": name, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(STEPS)],
+            [sys.executable, __file__, ENDLESS],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -92,17 +92,17 @@ class Replica:
             self.over = True
             self.changed.notify_all()
 
-    def wait_step(self, step: int, replicas: int) -> dict[str, float]:
-        """Wait until it has done a step, at least that one, together with so many."""
+    def wait_step(self, after: float, replicas: int) -> dict[str, float]:
+        """Wait until it has done a step behind that one, together with so many."""
 
         def found() -> dict[str, float] | None:
-            return next((told for told in self.steps if told["step"] >= step and told["replicas"] == replicas), None)
+            return next((told for told in self.steps if told["step"] > after and told["replicas"] == replicas), None)
 
         with self.changed:
             self.changed.wait_for(lambda: found() or self.over, timeout=90)
             told = found()
         if told is None:
-            sys.exit(f"no step {step} of {replicas} replicas; the last one was {self.steps[-1:]}")
+            sys.exit(f"no step of {replicas} replicas after {after:g}; the last one was {self.steps[-1:]}")
         return told
 
 
@@ -119,11 +119,12 @@ def show() -> None:
         address = next(lighthouse.stdout or iter(["?"])).split()[-1]
         replicas = [Replica(f"replica_{number}", address) for number in range(3)]
         try:
-            before = replicas[0].wait_step(KILL_AT, 3)
+            before = replicas[0].wait_step(0, 3)
             print("steps of", before["replicas"], "replicas")
             replicas[2].process.kill()
-            after = replicas[0].wait_step(STEPS, 2)
-            print("one was killed, step", after["step"], "was done by", after["replicas"])
+            after = replicas[0].wait_step(before["step"], 2)
+            replicas[0].wait_step(after["step"] + 20, 2)
+            print("one was killed, steps of", after["replicas"])
             print("quorum id has grown:", after["quorum_id"] > before["quorum_id"])
         finally:
             for process in (*(replica.process for replica in replicas), lighthouse):

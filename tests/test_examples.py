@@ -91,7 +91,7 @@ results: \['result/0', 'result/1'\]
 """,
     "torchft_ddp": r"""
 steps of 3 replicas
-one was killed, step 100 was done by 2
+one was killed, steps of 2
 quorum id has grown: True
 """,
     "train_allreduce": r"""
