@@ -140,6 +140,11 @@ class Lease:
         return max(self._deadline - asyncio.get_running_loop().time(), 0.0)
 
     @property
+    def silent_s(self) -> float:
+        """Seconds since the last confirmed keep-alive was sent; for a patient one that may be far more than the TTL."""
+        return max(asyncio.get_running_loop().time() - (self._deadline - self.ttl), 0.0)
+
+    @property
     def alive(self) -> bool:
         """Whether it can be relied on; a patient one until the cluster has said that it is gone."""
         if self.patient:

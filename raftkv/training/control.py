@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from raftkv.client import methods
 from raftkv.client.compares import Compare
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 OnEvents = Callable[[int, Sequence[Event]], None]
 OnLost = Callable[[Exception], None]
 
-TXN_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S: Final = 5.0
+TXN_TIMEOUT_S: Final = 1.5
+"""A txn that a member has passed on to a leader which died is lost, and not told: it is sent again, as all of them may
+be. About as long as an election takes."""
 
 
 class Grant(Protocol):
@@ -107,7 +110,7 @@ class _ClientGrant:
 
     @property
     def silent_s(self) -> float:
-        return self.lease.ttl - self.lease.remaining_s
+        return self.lease.silent_s
 
 
 class ClientControl:
@@ -129,7 +132,7 @@ class ClientControl:
     async def grant_fixed(self, ttl_s: int) -> int:
         """See ``Control``."""
         answer = await self._kv.core.call(
-            methods.LEASE_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl_s), timeout_s=TXN_TIMEOUT_S
+            methods.LEASE_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl_s), timeout_s=CALL_TIMEOUT_S
         )
         return int(answer.ID)
 

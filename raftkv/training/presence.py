@@ -30,8 +30,9 @@ from raftkv.training.keys import RunKeys
 from raftkv.training.records import GATHERING, HEARTBEAT_LOST, PARTITION, Fault, Node, State
 from raftkv.training.retries import until_answered
 
-SILENT_TTLS: Final = 0.7
-"""Without a confirmed keep-alive for so much of a TTL the store counts as out of reach."""
+OUTAGE_S: Final = 3.0
+"""A lease that was not confirmed for so long beyond its TTL means that the store was out of reach, for others too. An
+election is shorter, and costs no live node its lease: it must not keep the dead ones in."""
 OPEN_LIMIT_S: Final = 10.0
 """How long the first registration is tried, through an election say; a wrong address should be told soon."""
 
@@ -238,6 +239,6 @@ class Presence:
         if self._beat_at and now - self._beat_at > 2 * interval_s:
             self._stood_still_s = now - self._beat_at
         self._beat_at = now
-        if self.grant is None or self.grant.silent_s > SILENT_TTLS * self.grant.ttl_s:
+        if self.grant is None or self.grant.silent_s > self.grant.ttl_s + OUTAGE_S:
             self._on_outage()
         self._loop.call_later(interval_s, self._beat)
