@@ -60,7 +60,7 @@ class Scheduler:
         self.loops: list[NodeLoop] = []
         self.failures: list[str] = []
         self.running: NodeLoop | None = None
-        self._queue: list[tuple[int, float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._queue: list[tuple[int, float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
         self._callbacks = 0
 
@@ -69,11 +69,11 @@ class Scheduler:
         """Seconds since the start, exactly."""
         return self.now_ticks / TICKS_PER_S
 
-    def after(self, delay_s: float, action: Callable[..., None], *arguments: Any) -> None:
+    def after(self, delay_s: float, action: Callable[..., object], *arguments: Any) -> None:
         """Do something after a delay; zero: at this tick, in random order with the rest of it."""
         self.at_ticks(self.now_ticks + math.ceil(delay_s * TICKS_PER_S), action, *arguments)
 
-    def at_ticks(self, ticks: int, action: Callable[..., None], *arguments: Any) -> None:
+    def at_ticks(self, ticks: int, action: Callable[..., object], *arguments: Any) -> None:
         """Do something at a tick, or now if that has passed."""
         self._number += 1
         entry = (max(ticks, self.now_ticks), self.random.random(), self._number, action, arguments)
@@ -182,14 +182,14 @@ class NodeLoop(asyncio.AbstractEventLoop):
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:  # type: ignore[override]
+    ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:  # type: ignore[override]
+    ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._number += 1
         heapq.heappush(self._timers, (when, self._number, handle))

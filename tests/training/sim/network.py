@@ -23,6 +23,7 @@ from raftkv.client.errors import UnknownStatus
 from raftkv.client.operations import Operation
 from raftkv.client.values import Event, TxnResult
 from raftkv.errors import UNAVAILABLE, CompactedError, StatusError
+from raftkv.training.control import Grant
 
 from .cluster import Cluster
 from .loop import NodeLoop
@@ -342,9 +343,10 @@ class SimControl:
         lease_id, _ = await self._call("grant_fixed", lambda: self._link.cluster.grant(ttl_s, 0.0))
         return int(lease_id)
 
-    async def end(self, grant: SimGrant, *, revoke: bool) -> None:
+    async def end(self, grant: Grant, *, revoke: bool) -> None:
         """See ``Control``."""
-        grant.stop()
+        if grant.id in self._link.grants:
+            self._link.grants[grant.id].stop()
         if revoke:
             await self._call("revoke", lambda: self._link.cluster.revoke(grant.id))
 

@@ -103,7 +103,8 @@ class Simulation:
         """A new incarnation of an agent, on a machine of its own or on one that is named."""
         number = len(self.agents)
         config = replace(self.settings.config, host=host or f"h{number}", **changes).checked()  # type: ignore[arg-type]
-        loop = NodeLoop(self.scheduler, self.random.uniform(0.0, CLOCK_OFFSET_S), config.host)
+        offset_s = self.random.uniform(0.0, CLOCK_OFFSET_S)
+        loop = NodeLoop(self.scheduler, offset_s, config.host)  # type: ignore[abstract]
         link = Link(loop, self.cluster, random.Random(self.random.random()), self.settings.weather)
         agent = Agent(number, link, self.judge, config, self.settings.habits)
         self.agents.append(agent)
