@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import raftkv
 
 if TYPE_CHECKING:
-    from bench.restart_job import Job, World
+    from bench.restart_job import Agent, Job, World
     from tests.procs import Cluster, Member
 
 NODES = 3
@@ -38,11 +38,13 @@ class Outcome:
     Attributes:
         seconds: from the fault to the first allreduce of the next world; of the leader alone: the longest step.
         rounds: that began because of it; -1: not known with this rendezvous.
+        respawn_s: of the seconds, until the processes of the next world were started: detection and rendezvous.
         problems: what should not have been.
     """
 
     seconds: float
     rounds: int
+    respawn_s: float | None = None
     problems: list[str] = field(default_factory=list)
 
 
@@ -76,8 +78,7 @@ def _worker(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
     return _nothing
 
 
-def _kill_node(job: Job, world: World, rank: int) -> Callable[[], None]:
-    agent = job.of_rank(world, rank)
+def _kill_node(job: Job, agent: Agent) -> Callable[[], None]:
     agent.kill_node()
     return lambda: _bring_back(job, agent.name)
 
@@ -87,15 +88,15 @@ def _bring_back(job: Job, name: str) -> None:
 
 
 def _node(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
-    return _kill_node(job, world, 1)
+    return _kill_node(job, job.victim(world))
 
 
 def _node0(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
-    return _kill_node(job, world, 0)
+    return _kill_node(job, job.first(world))
 
 
 def _agent(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
-    agent = job.of_rank(world, 1)
+    agent = job.victim(world)
     orphans = agent.kill_agent()
     job.orphans += orphans
 
@@ -109,7 +110,7 @@ def _agent(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
 
 
 def _freeze(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
-    agent = job.of_rank(world, 1)
+    agent = job.victim(world)
     agent.signal_node(signal.SIGSTOP)
     return lambda: agent.signal_node(signal.SIGCONT)
 
@@ -121,7 +122,7 @@ def _leader(job: Job, world: World, cluster: Cluster | None) -> Callable[[], Non
 
 
 def _leader_and_node(job: Job, world: World, cluster: Cluster | None) -> Callable[[], None]:
-    agent, member = job.of_rank(world, 1), find_leader(cluster)
+    agent, member = job.victim(world), find_leader(cluster)
     member.kill()
     agent.kill_node()
 
@@ -172,7 +173,7 @@ def run_trial(fault: Fault, job: Job, cluster: Cluster | None, world: World) -> 
         outcome, after = _watch_gap(job, world, struck_at), world
     else:
         after = job.wait_world(fault.size, struck_at)
-        outcome = Outcome(after.first_step_s - struck_at, -1)
+        outcome = Outcome(after.first_step_s - struck_at, -1, after.started_s - struck_at)
         threading.Event().wait(SETTLE_S)
     _check(fault, job, before, after, struck_at, outcome)
     returned_at = time.monotonic()

@@ -29,6 +29,8 @@ LEASE_TTL_S = 1
 POLL_S = 0.01
 RESTARTS = 1000
 LOG_TAIL = 1500
+HOST = "n0"
+"""The node that `--rdzv-endpoint` of c10d names: it keeps that rendezvous."""
 
 
 class Unrecovered(Exception):
@@ -91,9 +93,20 @@ class World:
         return max(worker.first_s for worker in self.workers)
 
     @property
+    def started_s(self) -> float:
+        """When the last of their processes was started, to 0.01 s; what comes after is Python, torch and gloo."""
+        return max(_started_s(worker.pid) for worker in self.workers)
+
+    @property
     def epoch(self) -> int:
         """As raftkv counts; 0 with other rendezvous."""
         return self.workers[0].epoch
+
+
+def _started_s(pid: int) -> float:
+    """When a process was started, by the clock of `time.monotonic` (unless the machine has slept)."""
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return int(stat[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def read_steps(path: Path, since: float = 0.0) -> Steps | None:
@@ -195,7 +208,7 @@ class Job:
         return agent
 
     def _conf(self, name: str) -> list[str]:
-        own = f"node_name={name}" if self.backend.rdzv == "raftkv" else ""
+        own = f"node_name={name}" if self.backend.rdzv == "raftkv" else f"is_host={int(name == HOST)}"
         conf = ",".join(filter(None, (self.backend.conf, own)))
         return [f"--rdzv-conf={conf}"] if conf else []
 
@@ -203,6 +216,15 @@ class Job:
     def running(self) -> list[Agent]:
         """Agents that have not ended."""
         return [agent for agent in self.agents.values() if agent.is_running]
+
+    def victim(self, world: World) -> Agent:
+        """A node that is not the first: with c10d not the one that keeps the rendezvous."""
+        agents = [self.of_rank(world, rank) for rank in (1, 2)]
+        return next(agent for agent in agents if self.backend.rdzv == "raftkv" or agent.name != HOST)
+
+    def first(self, world: World) -> Agent:
+        """The node of rank 0; with c10d the one that keeps the rendezvous."""
+        return self.of_rank(world, 0) if self.backend.rdzv == "raftkv" else self.agents[HOST]
 
     def of_rank(self, world: World, rank: int) -> Agent:
         """The agent whose worker has a rank."""

@@ -3,9 +3,12 @@
     python bench/restart_latency.py [--backend raftkv,c10d,c10d-tuned] [--fault worker,node,...] [--trials 10] [--json]
 
 Three members of raftkv with fsync, three agents of torchrun (`--nnodes=2:4`, one worker each, gloo) that run
-`examples/train_allreduce.py`, all on this machine. Backends: `raftkv`; `etcd`: raftkv's rendezvous on real etcd 3.5.1,
-whose leases last 2 s at least; `c10d`: torch's own with its defaults, one trial; `c10d-tuned`: its store not shared
-with workers, last call 2 s, keep-alive 1 s x 3. Trials are given up after 60 s, with c10d after 120 s.
+`examples/train_allreduce.py`, all on this machine. `node0` is the node of rank 0, with c10d the one that keeps its
+rendezvous; `respawn_s` is the part until the next workers were started: the rest is Python, torch and gloo.
+
+Backends: `raftkv`; `etcd`: raftkv's rendezvous on real etcd 3.5.1, whose leases last 2 s at least; `c10d`: torch's own
+with its defaults, one trial; `c10d-tuned`: its store not shared with workers, last call 2 s, keep-alive 1 s x 3. Trials
+are given up after 60 s, with c10d after 120 s.
 
 `--json` prints one line for each fault and backend. Without it: progress, a table with ratios, and, if everything was
 measured, `bench/restart_results.json` and `docs/restart.png`. The exit status is 1 if anything was wrong: not one
@@ -191,12 +194,14 @@ def _left_over(cluster: Cluster | None, run_id: str) -> list[str]:
 def _line(fault: Fault, backend: Backend, done: _Trials) -> Line:
     seconds = [outcome.seconds for outcome in done.outcomes]
     rounds = [outcome.rounds for outcome in done.outcomes]
+    respawns = [outcome.respawn_s for outcome in done.outcomes if outcome.respawn_s is not None]
     return Line(
         fault=fault.name,
         backend=backend.name,
         median_s=round(statistics.median(seconds), 3) if seconds else None,
         max_s=round(max(seconds), 3) if seconds else None,
         rounds_per_fault=round(statistics.mean(rounds), 2) if rounds and min(rounds) >= 0 else None,
+        respawn_s=round(statistics.median(respawns), 3) if respawns else None,
         trials=len(seconds),
         verdict=done.verdict,
         bar_s=fault.bar_s,

@@ -26,6 +26,7 @@ class Line:
         fault, backend: names.
         median_s, max_s: from the fault to the first allreduce of the next world; None: never.
         rounds_per_fault: None: not known with this rendezvous.
+        respawn_s: median until the next workers were started.
         trials: that ended.
         verdict: why there were no more.
         bar_s: median that raftkv aims at.
@@ -36,6 +37,7 @@ class Line:
     median_s: float | None
     max_s: float | None
     rounds_per_fault: float | None
+    respawn_s: float | None
     trials: int
     verdict: str = ""
     bar_s: float = 0.0
@@ -59,7 +61,7 @@ def show(lines: list[Line]) -> None:
     from rich.table import Table
 
     table = Table(title="seconds from a fault to the first allreduce of the next world")
-    for heading in ("fault", "rendezvous", "median", "max", "n", "rounds", "beside raftkv"):
+    for heading in ("fault", "rendezvous", "median", "max", "respawn", "n", "rounds", "beside raftkv"):
         table.add_column(heading, justify="left" if heading in ("fault", "rendezvous") else "right")
     for line in lines:
         times = ratio(line, lines)
@@ -68,6 +70,7 @@ def show(lines: list[Line]) -> None:
             line.backend,
             _seconds(line.median_s, line.verdict),
             _seconds(line.max_s, ""),
+            _seconds(line.respawn_s, ""),
             str(line.trials),
             "" if line.rounds_per_fault is None else f"{line.rounds_per_fault:g}",
             "" if times is None else f"{times:.1f}x",
