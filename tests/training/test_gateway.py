@@ -223,6 +223,36 @@ def test_a_store_can_be_kept_in_etcd_too() -> None:
         asyncio.run(wait_and_write(etcd.endpoints))
 
 
+def test_waits_go_on_after_their_history_is_gone() -> None:
+    """The member goes, what the watches were to go on from is compacted, and the member comes again."""
+
+    async def run(cluster: LocalCluster) -> None:
+        async with aio.connect(cluster.endpoints, timeout_s=PATIENCE_S) as kv, asyncio.timeout(PATIENCE_S):
+            store = ReplicatedStore(kv, "s/")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(store.wait([b"value", b"queue"]))
+                value = group.create_task(store.wait_value(b"value"))
+                assert not await store.arrive(b"barrier", 2)
+                group.create_task(store.wait_all_arrived(b"barrier", 2))
+                while len(kv.hub.watchers) < 6:  # noqa: ASYNC110 - two for each key of the wait, one for each other
+                    await asyncio.sleep(0.01)
+                for watcher in kv.hub.watchers:
+                    watcher.next_revision = 1  # as if no progress had been heard of
+                await store.set_many([(b"other", b"1")])
+                await kv.compact(await store_revision(kv))
+                await asyncio.to_thread(cluster.members[0].restart)
+                await store.push(b"queue", b"item")
+                await store.set_many([(b"value", b"1")])
+                assert await store.arrive(b"barrier", 2)
+            assert value.result() == b"1"
+
+    async def store_revision(kv: aio.Client) -> int:
+        return (await kv.range("none")).revision
+
+    with raftkv.local() as cluster:
+        asyncio.run(run(cluster))
+
+
 def test_sums_are_exact_while_the_leader_dies(tmp_path: Path) -> None:
     with raftkv.local(3) as cluster, gateway(cluster.endpoints, log=tmp_path / "log") as port:
         sums: list[int] = []
