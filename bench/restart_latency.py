@@ -159,9 +159,12 @@ def _run_job(
     with Job(backend, endpoint, directory, f"bench-{fault.name.replace('+', '-')}") as job:
         for number in range(NODES):
             job.start(f"n{number}")
+        tell(f"{backend.name}, {fault.name}: starting")
         try:
-            tell(f"{backend.name}, {fault.name}: starting")
             world = job.wait_world(NODES, 0.0, cap_s=120.0)
+        except Unrecovered as error:
+            sys.exit(f"{backend.name}, {fault.name}: the job did not start: {error}\n{job.logs()}")
+        try:
             for number in range(count):
                 tell(f"{backend.name}, {fault.name}: {number + 1} of {count}")
                 outcome, world = run_trial(fault, job, cluster, world)

@@ -62,7 +62,8 @@ def show(lines: list[Line]) -> None:
 
     table = Table(title="seconds from a fault to the first allreduce of the next world")
     for heading in ("fault", "rendezvous", "median", "max", "respawn", "n", "rounds", "beside raftkv"):
-        table.add_column(heading, justify="left" if heading in ("fault", "rendezvous") else "right")
+        is_name = heading in ("fault", "rendezvous")
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
     for line in lines:
         times = ratio(line, lines)
         table.add_row(

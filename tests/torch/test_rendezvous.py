@@ -26,6 +26,7 @@ import raftkv
 from raftkv.errors import ConfigError
 from raftkv.torch import rendezvous
 from raftkv.torch.agent_store import AgentStore, EpochEnded, connect_store, host_store
+from raftkv.torch.entry import get_handler
 from raftkv.torch.rendezvous import RaftKVRendezvousHandler, create_handler
 from raftkv.training.keys import RunKeys
 from tests.procs import free_port, wait_for
@@ -82,6 +83,13 @@ def test_torch_finds_the_backend_whichever_is_imported_first(first: str) -> None
     command = [sys.executable, "-W", "error", "-c", first + REGISTERED]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "raftkv.torch.rendezvous")
+    monkeypatch.delattr("torch.distributed.elastic.rendezvous.api.RendezvousStoreInfo")
+    with pytest.raises(ConfigError, match=r"needs PyTorch 2\.5 or newer .*RendezvousStoreInfo"):
+        get_handler()(RendezvousParameters("raftkv", "127.0.0.1:1", "job", 1, 1))
 
 
 def test_nodes_meet_share_a_store_and_come_back_when_one_is_lost(make: Make, pool: ThreadPoolExecutor) -> None:
