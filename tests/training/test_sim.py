@@ -47,7 +47,7 @@ def test_seeds_that_found_bugs(seed: int) -> None:
 
 def test_seeds_reach_every_fault_and_size() -> None:
     drawn = [draw(seed) for seed in range(1, SEEDS_COUNT + 1)]
-    assert {name for settings in drawn for name in settings.faults} == set(faults.ALL)
+    assert {name for settings in drawn for name in settings.faults} == {*faults.ALL, "leave", "come_other"}
     assert {settings.machines for settings in drawn} == {2, 3, 4, 5, 8}
     assert any(settings.faults == faults.STORE_ONLY for settings in drawn)
     assert any(settings.finishes for settings in drawn)
@@ -177,6 +177,19 @@ def test_a_newcomer_costs_one_round_and_a_standby_none() -> None:
         with run.rounds(1):
             run.node(2).kill()
         assert standby in run.members
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_node_that_leaves_costs_one_round(index: int) -> None:
+    for seed in range(1, 6):
+        with scenario(3, seed=seed) as run:
+            run.forms(3)
+            with run.rounds(1):
+                agent = run.node(index)
+                agent.leaves = True
+                run.pass_time(5.0, lambda agent=agent: bool(agent.exited))
+            assert agent.exited == "left"
+            assert len(run.members) == 2
 
 
 def test_a_node_that_comes_and_dies_in_the_same_instant_costs_at_most_its_own_rounds() -> None:
@@ -355,7 +368,6 @@ def test_a_job_that_comes_back_to_a_run_of_another_is_told() -> None:
         for agent in first:
             run.faults.freeze(agent)
         run.pass_time(6.0)
-        run.judge.min_nodes = run.judge.max_nodes = 1
         other = run.add_agent("other", min_nodes=1, max_nodes=1)
         run.pass_time(6.0, lambda: bool(other.workers))
         run.faults.heal()

@@ -53,6 +53,7 @@ class Agent:
         told: it has seen that its epoch is over.
         fails: its workers are to fail at the next look.
         finishes: its workers are to end well at the next look.
+        leaves: it is to go at the next look, as after SIGTERM, without an end of the run.
     """
 
     def __init__(self, number: int, link: Link, judge: Judge, config: RunConfig, habits: Habits) -> None:
@@ -73,6 +74,7 @@ class Agent:
         self.waiting = False
         self.fails = False
         self.finishes = False
+        self.leaves = False
         self.calm_since = 0.0
         self._writes = 0
         judge.agents[number] = self
@@ -134,8 +136,9 @@ class Agent:
             self.leaving = False
             if how == "finished":
                 await self._close(membership)
+            if how in ("finished", "left"):
                 await self._leave(membership)
-                return "finished"
+                return how
 
     async def _next_world(self, membership: Membership) -> World | str | None:
         self.waiting = True
@@ -170,8 +173,8 @@ class Agent:
             if self.fails:
                 await self._report(membership, world)
                 return "failed"
-            if self.finishes:
-                return "finished"
+            if self.finishes or self.leaves:
+                return "finished" if self.finishes else "left"
             if self.random.random() < self.habits.fenced_write:
                 self.link.loop.create_task(self._write(world))
 

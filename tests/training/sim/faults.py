@@ -106,6 +106,22 @@ class Faults:
         self._later((0.0, 0.004, 0.01, 0.05, 1.0), lambda: agent.kill("dies as it comes") if agent.alive else None)
         return True
 
+    def leave(self) -> bool:
+        """An agent goes, as after SIGTERM."""
+        agent = self._any(lambda agent: bool(agent.workers))
+        if agent is None or len(self.simulation.live) <= self.simulation.settings.config.min_nodes:
+            return False
+        agent.leaves = True
+        return True
+
+    def come_other(self) -> bool:
+        """An agent of another job that was given the same id."""
+        config = self.simulation.settings.config
+        if len(self.simulation.agents) >= AGENTS_MAX:
+            return False
+        self.simulation.add_agent(min_nodes=config.min_nodes, max_nodes=config.max_nodes + 1)
+        return True
+
     # ---- machines
 
     def freeze_short(self) -> bool:
@@ -220,4 +236,6 @@ ALL: Final = (
     "worker_fails", "workers_fail", "kill", "restart", "restart_arbiter", "come", "come_and_die", "freeze_short",
     "freeze_long", "partition_short", "partition_long", "reset", "outage", "election", "compact",
 )  # fmt: skip
+LATER: Final = ((), (), ("leave",), ("come_other", "leave"))
+"""Drawn apart, as they came later: the seeds that found bugs must stay what they were."""
 STORE_ONLY: Final = ("outage", "election")

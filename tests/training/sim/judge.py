@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .agent import Agent
     from .cluster import Cluster
 
+TAKEN_OVER = "started anew"
+"""Reason of a state with which a node takes over a run that nobody is in."""
 TOLD_WITHIN_S = 4.0
 """From the moment that an epoch is over and a member connected, to ``nodes_waiting``: the watch alone."""
 
@@ -159,6 +161,11 @@ class Judge:
             self.reopened += 1
         if state.phase in (BROKEN, CLOSED) and (self.state is None or self.state.phase not in (BROKEN, CLOSED)):
             self.over_since = self.cluster.scheduler.now
+        if state.phase == CLOSED or state.reason != TAKEN_OVER:
+            limits = (self.min_nodes, self.max_nodes)
+            if limits != (state.min_nodes, state.max_nodes) and self.state is not None:
+                self.fail("P8", f"the limits {limits} became {state.min_nodes}:{state.max_nodes} all by themselves")
+        self.min_nodes, self.max_nodes = state.min_nodes, state.max_nodes
         self.state = state
 
     def _on_node(self, event: Event) -> None:

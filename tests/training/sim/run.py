@@ -154,11 +154,11 @@ class Simulation:
         live = self.live
         if state is not None and state.phase == CLOSED:
             return not live
-        if len(live) < self.settings.config.min_nodes:
+        if len(live) < self.judge.min_nodes:
             return not any(agent.workers for agent in live)
         if state is None or state.phase != RUNNING or state.epoch != self.judge.epoch:
             return False
-        wanted = min(self.settings.config.max_nodes, len(live))
+        wanted = min(self.judge.max_nodes, len(live))
         members, standby = self.members, [agent for agent in live if not agent.workers]
         return len(members) == wanted and len(standby) == len(live) - wanted and self._is_whole()
 
@@ -230,7 +230,9 @@ class Simulation:
         for agent in self.live:
             agent.link.weather = CALM
         self.judge.cluster_calm_since = self.now
-        while len(self.live) < self.settings.config.min_nodes:
+        config = self.settings.config
+        limits = (config.min_nodes, config.max_nodes)
+        while limits == (self.judge.min_nodes, self.judge.max_nodes) and len(self.live) < config.min_nodes:
             self.add_agent().link.weather = CALM
 
     def close_run(self) -> None:

@@ -15,6 +15,7 @@ from .network import Weather
 from .run import RUN_ID, Outcome, Settings, Simulation
 
 TTLS_S: Final = (1, 1, 1, 2, 3)
+STORE_ONLY_SHARE: Final = 0.05
 
 
 def draw(seed: int) -> Settings:
@@ -59,11 +60,17 @@ def draw(seed: int) -> Settings:
         ),
         ttl_min_s=source.choice((1, 1, 2)),
         arrival_s=source.choice((0.0, 0.5, 3.0)),
-        faults=tuple(sorted(source.sample(faults.ALL, count))) if source.random() > 0.05 else faults.STORE_ONLY,
+        faults=_faults(source, later, count),
         gap_s=source.choice((0.5, 2.0, 6.0)),
         faults_s=source.uniform(3.0, 25.0),
         finishes=source.random() < 0.3,
     )
+
+
+def _faults(source: random.Random, later: random.Random, count: int) -> tuple[str, ...]:
+    drawn = tuple(sorted(source.sample(faults.ALL, count)))
+    more = later.choice(faults.LATER)
+    return drawn + more if source.random() > STORE_ONLY_SHARE else faults.STORE_ONLY
 
 
 def run_seed(seed: int) -> Outcome:
@@ -83,6 +90,9 @@ def _simulate(simulation: Simulation, settings: Settings) -> Outcome:
     for _ in range(settings.machines):
         simulation.scheduler.after(simulation.random.random() * settings.arrival_s, simulation.add_agent)
     simulation.pass_time(settings.arrival_s)
+    if settings.faults == faults.STORE_ONLY:
+        simulation.settle()
+    formed = simulation.judge.epoch
     if settings.faults:
         simulation.scheduler.after(simulation.random.random() * 3, trouble.strike_on, settings.faults, settings.gap_s)
         simulation.pass_time(settings.faults_s)
@@ -90,6 +100,8 @@ def _simulate(simulation: Simulation, settings: Settings) -> Outcome:
     simulation.heal()
     if simulation.violation is None:
         simulation.settle()
+    if settings.faults == faults.STORE_ONLY and simulation.judge.epoch != formed:
+        simulation.judge.fail("P7", f"the store alone failed, and epoch {formed} became {simulation.judge.epoch}")
     if settings.finishes and simulation.violation is None:
         simulation.close_run()
     return simulation.finish()
