@@ -49,12 +49,14 @@ class Backend:
     """A trial is given up after so long."""
 
 
+# Ten faults of one node in a row would have it left out.
+_RAFTKV_CONF = f"lease_ttl={LEASE_TTL_S},last_call_timeout=2,fault_limit=0"
 _SHARED_OFF = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("raftkv", "raftkv", f"lease_ttl={LEASE_TTL_S},last_call_timeout=2"),
-        Backend("etcd", "raftkv", f"lease_ttl={LEASE_TTL_S},last_call_timeout=2"),
+        Backend("raftkv", "raftkv", _RAFTKV_CONF),
+        Backend("etcd", "raftkv", _RAFTKV_CONF),
         Backend("c10d", "c10d", "", cap_s=120.0),
         Backend(
             "c10d-tuned",

@@ -142,7 +142,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         self._agent_store: AgentStore | None = None
         self._watch = WorkerWatch(self._worker_ended, run_id=given.run.run_id)
         self._looks = 0
-        self._asked: End | None = None
+        self._doubtful: End | None = None
         self._has_fault = False
         self._has_left = False
         self._progress_at = 0.0
@@ -236,7 +236,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         self._show_epoch(membership, world)
         self._world = world
         self._looks = 0
-        self._asked = None
+        self._doubtful = None
         self._has_fault = False
         return world
 
@@ -287,14 +287,18 @@ class RaftKVRendezvousHandler(RendezvousHandler):
             self._watch.look()
 
     def _worker_ended(self, end: End) -> None:
-        """On the watch's thread. Once an epoch is over, or a worker has failed, torch itself ends the others."""
+        """On the watch's thread. Once an epoch is over, or a worker has failed, torch itself ends the others.
+
+        What may be the consequence of something else, or torch's own doing as it ends, is told when torch comes back
+        for the next epoch, within 0.1 s: if the epoch is whole even then, it was the cause.
+        """
         world, membership = self._world, self._membership
         if not end.is_fault or membership is None or world is None or self._has_fault or self._is_over():
             return
-        if end.is_request:
-            self._asked = self._asked or end  # by torch, which is about to end, or by somebody: the next call tells
-            return
-        self._report(membership, world, end)
+        if end.is_cause:
+            self._report(membership, world, end)
+        else:
+            self._doubtful = self._doubtful or end
 
     def _report(self, membership: Membership, world: World, end: End) -> None:
         self._has_fault = True
@@ -302,9 +306,14 @@ class RaftKVRendezvousHandler(RendezvousHandler):
             membership.report(end.fault(world.epoch, membership.node.id, membership.node.host))
 
     def _tell_what_torch_saw(self) -> None:
-        """torch comes back by itself: if somebody has asked a worker to end, that is why."""
-        if self._asked is not None and self._world is not None and self._membership is not None and not self._is_over():
-            self._report(self._membership, self._world, self._asked)
+        """torch comes back by itself, while the epoch is whole: see ``_worker_ended``."""
+        if (
+            self._doubtful is not None
+            and self._world is not None
+            and self._membership is not None
+            and not self._is_over()
+        ):
+            self._report(self._membership, self._world, self._doubtful)
 
     # ---- the end
 

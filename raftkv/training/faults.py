@@ -77,6 +77,13 @@ class End:
         return self.exit_code != 0
 
     @property
+    def is_cause(self) -> bool:
+        """It comes from nowhere else. A worker that raises, or that its NCCL watchdog aborts, may only have lost a peer:
+        to tell it before the loss of that peer is known would blame the wrong host.
+        """
+        return bool(self.signal) and not self.is_request and self.signal != "SIGABRT"
+
+    @property
     def is_request(self) -> bool:
         """It was asked to end: the agent does that to its own workers, a person may."""
         return self.signal in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")

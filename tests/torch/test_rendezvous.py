@@ -28,7 +28,9 @@ from raftkv.torch import rendezvous
 from raftkv.torch.agent_store import AgentStore, EpochEnded, connect_store, host_store
 from raftkv.torch.entry import get_handler
 from raftkv.torch.rendezvous import RaftKVRendezvousHandler, create_handler
+from raftkv.training.faults import End, Worker
 from raftkv.training.keys import RunKeys
+from raftkv.training.records import Fault
 from tests.procs import free_port, wait_for
 
 if TYPE_CHECKING:
@@ -166,6 +168,21 @@ def test_whoever_has_finished_while_others_must_go_on_does_not_close_the_run(
     handlers[1].shutdown()
     assert handlers[2].next_rendezvous().world_size == 1
     assert not handlers[2].is_closed()
+
+
+def test_what_may_be_a_consequence_is_told_when_torch_comes_back(make: Make, cluster: LocalCluster) -> None:
+    handler = make(1, 1)
+    handler.next_rendezvous()
+    handler._worker_ended(End(Worker(1, 0), 0))  # well: nothing
+    handler._worker_ended(End(Worker(2, 5), 3, message="ValueError: no"))
+    handler._worker_ended(End(Worker(3, 6), -1, "SIGTERM"))  # torch ends the others
+    assert handler.num_nodes_waiting() == 0
+    assert os.environ["RAFTKV_EPOCH"] == "1"
+    handler.next_rendezvous()
+    assert os.environ["RAFTKV_EPOCH"] == "2"
+    with cluster.connect() as kv:
+        faults = kv.range(RunKeys(handler.get_run_id()).faults(1), prefix=True).items
+    assert [str(Fault.decode(item.value)) for item in faults] == ["rank 5 on node0 exited with 3: ValueError: no"]
 
 
 def test_a_closed_run_can_be_closed_by_hand(make: Make) -> None:

@@ -203,3 +203,18 @@ def test_other_ends_are_named_as_they_were() -> None:
     beside = end_of(status(os.CLD_EXITED, 1), Worker(1, 0), out_of_memory=True).fault(1, "n", "h")
     assert str(beside) == "rank 0 on h exited with 1: the kernel killed a process beside it for lack of memory"
     assert end_of(status(os.CLD_KILLED, 65), Worker(1, 0)).signal == "signal 65"
+
+
+@pytest.mark.parametrize(
+    ("end", "is_cause"),
+    [
+        (End(Worker(1), -1, "SIGKILL"), True),
+        (End(Worker(1), -1, "SIGSEGV"), True),
+        (End(Worker(1), -1, "SIGABRT"), False),
+        (End(Worker(1), -1, "SIGTERM"), False),
+        (End(Worker(1), 1), False),
+    ],
+)
+def test_only_what_cannot_be_a_consequence_is_a_cause_at_once(end: End, is_cause: bool) -> None:
+    assert end.is_fault
+    assert end.is_cause == is_cause
