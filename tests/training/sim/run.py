@@ -158,6 +158,8 @@ class Simulation:
             return not any(agent.workers for agent in live)
         if state is None or state.phase != RUNNING or state.epoch != self.judge.epoch:
             return False
+        if any(agent.leaving for agent in live):
+            return False
         wanted = min(self.judge.max_nodes, len(live))
         members, standby = self.members, [agent for agent in live if not agent.workers]
         return len(members) == wanted and len(standby) == len(live) - wanted and self._is_whole()
@@ -229,6 +231,7 @@ class Simulation:
         """From here on the network is good, and whoever is missing for the minimum is started."""
         for agent in self.live:
             agent.link.weather = CALM
+            agent.fails = agent.leaves = False
         self.judge.cluster_calm_since = self.now
         config = self.settings.config
         limits = (config.min_nodes, config.max_nodes)
