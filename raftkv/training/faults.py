@@ -78,7 +78,7 @@ class End:
 
     @property
     def is_cause(self) -> bool:
-        """It comes from nowhere else. A worker that raises, or that its NCCL watchdog aborts, may only have lost a peer:
+        """It comes from nowhere else. A worker that raises, or that NCCL's watchdog aborts, may only have lost a peer:
         to tell it before the loss of that peer is known would blame the wrong host.
         """
         return bool(self.signal) and not self.is_request and self.signal != "SIGABRT"
