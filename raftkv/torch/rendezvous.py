@@ -72,6 +72,7 @@ _GOODBYE_S: Final = 1.0
 """How long the host of the store waits for others that are about to end, too."""
 _GOODBYE_KEY: Final = "raftkv/goodbye"
 _LOOKS_OFTEN: Final = 50
+_INTERRUPTED: Final = 130
 _PROGRESS_EVERY_S: Final = 1.0
 
 
@@ -201,6 +202,10 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         except RendezvousClosedError as error:
             if self._world is None and FAILED not in str(error):
                 _end_as_spare(str(error))
+            raise
+        except KeyboardInterrupt:
+            if _is_torchrun():
+                raise SystemExit(_INTERRUPTED) from None  # nobody needs to see where it was waiting
             raise
 
     def shutdown(self) -> bool:
