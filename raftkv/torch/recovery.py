@@ -19,7 +19,7 @@ What it holds to:
    of them has completed; ``group.source`` is the lowest rank that has, and its state is what ``sync`` hands out. So a
    step must change the state only after its last collective.
 2. The end of an epoch interrupts: who is blocked in a collective with a frozen peer is woken (``interrupt``) when
-   raftkv has noticed that the peer is gone.
+   raftkv has noticed that the peer is gone, and given up (``waits``) where gloo does not wake it.
 3. One epoch, one group: the old group is torn down before this rank says that it is ready for the next epoch.
 
 Where the time goes is in ``group.last_recovery``. Between the death of a rank and the next collective there are: the
@@ -58,6 +58,7 @@ from torch.distributed import distributed_c10d
 
 from raftkv.errors import ConfigError
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
+from raftkv.torch.waits import Waits
 from raftkv.training.errors import EpochOver, TrainingError
 
 if TYPE_CHECKING:
@@ -174,12 +175,13 @@ class ElasticGroup:
         self._in_a_row = 0
         if "nccl" in backend:
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        self._waits = Waits(lambda: self._in_use != 0 and run.changed) if backend == "gloo" else None
         self._server = TCPStore("localhost", 0, None, True, wait_for_workers=False)
         self._unwatch = run.on_change_nowait(self._on_change)
         try:
             self._build()
         except BaseException:
-            self._unwatch()
+            self._end_watching()
             raise
 
     # ---- what user code sees
@@ -269,9 +271,14 @@ class ElasticGroup:
 
     def close(self) -> None:
         """End the group. The run goes on. Harmless when repeated."""
-        self._unwatch()
+        self._end_watching()
         self._in_use = 0
         self._destroy()
+
+    def _end_watching(self) -> None:
+        self._unwatch()
+        if self._waits is not None:
+            self._waits.close()
 
     def __enter__(self) -> ElasticGroup:
         return self
@@ -357,6 +364,8 @@ class ElasticGroup:
         self._store = None
         if not dist.is_initialized():
             return
+        if self._waits is not None:
+            self._waits.leak(distributed_c10d._world.pg_map)
         if "nccl" in self._backend:
             distributed_c10d._abort_process_group()
         else:
