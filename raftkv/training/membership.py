@@ -34,13 +34,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raftkv.client.compares import Compare, mod_revision, version
-from raftkv.client.operations import Delete, Get, GetRange, Operation, Put
+from raftkv.client.operations import Delete, GetRange, Operation, Put
 from raftkv.client.values import DELETE, Event, KeyValue, TxnResult
 from raftkv.errors import StatusError
 from raftkv.training.admission_ledger import HOST_SLOTS, give_back
 from raftkv.training.config import RunConfig
 from raftkv.training.control import ClientControl, Control
-from raftkv.training.errors import EpochOver, JoinTimeout, RunClosed, RunConflict
+from raftkv.training.errors import EpochOver, JoinTimeout, RecordError, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
 from raftkv.training.presence import Presence
 from raftkv.training.record_cache import RecordCache
@@ -297,16 +297,18 @@ class Membership:
         """A run that is closed, or has other limits, is taken over if nobody is in it any more."""
         limits = self._limits
         while (state := self._cache.state) is not None:
+            revision = self._cache.state_revision
             if state.phase != CLOSED and (state.min_nodes, state.max_nodes) == limits:
                 return
-            if await self._is_somebody_there(state):
+            if await self._is_somebody_there(state, revision):
                 if state.phase == CLOSED:
                     raise RunClosed(self.config.run_id, state.reason)
                 raise self._conflict(state)
             phase = GATHERING if state.phase == CLOSED else BROKEN
             anew = State(state.epoch, phase, "started anew", min_nodes=limits[0], max_nodes=limits[1], time=time.time())
             put = Put(self._keys.state, anew.encode())
-            result = await self._txn([self._state_as_seen()], [put, *self._leftovers()])
+            # An epoch that began meanwhile has written the state: then this is judged anew.
+            result = await self._txn([mod_revision(self._keys.state) == revision], [put, *self._leftovers()])
             if result.succeeded:
                 await self._cache.reached(result.revision)
             else:
@@ -320,14 +322,14 @@ class Membership:
         ours = f"{self.config.min_nodes}:{self.config.max_nodes}"
         return RunConflict(self.config.run_id, f"{state.min_nodes}:{state.max_nodes}", ours)
 
-    async def _is_somebody_there(self, state: State) -> bool:
-        """Nodes of the closed run; or any that came before this one, so that of two newcomers one takes it over."""
-        before = self._cache.state_revision
-        if state.phase != CLOSED:
-            mine = await self._txn((), [Get(self._keys.node(self.node.id))])
-            before = mine.results[0].create_revision - 1 if mine.results[0] is not None else before
-        others = GetRange(self._keys.nodes, prefix=True, keys_only=True, limit=1, max_create_revision=before)
-        return bool((await self._txn((), [others])).results[0].items)
+    async def _is_somebody_there(self, state: State, revision: int) -> bool:
+        """Nodes of the run as it stands; or others that came before this one, so that of two newcomers one has it."""
+        found = (await self._txn((), [GetRange(self._keys.nodes, prefix=True)])).results[0]
+        others = [item for item in found if item.key != self._keys.node(self.node.id).encode()]
+        if state.phase == CLOSED:
+            return any(item.create_revision <= revision for item in others)
+        mine = next((item.create_revision for item in found if item not in others), found.revision)
+        return any(item.create_revision < mine or _is_of(item, state) for item in others)
 
     # -- worlds
 
@@ -378,6 +380,8 @@ class Membership:
             if current is not None and current.epoch >= self.node.want and self._is_member(current):
                 if state is None or state.phase != RUNNING or state.epoch != current.epoch:
                     return None
+                if not self._presence.was_there(self._cache.round_revision):
+                    return None  # the run goes on without this node, which is about to say that it runs nothing
                 return self._world(current)
             self._tell_progress()
             await self._next_change(None if self._is_standby else deadline)
@@ -540,3 +544,12 @@ def _new_node(config: RunConfig, data: Mapping[str, str]) -> Node:
         data={**data, HOST_SLOTS: str(config.host_slots)} if config.host_slots else dict(data),
         time=time.time(),
     )
+
+
+def _is_of(item: KeyValue, state: State) -> bool:
+    """Whether a node was started with the limits that stand there."""
+    try:
+        node = Node.decode(item.value)
+    except RecordError:
+        return False
+    return (node.min_nodes, node.max_nodes) == (state.min_nodes, state.max_nodes)

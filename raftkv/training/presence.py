@@ -76,6 +76,7 @@ class Presence:
         self._on_lost = on_lost
         self._on_outage = on_outage
         self._revision = 0
+        self._since = 0
         self._declared = False
         self._left = False
         self._again: asyncio.Task[None] | None = None
@@ -100,6 +101,10 @@ class Presence:
         if self.grant is not None:
             grant, self.grant = self.grant, None
             await self._drop(grant)
+
+    def was_there(self, revision: int) -> bool:
+        """Whether the node's key is there, as far as is known, and has been since before a revision."""
+        return self.registered.is_set() and self._since < revision
 
     def starts(self, epoch: int) -> None:
         """A world begins to run here."""
@@ -179,7 +184,7 @@ class Presence:
                 self._revision = found.mod_revision if found is not None else 0
             self._forget(grant)
             await self._drop(grant)
-        self._revision = result.revision
+        self._revision = self._since = result.revision
         self._declared = self.node.running == 0
         self._on_registered(result)
         self.registered.set()

@@ -27,6 +27,9 @@ REGRESSIONS = {
     2045: "two registrations at once: the office hung on a lease that the node had forgotten and kept alive",
     3493: "the same, before the first epoch",
     4405: "the same, after a freeze",
+    703: "a run with live members was taken over by another job with the same id: two worlds",
+    1474: "a run was taken over as it had been before it was looked at: the state went back an epoch",
+    6408: "a node without a lease was given a world by a late watch, and registered as if it ran nothing: two worlds",
 }
 """Seeds that found a bug, and which."""
 
@@ -431,6 +434,23 @@ def test_a_node_that_stands_still_while_it_registers_has_one_lease_afterwards() 
             run.pass_time(5.0)
             run.require(bool(run.members), "nobody runs")
             assert len(run.cluster.leases) == 1
+
+
+def test_a_node_that_was_cut_off_is_not_given_a_world_that_went_on_without_it() -> None:
+    for seed in range(1, 41):
+        with scenario(3, seed=seed, habits=Habits(stop_s=(0.0, 0.0)), disconnect_grace_s=0.0) as run:
+            run.forms(3)
+            late, other, slow = sorted(run.agents, key=lambda agent: agent is run.deciding)
+            slow.habits = Habits(stop_s=(0.5, 0.5))
+            other.fails = True
+            run.pass_time(5.0, lambda late=late: late.waiting)
+            run.pass_time(0.1)
+            run.faults.cut(late)
+            run.pass_time(6.0, lambda run=run: run.judge.epoch == 3)
+            late.habits = Habits(stop_s=(3.0, 3.0))
+            late.link.weather = Weather((0.001, 0.2))
+            run.faults.heal()
+            run.forms(3)
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.003, 0.006, 0.01])
