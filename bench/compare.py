@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results.json"
 PLOT = ROOT / "docs" / "bench.png"
 README = ROOT / "README.md"
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 # The members of both programs get the same settings; etcd's log is quiet so that it costs nothing.
 PROGRAMS = (ETCD, RAFTKV.with_flags("--log-level", "error"))
 
@@ -182,14 +181,15 @@ def _rows_of(results: dict[str, Any], kind: str) -> list[str]:
     return lines
 
 
-def write_readme(text: str) -> None:
-    """Put the table between the markers."""
+def write_readme(text: str, name: str = "bench") -> None:
+    """Put a table between the markers of its name."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     readme = README.read_text(encoding="utf-8")
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    if not rest or END not in rest:
-        raise SystemExit(f"README.md lacks the markers {BEGIN} and {END}")
-    README.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    before, _, rest = readme.partition(begin)
+    _, _, after = rest.partition(end)
+    if not rest or end not in rest:
+        raise SystemExit(f"README.md lacks the markers {begin} and {end}")
+    README.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def plot(results: dict[str, Any]) -> None:

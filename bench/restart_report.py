@@ -1,6 +1,6 @@
-"""What the restart benchmark shows and keeps: a table, `bench/restart_results.json` and `docs/restart.png`.
+"""What the restart benchmark shows and keeps: tables, `bench/restart_results.json` and `docs/restart.png`.
 
-python -m bench.restart_report          # draws the plot again from the results
+python -m bench.restart_report          # writes README's table and draws the plot again, from the results
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from bench.compare import write_readme
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "restart_results.json"
@@ -90,7 +92,49 @@ def write(lines: list[Line], machine: dict[str, Any]) -> None:
     about = {**machine, "torch": torch.__version__}
     kept = {"machine": about, "lines": [line.plain() for line in lines]}
     RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    publish(kept)
+
+
+def publish(kept: dict[str, Any]) -> None:
+    """Write the table of README.md and draw the plot."""
+    lines = [Line(**line) for line in kept["lines"]]
+    write_readme(f"{markdown(lines)}\n\n{_about(kept)}", "restart")
     plot(lines)
+
+
+def markdown(lines: list[Line]) -> str:
+    """A row for each fault, a column for each rendezvous."""
+    backends = list(dict.fromkeys(line.backend for line in lines))
+    rows = [
+        f"| fault | {' | '.join(backends)} | new epochs of raftkv |",
+        f"|---|{'---:|' * (len(backends) + 1)}",
+    ]
+    for fault in dict.fromkeys(line.fault for line in lines):
+        found = {line.backend: line for line in lines if line.fault == fault}
+        cells = [_cell(found.get(backend)) for backend in backends]
+        own = found.get("raftkv")
+        rounds = "" if own is None or own.rounds_per_fault is None else f"{own.rounds_per_fault:g}"
+        rows.append(f"| {fault} | {' | '.join(cells)} | {rounds} |")
+    return "\n".join(rows)
+
+
+def _cell(line: Line | None) -> str:
+    if line is None:
+        return "-"
+    if line.median_s is None:
+        return line.verdict or "never"
+    text = f"{line.median_s:.2f} s (max {line.max_s:.2f})"
+    return f"**{text}**" if line.backend == "raftkv" else text
+
+
+def _about(kept: dict[str, Any]) -> str:
+    trials = max(Line(**line).trials for line in kept["lines"])
+    machine = kept["machine"]
+    return (
+        f"Seconds from the fault to the first allreduce of the next world: median (and longest) of up to {trials} "
+        f"trials. Three members, three agents with a worker each, on {machine['cores']} shared cores, fsync on, gloo, "
+        f"torch {machine['torch']}, lease_ttl=1, {machine['date']}."
+    )
 
 
 def plot(lines: list[Line]) -> None:
@@ -123,4 +167,4 @@ def plot(lines: list[Line]) -> None:
 
 
 if __name__ == "__main__":
-    plot([Line(**line) for line in json.loads(RESULTS.read_text(encoding="utf-8"))["lines"]])
+    publish(json.loads(RESULTS.read_text(encoding="utf-8")))
