@@ -10,9 +10,10 @@ Backends: `raftkv`; `etcd`: raftkv's rendezvous on real etcd 3.5.1, whose leases
 with its defaults, one trial; `c10d-tuned`: its store not shared with workers, last call 2 s, keep-alive 1 s x 3. Trials
 are given up after 60 s, with c10d after 120 s.
 
-`--json` prints one line for each fault and backend. Without it: progress, a table with ratios, and, if everything was
-measured, `bench/restart_results.json` and `docs/restart.png`. The exit status is 1 if anything was wrong: not one
-round for each fault, a rank twice, a worker in two worlds, an agent that did not end with 0, keys left over.
+`--json` prints one line for each fault and backend. Without it: progress and a table with ratios. If everything was
+measured, or with `--write`, the results are kept: `bench/restart_results.json`, `docs/restart.png`, README's table. The
+exit status is 1 if anything was wrong: not one round for each fault, a rank twice, a worker in two worlds, an agent
+that did not end with 0, keys left over.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main() -> None:
                     print(json.dumps(line.plain()), flush=True)
     if not options.json:
         show(lines)
-    if len(options.fault) == len(FAULTS) and set(options.backend) >= set(DEFAULT_BACKENDS):
+    if options.write or (len(options.fault) == len(FAULTS) and set(options.backend) >= set(DEFAULT_BACKENDS)):
         write(lines, machine())
     for problem in problems:
         print(f"wrong: {problem}", file=sys.stderr)
@@ -75,6 +76,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--fault", type=_names(FAULTS), default=list(FAULTS))
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--json", action="store_true", help="one line for each fault and backend, and nothing else")
+    parser.add_argument("--write", action="store_true", help="keep what was measured in place of what was kept of it")
     options = parser.parse_args()
     if options.tuned:
         options.backend = ["c10d-tuned" if name == "c10d" else name for name in options.backend]

@@ -90,9 +90,17 @@ def write(lines: list[Line], machine: dict[str, Any]) -> None:
     import torch
 
     about = {**machine, "torch": torch.__version__}
-    kept = {"machine": about, "lines": [line.plain() for line in lines]}
+    kept = {"machine": about, "lines": [line.plain() for line in _merged(lines)]}
     RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     publish(kept)
+
+
+def _merged(lines: list[Line]) -> list[Line]:
+    """What was kept, with what was measured now in its place; the faults and backends in the order of the first run."""
+    kept = json.loads(RESULTS.read_text(encoding="utf-8"))["lines"] if RESULTS.exists() else []
+    merged = {(line.fault, line.backend): line for line in (Line(**one) for one in kept)}
+    merged.update({(line.fault, line.backend): line for line in lines})
+    return list(merged.values())
 
 
 def publish(kept: dict[str, Any]) -> None:
