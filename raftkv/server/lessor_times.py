@@ -31,7 +31,7 @@ from typing import Final
 LOGGED_S: Final = 0.5
 """A renewal in the log lets the leader answer keep-alives from memory for so long."""
 
-PROMOTE_GRACE_S: Final = 0.5
+PROMOTE_GRACE_S: Final = 0.25
 """What a new leader leaves to the owners of leases at least, or the TTL if that is shorter: their keep-alives have
 waited for it on other members."""
 

@@ -304,7 +304,7 @@ def test_an_outage_that_was_longer_than_a_ttl_ends_no_lease_before_its_owner_can
     assert world.ended[7] >= elected_at + 2.3
 
 
-@pytest.mark.parametrize(("outage_s", "grace_s"), [(3.0, 0.5), (10.0, 2.0)])
+@pytest.mark.parametrize(("outage_s", "grace_s"), [(3.0, 0.25), (10.0, 2.0)])
 def test_after_an_outage_a_dead_owner_keeps_nobody_waiting(outage_s: float, grace_s: float) -> None:
     world = _led_by(0)
     until = world.now + outage_s
