@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -22,3 +25,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rewrite(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be regenerated instead of compared."""
     return bool(request.config.getoption("--rewrite"))
+
+
+@pytest.fixture(autouse=True)
+def _no_words_left() -> Iterator[None]:
+    """What an agent within this process tells its workers in the environment is not meant for the tests after it."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("RAFTKV_")}
+    yield
+    for name in [name for name in os.environ if name.startswith("RAFTKV_")]:
+        if name not in before:
+            del os.environ[name]
+    os.environ.update(before)

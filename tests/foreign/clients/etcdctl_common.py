@@ -42,7 +42,7 @@ def ctl(report: Report, *words: str, given: str = "", endpoints: list[str] | Non
     return [*lines, f"exit {done.returncode}"] if done.returncode else lines
 
 
-LEASE = re.compile(r"\b[0-9a-f]{14,16}\b")
+LEASE = re.compile(r"\b[0-9a-f]{10,16}\b")
 
 
 def told(report: Report, line: str) -> str:
