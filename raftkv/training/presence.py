@@ -14,6 +14,7 @@ applied after a later one, must not take back what that one said.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,8 @@ from raftkv.training.control import Control, Grant
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import GATHERING, HEARTBEAT_LOST, PARTITION, Fault, Node, State
 from raftkv.training.retries import until_answered
+
+_log = logging.getLogger(__name__)
 
 OUTAGE_S: Final = 3.0
 """A lease that was not confirmed for so long beyond its TTL means that the store was out of reach, for others too. An
@@ -220,9 +223,12 @@ class Presence:
         running = 0 if self._declared else self.epoch
         self.node = replace(self.node, running=running, want=running or self.node.want, time=time.time())
         stood_still_s, self._stood_still_s = self._stood_still_s, 0.0
-        await until_answered(self._register)
-        if running:
-            await self._explain(running, stood_still_s)
+        try:
+            await until_answered(self._register)
+            if running:
+                await self._explain(running, stood_still_s)
+        except StatusError as error:
+            _log.error("raftkv: node %s cannot register again in run %s: %s", self.node.id, self._config.run_id, error)
 
     async def _explain(self, epoch: int, stood_still_s: float) -> None:
         """Only this node can tell why its lease ended although it lives: say it where the arbiter noted the loss."""
