@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raftkv.cli import cluster_members as members_module
-from raftkv.cli import pflag
+from raftkv.cli import daemon, pflag
 from raftkv.cli.cluster_members import Member
 from raftkv.cli.cluster_view import Row, make_table, news
 from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
@@ -57,13 +57,9 @@ def main(words: Sequence[str]) -> int:
         CommandError: it cannot be started.
     """
     try:
-        parsed = pflag.parse(FLAGS, words)
+        parsed = daemon.parse(FLAGS, words, "cluster", takes_rest=True)
     except pflag.HelpRequested:
         return _help()
-    except pflag.FlagError as error:
-        raise CommandError(str(error), BAD_FLAGS) from None
-    if parsed.arguments and "--" not in words:
-        raise CommandError(f"'{parsed.arguments[0]}' is not a valid flag of raftkv cluster", BAD_FLAGS)
     members = members_module.make_members(Path(parsed.values["data-dir"]), *_ports(parsed))
     members_module.start_all(members, parsed.arguments)
     try:
@@ -74,8 +70,7 @@ def main(words: Sequence[str]) -> int:
 
 def _help() -> int:
     print("Usage:\n  raftkv cluster [options] [-- flags for every member]\n\nOptions:")
-    for flag in FLAGS:
-        print(f"  --{flag.name:<14} {flag.usage}" + (f" ({flag.default})" if flag.default else ""))
+    daemon.print_flags(FLAGS)
     return SUCCESS
 
 

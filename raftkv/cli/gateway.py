@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from raftkv.cli import pflag
-from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
+from raftkv.cli import daemon, pflag
+from raftkv.cli.exits import ERROR, SUCCESS, CommandError
 from raftkv.cli.pflag import BOOL, INT, Flag
 from raftkv.errors import ConfigError, RaftKVError
 
@@ -63,13 +63,9 @@ def main(words: Sequence[str]) -> int:
         CommandError: it cannot be started.
     """
     try:
-        parsed = pflag.parse(FLAGS, words)
+        parsed = daemon.parse(FLAGS, words, "tcpstore-gateway")
     except pflag.HelpRequested:
         return _help()
-    except pflag.FlagError as error:
-        raise CommandError(str(error), BAD_FLAGS) from None
-    if parsed.arguments:
-        raise CommandError(f"'{parsed.arguments[0]}' is not a valid flag of raftkv tcpstore-gateway", BAD_FLAGS)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s raftkv tcpstore-gateway: %(message)s", stream=sys.stderr
     )
@@ -81,8 +77,7 @@ def main(words: Sequence[str]) -> int:
 
 def _help() -> int:
     print(HELP)
-    for flag in FLAGS:
-        print(f"  --{flag.name:<12} {flag.usage}" + (f" ({flag.default})" if flag.default else ""))
+    daemon.print_flags(FLAGS)
     return SUCCESS
 
 

@@ -17,8 +17,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from raftkv.cli import pflag
-from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
+from raftkv.cli import daemon, pflag
+from raftkv.cli.exits import ERROR, SUCCESS, CommandError
 from raftkv.cli.pflag import BOOL, INT, LIST, Flag
 from raftkv.errors import ConfigError, RaftKVError
 
@@ -59,13 +59,9 @@ def main(words: Sequence[str]) -> int:
         CommandError: it cannot be started.
     """
     try:
-        parsed = pflag.parse(FLAGS, [_spelled(word) for word in words])
+        parsed = daemon.parse(FLAGS, [_spelled(word) for word in words], "torchft-lighthouse")
     except pflag.HelpRequested:
         return _help()
-    except pflag.FlagError as error:
-        raise CommandError(str(error), BAD_FLAGS) from None
-    if parsed.arguments:
-        raise CommandError(f"'{parsed.arguments[0]}' is not a valid flag of raftkv torchft-lighthouse", BAD_FLAGS)
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("raftkv").setLevel(logging.DEBUG if parsed.values["verbose"] else logging.INFO)
     try:
@@ -85,8 +81,7 @@ def _spelled(word: str) -> str:
 
 def _help() -> int:
     print("Usage:\n  raftkv torchft-lighthouse [flags]\n\nFlags:")
-    for flag in FLAGS:
-        print(f"  --{flag.name:<22} {flag.usage}" + (f" ({flag.default})" if flag.default else ""))
+    daemon.print_flags(FLAGS)
     return SUCCESS
 
 
