@@ -109,6 +109,8 @@ class ServerCore:
         self._drained = False
         self._overloaded = False
         self._last_words = b""
+        self._said = False
+        self._queued_bytes = 0
         self._linger: set[int] = set()
         self._drain_watch: set[DrainWatcher] = set()
         self._pings = PingPolicy(
@@ -200,7 +202,7 @@ class ServerCore:
             return  # reset by the bytes that followed
         if not event.end_stream:
             self._linger.add(event.stream_id)
-        self._pings.forgiven = True
+        self._said = True
 
     def _on_data(self, event: DataReceived) -> None:
         data = event.data
@@ -265,7 +267,7 @@ class ServerCore:
     def _on_rare(self, event: Event) -> None:
         match event:
             case PingReceived():
-                if self._pings.too_many(self._environment.clock(), bool(self._calls)):
+                if self._pings.too_many(self._environment.clock(), bool(self._calls) or self.h2.queued_body_size() > 0):
                     self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
             case PingAcknowledged(opaque):
                 if opaque == _GOAWAY_PING:
@@ -329,6 +331,13 @@ class ServerCore:
         self._dirty = False
         try:
             data = self.h2.data_to_send(amount)
+            # What leaves of an answer forgives the client's pings, each time anew: headers leave with the first pull
+            # after they were queued, and DATA has left if less is queued than there was.
+            queued_bytes = self.h2.queued_body_size()
+            if self._said or queued_bytes < self._queued_bytes:
+                self._said = False
+                self._pings.forgiven = True
+            self._queued_bytes = queued_bytes
             if len(data) < amount:
                 data += self._after_full_pull(amount - len(data))
             self._dispatch(self.h2.events())
@@ -386,7 +395,7 @@ class ServerCore:
 
     def answered(self) -> None:
         """Something of an answer was queued."""
-        self._pings.forgiven = True
+        self._said = True
         if not self._dirty:
             self._dirty = True
             self._wake()
@@ -399,7 +408,7 @@ class ServerCore:
         if not call.request_done:
             self._linger.add(call.stream_id)
         call.released()
-        self._pings.forgiven = True
+        self._said = True
         if not self._dirty:
             self._dirty = True
             self._wake()
