@@ -11,7 +11,8 @@ as ``scheduledCompactRev`` in the batch of the log entry that asked for it. The 
 A crash loses nothing but progress: on disk ``scheduledCompactRev`` is ahead of ``finishedCompactRev``, the index is
 rebuilt from what is left, and the same steps are gone through again. Deletions are the same whichever were done.
 
-Compactions queue up in order; nothing here knows time or threads. One step of 500 keys takes about 1 ms.
+Compactions queue up in order; nothing here knows time or threads. One step of 500 keys, or of 1,000 revisions of few
+keys, takes about 1 ms.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from raftkv.storage.overlay import Overlay
 
 DELETES_PER_COMMIT: Final = 1000
 KEYS_PER_STEP: Final = 500
+DROPS_PER_STEP: Final = 1000
+"""Revisions that a step drops: one key may have any number of them."""
 
 
 class _Job:
@@ -86,12 +89,18 @@ class Compactor:
             job.dirty = self._index.take_dirty()
         if not job.dirty or len(job.doomed) >= DELETES_PER_COMMIT:
             return False
+        room = DROPS_PER_STEP
         for _ in range(min(keys_max, len(job.dirty))):
             key, _none = job.dirty.popitem()
-            for revision_key in self._index.compact_key(key, job.revision):
-                self.dropped_total += 1
+            dropped = self._index.compact_key(key, job.revision, room)
+            for revision_key in dropped:
                 if not self._overlay.discard(revision_key):
                     job.doomed.append(revision_key)
+            self.dropped_total += len(dropped)
+            room -= len(dropped)
+            if not room:
+                job.dirty[key] = None  # there may be more of it
+                break
         return True
 
     def _send(self, job: _Job) -> bool:

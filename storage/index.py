@@ -26,7 +26,7 @@ from typing import Final
 from sortedcontainers import SortedList
 
 from raftkv.errors import InvariantError
-from raftkv.storage.key_index import Found, KeyIndex
+from raftkv.storage.key_index import DROPS_MAX, Found, KeyIndex
 from raftkv.storage.revision import SUB_BITS
 
 TO_THE_LAST: Final = b"\x00"
@@ -166,12 +166,16 @@ class Index:
         dirty, self._dirty = self._dirty, {}
         return dirty
 
-    def compact_key(self, key: bytes, main: int) -> list[bytes]:
-        """Compact one key at a main revision; returns the revision keys that it drops."""
+    def compact_key(self, key: bytes, main: int, drops_max: int = DROPS_MAX) -> list[bytes]:
+        """Compact one key at a main revision; returns the revision keys that it drops.
+
+        Arguments:
+            drops_max: stop after so many; ask again while that many are returned.
+        """
         entry = self._entries.get(key)
         if entry is None or isinstance(entry, int):
             return []
-        dropped = entry.compact(main)
+        dropped = entry.compact(main, drops_max)
         if entry.is_empty():
             self._forget(key)
         elif entry.needs_compaction():

@@ -22,12 +22,16 @@ generation since it was created, also those compacted away since. Invariants: re
 generation ends in a tombstone and holds at least it; the open one has at least one revision or does not exist.
 
 Keys with one generation of one put, nearly all in most stores, never get here: ``index.py`` keeps them as an integer.
+
+A key may be put and deleted any number of times, so nothing here is proportional to its history but a compaction, and
+that only to what it drops: closing a generation appends to a list, a lookup searches by bisection.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple
 
 from raftkv.errors import InvariantError
 from raftkv.storage.revision import SUB_BITS, describe, to_key, to_tombstone_key
@@ -51,22 +55,30 @@ class Found(NamedTuple):
     version: int
 
 
+_NO_GENERATIONS: Final[list[Generation]] = []
+_NO_REVISIONS: Final[list[int]] = []
+"""What all keys without any share, to be replaced and never changed: an empty list of their own costs 56 bytes."""
+
+DROPS_MAX: Final = 1 << 62
+"""More revisions than a key can have."""
+
+
 class KeyIndex:
     """All generations of one key."""
 
     __slots__ = ("closed", "created", "revisions", "version")
 
     def __init__(self, created: int = 0, version: int = 0, revisions: list[int] | None = None) -> None:
-        self.closed: tuple[Generation, ...] = ()
+        self.closed = _NO_GENERATIONS
         self.created = created
         self.version = version
-        self.revisions: list[int] = [] if revisions is None else revisions
+        self.revisions = _NO_REVISIONS if revisions is None else revisions
 
     @classmethod
     def from_tombstone(cls, revision: int) -> KeyIndex:
         """A key of which only a deletion is left, as found on disk after a compaction."""
         key_index = cls()
-        key_index.closed = (Generation(0, 1, (revision,)),)
+        key_index.closed = [Generation(0, 1, (revision,))]
         return key_index
 
     def is_live(self) -> bool:
@@ -91,30 +103,35 @@ class KeyIndex:
         """Record a put. Raises InvariantError unless it is newer than everything known."""
         if revision <= self.last():
             raise InvariantError(f"put at {describe(revision)} is not after {describe(self.last())}")
-        if not self.revisions:
-            self.created, self.version = revision >> SUB_BITS, 0
-        self.revisions.append(revision)
-        self.version += 1
+        if self.revisions:
+            self.revisions.append(revision)
+            self.version += 1
+        else:
+            self.created, self.version, self.revisions = revision >> SUB_BITS, 1, [revision]
 
     def tombstone(self, revision: int) -> None:
         """Record a deletion. Raises InvariantError when the key does not exist."""
         if not self.revisions or revision <= self.revisions[-1]:
             raise InvariantError(f"tombstone at {describe(revision)} on a key last changed at {describe(self.last())}")
-        revisions = (*self.revisions, revision)
-        self.closed = (*self.closed, Generation(self.created, self.version + 1, revisions))
-        self.created, self.version, self.revisions = 0, 0, []
+        generation = Generation(self.created, self.version + 1, (*self.revisions, revision))
+        if self.closed:
+            self.closed.append(generation)
+        else:
+            self.closed = [generation]
+        self.created, self.version, self.revisions = 0, 0, _NO_REVISIONS
 
     def get(self, main: int) -> Found | None:
         """The state as of a main revision; ``None`` when the key did not exist then."""
         bound = (main + 1) << SUB_BITS
         if self.revisions and self.revisions[0] < bound:
             return _find(self.created, self.version, self.revisions, bound)
-        for generation in reversed(self.closed):
-            if generation.revisions[-1] < bound:
-                return None
-            if generation.revisions[0] < bound:
-                return _find(generation.created, generation.version, generation.revisions, bound)
-        return None
+        position = bisect_left(self.closed, bound, key=_first) - 1
+        if position < 0:
+            return None
+        generation = self.closed[position]
+        if generation.revisions[-1] < bound:
+            return None
+        return _find(generation.created, generation.version, generation.revisions, bound)
 
     def since(self, main: int) -> list[int]:
         """Packed revisions at or after a main revision, oldest first, the last of each main revision only."""
@@ -124,23 +141,42 @@ class KeyIndex:
             newest.update((revision >> SUB_BITS, revision) for revision in revisions if revision >= bound)
         return list(newest.values())
 
-    def compact(self, main: int) -> list[bytes]:
-        """Forget what a compaction at a main revision drops; return the revision keys of it, oldest first."""
+    def compact(self, main: int, drops_max: int = DROPS_MAX) -> list[bytes]:
+        """Forget what a compaction at a main revision drops; return the revision keys of it, oldest first.
+
+        Arguments:
+            drops_max: stop after so many; ask again while that many are returned.
+        """
         dropped: list[bytes] = []
-        kept: list[Generation] = []
-        for generation in self.closed:
-            if generation.revisions[-1] >> SUB_BITS < main:
-                dropped += _keys_of_closed(generation.revisions)
-            elif kept:
-                kept.append(generation)
-            else:
-                kept.append(_trim(generation, main, dropped))
-        self.closed = tuple(kept)
-        if not kept:
-            first = _first_kept(self.revisions, main)
+        self._drop_generations(main, drops_max, dropped)
+        room = drops_max - len(dropped)
+        if self.closed:
+            self.closed[0] = _trim(self.closed[0], main, room, dropped)
+        elif self.revisions:
+            self.closed = _NO_GENERATIONS
+            first = min(_first_kept(self.revisions, main), room)
             dropped += map(to_key, self.revisions[:first])
             del self.revisions[:first]
         return dropped
+
+    def _drop_generations(self, main: int, drops_max: int, dropped: list[bytes]) -> None:
+        """Drop the generations that ended before ``main``, as long as there is room for a whole one."""
+        ended = bisect_left(self.closed, main << SUB_BITS, key=_last)
+        whole = 0
+        for generation in islice(self.closed, ended):
+            if len(dropped) + len(generation.revisions) > drops_max:
+                break
+            dropped += _keys_of_closed(generation.revisions)
+            whole += 1
+        del self.closed[:whole]
+
+
+def _first(generation: Generation) -> int:
+    return generation.revisions[0]
+
+
+def _last(generation: Generation) -> int:
+    return generation.revisions[-1]
 
 
 def _find(created: int, version: int, revisions: list[int] | tuple[int, ...], bound: int) -> Found:
@@ -153,8 +189,10 @@ def _first_kept(revisions: list[int] | tuple[int, ...], main: int) -> int:
     return max(bisect_left(revisions, (main + 1) << SUB_BITS) - 1, 0)
 
 
-def _trim(generation: Generation, main: int, dropped: list[bytes]) -> Generation:
-    first = _first_kept(generation.revisions, main)
+def _trim(generation: Generation, main: int, drops_max: int, dropped: list[bytes]) -> Generation:
+    first = min(_first_kept(generation.revisions, main), drops_max)
+    if not first:
+        return generation
     dropped += map(to_key, generation.revisions[:first])
     return generation._replace(revisions=generation.revisions[first:])
 

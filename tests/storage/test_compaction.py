@@ -12,11 +12,11 @@ from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.backend.writer import ScriptedWriter
-from raftkv.storage.compaction import DELETES_PER_COMMIT
+from raftkv.storage.compaction import DELETES_PER_COMMIT, DROPS_PER_STEP
 from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all, hits
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.mvcc import Store
-from raftkv.storage.revision import describe, from_key
+from raftkv.storage.revision import SUB_BITS, describe, from_key
 from tests.storage.conftest import Engine
 
 STEPS = [
@@ -165,6 +165,26 @@ def test_writes_and_compactions_may_come_in_between(backend: Backend) -> None:
     writer.run_all()
     assert {from_key(key) for key, _ in store.history(0, store.revision)} == _known(store)
     store.close()
+
+
+def test_a_step_is_bounded_on_a_key_of_many_revisions() -> None:
+    store = Store.open(MemoryBackend())
+    for _ in range(2 * DROPS_PER_STEP):
+        txn = store.begin()
+        txn.put(b"k", b"v")
+        txn.end()
+        txn = store.begin()
+        txn.delete_range(b"k")
+        txn.end()
+    store.compact(store.revision)
+    dropped, now = 0, 0
+    while store.compaction_step():
+        now = store._compactor.dropped_total
+        assert now - dropped <= DROPS_PER_STEP
+        dropped = now
+    finish(store)
+    assert now == 4 * DROPS_PER_STEP - 1
+    assert (store.range(b"k").count, _known(store)) == (0, {store.revision << SUB_BITS})
 
 
 def _known(store: Store) -> set[int]:

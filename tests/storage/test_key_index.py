@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -114,8 +115,11 @@ class ListModel:
     st.lists(st.tuples(st.booleans(), st.integers(1, 3)), min_size=1, max_size=14),
     st.lists(st.integers(0, 3), max_size=4),
     st.lists(st.booleans(), max_size=8),
+    st.integers(1, 4),
 )
-def test_random_histories(steps: list[tuple[bool, int]], compactions: list[int], later: list[bool]) -> None:
+def test_random_histories(
+    steps: list[tuple[bool, int]], compactions: list[int], later: list[bool], drops_max: int
+) -> None:
     key_index, model = KeyIndex(), ListModel()
     main = 1
     for wants_put, advance in steps:
@@ -125,7 +129,7 @@ def test_random_histories(steps: list[tuple[bool, int]], compactions: list[int],
     compacted = 0
     for step in compactions:
         compacted = min(compacted + step, main)
-        dropped = {from_key(key) for key in key_index.compact(compacted)}
+        dropped = _compact_in_pieces(key_index, compacted, drops_max)
         assert dropped == present - model.kept(compacted), compacted
         present -= dropped
         assert key_index.is_empty() == (not present)
@@ -135,6 +139,15 @@ def test_random_histories(steps: list[tuple[bool, int]], compactions: list[int],
     for at in range(compacted, main + 1):
         assert key_index.get(at) == model.get(at)
     assert key_index.is_live() == model.is_live()
+
+
+def _compact_in_pieces(key_index: KeyIndex, main: int, drops_max: int) -> set[int]:
+    dropped: list[int] = []
+    while piece := key_index.compact(main, drops_max):
+        assert len(piece) <= drops_max
+        dropped += map(from_key, piece)
+    assert sorted(set(dropped)) == dropped, "each once, oldest first"
+    return set(dropped)
 
 
 def _change(key_index: KeyIndex, model: ListModel, main: int, wants_put: bool) -> None:
@@ -162,3 +175,43 @@ def test_history_does_not_go_back() -> None:
             key_index.put(revision)
         with pytest.raises(InvariantError):
             key_index.tombstone(revision)
+
+
+class _Counted(tuple[int, ...]):
+    """Revisions that count how often they are looked at."""
+
+    looks = 0
+
+    def __getitem__(self, position: Any) -> Any:
+        _Counted.looks += 1
+        return super().__getitem__(position)
+
+
+def test_a_long_history_is_neither_copied_nor_walked() -> None:
+    key_index = KeyIndex()
+    pairs = 2000
+    for number in range(pairs):
+        key_index.put(pack(2 * number + 1, 0))
+        closed = key_index.closed
+        key_index.tombstone(pack(2 * number + 2, 0))
+        assert not number or key_index.closed is closed, "a copy of all generations for each deletion"
+    key_index.closed = [item._replace(revisions=_Counted(item.revisions)) for item in key_index.closed]
+    _Counted.looks = 0
+    assert key_index.get(1) == Found(pack(1, 0), 1, 1)
+    assert key_index.get(2) is None
+    assert key_index.get(2 * pairs - 1) == Found(pack(2 * pairs - 1, 0), 2 * pairs - 1, 1)
+    assert _Counted.looks < 100
+    _Counted.looks = 0
+    assert len(key_index.compact(pairs, 10)) == 10
+    assert _Counted.looks < 100
+
+
+def test_keys_do_not_share_their_histories() -> None:
+    one, other = KeyIndex(), KeyIndex()
+    one.put(pack(1, 0))
+    one.tombstone(pack(2, 0))
+    one.compact(3)
+    assert one.is_empty()
+    one.put(pack(4, 0))
+    assert other.is_empty()
+    assert KeyIndex().is_empty()
