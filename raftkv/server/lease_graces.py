@@ -18,8 +18,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
+from raftkv.apply.leases import TTL_MAX_S
+
 KEPT_MAX: Final = 100_000
 """Leases with a grace that one stream may have; the others end with their TTL."""
+
+
+GRACE_MAX_MS: Final = 1000 * TTL_MAX_S
+"""A longer grace means no more than this one: every lease has ended by then. Clients may ask for any 64-bit number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class Graces:
         keepers = self._keepers.get(lease_id)
         if keepers is None and grace_ms <= 0:
             return  # what nearly all keep-alives are
-        orphan = Orphan(lease_id, grace_ms / 1000, self._clock())
+        orphan = Orphan(lease_id, min(grace_ms, GRACE_MAX_MS) / 1000, self._clock())
         if severed:
             if grace_ms > 0 and ttl_s > 0 and not keepers:
                 self._report([orphan])

@@ -27,7 +27,7 @@ from raftkv.raft.types import StateRole
 from raftkv.rpc.channel import Channel
 from raftkv.server.lease_graces import Orphan
 from raftkv.server.lessor_errands import Renewal, Shortening, TimeToLive
-from raftkv.server.lessor_renewals import Done, Expiry, Renewals, Ticket
+from raftkv.server.lessor_renewals import RENEW_MAX, Done, Expiry, Renewals, Ticket
 from raftkv.server.lessor_routing import Router
 from raftkv.server.lessor_times import BEAT_S, LeaseClock, LeaseTimes
 from raftkv.server.node import Node
@@ -236,7 +236,8 @@ class Lessor:
         if elsewhere:
             self._router.route(Renewal(self._renewals, elsewhere))
         if self._arrived and self._gathering is None:
-            arrived, self._arrived = self._arrived, []
+            # No more than one entry renews: neither the message to another member nor a turn of it grows without bound.
+            arrived, self._arrived = self._arrived[:RENEW_MAX], self._arrived[RENEW_MAX:]
             # Until these are answered, others gather: to another member they cost the same, few or many.
             self._gathering = self._loop.call_later(GATHER_MAX_S, self._passed_on)
             self._router.route(Renewal(self._renewals, arrived, self._passed_on))

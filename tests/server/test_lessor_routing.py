@@ -11,10 +11,10 @@ from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import NONE, StateRole
 from raftkv.rpc.status import Code, RpcError
-from raftkv.server.lease_graces import Orphan
+from raftkv.server.lease_graces import GRACE_MAX_MS, Graces, Orphan
 from raftkv.server.lessor import Lessor
 from raftkv.server.lessor_errands import LEASE_SHORTEN_PATH, Shortening
-from raftkv.server.lessor_renewals import Ticket
+from raftkv.server.lessor_renewals import RENEW_MAX, Ticket
 from raftkv.server.lessor_times import UNLOGGED
 from raftkv.server.node import NodeSettings
 from tests.apply.machine import Machine
@@ -175,6 +175,19 @@ def test_while_enough_is_under_way_the_rest_gathers() -> None:
     run(scenario)
 
 
+def test_no_call_has_more_than_one_entry_renews() -> None:
+    async def scenario(follower: Follower) -> None:
+        count = 2 * RENEW_MAX + 5
+        asked = await follower.ask(*range(1, count + 1))
+        for number, size in enumerate((RENEW_MAX, RENEW_MAX, 5)):
+            assert [len(ids) for ids in follower.ids(FIRST)][number:] == [size]
+            follower.channels[FIRST].answer(number)
+            await turn()
+        assert all(one.told == [one.lease_id * 10] for one in asked)
+
+    run(scenario)
+
+
 def test_what_gathers_does_not_wait_for_an_answer_that_is_late() -> None:
     async def scenario(follower: Follower) -> None:
         for lease_id in (1, 2):
@@ -269,6 +282,22 @@ def test_a_broken_connection_is_told_to_the_leader_at_once() -> None:
         again = raft_pb2.LeaseShortenRequest.FromString(follower.channels[FIRST].requests[1][1])
         assert again.ages_us[0] > request.ages_us[0], "it is as old as it is, not as when it was first told"
         follower.channels[FIRST].calls[1][1].set_result(b"")
+
+    run(scenario)
+
+
+def test_any_grace_that_a_client_can_ask_for_can_be_told() -> None:
+    async def scenario(follower: Follower) -> None:
+        graces = Graces(asyncio.get_running_loop().time, follower.lessor.orphaned)
+        asked_ms = [2**63 - 1, 2**62, GRACE_MAX_MS + 1, GRACE_MAX_MS, 1]
+        for lease_id, grace_ms in enumerate([*asked_ms, 0, -1, -(2**63)], 1):
+            graces.answered("stream", lease_id, grace_ms, 60, severed=False)
+        graces.stream_ended("stream", severed=True)
+        request = raft_pb2.LeaseShortenRequest.FromString(follower.channels[FIRST].requests[0][1])
+        assert dict(zip(request.ids, request.graces_ms, strict=True)) == {
+            lease_id: min(grace_ms, GRACE_MAX_MS) for lease_id, grace_ms in enumerate(asked_ms, 1)
+        }
+        follower.channels[FIRST].calls[0][1].set_result(b"")
 
     run(scenario)
 
