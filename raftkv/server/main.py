@@ -15,6 +15,7 @@ from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, CorruptionError, StorageError
 from raftkv.server import logs
 from raftkv.server.member import Member
+from raftkv.server.turns import LoopTurns, TurnSelector
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,9 @@ def run(config: ServerConfig) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     os.umask(0o077)
     try:
-        received, failure = asyncio.run(_serve(config))
+        turns = LoopTurns()
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(TurnSelector(turns))) as runner:
+            received, failure = runner.run(_serve(config, turns))
     except (ConfigError, StorageError, CorruptionError) as error:
         return _complain(str(error))
     if failure is not None:
@@ -49,8 +52,8 @@ def run(config: ServerConfig) -> int:
     return 1
 
 
-async def _serve(config: ServerConfig) -> tuple[signal.Signals, BaseException | None]:
-    member = Member(config)
+async def _serve(config: ServerConfig, turns: LoopTurns) -> tuple[signal.Signals, BaseException | None]:
+    member = Member(config, turns)
     gc.collect()
     gc.freeze()
     received = signal.SIGTERM

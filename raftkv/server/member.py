@@ -57,6 +57,7 @@ from raftkv.server.recipe import Recipe
 from raftkv.server.request_ids import request_ids
 from raftkv.server.snapshots import SnapshotReceiver, SnapshotSender, snapshot_path
 from raftkv.server.transport import Transport, peer_metadata
+from raftkv.server.turns import LoopTurns
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner, WatchService
 from raftkv.storage import schema
@@ -120,9 +121,10 @@ class Member:
 
     Arguments:
         config: its settings.
+        turns: of the loop, for ``/metrics``; None: nobody measures them.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, turns: LoopTurns | None = None) -> None:
         self.config = config
         self.failure: BaseException | None = None
         self._stop = asyncio.Event()
@@ -130,6 +132,8 @@ class Member:
         self._raising_no_space = False
         self._durable = open_durable(config, ThreadWriter(self._notify), self._fatal)
         self._registry = metrics.new_registry()
+        if turns is not None:
+            self._registry.register(turns)
         self._assemble(self._durable)
 
     def _notify(self, call: Callable[[], None]) -> None:

@@ -42,10 +42,11 @@ class DiskHistogram(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The one family."""
-        yield _histogram(self._name, self._text, _DISK_BUCKETS_S, self._counts, self._sum_s)
+        yield histogram_family(self._name, self._text, _DISK_BUCKETS_S, self._counts, self._sum_s)
 
 
-def _histogram(name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Metric:
+def histogram_family(name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Metric:
+    """A histogram of counts per bucket, one more than bounds."""
     names = [*(floatToGoString(bound) for bound in bounds), "+Inf"]  # type: ignore[no-untyped-call]  # theirs
     buckets = list(zip(names, map(float, accumulate(counts)), strict=True))
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=total)
@@ -181,7 +182,7 @@ class LeaseCollector(Collector):
         }
         yield from (CounterMetricFamily(name, text, float(value)) for name, (text, value) in counters.items())
         text = "Bucketed histogram of lease TTLs."
-        yield _histogram("etcd_debugging_lease_ttl_total", text, TTL_BUCKETS_S, times.ttl_counts, times.ttl_sum_s)
+        yield histogram_family("etcd_debugging_lease_ttl_total", text, TTL_BUCKETS_S, times.ttl_counts, times.ttl_sum_s)
         yield GaugeMetricFamily("raftkv_leases", "Leases that exist now.", float(len(times)))
 
 
