@@ -7,15 +7,18 @@ JOBS ?= 2
 VENV := .venv/.installed
 FOREIGN := .venv/foreign/.installed
 
-.PHONY: cluster foreign test verify fix proto sim sim-training bench clean
+.PHONY: cluster foreign test test-all verify fix proto sim sim-training bench clean
 
 cluster: $(VENV)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
 
 foreign: $(FOREIGN)  ## other people's clients, for the tests: each in an environment of its own, exact versions
 
-test: $(VENV) $(FOREIGN)  ## every test, on two cores
+test: $(VENV) $(FOREIGN)  ## the tests, on two cores, without those that take long
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-all: $(VENV) $(FOREIGN)  ## the tests that `make test` leaves out: long storms, all seeds, every foreign client
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long
 
 verify: $(VENV)  ## format, lint, types, generated code current; writes nothing
 	$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python proto/compile.py --check

@@ -1,4 +1,12 @@
-"""What all tests share: the option that regenerates golden files, and Hypothesis without wall-clock deadlines."""
+"""What all tests share: the long set, the option that rewrites golden files, Hypothesis without wall-clock deadlines.
+
+A test that takes long is marked `long`, and runs when it is asked for:
+
+    $ pytest                        # all but what is marked: `make test`
+    $ pytest -m long                # the rest: `make test-all`
+    $ pytest --all                  # both
+    $ pytest FILE::TEST             # a test that is named runs, marked or not
+"""
 
 from __future__ import annotations
 
@@ -14,11 +22,29 @@ settings.load_profile("raftkv")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the tests that are marked `long`")
     parser.addoption(
         "--rewrite",
         action="store_true",
         help="write what golden scenarios really print into their files; commit it only if you understand every change",
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long tests, unless they are asked for by `--all`, by `-m` or by name."""
+    if config.getoption("--all") or config.getoption("markexpr"):
+        return
+    names = [name for argument in config.args if (name := argument.partition("::")[2])]
+    left_out = [item for item in items if item.get_closest_marker("long") and not _is_named(item, names)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        removed = set(left_out)
+        items[:] = [item for item in items if item not in removed]
+
+
+def _is_named(item: pytest.Item, names: list[str]) -> bool:
+    own = item.nodeid.partition("::")[2]
+    return any(own == name or own.startswith((f"{name}[", f"{name}::")) for name in names)
 
 
 @pytest.fixture

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import long_except
 from tests.sim.__main__ import main, run_corner, summary
 from tests.sim.corners import CORNERS
 from tests.sim.swarm import draw, run_seed
 
 SEEDS_COUNT = 500
+SHORT_SEEDS_COUNT = 60
 CHUNK_SIZE = 10
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
@@ -22,7 +24,7 @@ def run_all(seeds: range) -> None:
     assert not bad, "\n".join(bad)
 
 
-@pytest.mark.parametrize("first", range(1, SEEDS_COUNT + 1, CHUNK_SIZE))
+@pytest.mark.parametrize("first", long_except(range(1, SEEDS_COUNT + 1, CHUNK_SIZE), range(SHORT_SEEDS_COUNT)))
 def test_seeds(first: int) -> None:
     run_all(range(first, first + CHUNK_SIZE))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import long_except
 from tests.training.sim import faults
 from tests.training.sim.__main__ import main, summary
 from tests.training.sim.agent import Habits
@@ -19,6 +20,7 @@ from tests.training.sim.swarm import draw, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_COUNT = 600
+SHORT_SEEDS_COUNT = 150
 CHUNK_SIZE = 25
 
 REGRESSIONS = {
@@ -34,7 +36,7 @@ REGRESSIONS = {
 """Seeds that found a bug, and which."""
 
 
-@pytest.mark.parametrize("first", range(1, SEEDS_COUNT + 1, CHUNK_SIZE))
+@pytest.mark.parametrize("first", long_except(range(1, SEEDS_COUNT + 1, CHUNK_SIZE), range(SHORT_SEEDS_COUNT)))
 def test_seeds(first: int) -> None:
     outcomes = [run_seed(seed) for seed in range(first, first + CHUNK_SIZE)]
     print(summary(outcomes))

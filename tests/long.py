@@ -1,0 +1,21 @@
+"""Which cases of a test are marked `long`: all but a few, so that `make test` still plays a share of each kind.
+
+@pytest.mark.parametrize("first", long_except(range(1, 501, 10), range(100)))
+@pytest.mark.parametrize(("members", "steps"), long_except([(3, 8_000), (1, 500)], [(1, 500)]))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
+
+
+def long_except(cases: Iterable[Any], short: Container[Any]) -> list[Any]:
+    """Return `cases` for `parametrize`: those not in `short` carry the marker; a tuple is several arguments."""
+    return [case if case in short else pytest.param(*_arguments(case), marks=pytest.mark.long) for case in cases]
+
+
+def _arguments(case: Any) -> tuple[Any, ...]:
+    return case if isinstance(case, tuple) else (case,)
