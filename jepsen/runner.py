@@ -141,11 +141,19 @@ class _Run:
                 group.create_task(task)
             try:
                 await self._torment(trouble, probe, compactor)
-                with contextlib.suppress(ProbeError):
-                    ending.rev = await probe.revision()
+                await self._tell_end(ending, probe)
                 self._term = await probe.term()
             finally:
                 ending.over.set()
+
+    async def _tell_end(self, ending: Ending, probe: Probe) -> None:
+        """Read the revision that companions have to reach, and note it: the store itself may go further."""
+        try:
+            ending.rev = await probe.revision()
+        except ProbeError as error:
+            self._recorder.event("unhealthy", why=f"the last revision could not be read: {error}")
+        else:
+            self._recorder.event("ending", rev=ending.rev)
 
     async def _torment(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
         """Load and faults until enough, then the last quiet point and the last reads."""

@@ -19,7 +19,7 @@ Make = Callable[..., list[str]]
 MAKERS = {"etcdctl": etcdctl, "raftkvctl": raftkvctl}
 PAIRS = [(first, second) for first in MAKERS for second in MAKERS]
 PATTERNS = [
-    (re.compile(rb"/[0-9a-f]{15,16}"), b"/<lease>"),
+    (re.compile(rb"/[0-9a-f]+\b"), b"/<lease>"),  # %x of the lease: of any width
     (re.compile(rb'"(revision|create_revision|mod_revision|lease|raft_term)":\d+'), rb'"\1":0'),
     (re.compile(rb'"key":"[^"]*"'), b'"key":"<key>"'),
     (re.compile(rb'"(Revision|CreateRevision|ModRevision|Lease)" : \d+'), rb'"\1" : 0'),

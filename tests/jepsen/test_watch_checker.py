@@ -87,11 +87,13 @@ ALL = (*tuple(sent(event) for event in EVENTS[:4]), sent(PUT_X, PUT_Y), sent(PUT
 """Every revision in a response of its own."""
 
 
-def history(*streams: Stream, compacting: int = 0) -> History:
-    """The true story, watched."""
+def history(*streams: Stream, compacting: int = 0, ending: int = 0) -> History:
+    """The true story, watched; watchers were told at the end to reach `ending`, if that is given."""
     told = truth().history()
     if compacting:
         told.events.append({"event": "compacting", "at": 60, "rev": compacting})
+    if ending:
+        told.events.append({"event": "ending", "at": 70, "rev": ending})
     told.streams = list(streams)
     return told
 
@@ -101,6 +103,7 @@ GOOD: dict[str, History] = {
     "one revision a response": history(stream(*ALL)),
     "all in one response": history(stream(sent(*EVENTS))),
     "to the end": history(stream(*ALL, lasting=True)),
+    "to the end that it was told": history(stream(*ALL[:3], lasting=True), ending=4),
     "breaks off": history(stream(*ALL[:2])),
     "never created": history(dataclasses.replace(stream(), messages=[])),
     "from now": history(stream(*ALL[3:], start=0, first=created(4))),
@@ -203,6 +206,10 @@ BAD: dict[str, tuple[History, str]] = {
     "canceled though it needs no past": (history(stream(*ALL, cancel(7)), compacting=7), "W10 canceled"),
     "canceled with a reason": (history(stream(cancel(0, "etcdserver: watch canceled"))), "W10 canceled"),
     "silent at the end": (history(stream(*ALL[:3], lasting=True)), "W10 never caught up"),
+    "silent before the end that it was told": (
+        history(stream(*ALL[:2], lasting=True), ending=4),
+        "W10 never caught up",
+    ),
     "not resumed": (history(dataclasses.replace(stream(lasting=True), messages=[])), "W10 never caught up"),
     "members differ": (
         history(stream(ALL[0], ALL[1]), stream(ALL[0], sent(WRONG_VALUE), member=2)),
