@@ -3,6 +3,7 @@
     RaftKVError
     +-- InvariantError           a broken promise inside the member: it stops, nothing catches this
     |   +-- CorruptionError      stored bytes are not what was written: names the place
+    |   +-- UnknownEntryError    the log holds an entry of a later version: names the version to install
     +-- ConfigError              a setting that cannot be used: one line says which and why
     +-- StorageError             the disk or its files cannot be used: one line says which and why
     |   +-- SpaceError           no room left for the write
@@ -71,6 +72,10 @@ class InvariantError(RaftKVError):
 
 class CorruptionError(InvariantError):
     """Stored bytes are not what was written. The text names the file or record, and the offset."""
+
+
+class UnknownEntryError(InvariantError):
+    """The log holds an entry that a later version wrote. The text is one line for the user: what to install."""
 
 
 class ConfigError(RaftKVError):
@@ -149,6 +154,18 @@ class InvalidSortOptionError(_InvalidArgument):
     """A sort order or target outside its enum."""
 
     text = "etcdserver: invalid sort option"
+
+
+class InvalidAlarmError(_InvalidArgument):
+    """An alarm or an action on alarms outside its enum. etcd panics on it, on every member and for good."""
+
+    text = "raftkv: unknown alarm or action"
+
+
+class MalformedEntryError(_InvalidArgument):
+    """The body of a log entry is no request of its kind: refused alike by all, without effect."""
+
+    text = "raftkv: the request in the log cannot be decoded"
 
 
 class BadMemberURLsError(_InvalidArgument):

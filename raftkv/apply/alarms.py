@@ -1,6 +1,7 @@
 """Alarms of the cluster: which member raised which, agreed through the log and kept on disk.
 
-NOSPACE refuses requests that can grow the store; CORRUPT refuses every request that changes it.
+NOSPACE refuses requests that can grow the store; CORRUPT refuses every request that changes it. A kind that this
+version does not know refuses nothing; it can be in a log of another version, so it is kept, listed and disarmed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from raftkv.apply import request as requests
 from raftkv.apply import txn
 from raftkv.pb import rpc_pb2
 
-_KEY: Final = struct.Struct(">QI")
+_KEY: Final = struct.Struct(">Qi")
+ALARMS_MAX: Final = 1_000
+"""Alarms that may be raised at a time: a client may name any member, also one that does not exist."""
 
 
 class MetaStore(Protocol):
@@ -61,7 +64,11 @@ class Alarms:
         self.corrupt = rpc_pb2.CORRUPT in kinds
 
     def execute(self, request: rpc_pb2.AlarmRequest) -> list[rpc_pb2.AlarmMember]:
-        """Carry out GET, ACTIVATE or DEACTIVATE; the alarms that the response lists."""
+        """Carry out GET, ACTIVATE or DEACTIVATE; the alarms that the response lists.
+
+        Raises:
+            TooManyRequestsError: ``ALARMS_MAX`` are raised.
+        """
         if request.action == rpc_pb2.AlarmRequest.GET:
             return self.raised(request.alarm)
         if request.action == rpc_pb2.AlarmRequest.ACTIVATE:
@@ -89,6 +96,8 @@ class Alarms:
     def _activate(self, member_id: int, alarm: int) -> list[rpc_pb2.AlarmMember]:
         if alarm == rpc_pb2.NONE:
             return []
+        if len(self._raised) >= ALARMS_MAX and (member_id, alarm) not in self._raised:
+            raise errors.TooManyRequestsError
         self._raised.add((member_id, alarm))
         self._note()
         self._store.meta_put(self._bucket, _KEY.pack(member_id, alarm), b"")

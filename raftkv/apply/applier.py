@@ -3,8 +3,17 @@
     outcome = applier.apply(data)         # one committed entry
     outcome.error or header(outcome.revision) + outcome.body
 
-Applied is applied: a ``StatusError`` is an outcome like any other, reached alike on every member. Any other exception
-leaves ``apply`` as ``InvariantError`` and stops the member, because its state may no longer be that of the others.
+Applied is applied: a ``StatusError`` is an outcome like any other, reached alike on every member. Applying is total:
+whatever a committed entry holds has one outcome.
+
+- A body that is no request of its kind is refused (``MalformedEntryError``). All members have the same bytes, so all
+  refuse; to stop instead would let one entry end the cluster for good, since it is met again after each restart.
+- Enums are open: values that this version does not know are kept and listed as numbers (alarms), hold (compares) or
+  do nothing (sort targets, actions), as in etcd where it survives them. New ones are refused before they are proposed.
+- A kind that this version does not know stops the member (``UnknownEntryError``): the others may know it.
+
+Any other exception leaves ``apply`` as ``InvariantError`` and stops the member, because its state may no longer be
+that of the others.
 """
 
 from __future__ import annotations
@@ -12,7 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from raftkv import errors
+from google.protobuf.message import DecodeError
+
+from raftkv import __version__, errors
 from raftkv.apply import request as requests
 from raftkv.apply import response, txn
 from raftkv.apply.alarms import Alarms, MetaStore
@@ -122,8 +133,12 @@ class Applier:
             request: the same already parsed, where the caller has it.
 
         Raises:
+            UnknownEntryError: this version does not know the kind.
             InvariantError: the entry could not be executed for a reason that is not an answer.
         """
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise _unknown(kind, body)
         try:
             if request is None:
                 request = PARSERS[kind](body)
@@ -131,9 +146,11 @@ class Applier:
                 refusal = self.alarms.refusal(kind, request)
                 if refusal is not None:
                     return Outcome(self.store.revision, error=refusal)
-            return self._handlers[kind](request)
+            return handler(request)
         except errors.StatusError as error:
             return Outcome(self.store.revision, error=error)
+        except DecodeError:
+            return Outcome(self.store.revision, error=errors.MalformedEntryError())
         except errors.InvariantError:
             raise
         except Exception as error:
@@ -229,3 +246,10 @@ class Applier:
         """Refuse what a leader decided before another took over: the new one may have decided otherwise."""
         if decision.term != self.term:
             raise errors.LeaderChangedError
+
+
+def _unknown(kind: int, body: bytes) -> errors.UnknownEntryError:
+    needed = requests.needed_version(kind, body)
+    return errors.UnknownEntryError(
+        f"the log holds an entry of kind {kind}, unknown to raftkv {__version__}: run raftkv {needed} on this data"
+    )

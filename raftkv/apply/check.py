@@ -12,6 +12,8 @@ from typing import Final
 from raftkv import errors
 from raftkv.pb import rpc_pb2
 
+_ACTIONS: Final = frozenset(rpc_pb2.AlarmRequest.AlarmAction.values())
+_ALARMS: Final = frozenset(rpc_pb2.AlarmType.values())
 _SORT_ORDERS: Final = frozenset(rpc_pb2.RangeRequest.SortOrder.values())
 _SORT_TARGETS: Final = frozenset(rpc_pb2.RangeRequest.SortTarget.values())
 
@@ -41,6 +43,14 @@ def check_delete_range(request: rpc_pb2.DeleteRangeRequest) -> None:
     """Refuse an empty key."""
     if not request.key:
         raise errors.EmptyKeyError
+
+
+def check_alarm(request: rpc_pb2.AlarmRequest) -> None:
+    """Refuse an unknown action, and to raise an unknown alarm. One of an old log may be listed and disarmed."""
+    if request.action not in _ACTIONS:
+        raise errors.InvalidAlarmError(f"raftkv: unknown alarm action {request.action}")
+    if request.action == rpc_pb2.AlarmRequest.ACTIVATE and request.alarm not in _ALARMS:
+        raise errors.InvalidAlarmError(f"raftkv: unknown alarm {request.alarm}")
 
 
 def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> None:

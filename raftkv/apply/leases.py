@@ -108,11 +108,14 @@ class Leases:
         Raises:
             LeaseExistsError: the id is in use.
             LeaseNotFoundError: the id is 0.
+            LeaseTTLTooLargeError: above ``TTL_MAX_S``.
         """
         if lease_id == 0:
             raise errors.LeaseNotFoundError
         if lease_id in self.granted:
             raise errors.LeaseExistsError
+        if ttl_s > TTL_MAX_S:
+            raise errors.LeaseTTLTooLargeError
         self.granted[lease_id] = ttl_s
         self._store.meta_put(schema.LEASE, _ID.pack(lease_id), _ID.pack(ttl_s))
         self.observer.granted(lease_id, ttl_s)

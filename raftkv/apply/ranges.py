@@ -97,7 +97,7 @@ def _refine(stored: list[bytes], request: rpc_pb2.RangeRequest, filtered: bool) 
     kvs = [kv_pb2.KeyValue.FromString(kv) for kv in stored]
     if filtered:
         kvs = [kv for kv in kvs if _passes(kv, request)]
-    if request.sort_order != _NONE or request.sort_target != _KEY:
+    if request.sort_target in _SORT_KEYS and (request.sort_order != _NONE or request.sort_target != _KEY):
         kvs.sort(key=_SORT_KEYS[request.sort_target], reverse=request.sort_order == _DESCEND)
     if request.keys_only:
         for kv in kvs:

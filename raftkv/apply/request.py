@@ -4,6 +4,10 @@
 
 The bytes that a client sent are the bytes that every member applies: nothing is re-encoded on the way. The id pairs
 the applied entry with the caller that waits for it on the member that proposed it.
+
+A member that meets a kind which it does not know must stop: it cannot tell what the others do with it. So that it can
+say which version to install, the body of every kind from ``VERSIONED_FIRST`` on begins with two bytes, the major and
+minor version of the first raftkv that knows the kind. Kinds below it are given out (1 to 11, and 7 was never written).
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ import enum
 import struct
 from typing import Final
 
-from raftkv.errors import InvariantError
-
 _HEADER: Final = struct.Struct(">BQ")
 HEADER_SIZE_BYTES: Final = _HEADER.size
+
+VERSIONED_FIRST: Final = 128
+"""First kind whose body names the version that it needs."""
 
 
 class Kind(enum.IntEnum):
@@ -27,7 +32,6 @@ class Kind(enum.IntEnum):
     COMPACT = 4
     ALARM = 5
     MEMBER_ATTRIBUTES = 6
-    CLUSTER_VERSION = 7
     LEASE_GRANT = 8
     LEASE_REVOKE = 9
     LEASE_EXPIRE = 10
@@ -39,13 +43,16 @@ def encode(kind: int, request_id: int, body: bytes) -> bytes:
     return _HEADER.pack(kind, request_id) + body
 
 
-def decode(data: bytes) -> tuple[int, int, bytes]:
-    """Kind, request id and body of an entry's data.
-
-    Raises:
-        InvariantError: the data is too short to be an entry that a member proposed.
-    """
+def decode(data: bytes) -> tuple[int, int, bytes] | None:
+    """Kind, request id and body of an entry's data; None for one too short to be a request: it changes nothing."""
     if len(data) < HEADER_SIZE_BYTES:
-        raise InvariantError(f"log entry of {len(data)} bytes has no request header")
+        return None
     kind, request_id = _HEADER.unpack_from(data)
     return kind, request_id, data[HEADER_SIZE_BYTES:]
+
+
+def needed_version(kind: int, body: bytes) -> str:
+    """The version of raftkv that knows a kind which this one does not, as far as the entry tells."""
+    if kind >= VERSIONED_FIRST and len(body) >= 2:
+        return f"{body[0]}.{body[1]} or later"
+    return "of a later version"

@@ -153,6 +153,8 @@ def _check_puts(view: WriteView, path: Path, leases: Leases, deletes: list[rpc_p
         elif kind == _PUT:
             _check_put(view, operation.request_put, leases)
             _check_not_deleted(operation.request_put, deletes)
+        elif kind is None:
+            raise errors.KeyNotFoundError
 
 
 def _check_not_deleted(request: rpc_pb2.PutRequest, deletes: list[rpc_pb2.DeleteRangeRequest]) -> None:

@@ -13,6 +13,7 @@ from raftkv.client.scope import Scope
 from raftkv.client.values import Alarm, EndpointStatus, Member
 from raftkv.errors import StatusError
 from raftkv.pb import rpc_pb2
+from raftkv.pb.enums import alarm_name, alarm_number
 
 
 class Admin(Scope):
@@ -85,7 +86,7 @@ class Admin(Scope):
             request = rpc_pb2.AlarmRequest(
                 action=rpc_pb2.AlarmRequest.DEACTIVATE,
                 memberID=alarm.member_id,
-                alarm=alarm.kind,
+                alarm=alarm_number(alarm.kind),  # type: ignore[arg-type]
             )
             await self._alarm(request, timeout_s)
         return on
@@ -93,4 +94,4 @@ class Admin(Scope):
     async def _alarm(self, request: rpc_pb2.AlarmRequest, timeout_s: float | None) -> list[Alarm]:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         answer = await self.core.call(methods.ALARM, request, timeout_s=limit_s)
-        return [Alarm(one.memberID, rpc_pb2.AlarmType.Name(one.alarm)) for one in answer.alarms]
+        return [Alarm(one.memberID, alarm_name(one.alarm)) for one in answer.alarms]

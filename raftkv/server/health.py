@@ -12,6 +12,7 @@ from raftkv.rpc.calls import UnaryCall
 from raftkv.rpc.server import Server
 from raftkv.rpc.server_stream import StreamCall
 from raftkv.rpc.status import RpcError
+from raftkv.server.kv import parse, parse_or_raise
 
 _METHODS: Final = SERVICES["grpc.health.v1.Health"]
 _SERVING: Final = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING).SerializeToString()
@@ -27,7 +28,10 @@ def register(server: Server) -> None:
 
 
 def _check(call: UnaryCall, data: bytes) -> None:
-    if health_pb2.HealthCheckRequest.FromString(data).service:
+    request = parse(call, health_pb2.HealthCheckRequest, data)
+    if request is None:
+        return
+    if request.service:
         call.fail(errors.NOT_FOUND, "unknown service")
     else:
         call.reply(_SERVING)
@@ -37,7 +41,7 @@ async def _watch(call: StreamCall) -> None:
     data = await call.receive()
     if data is None:
         raise RpcError(errors.INTERNAL, "a request is missing")
-    known = not health_pb2.HealthCheckRequest.FromString(data).service
+    known = not parse_or_raise(health_pb2.HealthCheckRequest, data).service
     await call.send(_SERVING if known else _UNKNOWN)
     # The status never changes while the server runs; the stream lasts until one end leaves.
     await asyncio.get_running_loop().create_future()

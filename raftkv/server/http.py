@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 from raftkv import errors
 from raftkv.apply.applier import Applier
-from raftkv.pb import rpc_pb2
+from raftkv.pb.enums import alarm_name
 from raftkv.raft.types import NONE
 from raftkv.rpc.http import HttpRequest, HttpResponse, text_response
 from raftkv.server.node import Node
@@ -60,9 +60,9 @@ class HttpService:
 
     def _alarm_reason(self, excluded: set[str]) -> str:
         for alarm in self._applier.alarms.raised():
-            name = rpc_pb2.AlarmType.Name(alarm.alarm)
+            name = alarm_name(alarm.alarm)
             if name not in excluded:
-                return f"ALARM {name}"
+                return "ALARM UNKNOWN" if name.lstrip("-").isdecimal() else f"ALARM {name}"
         return ""
 
     async def _read_reason(self) -> str:

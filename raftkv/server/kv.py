@@ -24,6 +24,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.calls import UnaryCall
 from raftkv.rpc.server import Server
+from raftkv.rpc.status import RpcError
 from raftkv.server.admission import Admission
 from raftkv.server.node import Node
 from raftkv.server.proposals import Waiter
@@ -102,6 +103,18 @@ def parse(call: UnaryCall, message: type[Any], data: bytes) -> Any | None:
     except DecodeError as error:
         call.fail(errors.INTERNAL, f"grpc: error unmarshalling request: {error}")
         return None
+
+
+def parse_or_raise(message: type[Any], data: bytes) -> Any:
+    """The request, for handlers that refuse by raising.
+
+    Raises:
+        RpcError: the bytes are none.
+    """
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
 
 
 class Responder:

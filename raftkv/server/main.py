@@ -12,12 +12,15 @@ import sys
 from typing import Final
 
 from raftkv.config import ServerConfig
-from raftkv.errors import ConfigError, CorruptionError, StorageError
+from raftkv.errors import ConfigError, CorruptionError, StorageError, UnknownEntryError
 from raftkv.server import logs
 from raftkv.server.member import Member
 from raftkv.server.turns import LoopTurns, TurnSelector
 
 _log = logging.getLogger(__name__)
+
+NEEDS_UPGRADE_STATUS: Final = 3
+"""Exit status of a member whose log holds what only a later version knows. Its data is as it was."""
 
 SWITCH_INTERVAL_S: Final = 0.000_5
 """How long the loop may keep the interpreter when the log or database thread wants it (Python's default: 5 ms)."""
@@ -30,7 +33,8 @@ def run(config: ServerConfig) -> int:
     """Serve until a signal or a failure.
 
     Returns:
-        The exit code: 0 never (a signal ends the process as that signal would), 1 for a failure.
+        The exit code: 0 never (a signal ends the process as that signal would), 1 for a failure,
+        ``NEEDS_UPGRADE_STATUS`` if the log is of a later version.
     """
     if sys.flags.optimize:
         return _complain("python -O is refused: it removes checks that keep members from diverging")
@@ -44,6 +48,8 @@ def run(config: ServerConfig) -> int:
             received, failure = runner.run(_serve(config, turns))
     except (ConfigError, StorageError, CorruptionError) as error:
         return _complain(str(error))
+    if isinstance(failure, UnknownEntryError):
+        return _complain(str(failure), NEEDS_UPGRADE_STATUS)
     if failure is not None:
         return _complain(f"stopped: {failure}")
     # Ended by a signal, and to look so: the default action gives the exit status that callers expect.
@@ -72,6 +78,6 @@ async def _serve(config: ServerConfig, turns: LoopTurns) -> tuple[signal.Signals
     return received, member.failure
 
 
-def _complain(text: str) -> int:
+def _complain(text: str, status: int = 1) -> int:
     print(f"raftkv: {text}", file=sys.stderr)
-    return 1
+    return status

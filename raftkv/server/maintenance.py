@@ -10,14 +10,16 @@ from collections.abc import Callable
 from typing import Final
 
 from raftkv import errors
+from raftkv.apply import check
 from raftkv.apply.request import Kind
 from raftkv.pb import rpc_pb2
+from raftkv.pb.enums import alarm_name
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE
 from raftkv.rpc.calls import UnaryCall
 from raftkv.rpc.server import Server
 from raftkv.rpc.status import RpcError
-from raftkv.server.kv import PendingWrite, Responder, parse
+from raftkv.server.kv import PendingWrite, Responder, fail, parse, parse_or_raise
 from raftkv.server.version import ETCD_STORAGE_VERSION, ETCD_VERSION
 from raftkv.storage.hash import KVHash, hash_database
 from raftkv.storage.mvcc import Store
@@ -69,15 +71,21 @@ class MaintenanceService:
         missing = ["etcdserver: no leader"] if self._responder.node.leader == NONE else []
         # The trailing space is etcd's: the text is the alarm's own printed form.
         return missing + [
-            f"memberID:{alarm.memberID} alarm:{rpc_pb2.AlarmType.Name(alarm.alarm)} "
+            f"memberID:{alarm.memberID} alarm:{alarm_name(alarm.alarm)} "
             for alarm in self._responder.applier.alarms.raised()
         ]
 
     def alarm(self, call: UnaryCall, data: bytes) -> None:
         """List, raise or disarm alarms."""
         request = parse(call, rpc_pb2.AlarmRequest, data)
-        if request is not None:
-            self._responder.propose(call, Kind.ALARM, data, PendingWrite(self._responder, call, request))
+        if request is None:
+            return
+        try:
+            check.check_alarm(request)
+        except errors.StatusError as error:
+            fail(call, error)
+            return
+        self._responder.propose(call, Kind.ALARM, data, PendingWrite(self._responder, call, request))
 
     async def hash(self, _data: bytes, call: UnaryCall) -> bytes:
         """Hash of the whole database of this member, with everything in it that was answered before."""
@@ -91,7 +99,7 @@ class MaintenanceService:
 
     async def hash_kv(self, data: bytes, call: UnaryCall) -> bytes:
         """Hash of the key space up to a revision; equal on all members that have it."""
-        request = rpc_pb2.HashKVRequest.FromString(data)
+        request = parse_or_raise(rpc_pb2.HashKVRequest, data)
         try:
             result = await self._compute(request.revision)
         except errors.StatusError as error:

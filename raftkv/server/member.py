@@ -23,7 +23,7 @@ from raftkv.apply.membership import Membership
 from raftkv.apply.request import Kind
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
-from raftkv.errors import ConfigError, StatusError
+from raftkv.errors import ConfigError, StatusError, UnknownEntryError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
@@ -428,7 +428,9 @@ class Member:
     def _fatal(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-            _log.critical("the member stops: %s", error, exc_info=error)
+            _log.critical(
+                "the member stops: %s", error, exc_info=None if isinstance(error, UnknownEntryError) else error
+            )
             self.node.stop()
             self._stop.set()
 

@@ -445,7 +445,10 @@ class Node:
             callback()
 
     def _apply_request(self, data: bytes, answers: list[tuple[Waiter, Outcome]]) -> None:
-        kind, request_id, body = requests.decode(data)
+        request = requests.decode(data)
+        if request is None:
+            return  # nobody can wait for it
+        kind, request_id, body = request
         waiter = self.proposals.pop(request_id)
         if waiter is None:
             self.applier.apply(kind, body)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raftkv.pb import rpc_pb2
+from raftkv.pb.enums import alarm_name
 from tests.compat.wire import Answer, Wire
 from tests.procs import RAFTKV, ROOT, Cluster, Member, free_port, wait_for
 
@@ -143,7 +144,7 @@ def alarms_of(wire: Wire, member: int = 0) -> list[tuple[int, str]]:
     """The raised alarms as a member lists them: member id and name."""
     answer = wire.call(ALARM, rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET), member)
     assert answer.code == "OK", answer
-    return [(alarm.memberID, rpc_pb2.AlarmType.Name(alarm.alarm)) for alarm in answer.message.alarms]
+    return [(alarm.memberID, alarm_name(alarm.alarm)) for alarm in answer.message.alarms]
 
 
 def disarm_all(wire: Wire) -> None:
