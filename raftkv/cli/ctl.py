@@ -14,13 +14,13 @@ from collections.abc import Sequence
 import click
 
 from raftkv.cli.command import Branch, External, Leaf, dispatch
+from raftkv.cli.door import leave
 from raftkv.cli.exits import ERROR, CommandError
 from raftkv.cli.pflag import BOOL, DURATION, INT, LIST, Flag
 
 NAME = "raftkvctl"
 COMPLETION_VARIABLE = "_RAFTKVCTL_COMPLETE"
 FORMATS = ("simple", "fields", "json", "protobuf", "table")
-INTERRUPTED = 130
 
 GLOBAL_FLAGS = (
     Flag("endpoints", LIST, ("127.0.0.1:2379",), "members to talk to, host:port or URLs"),
@@ -332,20 +332,13 @@ def main(words: Sequence[str] | None = None) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(tree, {}, NAME, COMPLETION_VARIABLE, instruction)
-    try:
-        _check_api_version()
-        return dispatch(tree, sys.argv[1:] if words is None else words)
-    except CommandError as error:
-        if str(error):
-            sys.stdout.flush()
-            print(f"Error: {error}", file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader has what it wanted (raftkvctl get ... | head): leave without a word, and let nothing flush later.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ERROR
+    given = sys.argv[1:] if words is None else words
+    return leave(lambda: _run(tree, given), lambda text: print(f"Error: {text}", file=sys.stderr))
+
+
+def _run(tree: Branch, words: Sequence[str]) -> int:
+    _check_api_version()
+    return dispatch(tree, words)
 
 
 def _check_api_version() -> None:

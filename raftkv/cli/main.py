@@ -17,10 +17,10 @@ import sys
 from collections.abc import Sequence
 
 from raftkv import __version__
+from raftkv.cli.door import leave
 from raftkv.cli.exits import ERROR, SUCCESS, CommandError
 
 API_VERSION = "3.6"
-INTERRUPTED = 130
 _ABSENT = ("gateway", "grpc-proxy")
 
 USAGE = """\
@@ -44,14 +44,8 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    try:
-        return _run(list(sys.argv[1:] if words is None else words))
-    except CommandError as error:
-        if str(error):
-            print(f"raftkv: {error}", file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    given = list(sys.argv[1:] if words is None else words)
+    return leave(lambda: _run(given), lambda text: print(f"raftkv: {text}", file=sys.stderr))
 
 
 def _run(words: list[str]) -> int:

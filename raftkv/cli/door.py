@@ -1,0 +1,86 @@
+"""The door of every command line: how a program ends, whatever happens inside it.
+
+Owns the last word on output that nobody takes any more. ``raftkv --help | head -1`` closes its end of the pipe while
+there is more to print; the program then leaves without a word, as other programs do that a broken pipe ends. A full
+disk below ``> file`` is one line. Python would otherwise complain at its exit, when it flushes what is left.
+
+>>> leave(lambda: 7, print)
+7
+
+Leaves out: how a program says what went wrong, which each knows itself (``complain``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+
+from raftkv.cli.exits import ERROR, CommandError
+
+INTERRUPTED = 130
+"""What a shell shows for a program that Ctrl-C has ended."""
+
+
+def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:
+    """Run a program to its end and write out all that it has printed.
+
+    Arguments:
+        body: the program; returns its exit code.
+        complain: prints a line to standard error.
+
+    Returns:
+        the exit code.
+    """
+    try:
+        return _ended(body, complain)
+    except BrokenPipeError:
+        pass
+    except BaseExceptionGroup as group:
+        if group.split(BrokenPipeError)[1] is not None:
+            raise
+    except OSError as error:
+        _discard_output()
+        with contextlib.suppress(OSError):
+            complain(_described(error))
+        return ERROR
+    _discard_output()
+    return ERROR
+
+
+def _ended(body: Callable[[], int], complain: Callable[[str], None]) -> int:
+    try:
+        code = body()
+    except CommandError as error:
+        _flush()
+        if str(error):
+            complain(str(error))
+        return error.code
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    _flush()
+    return code
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # as it is in a program that was started with `>&-`
+        sys.stdout.flush()
+
+
+def _discard_output() -> None:
+    """Let what is still to be flushed go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                if stream is not None:
+                    stream.flush()
+            except OSError:
+                os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def _described(error: OSError) -> str:
+    why = error.strerror or str(error)
+    return f"{error.filename}: {why}" if error.filename is not None else why

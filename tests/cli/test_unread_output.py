@@ -1,0 +1,104 @@
+"""Output that nobody takes: ``raftkv --help | head -1`` and its kind end without a word, a full disk with one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import run_ctl
+from tests.procs import RAFTKV, Cluster
+
+BIN = Path(sys.executable).parent
+TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A member with a key and a lease."""
+    with Cluster(RAFTKV) as cluster:
+        endpoint = cluster.endpoints[0]
+        assert run_ctl(["--endpoints", endpoint, "put", "a", "1"]).code == 0
+        yield endpoint
+
+
+HELP = [
+    ("raftkv", "--help"),
+    ("raftkv", "version"),
+    ("raftkv", "cluster", "--help"),
+    ("raftkv", "torchft-lighthouse", "--help"),
+    ("raftkv", "tcpstore-gateway", "--help"),
+    ("raftkvctl", "help"),
+    ("raftkvctl", "get", "--help"),
+    ("raftkvctl", "version"),
+    ("raftkvctl", "completion", "bash"),
+    ("raftkvctl", "bench", "put", "--help"),
+]
+ANSWERS = [
+    ("get", "--prefix", ""),
+    ("get", "--prefix", "", "-w", "json"),
+    ("get", "--prefix", "", "-w", "protobuf"),
+    ("endpoint", "status", "-w", "table"),
+    ("watch", "--prefix", "", "--rev", "1"),
+    ("watch", "--prefix", "", "--rev", "1", "-w", "json"),
+    ("lock", "left"),
+    ("elect", "left", "p"),
+    ("lease", "keep-alive", "7b"),
+    ("run", "list", "--json"),
+    ("top", "--json", "--interval", "1ms"),
+    ("bench", "put", "--total", "20", "--clients", "1", "--conns", "1"),
+]
+
+
+def run_unread(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """A program whose output nobody takes: the other end of its pipe is closed before it starts."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return subprocess.run(
+            command, stdout=writing, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S, check=False
+        )
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.parametrize("words", HELP, ids=" ".join)
+def test_help_that_nobody_reads_ends_without_a_word(words: tuple[str, ...]) -> None:
+    done = run_unread([str(BIN / words[0]), *words[1:]])
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_so_does_the_module() -> None:
+    done = run_unread([sys.executable, "-m", "raftkv", "--help"])
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("words", ANSWERS, ids=" ".join)
+def test_answers_that_nobody_reads_end_without_a_word(server: str, words: tuple[str, ...]) -> None:
+    done = run_unread([str(BIN / "raftkvctl"), "--endpoints", server, *words])
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("words", [("raftkv", "--help"), ("raftkvctl", "help"), ("raftkvctl", "completion", "bash")])
+def test_output_for_which_there_is_no_room_is_one_line(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [str(BIN / words[0]), *words[1:]], stdout=full, stderr=subprocess.PIPE, timeout=TIMEOUT_S, check=False
+        )
+    program = {"raftkv": b"raftkv", "raftkvctl": b"Error"}[words[0]]
+    assert (done.returncode, done.stderr) == (1, program + b": No space left on device\n")
+
+
+@pytest.mark.parametrize("words", [("raftkv", "version"), ("raftkvctl", "version")])
+def test_a_program_without_any_output_stream_ends_well(words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", str(BIN / words[0]), *words[1:]],
+        stderr=subprocess.PIPE,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
