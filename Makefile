@@ -4,12 +4,17 @@ BIN := .venv/bin
 SIZE ?= 3
 SEEDS ?= 500
 JOBS ?= 2
+RUNTIME := .venv/.runtime
 VENV := .venv/.installed
 FOREIGN := .venv/foreign/.installed
 
+# On one line, and in words that every Python can read.
+OLD := raftkv needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name another one: make PYTHON=python3.12
+CHECK := import sys; sys.version_info >= (3, 11) or sys.exit("$(OLD)" % sys.version_info[:2])
+
 .PHONY: cluster foreign test test-all verify fix proto sim sim-training bench clean
 
-cluster: $(VENV)  ## three members on loopback with a live status table
+cluster: $(RUNTIME)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
 
 foreign: $(FOREIGN)  ## other people's clients, for the tests: each in an environment of its own, exact versions
@@ -42,8 +47,14 @@ clean:  ## everything that can be made again
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis cluster-data bench/data jepsen/runs
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-$(VENV): setup.py pyproject.toml
-	$(PYTHON) -m venv .venv && $(BIN)/pip install -q --upgrade pip && $(BIN)/pip install -q -e '.[dev,torch]'
+$(RUNTIME): setup.py  # what raftkv itself needs; an environment that an older Python or a failure left is made anew
+	@$(PYTHON) -c '$(CHECK)'
+	@$(BIN)/python -c '$(CHECK)' 2>/dev/null && $(BIN)/python -m pip --version >/dev/null 2>&1 \
+	  || { rm -rf .venv && $(PYTHON) -m venv .venv; } || { rm -rf .venv; exit 1; }
+	$(BIN)/pip install -q -e . && touch $@
+
+$(VENV): $(RUNTIME) pyproject.toml  # and what its development needs
+	$(BIN)/pip install -q --upgrade pip && $(BIN)/pip install -q -e '.[dev,torch]'
 	$(BIN)/pip install -q --no-deps --target .venv/protobuf-4.25 'protobuf==4.25.*' && touch $@  # oldest runtime supported
 
 $(FOREIGN): tests/foreign/environments.py $(wildcard tests/foreign/packages/*) | $(VENV)

@@ -1,0 +1,104 @@
+"""What `make cluster` does on a machine of any state: an old Python, a half-made environment, none at all.
+
+Python and pip are stand-ins that write down how they were called, so nothing is installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT_S = 60
+
+PYTHON = """#!/bin/sh
+echo "python $*" >> calls
+if [ "$1" = -c ]; then exec {python} -c "import sys; sys.version_info = ({version}, 0); $2"; fi
+if [ "$1" = -m ] && [ "$2" = venv ]; then
+  mkdir -p .venv/bin
+  {broken}
+  cp "$0" .venv/bin/python
+  for name in pip raftkv; do printf '#!/bin/sh\\necho "%s $*" >> calls\\n' $name > .venv/bin/$name; done
+  chmod +x .venv/bin/*
+fi
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with what make reads."""
+    for name in ("Makefile", "setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def python(checkout: Path, name: str, version: str = "3, 11", broken: str = "") -> str:
+    program = checkout / name
+    program.write_text(PYTHON.format(python=sys.executable, version=version, broken=broken), encoding="utf-8")
+    program.chmod(0o755)
+    return f"./{name}"
+
+
+def make(checkout: Path, target: str, program: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", target, f"PYTHON={program}"]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+def calls(checkout: Path) -> list[str]:
+    """How pip and the programs of the environment were called."""
+    path = checkout / "calls"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [line for line in lines if not line.startswith("python -c")]
+
+
+WANTED = ["python -m venv .venv", "pip install -q -e .", "raftkv cluster --size 3"]
+
+
+def test_a_cluster_needs_raftkv_and_nothing_else(checkout: Path) -> None:
+    done = make(checkout, "cluster", python(checkout, "python"))
+    assert done.returncode == 0, done.stderr
+    assert calls(checkout) == WANTED
+    assert make(checkout, "cluster", "./python").returncode == 0
+    assert calls(checkout) == [*WANTED, "raftkv cluster --size 3"]
+
+
+def test_an_old_python_is_told_in_a_line_and_leaves_nothing(checkout: Path) -> None:
+    done = make(checkout, "cluster", python(checkout, "old", "3, 9"))
+    told, failed = done.stderr.splitlines()
+    text = "raftkv needs Python 3.11 or newer, and ./old is 3.9; name another one: make PYTHON=python3.12"
+    assert (done.returncode, told, "Error" in failed) == (2, text, True)
+    assert not (checkout / ".venv").exists()
+    assert make(checkout, "cluster", python(checkout, "python")).returncode == 0
+    assert calls(checkout) == WANTED
+
+
+@pytest.mark.parametrize("state", ["empty", "of an old Python", "with a dead interpreter"])
+def test_what_a_failure_has_left_is_made_anew(checkout: Path, state: str) -> None:
+    programs = checkout / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "left-behind").touch()
+    if state == "of an old Python":
+        shutil.copy(checkout / python(checkout, "old", "3, 9"), programs / "python")
+    elif state == "with a dead interpreter":
+        (programs / "python").symlink_to("/nowhere/python3.8")
+    assert make(checkout, "cluster", python(checkout, "python")).returncode == 0
+    assert calls(checkout) == WANTED
+    assert not (programs / "left-behind").exists()
+
+
+def test_an_environment_that_cannot_be_made_is_removed(checkout: Path) -> None:
+    done = make(checkout, "cluster", python(checkout, "python", broken="echo no ensurepip >&2; exit 1"))
+    assert done.returncode == 2
+    assert "no ensurepip" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_development_needs_more(checkout: Path) -> None:
+    done = make(checkout, ".venv/.installed", python(checkout, "python"))
+    assert done.returncode == 0, done.stderr
+    installs = [line for line in calls(checkout) if line.startswith("pip install")]
+    assert installs[:3] == [WANTED[1], "pip install -q --upgrade pip", "pip install -q -e .[dev,torch]"]
