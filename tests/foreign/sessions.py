@@ -90,7 +90,7 @@ def play(script: Script, cluster: Cluster) -> dict[str, Steps]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=_environment(),
+            env=environment(),
             start_new_session=True,
         )
         watchdog = threading.Timer(SCRIPT_TIMEOUT_S, _end, [process])
@@ -119,7 +119,8 @@ def _end(process: subprocess.Popen[str]) -> None:
         pass
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """What programs of foreign environments find: nothing of this one's settings, and Node.js its packages."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ETCDCTL_", "PYTHON"))}
     return {**kept, "ETCDCTL_API": "3", "NODE_PATH": str(HOME / "node" / "node_modules"), "GRPC_VERBOSITY": "NONE"}
 

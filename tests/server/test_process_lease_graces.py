@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 import raftkv
 from tests.compat.wire import Wire
-from tests.procs import RAFTKV, ROOT, Cluster, free_port, wait_for
+from tests.procs import RAFTKV, ROOT, Cluster, wait_for
+from tests.relay import Relay
 from tests.server.process import leader_of
 
 pytestmark = pytest.mark.xdist_group("process-lease-graces")
@@ -68,55 +66,6 @@ def owner(endpoint: str, name: str) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
-
-
-class Relay:
-    """A port that leads to a member until the connections are cut or refused."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.port = free_port()
-        host, _, port = endpoint.rpartition(":")
-        self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", self.port))
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._threads: list[threading.Thread] = []
-        self._start(self._accept)
-
-    def _start(self, target: Callable[..., None], *arguments: object) -> None:
-        thread = threading.Thread(target=target, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._target)
-            self._pairs.append((near, far))
-            for one, other in ((near, far), (far, near)):
-                self._start(_copy, one, other)
-
-    def close(self) -> None:
-        """Cut everything; whoever comes is refused."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for one in itertools.chain.from_iterable(self._pairs):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for one in itertools.chain.from_iterable(self._pairs):
-            one.close()
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_RDWR)
 
 
 def wait_kept_past(kv: raftkv.Client, key: str, seconds: float) -> None:
