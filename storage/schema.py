@@ -59,6 +59,10 @@ META_SCHEDULED_COMPACT: Final = b"scheduledCompactRev"
 META_FINISHED_COMPACT: Final = b"finishedCompactRev"
 META_FORMAT_VERSION: Final = b"formatVersion"
 
+META_OF_THE_LOG: Final = frozenset({META_CONSISTENT_INDEX, META_TERM})
+"""How far the log is applied: it moves with elections and reads too, so it is not part of the state (etcd: the keys
+that its hash of the backend ignores)."""
+
 META_KEY_BYTES_MAX: Final = 511
 """Longest key of any bucket (LMDB's own limit)."""
 

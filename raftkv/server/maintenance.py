@@ -88,7 +88,10 @@ class MaintenanceService:
         self._responder.propose(call, Kind.ALARM, data, PendingWrite(self._responder, call, request))
 
     async def hash(self, _data: bytes, call: UnaryCall) -> bytes:
-        """Hash of the whole database of this member, with everything in it that was answered before."""
+        """Hash of the whole database of this member, with everything in it that was answered before.
+
+        Of what the database means: a restart leaves it, and members that have applied the same writes agree.
+        """
         settled = asyncio.Event()
         # Commits follow the log, and a compaction its own answer: without waiting for both, two hashes of one
         # revision could differ.

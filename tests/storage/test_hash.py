@@ -127,3 +127,25 @@ def test_the_hash_of_the_database_covers_every_bucket(backend: Backend) -> None:
     assert len(seen) == 5
     assert {revision for _, revision in seen} == {store.revision}
     store.close()
+
+
+def test_the_hash_of_the_database_is_of_the_state_alone(backend: Backend) -> None:
+    """Not of the log's index and term, of commits, of the slices of a compaction, nor of a restart amid one."""
+    calm, hasty = Store.open(backend), Store.open(MemoryBackend(), operations_max=3)
+    for number, store in enumerate((calm, hasty)):
+        fill(store, 100)
+        store.meta_put(schema.LEASE, b"lease", b"ttl")
+        store.compact(80)
+        store.set_applied(store.applied_index + 7 * number, 1 + number)
+    calm.commit()
+    finish(calm)
+    for _ in range(2):
+        hasty.compaction_step(5)
+        hasty.commit()
+    again = Store.open(hasty.backend)
+    again.set_applied(again.applied_index + 1, 9)
+    again.commit()
+    assert hash_database(again.backend) != hash_database(backend), "the compaction is not finished"
+    finish(again)
+    assert hash_database(again.backend) == hash_database(backend)
+    calm.close()
