@@ -11,6 +11,9 @@ as ``scheduledCompactRev`` in the batch of the log entry that asked for it. The 
 A crash loses nothing but progress: on disk ``scheduledCompactRev`` is ahead of ``finishedCompactRev``, the index is
 rebuilt from what is left, and the same steps are gone through again. Deletions are the same whichever were done.
 
+A read that takes long may hold the work back, for what was readable when it began (``hold``): the compaction is in
+effect for everybody else, but nothing that the read may need is dropped until it lets go.
+
 Compactions queue up in order; nothing here knows time or threads. One step of 500 keys, or of 1,000 revisions of few
 keys, takes about 1 ms.
 """
@@ -43,6 +46,25 @@ class _Job:
         self.is_sent = False
 
 
+class Hold:
+    """Keeps compactions later than a revision from dropping anything. Made by ``Compactor.hold``."""
+
+    __slots__ = ("_holds", "revision")
+
+    def __init__(self, holds: dict[Hold, None], revision: int) -> None:
+        self._holds = holds
+        self.revision = revision
+
+    @property
+    def is_held(self) -> bool:
+        """Whether everything readable when it was made still is."""
+        return self in self._holds
+
+    def end(self) -> None:
+        """Let compactions go on; once or more."""
+        self._holds.pop(self, None)
+
+
 class Compactor:
     """The compactions of one store, oldest first."""
 
@@ -50,6 +72,7 @@ class Compactor:
         self._index = index
         self._overlay = overlay
         self._jobs: deque[_Job] = deque()
+        self._holds: dict[Hold, None] = {}
         self.dropped_total = 0
         """Revisions dropped since the store was opened."""
 
@@ -62,8 +85,15 @@ class Compactor:
         """Queue a compaction; ``on_done`` is called when it is durable."""
         self._jobs.append(_Job(revision, on_done))
 
+    def hold(self, compacted: int) -> Hold:
+        """Keep what is readable with this compact revision, the store's, from being dropped."""
+        hold = Hold(self._holds, compacted)
+        self._holds[hold] = None
+        return hold
+
     def reset(self) -> list[Callable[[], None]]:
-        """Forget everything queued, and return whom to tell when it is done all the same."""
+        """Forget everything queued, and return whom to tell when it is done all the same. Ends all holds."""
+        self._holds.clear()
         waiting = [job.on_done for job in self._jobs if job.on_done is not None]
         self._jobs.clear()
         return waiting
@@ -72,14 +102,19 @@ class Compactor:
         """Do a bounded piece of work.
 
         Returns:
-            ``False`` when there is nothing to do before a commit is reported, or at all.
+            ``False`` when there is nothing to do before a commit is reported or a hold ended, or at all.
         """
         job = self._next_job()
-        if job is None:
+        if job is None or self._is_held(job.revision):
             return False
         if self._visit(job, keys_max):
             return True
         return self._send(job)
+
+    def _is_held(self, revision: int) -> bool:
+        # The compact revision never goes back, so the oldest hold is the strictest.
+        oldest = next(iter(self._holds), None)
+        return oldest is not None and oldest.revision < revision
 
     def _next_job(self) -> _Job | None:
         return next((job for job in self._jobs if not job.is_sent), None)

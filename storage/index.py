@@ -21,6 +21,7 @@ otherwise ``key <= x < end``, empty when ``end <= key``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from sortedcontainers import SortedList
@@ -31,6 +32,10 @@ from raftkv.storage.revision import SUB_BITS
 
 TO_THE_LAST: Final = b"\x00"
 """The ``end`` of an interval without an upper bound."""
+
+
+State = tuple[bytes, int, int, int]
+"""Of a key at some revision: the key, packed revision of its value, main revision of its creation, version."""
 
 
 class Index:
@@ -113,15 +118,15 @@ class Index:
         entry = self._entries.get(key)
         return None if entry is None else _get_latest(entry)
 
-    def keys(self, key: bytes, end: bytes) -> Iterator[bytes]:
-        """Every known key of an interval in order, live or not."""
+    def keys(self, key: bytes, end: bytes, *, reverse: bool = False) -> Iterator[bytes]:
+        """Every known key of an interval in order, or in reverse, live or not."""
         if not end:
             return iter((key,) if key in self._entries else ())
         if end == TO_THE_LAST:
-            return iter(self._keys.irange(key))
+            return iter(self._keys.irange(key, reverse=reverse))
         if end <= key:
             return iter(())
-        return iter(self._keys.irange(key, end, inclusive=(True, False)))
+        return iter(self._keys.irange(key, end, inclusive=(True, False), reverse=reverse))
 
     def live(self, key: bytes, end: bytes) -> Iterator[tuple[bytes, int]]:
         """Key and packed revision of the value of all that exists now in an interval, in order."""
@@ -145,6 +150,31 @@ class Index:
                 found = _get(entry, main)
                 if found is not None:
                     yield name, found.modified
+
+    def states(self, names: Iterable[bytes], main: int) -> list[State]:
+        """Those of some known keys that existed at a main revision, as they were then."""
+        entries, bound = self._entries, (main + 1) << SUB_BITS
+        found: list[State] = []
+        for name in names:
+            entry = entries[name]
+            if isinstance(entry, int):
+                if entry < bound:
+                    found.append((name, entry, entry >> SUB_BITS, 1))
+                continue
+            revisions = entry.revisions
+            if revisions and revisions[-1] < bound:
+                found.append((name, revisions[-1], entry.created, entry.version))
+            elif (state := entry.get(main)) is not None:
+                found.append((name, *state))
+        return found
+
+    def known_count(self, key: bytes, end: bytes) -> int:
+        """Number of known keys of an interval, live or not: how long a walk through it is; logarithmic."""
+        if not end:
+            return 1
+        if end == TO_THE_LAST:
+            return len(self._keys) - int(self._keys.bisect_left(key))
+        return max(int(self._keys.bisect_left(end)) - int(self._keys.bisect_left(key)), 0)
 
     def count(self, key: bytes, end: bytes) -> int:
         """Number of keys of an interval that exist now; logarithmic in the size of the store."""
@@ -196,6 +226,40 @@ class Index:
         self._keys = SortedList(entries)
         self._dead = SortedList(dead)
         self._dirty = dict.fromkeys(dirty)
+
+
+class Walk:
+    """An interval at one revision, in pieces, up or down; between them anything may happen to the index.
+
+    Arguments:
+        index: of the store.
+        key, end: the interval.
+        main: the revision.
+    """
+
+    __slots__ = ("_end", "_index", "_key", "_main", "_reverse", "done")
+
+    def __init__(self, index: Index, key: bytes, end: bytes, main: int, *, reverse: bool = False) -> None:
+        self._index = index
+        self._key = key
+        self._end = end
+        self._main = main
+        self._reverse = reverse
+        self.done = False
+        """Whether the interval is walked to its end."""
+
+    def take(self, keys_max: int) -> list[State]:
+        """What existed of the next known keys of the interval, of at most so many."""
+        names = list(islice(self._index.keys(self._key, self._end, reverse=self._reverse), keys_max))
+        if len(names) < keys_max or not self._end:
+            self.done = True
+        elif self._reverse:
+            # Nothing is below the least key, and as an end it would mean the opposite.
+            self.done = names[-1] in (self._key, TO_THE_LAST)
+            self._end = names[-1]
+        else:
+            self._key = names[-1] + b"\x00"
+        return self._index.states(names, self._main)
 
 
 def _latest(entry: int | KeyIndex) -> int:

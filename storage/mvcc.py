@@ -21,8 +21,10 @@ Duties of the owner:
 Invariants: ``revision`` grows by exactly one with each transaction that changes something and never shrinks, crashes
 and compactions included; everything at or after ``compact_revision`` is readable.
 
-Left out: watchers, leases, auth (they keep their state in buckets of their own through ``meta_put``); sorting and
-filtering of results (apply does it, with ``KeyValueView``).
+Reads of long intervals, sorted and filtered ones too, come in pieces (``selection.py``); ``pin`` gives a view of the
+present to do it in while writes and compactions go on.
+
+Left out: watchers, leases, auth (they keep their state in buckets of their own through ``meta_put``).
 """
 
 from __future__ import annotations
@@ -42,11 +44,12 @@ from raftkv.storage.compaction import KEYS_PER_STEP, Compactor
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.index import Index
-from raftkv.storage.mvcc_range import RangePages, RangeResult, Reader, check_revision
+from raftkv.storage.mvcc_range import PinnedView, RangePages, RangeResult, Reader, check_revision
 from raftkv.storage.mvcc_txn import Change, WriteTxn
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.restore import fill_index, scan
 from raftkv.storage.revision import pack, to_key
+from raftkv.storage.selection import Pieces, Selection, no_limit
 
 OPERATIONS_MAX = 10_000
 """A batch of this many changes is sent without waiting for the owner's timer."""
@@ -276,6 +279,40 @@ class Store:
             check_revision(revision, current, self.compact_revision)
             kvs, count = self._reader.at(revision, key, range_end, limit, count_only, keys_only)
         return RangeResult(kvs, count, current)
+
+    def select(
+        self,
+        key: bytes,
+        range_end: bytes,
+        selection: Selection,
+        *,
+        revision: int = 0,
+        grow: Callable[[int], None] = no_limit,
+    ) -> Pieces:
+        """Begin to read an interval in pieces (``selection.py``); raises like ``range``.
+
+        To be finished before anything else happens to the store; a view from ``pin`` may take its time.
+
+        Arguments:
+            grow: told of bytes held until the end beside what was yielded; raises when it is too much.
+        """
+        main = revision if revision > 0 else self.revision
+        check_revision(main, self.revision, self.compact_revision)
+        is_present = main == self.revision and not self.is_changing
+        return self._reader.select(main, key, range_end, selection, is_present=is_present, grow=grow)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a write transaction is open, whose changes are in the index already."""
+        return self._txn.is_open
+
+    def pin(self) -> PinnedView:
+        """The present, for reads that take long; its ``let_go`` must be called."""
+        return PinnedView(self, self._reader, self._compactor.hold(self.compact_revision))
+
+    def known_count(self, key: bytes, range_end: bytes) -> int:
+        """Keys of an interval that the store knows, live or not: how much work a read of it is; cheap."""
+        return self._index.known_count(key, range_end)
 
     def pages(self, key: bytes, range_end: bytes = b"", *, revision: int = 0) -> RangePages:
         """Read an interval piece by piece at one revision, pinned now; raises like ``range``.

@@ -9,14 +9,18 @@ owner is held for long; between two pieces anything may happen to the store, a c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
+from typing import Protocol
 
-from raftkv.errors import CompactedError, FutureRevisionError
-from raftkv.storage.index import Index
+from raftkv.errors import CompactedError, FutureRevisionError, RequestTimeoutError
+from raftkv.storage.compaction import Hold
+from raftkv.storage.index import Index, Walk
 from raftkv.storage.key_value import KeyValueView, encode, key_of
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, pack_key
+from raftkv.storage.selection import Pieces, Selection, Selector, drain, no_limit, nothing
 
 _SEPARATOR = ord("_")
 
@@ -95,6 +99,55 @@ class Reader:
                 break
         return kvs
 
+    def walk(self, key: bytes, end: bytes, main: int, *, reverse: bool = False) -> Walk:
+        """An interval at a revision, to be gone through in pieces."""
+        return Walk(self._index, key, end, main, reverse=reverse)
+
+    def load_all(self, revisions: list[int], size_bytes_max: int) -> list[bytes]:
+        """The first KeyValues of packed revisions that the index knows: at least one, no more once there is enough."""
+        return self._overlay.load_all(revisions, size_bytes_max)
+
+    def keys_at(self, pairs: list[tuple[bytes, int]], main: int, size_bytes_max: int) -> list[bytes]:
+        """KeyValues without values, of keys and the packed revisions that they had at a main revision.
+
+        At least one, and no more once ``size_bytes_max`` had to be read all the same.
+        """
+        kvs: list[bytes] = []
+        latest, leases = self._index.latest, self._leases
+        room = size_bytes_max
+        for name, revision in pairs:
+            if room < 0:
+                break
+            found = self._index.get(name, main)
+            if latest(name) != revision or found is None:
+                # Written again since: the lease of that time is in the record alone.
+                record = self.record(revision)
+                room -= len(record)
+                kvs.append(KeyValueView(record).without_value())
+            else:
+                modified = revision >> SUB_BITS
+                kvs.append(encode(name, found.created, modified, found.version, lease=leases.get(name, 0)))
+        return kvs
+
+    def select(
+        self,
+        main: int,
+        key: bytes,
+        end: bytes,
+        selection: Selection,
+        *,
+        is_present: bool,
+        check: Callable[[], None] = nothing,
+        grow: Callable[[int], None] = no_limit,
+    ) -> Pieces:
+        """Begin to read what is selected of an interval at a main revision.
+
+        ``is_present`` says that the index knows nothing newer, so that it can count without a walk.
+        """
+        self.ranges_total += 1
+        count = self._index.count(key, end) if is_present else None
+        return Selector(self, main, key, end, selection, count, check, grow).pieces()
+
     @staticmethod
     def _limited(
         pairs: Iterator[tuple[bytes, int]] | list[tuple[bytes, int]], limit: int
@@ -119,6 +172,85 @@ def check_revision(revision: int, current: int, compacted: int) -> None:
         raise FutureRevisionError
     if revision < compacted:
         raise CompactedError(compacted)
+
+
+class Versions(Protocol):
+    """The part of a store that says what is present and what is gone."""
+
+    revision: int
+    compact_revision: int
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a write transaction is open, whose changes are in the index already."""
+
+
+class PinnedView:
+    """A store as it is at one moment, for a read that takes long: what others do meanwhile is not seen.
+
+    Everything that is readable when the view is made stays so until ``let_go``, because compactions wait with their
+    work (not with their effect on others). After it, the view can be read on until a compaction overtakes it. A view
+    of a store that is replaced by a received database is let go.
+
+    Arguments:
+        store: what is read.
+        reader: its reader.
+        hold: what keeps compactions back; it is given up by ``let_go``.
+    """
+
+    def __init__(self, store: Versions, reader: Reader, hold: Hold) -> None:
+        self._store = store
+        self._reader = reader
+        self._hold = hold
+        self.revision = store.revision
+        """The present of this view."""
+        self.compact_revision = store.compact_revision
+        """Oldest main revision that can be read in it."""
+
+    def let_go(self) -> None:
+        """Let compactions go on; once or more."""
+        self._hold.end()
+
+    def _check(self, main: int) -> None:
+        compacted = self._store.compact_revision
+        if not self._hold.is_held and main < compacted:
+            # A client that asked for the present named no revision that could be compacted.
+            raise RequestTimeoutError if main == self.revision else CompactedError(compacted)
+
+    def range(
+        self,
+        key: bytes,
+        range_end: bytes = b"",
+        *,
+        revision: int = 0,
+        limit: int = 0,
+        count_only: bool = False,
+        keys_only: bool = False,
+    ) -> RangeResult:
+        """Read an interval at once; see ``Store.range``. Raises as ``select`` does."""
+        selection = Selection(limit=limit, count_only=count_only, keys_only=keys_only)
+        kvs, found = drain(self.select(key, range_end, selection, revision=revision))
+        return RangeResult(kvs, found.count, self.revision)
+
+    def select(
+        self,
+        key: bytes,
+        range_end: bytes,
+        selection: Selection,
+        *,
+        revision: int = 0,
+        grow: Callable[[int], None] = no_limit,
+    ) -> Pieces:
+        """Read an interval in pieces; see ``Store.select``.
+
+        Raises:
+            RequestTimeoutError, CompactedError: the view was let go, and its revision is compacted by now.
+        """
+        main = revision if revision > 0 else self.revision
+        check_revision(main, self.revision, self.compact_revision)
+        is_present = main == self._store.revision and not self._store.is_changing
+        check = partial(self._check, main)
+        return self._reader.select(main, key, range_end, selection, is_present=is_present, check=check, grow=grow)
 
 
 class RangePages:

@@ -39,6 +39,7 @@ from raftkv.storage.mvcc_range import RangeResult, Reader, check_revision
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.record import pack_seal, seal
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, pack_key, to_tombstone_key
+from raftkv.storage.selection import Pieces, Selection, no_limit
 
 _SEPARATOR = ord("_")
 _SMALL = len(KEY_HEADS)
@@ -210,6 +211,20 @@ class WriteTxn:
             check_revision(revision, current, self.compact_revision)
             kvs, count = self._reader.at(revision, key, range_end, limit, count_only, keys_only)
         return RangeResult(kvs, count, current)
+
+    def select(
+        self,
+        key: bytes,
+        range_end: bytes,
+        selection: Selection,
+        *,
+        revision: int = 0,
+        grow: Callable[[int], None] = no_limit,
+    ) -> Pieces:
+        """Read an interval in pieces, between which nothing may change; see ``Store.select``."""
+        main = revision if revision > 0 else self.revision
+        check_revision(main, self.revision, self.compact_revision)
+        return self._reader.select(main, key, range_end, selection, is_present=main == self.revision, grow=grow)
 
     def end(self) -> list[Change]:
         """End it: the store is at the new revision if anything changed. Returns the changes in order."""

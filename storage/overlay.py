@@ -33,6 +33,8 @@ from raftkv.storage.record import SEAL_BYTES, CorruptRecordError, read_seal, uns
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, describe, pack_key
 
 _SEPARATOR = ord("_")
+SIZE_MAX_BYTES = 1 << 62
+"""More than there is."""
 
 
 class Overlay:
@@ -94,20 +96,29 @@ class Overlay:
             raise CorruptRecordError(f"revision {describe(revision_key)} cannot be read: {error}") from error
         return unseal(revision_key, record)
 
-    def load_all(self, revisions: Iterable[int]) -> list[bytes]:
-        """The KeyValues of packed revisions known to the index: ``load`` for many, with its calls inlined."""
+    def load_all(self, revisions: Iterable[int], size_bytes_max: int = SIZE_MAX_BYTES) -> list[bytes]:
+        """The KeyValues of packed revisions known to the index: ``load`` for many, with its calls inlined.
+
+        Arguments:
+            size_bytes_max: load no more once so much is loaded.
+        """
         pending = self.pending.records.get
         committing = (self._committing or self.pending).records.get
         get_record = self._get_record
         found: list[bytes] = []
+        room = size_bytes_max
         for revision in revisions:
+            if room < 0:
+                break
             key = pack_key(revision >> SUB_BITS, _SEPARATOR, revision & SUB_MASK)
             record = pending(key) or committing(key)
             if record is not None:
                 found.append(record[SEAL_BYTES:])
+                room -= len(record)
                 continue
             try:
                 record = get_record(key) or b""
+                room -= len(record)
                 data = record[SEAL_BYTES:]
                 intact = read_seal(record)[0] == crc32c(key + data)
             except Exception:

@@ -1,32 +1,24 @@
 """Execution of a RangeRequest against a view of the store.
 
-Order of the steps, as in etcd (server/etcdserver/txn/range.go): fetch in key order, filter by revisions, sort, cut to
-the limit, strip values. ``count`` is of the interval and ignores limit and filters.
-
-One quirk is kept because clients can see it: with a sort target other than KEY and no sort order, the limit is applied
-*before* sorting, since only an explicit order (or a filter) lifts the limit of the fetch.
+A plain request is answered from one read. One that is filtered, sorted or keys-only is a *selection* of the interval,
+which the store carries out in pieces (``raftkv.storage.selection``, where the rules are). ``execute`` does any request
+at once; ``in_pieces`` leaves the pauses to whoever drives it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Generator
+from typing import Final, Protocol
 
 from raftkv.apply import response
-from raftkv.pb import kv_pb2, rpc_pb2
+from raftkv.pb import rpc_pb2
+from raftkv.storage.selection import LIMIT_MAX, Pieces, Selection, no_limit
 
-_NONE: Final = rpc_pb2.RangeRequest.NONE
 _DESCEND: Final = rpc_pb2.RangeRequest.DESCEND
 _KEY: Final = rpc_pb2.RangeRequest.KEY
-_LIMIT_MAX: Final = 2**63 - 1
 
-_SORT_KEYS: Final[dict[int, Callable[[kv_pb2.KeyValue], Any]]] = {
-    rpc_pb2.RangeRequest.KEY: lambda kv: kv.key,
-    rpc_pb2.RangeRequest.VERSION: lambda kv: kv.version,
-    rpc_pb2.RangeRequest.CREATE: lambda kv: kv.create_revision,
-    rpc_pb2.RangeRequest.MOD: lambda kv: kv.mod_revision,
-    rpc_pb2.RangeRequest.VALUE: lambda kv: kv.value,
-}
+Answer = tuple[int, list[bytes]]
+"""The view's revision, and the body of a RangeResponse in pieces."""
 
 
 class RangeResult(Protocol):
@@ -60,6 +52,21 @@ class ReadView(Protocol):
     ) -> RangeResult:
         """Read an interval; ``range_end`` as on the wire, revision and limit <= 0 for current and none."""
 
+    def select(
+        self,
+        key: bytes,
+        range_end: bytes,
+        selection: Selection,
+        *,
+        revision: int = 0,
+        grow: Callable[[int], None] = no_limit,
+    ) -> Pieces:
+        """Begin to read what is selected of an interval."""
+
+    @property
+    def revision(self) -> int:
+        """Current revision of the view."""
+
 
 def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:
     """The view's revision and the body of the RangeResponse.
@@ -68,48 +75,76 @@ def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:
         CompactedError: the revision asked for is below the compact revision.
         FutureRevisionError: it does not exist yet.
     """
+    if _is_selection(request):
+        revision, pieces = finish(in_pieces(view, request))
+        return revision, b"".join(pieces)
     limit = request.limit
-    order, target = request.sort_order, request.sort_target
-    filtered = _is_filtered(request)
     # The largest limit has no successor in 64 bits, and cuts nothing.
-    fetch = 0 if order != _NONE or filtered or not 0 < limit < _LIMIT_MAX else limit + 1
+    fetch = limit + 1 if 0 < limit < LIMIT_MAX else 0
     result = view.range(
         request.key, request.range_end, revision=request.revision, limit=fetch, count_only=request.count_only
     )
     kvs = result.kvs
-    if filtered or order == _DESCEND or target != _KEY or request.keys_only:
-        kvs = _refine(kvs, request, filtered)
     more = 0 < limit < len(kvs)
     return result.revision, response.range_body(kvs[:limit] if more else kvs, more, result.count)
 
 
-def _is_filtered(request: rpc_pb2.RangeRequest) -> bool:
+def _is_selection(request: rpc_pb2.RangeRequest) -> bool:
+    """Whether the answer is not just the interval, cut at the limit."""
     return bool(
-        request.min_mod_revision
+        request.sort_order == _DESCEND
+        or request.sort_target != _KEY
+        or request.keys_only
+        or request.min_mod_revision
         or request.max_mod_revision
         or request.min_create_revision
         or request.max_create_revision
     )
 
 
-def _refine(stored: list[bytes], request: rpc_pb2.RangeRequest, filtered: bool) -> list[bytes]:
-    """Filter, sort and strip values."""
-    kvs = [kv_pb2.KeyValue.FromString(kv) for kv in stored]
-    if filtered:
-        kvs = [kv for kv in kvs if _passes(kv, request)]
-    if request.sort_target in _SORT_KEYS and (request.sort_order != _NONE or request.sort_target != _KEY):
-        kvs.sort(key=_SORT_KEYS[request.sort_target], reverse=request.sort_order == _DESCEND)
-    if request.keys_only:
-        for kv in kvs:
-            kv.ClearField("value")
-    return [kv.SerializeToString() for kv in kvs]
+def in_pieces(
+    view: ReadView, request: rpc_pb2.RangeRequest, grow: Callable[[int], None] = no_limit
+) -> Generator[None, None, Answer]:
+    """Execute it a small piece at a time, with a pause after each.
 
+    Arguments:
+        view: must stay as it is meanwhile: a pinned view, or the write txn of the entry that is being applied.
+        grow: told of the bytes that the answer takes more than before (less, if negative); raises when it is too much.
 
-def _passes(kv: kv_pb2.KeyValue, request: rpc_pb2.RangeRequest) -> bool:
-    """Inclusive bounds; 0 is no bound."""
-    return not (
-        (request.max_mod_revision and kv.mod_revision > request.max_mod_revision)
-        or (request.min_mod_revision and kv.mod_revision < request.min_mod_revision)
-        or (request.max_create_revision and kv.create_revision > request.max_create_revision)
-        or (request.min_create_revision and kv.create_revision < request.min_create_revision)
+    Raises:
+        CompactedError, FutureRevisionError: as ``execute``.
+    """
+    selection = Selection(
+        limit=request.limit,
+        count_only=request.count_only,
+        keys_only=request.keys_only,
+        target=request.sort_target,
+        order=request.sort_order,
+        min_mod=request.min_mod_revision,
+        max_mod=request.max_mod_revision,
+        min_create=request.min_create_revision,
+        max_create=request.max_create_revision,
     )
+    revision = view.revision
+    body: list[bytes] = []
+    pieces = view.select(request.key, request.range_end, selection, revision=request.revision, grow=grow)
+    while True:
+        try:
+            kvs = next(pieces)
+        except StopIteration as end:
+            body.append(response.range_end(end.value.more, end.value.count))
+            return revision, body
+        if kvs:
+            body.append(response.range_kvs(kvs))
+            grow(len(body[-1]))
+        yield
+
+
+def finish(work: Generator[None, None, Answer]) -> Answer:
+    """Do all of it at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer

@@ -36,9 +36,18 @@ def integer(number: int, value: int) -> bytes:
 def range_body(kvs: Iterable[bytes], more: bool, count: int) -> bytes:
     """Body of a RangeResponse: fields kvs=2, more=3, count=4."""
     parts = [field(2, kv) for kv in kvs]
-    parts.append(b"\x18\x01" if more else b"")
-    parts.append(integer(4, count))
+    parts.append(range_end(more, count))
     return b"".join(parts)
+
+
+def range_kvs(kvs: Iterable[bytes]) -> bytes:
+    """The KeyValues of a RangeResponse, or some of them: the body may be put together from pieces."""
+    return b"".join([field(2, kv) for kv in kvs])
+
+
+def range_end(more: bool, count: int) -> bytes:
+    """The rest of the body of a RangeResponse."""
+    return (b"\x18\x01" if more else b"") + integer(4, count)
 
 
 def put_body(prev_kv: bytes | None) -> bytes:
