@@ -32,6 +32,7 @@ from raftkv.apply.membership import Membership
 from raftkv.apply.ranges import ReadView
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.rpc_pb2 import PutRequest
+from raftkv.storage.mvcc_range import PinnedView
 
 Kind = requests.Kind
 
@@ -58,6 +59,12 @@ class Store(ReadView, MetaStore, Protocol):
     @property
     def is_compacting(self) -> bool:
         """Whether a removal is not finished yet."""
+
+    def pin(self) -> PinnedView:
+        """The present, for reads that take long."""
+
+    def known_count(self, key: bytes, range_end: bytes) -> int:
+        """Keys of an interval that a read of it looks at."""
 
 
 class Outcome:

@@ -12,10 +12,9 @@ from typing import Final, Protocol
 
 from raftkv.apply import response
 from raftkv.pb import rpc_pb2
-from raftkv.storage.selection import LIMIT_MAX, Pieces, Selection, no_limit
+from raftkv.storage.selection import KEY, LIMIT_MAX, NONE, VALUE, Pieces, Selection, no_limit
 
 _DESCEND: Final = rpc_pb2.RangeRequest.DESCEND
-_KEY: Final = rpc_pb2.RangeRequest.KEY
 
 Answer = tuple[int, list[bytes]]
 """The view's revision, and the body of a RangeResponse in pieces."""
@@ -93,7 +92,7 @@ def _is_selection(request: rpc_pb2.RangeRequest) -> bool:
     """Whether the answer is not just the interval, cut at the limit."""
     return bool(
         request.sort_order == _DESCEND
-        or request.sort_target != _KEY
+        or request.sort_target != KEY
         or request.keys_only
         or request.min_mod_revision
         or request.max_mod_revision
@@ -114,12 +113,14 @@ def in_pieces(
     Raises:
         CompactedError, FutureRevisionError: as ``execute``.
     """
+    # Members of another version may have let through targets that this one does not know: those sort nothing.
+    known = KEY <= request.sort_target <= VALUE
     selection = Selection(
         limit=request.limit,
         count_only=request.count_only,
         keys_only=request.keys_only,
-        target=request.sort_target,
-        order=request.sort_order,
+        target=request.sort_target if known else KEY,
+        order=request.sort_order if known else NONE,
         min_mod=request.min_mod_revision,
         max_mod=request.max_mod_revision,
         min_create=request.min_create_revision,

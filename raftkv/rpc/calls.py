@@ -7,7 +7,7 @@ in the handler and raises ``CallStateError``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from raftkv.rpc.deadlines import Expiring, forget
@@ -206,6 +206,19 @@ class UnaryCall(ServerCall):
         except H2Error:
             self._lost()
         core.finished(self)
+
+    def reply_many(self, pieces: Sequence[bytes]) -> None:
+        """Answer OK with a serialized message in pieces: a large one need not be put together for it."""
+        if self._state:
+            self._may_answer()
+            return
+        self._state = ANSWERED
+        self._callbacks = None
+        try:
+            self._core.h2.answer_many(self.stream_id, pieces)
+        except H2Error:
+            self._lost()
+        self._core.finished(self)
 
     def _lost(self) -> None:
         """The stream had gone before its close was reported to us."""

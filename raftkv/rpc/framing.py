@@ -31,6 +31,11 @@ def prefix_of(message: bytes) -> bytes:
     return _pack(0, len(message))
 
 
+def prefix(size_bytes: int) -> bytes:
+    """Return the prefix of a message of a size."""
+    return _pack(0, size_bytes)
+
+
 def message_too_large(length: int, limit: int) -> RpcError:
     """Return the error of grpc-go for a message above the limit (bytes)."""
     return RpcError(Code.RESOURCE_EXHAUSTED, f"grpc: received message larger than max ({length} vs. {limit})")

@@ -19,6 +19,8 @@ Facts of ngh2 0.3 that the callers rely on (each is held by a test):
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import ngh2
 from ngh2 import (
     ConnectionClosed,
@@ -40,7 +42,7 @@ from ngh2 import (
     WindowUpdated,
 )
 
-from raftkv.rpc.framing import prefix_of
+from raftkv.rpc.framing import prefix, prefix_of
 from raftkv.rpc.limits import ChannelOptions, ServerLimits
 from raftkv.rpc.status import Headers
 
@@ -133,6 +135,14 @@ class H2Connection(ngh2.Connection):
         self.send_response(stream_id, RESPONSE_HEADERS)
         self.send_message(stream_id, message)
         self.send_trailers(stream_id, OK_TRAILERS + trailers)
+
+    def answer_many(self, stream_id: int, pieces: Sequence[bytes]) -> None:
+        """Like ``answer``, for a message whose pieces are never put together."""
+        self.send_response(stream_id, RESPONSE_HEADERS)
+        self.send_data(stream_id, prefix(sum(map(len, pieces))))
+        for piece in pieces:
+            self.send_data(stream_id, piece)
+        self.send_trailers(stream_id, OK_TRAILERS)
 
     def send_message(self, stream_id: int, message: bytes) -> None:
         """Queue a message behind its prefix, in two pieces."""

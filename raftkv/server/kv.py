@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -28,9 +29,17 @@ from raftkv.rpc.status import RpcError
 from raftkv.server.admission import Admission
 from raftkv.server.node import Node
 from raftkv.server.proposals import Waiter
+from raftkv.server.slices import Slices, Work, hold
+from raftkv.storage.mvcc_range import PinnedView
 
 _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["etcdserverpb.KV"]
+
+KEYS_AT_ONCE: Final = 8
+"""Intervals of more keys are read in slices: each value may be as large as a request."""
+LARGE_BYTES: Final = 64 * 1024
+S_PER_BYTE: Final = 1e-9
+"""About the time that reading a large value takes: many large ones are not answered in one pass of the loop."""
 
 
 class PendingWrite(Waiter):
@@ -131,6 +140,7 @@ class Responder:
         self.applier = applier
         self.header = header
         self.admission = admission
+        self.slices = Slices()
 
     def revision(self) -> int:
         """Current revision of the store."""
@@ -139,6 +149,26 @@ class Responder:
     def reply(self, call: UnaryCall, revision: int, body: bytes = b"") -> None:
         """Answer with a header and a body."""
         call.reply(self.header.encode(revision, self.node.term) + body)
+
+    def reply_many(self, call: UnaryCall, revision: int, pieces: list[bytes]) -> None:
+        """Answer with a header and a body in pieces."""
+        call.reply_many([self.header.encode(revision, self.node.term), *pieces])
+
+    def read_in_slices(self, call: UnaryCall, read: Callable[[PinnedView], Work[ranges.Answer]], size: int) -> None:
+        """Answer a call with what a long read finds in the present, however long it takes.
+
+        Arguments:
+            read: begins it on a view of the present.
+            size: about how many keys it looks at.
+        """
+
+        def work() -> Work[None]:
+            revision, pieces = yield from hold(self.applier.store.pin, read)
+            self.reply_many(call, revision, pieces)
+
+        job = self.slices.run(work, partial(self.refuse_read, call), size)
+        if not job.is_over:
+            call.on_cancel(job.cancel)
 
     def refuse_read(self, call: UnaryCall, error: Exception) -> None:
         """Answer a read that failed: as it says, or, if it found damage, by stopping the member.
@@ -207,11 +237,19 @@ class KVService:
     def _serve_range(self, call: UnaryCall, request: rpc_pb2.RangeRequest) -> None:
         if call.cancelled:
             return
+        slices = self._responder.slices
+        if request.range_end or slices.is_late:
+            size = self._store.known_count(request.key, request.range_end)
+            if size > KEYS_AT_ONCE or slices.is_late:
+                self._responder.read_in_slices(call, partial(ranges.in_pieces, request=request), size)
+                return
         try:
             revision, body = ranges.execute(self._store, request)
         except Exception as error:
             self._responder.refuse_read(call, error)
             return
+        if len(body) > LARGE_BYTES:
+            slices.spend(len(body) * S_PER_BYTE)
         self._responder.reply(call, revision, body)
 
     def put(self, call: UnaryCall, data: bytes) -> None:

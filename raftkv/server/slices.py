@@ -1,0 +1,231 @@
+"""Long work on the loop, done in slices between everything else: reads of many keys above all.
+
+    job = slices.run(begin, failed, size)       # begin() -> a generator that pauses after each small piece of work
+    job.cancel()                                # the client is gone: it stops where it is
+
+Every pass of the loop gives at most ``TURN_S`` to all jobs together, and at most ``INLINE_S`` more to jobs that are
+begun in it, so whatever clients ask for, puts and heartbeats wait a few milliseconds. A job that is done within what
+is left of ``INLINE_S`` is done at once, without a pass between. Otherwise jobs take turns of ``SLICE_S``.
+
+Two lanes share the time equally, by what a job says it has to do: short ones wait for no long one. Each lane works on
+few jobs at a time and begins the next when one ends, in order of arrival: a job that waits holds no results, and many
+at once do not keep each other from ever ending.
+
+Leaves out: what jobs do and whom they answer; how long they may take, except that ``hold`` bounds how long they may
+keep history from being compacted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Generator
+from time import perf_counter
+from typing import Final, Protocol, TypeVar
+
+T = TypeVar("T")
+Work = Generator[None, None, T]
+
+TURN_S: Final = 0.002
+SLICE_S: Final = 0.001
+INLINE_S: Final = 0.003
+SHORT_KEYS: Final = 10_000
+"""Jobs of more belong in the lane of the long."""
+SHORT_ACTIVE_MAX: Final = 64
+LONG_ACTIVE_MAX: Final = 4
+HOLD_MAX_S: Final = 30.0
+"""How long a job may keep compactions from dropping what it reads."""
+
+
+class Job:
+    """One piece of work; made by ``Slices.run``."""
+
+    __slots__ = ("_begin", "_failed", "_is_running", "_work", "is_over", "lane")
+
+    def __init__(self, begin: Callable[[], Work[None]], failed: Callable[[Exception], None], lane: _Lane) -> None:
+        self._begin = begin
+        self._failed = failed
+        self._work: Work[None] | None = None
+        self._is_running = False
+        self.is_over = False
+        self.lane = lane
+
+    def step(self, until: float) -> bool:
+        """Work until a moment of ``perf_counter``, one piece at least; whether it is over."""
+        self._is_running = True
+        try:
+            if self._work is None:
+                self._work = self._begin()
+            while not self.is_over:
+                next(self._work)
+                if perf_counter() >= until:
+                    break
+        except StopIteration:
+            self.is_over = True
+        except Exception as error:
+            self.is_over = True
+            self._failed(error)
+        self._is_running = False
+        if self.is_over and self._work is not None:
+            self._work.close()
+        return self.is_over
+
+    def cancel(self) -> None:
+        """Stop, if it is not over: nobody wants the result."""
+        if not self.is_over:
+            self.is_over = True
+            self.lane.remove(self)
+            if self._work is not None and not self._is_running:
+                self._work.close()
+
+
+class _Lane:
+    """Jobs of one kind: some under way, taking turns, the others waiting."""
+
+    def __init__(self, active_max: int) -> None:
+        self._active_max = active_max
+        self._active: OrderedDict[Job, None] = OrderedDict()
+        self._waiting: OrderedDict[Job, None] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._active)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another job may begin."""
+        return len(self._active) < self._active_max
+
+    def add(self, job: Job) -> None:
+        (self._active if self.has_room else self._waiting)[job] = None
+
+    def remove(self, job: Job) -> None:
+        """Forget a job, if it is here; the next may begin."""
+        self._waiting.pop(job, None)
+        if self._active.pop(job, job) is None and self._waiting:
+            self._active[self._waiting.popitem(last=False)[0]] = None
+
+    def step(self, until: float) -> None:
+        """A slice of the job whose turn it is."""
+        job = next(iter(self._active))
+        if job.step(until):
+            self.remove(job)
+        elif job in self._active:
+            self._active.move_to_end(job)
+
+    def __len__(self) -> int:
+        return len(self._active) + len(self._waiting)
+
+
+class Slices:
+    """The long work of one member. One owner: the loop on which it was made."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._short = _Lane(SHORT_ACTIVE_MAX)
+        self._long = _Lane(LONG_ACTIVE_MAX)
+        self._scheduled = False
+        self._inline_left_s = INLINE_S
+        self.is_late = False
+        """Whether this pass of the loop has no time left for jobs: new ones wait for the next."""
+
+    def __len__(self) -> int:
+        return len(self._short) + len(self._long)
+
+    def run(self, begin: Callable[[], Work[None]], failed: Callable[[Exception], None], size: int) -> Job:
+        """Do some work: now, if there is time, else in turn.
+
+        Arguments:
+            begin: starts it; called when its turn comes.
+            failed: told of an error, begin's included, that ended it.
+            size: about how much it is, in keys to be looked at.
+        """
+        lane = self._long if size > SHORT_KEYS else self._short
+        job = Job(begin, failed, lane)
+        if not self.is_late and lane.has_room:
+            started_at = perf_counter()
+            is_over = job.step(started_at + min(SLICE_S, self._inline_left_s))
+            self.spend(perf_counter() - started_at)
+            if is_over:
+                return job
+        lane.add(job)
+        self._schedule()
+        return job
+
+    def spend(self, seconds: float) -> None:
+        """Note that a caller took time of this pass of the loop for work of this kind."""
+        self._inline_left_s -= seconds
+        self.is_late = self._inline_left_s <= 0
+        self._schedule()
+
+    async def result(self, begin: Callable[[], Work[T]], size: int) -> T:
+        """Do some work for a coroutine; cancelled with it.
+
+        Raises:
+            Exception: whatever the work raises.
+        """
+        done: asyncio.Future[T] = self._loop.create_future()
+
+        def work() -> Work[None]:
+            value = yield from begin()
+            if not done.done():
+                done.set_result(value)
+
+        def failed(error: Exception) -> None:
+            if not done.done():
+                done.set_exception(error)
+
+        job = self.run(work, failed, size)
+        try:
+            return await done
+        finally:
+            job.cancel()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """What a pass of the loop does of all this."""
+        self._scheduled = False
+        self._inline_left_s, self.is_late = INLINE_S, False
+        first, second = self._short, self._long
+        now = perf_counter()
+        until = now + TURN_S
+        while (first or second) and now < until:
+            if first:
+                first.step(min(now + SLICE_S, until))
+            first, second = second, first
+            now = perf_counter()
+        if first or second:
+            self._schedule()
+
+
+class Pinned(Protocol):
+    """A view of the present that keeps history from being compacted."""
+
+    def let_go(self) -> None:
+        """Keep it no longer."""
+
+
+V = TypeVar("V", bound=Pinned)
+
+
+def hold(pin: Callable[[], V], work_on: Callable[[V], Work[T]]) -> Work[T]:
+    """Work on a pinned view, which is let go at the end of it, or after ``HOLD_MAX_S`` if it takes longer."""
+    view = pin()
+    until = perf_counter() + HOLD_MAX_S
+    work = work_on(view)
+    try:
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            yield
+            if perf_counter() > until:
+                view.let_go()
+    finally:
+        work.close()
+        view.let_go()
