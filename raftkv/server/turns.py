@@ -10,8 +10,10 @@ process. Measuring costs 0.4 us a turn.
 Told in three ways: the histogram ``raftkv_loop_turn_seconds``, the gauges of the longest turn since the last scrape (so
 one scraper, or each sees a part), and a warning for a turn above ``TURN_LIMIT_S``, at most one a second, that names the
 functions which ran. Those come from a thread that looks every 25 ms: it sees what a long turn is doing without any
-work in the short ones. It also says how much of the turn the loop's thread was on a processor at most: the rest are
-syncs, waits for the interpreter lock, and a machine with other things to do.
+work in the short ones. On Linux it also knows how long the loop waited for a processor that others had. ``own`` is a
+turn without that wait: what the member did itself, syncs and waits for the interpreter lock included. The wait is
+counted from the last look before the turn, so up to 25 ms of it may have been earlier, and ``own`` be so much
+too short.
 
 Leaves out: what a turn above the limit should lead to; that is up to whoever cuts the work into slices.
 """
@@ -19,10 +21,10 @@ Leaves out: what a turn above the limit should lead to; that is up to whoever cu
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import sys
 import threading
-import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from time import monotonic
@@ -50,35 +52,35 @@ class LoopTurns(Collector):
 
     Attributes:
         counts, sum_s: of the histogram.
-        longest_s: the longest turn since the last scrape.
-        notable_s: a turn above this is either the longest or too long.
+        longest_s, longest_own_s: the longest turn since the last scrape, by the clock, and without waits for a
+            processor.
+        notable_s: a turn above this may be the longest, or is too long.
     """
 
     def __init__(self) -> None:
         self.counts = [0] * (len(_BUCKETS_S) + 1)
         self.sum_s = 0.0
-        self.longest_s = 0.0
-        self.notable_s = 0.0
-        self._longest_cpu_s = 0.0
+        self.longest_s = self.longest_own_s = self.notable_s = 0.0
         self._warned_at = float("-inf")
         self._unreported = 0
 
-    def longest(self, seconds: float, cpu_seconds: float) -> None:
-        """Note the longest turn since the last scrape, and how long of it the thread was on a processor."""
-        self.longest_s = seconds
-        self._longest_cpu_s = cpu_seconds
-        self.notable_s = min(seconds, TURN_LIMIT_S)
+    def notable(self, seconds: float, own_seconds: float, work: str, now: float) -> None:
+        """A turn above ``notable_s`` is over; ``work`` names what was seen of it."""
+        self.longest_s = max(self.longest_s, seconds)
+        self.longest_own_s = max(self.longest_own_s, own_seconds)
+        self.notable_s = min(self.longest_own_s, TURN_LIMIT_S)
+        if seconds > TURN_LIMIT_S:
+            self._warn(seconds, own_seconds, work, now)
 
-    def warn(self, seconds: float, cpu_seconds: float, work: str, now: float) -> None:
-        """Log a turn above the limit, unless one was logged less than a second ago."""
+    def _warn(self, seconds: float, own_seconds: float, work: str, now: float) -> None:
         if now - self._warned_at < WARNING_INTERVAL_S:
             self._unreported += 1
             return
         others = f"; {self._unreported} other long turns since the last such line" if self._unreported else ""
         _log.warning(
-            "a turn of the event loop took %.0f ms, on the processor for at most %.0f ms of it, in %s%s",
+            "a turn of the event loop took %.0f ms, %.0f ms without waits for a processor, in %s%s",
             seconds * 1e3,
-            cpu_seconds * 1e3,
+            own_seconds * 1e3,
             work or "work that was over before it was seen",
             others,
         )
@@ -87,14 +89,14 @@ class LoopTurns(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families. The longest turn begins anew with each scrape."""
-        longest_s, cpu_s = self.longest_s, self._longest_cpu_s
-        self.longest(0.0, 0.0)
+        longest_s, own_s = self.longest_s, self.longest_own_s
+        self.longest_s = self.longest_own_s = self.notable_s = 0.0
         text = "How long turns of the event loop take."
         yield histogram_family("raftkv_loop_turn_seconds", text, _BUCKETS_S, self.counts, self.sum_s)
         text = "The longest turn of the event loop since the last scrape."
         yield GaugeMetricFamily("raftkv_loop_turn_longest_seconds", text, longest_s)
-        text = "How long the loop was on a processor during the longest turn since the last scrape, at most."
-        yield GaugeMetricFamily("raftkv_loop_turn_longest_cpu_seconds", text, cpu_s)
+        text = "The longest turn since the last scrape, without waits for a processor."
+        yield GaugeMetricFamily("raftkv_loop_turn_longest_own_seconds", text, own_s)
 
 
 class TurnSelector(selectors.DefaultSelector):
@@ -133,11 +135,8 @@ class TurnSelector(selectors.DefaultSelector):
         return ready
 
     def _notable(self, seconds: float, now: float) -> None:
-        work, cpu_seconds = self._onlooker.seen(self.turn, seconds) if self._onlooker is not None else ("", seconds)
-        if seconds > self._turns.longest_s:
-            self._turns.longest(seconds, cpu_seconds)
-        if seconds > TURN_LIMIT_S:
-            self._turns.warn(seconds, cpu_seconds, work, now)
+        work, waited_s = self._onlooker.seen(self.turn) if self._onlooker is not None else ("", 0.0)
+        self._turns.notable(seconds, max(0.0, seconds - waited_s), work, now)
 
     def close(self) -> None:
         """Close it, and let its thread end."""
@@ -152,24 +151,39 @@ class _Onlooker:
     def __init__(self, selector: TurnSelector) -> None:
         self._selector = selector
         self._loop_thread = threading.get_ident()
-        self._clock = time.pthread_getcpuclockid(self._loop_thread)
+        try:
+            self._schedule = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        except OSError:
+            self._schedule = -1  # not Linux
         self._stopped = threading.Event()
-        # What was seen of a turn, and the loop's processor time before the newest turns: (turn, seconds), the last two.
         self._work: tuple[int, str] = (0, "")
-        self._before = self._newest = (0, time.clock_gettime(self._clock))
-        threading.Thread(target=self._run, name="loop-turns", daemon=True).start()
+        """What was seen of a turn."""
+        self._before = self._newest = (0, self._waited_s())
+        """How long the loop had waited for a processor when a turn was first seen; the last two of those."""
+        self._thread = threading.Thread(target=self._run, name="loop-turns", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Let the thread end."""
+        """End the thread."""
         self._stopped.set()
+        self._thread.join()
+        if self._schedule >= 0:
+            os.close(self._schedule)
 
-    def seen(self, turn: int, seconds: float) -> tuple[str, float]:
-        """What was seen of a turn that is just over, and how long it was on a processor at most."""
+    def seen(self, turn: int) -> tuple[str, float]:
+        """What was seen of a turn that is just over, and how long it waited for a processor at most."""
         number, work = self._work
         # The newest look may have fallen into this turn; then the one before it is the base.
         base = self._newest if self._newest[0] < turn else self._before
-        cpu_seconds = min(seconds, time.clock_gettime(self._clock) - base[1])
-        return work if number == turn else "", cpu_seconds
+        waited_s = self._waited_s()
+        self._before = self._newest = (turn, waited_s)
+        return work if number == turn else "", waited_s - base[1]
+
+    def _waited_s(self) -> float:
+        if self._schedule < 0:
+            return 0.0
+        # Nanoseconds on a processor, nanoseconds of waiting for one, and how often.
+        return int(os.pread(self._schedule, 100, 0).split()[1]) / 1e9
 
     def _run(self) -> None:
         selector = self._selector
@@ -177,7 +191,7 @@ class _Onlooker:
             turn, began = selector.turn, selector.began
             if turn != self._newest[0]:
                 self._before = self._newest
-                self._newest = (turn, time.clock_gettime(self._clock))
+                self._newest = (turn, self._waited_s())
             if began and monotonic() - began >= LOOK_INTERVAL_S and self._work[0] != turn:
                 self._work = (turn, name_work(sys._current_frames().get(self._loop_thread)))
 

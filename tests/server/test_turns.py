@@ -32,16 +32,17 @@ def _metrics(turns: LoopTurns) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def test_a_long_turn_is_counted_and_named_and_is_not_work_of_the_processor(
+def test_a_long_turn_is_counted_and_named_and_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     turns = LoopTurns()
     with caplog.at_level(logging.WARNING):
         _run(turns, block_s=0.12)
     (record,) = [record for record in caplog.records if record.name == "raftkv.server.turns"]
-    took_ms, cpu_ms = (float(part.split(" ms")[0].split()[-1]) for part in record.getMessage().split(", ")[:2])
+    took_ms, own_ms = (float(part.split(" ms")[0].split()[-1]) for part in record.getMessage().split(", ")[:2])
+    # It slept, which is no wait for a processor; before that it may have waited for one.
+    assert 0 < own_ms <= took_ms
     assert took_ms >= 120
-    assert cpu_ms < took_ms
     figures = _metrics(turns)
     assert figures["raftkv_loop_turn_seconds_count"] > figures['raftkv_loop_turn_seconds_bucket{le="0.1"}'] > 0
     assert figures["raftkv_loop_turn_seconds_sum"] >= 0.12
@@ -53,18 +54,16 @@ def test_the_longest_turn_begins_anew_with_each_scrape() -> None:
     assert turns.longest_s >= 0.01
     first, second = list(turns.collect()), list(turns.collect())
     assert first[1].samples[0].value >= 0.01
-    assert second[1].samples[0].value == 0
+    assert [family.samples[0].value for family in second[1:]] == [0, 0]
 
 
 def test_long_turns_are_not_logged_more_often_than_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
     turns = LoopTurns()
     with caplog.at_level(logging.WARNING):
         for moment in (10.0, 10.1, 10.2, 11.5):
-            turns.warn(TURN_LIMIT_S * 2, 0.01, "server.kv.range", moment)
+            turns.notable(TURN_LIMIT_S * 2, 0.01, "server.kv.range", moment)
     first, last = (record.getMessage() for record in caplog.records)
-    assert first == (
-        "a turn of the event loop took 100 ms, on the processor for at most 10 ms of it, in server.kv.range"
-    )
+    assert first == ("a turn of the event loop took 100 ms, 10 ms without waits for a processor, in server.kv.range")
     assert last.endswith("in server.kv.range; 2 other long turns since the last such line")
 
 
@@ -80,4 +79,4 @@ def test_a_member_tells_its_turns() -> None:
         text = http_get(cluster.endpoints[0], "/metrics")[2]
         assert "raftkv_loop_turn_seconds_bucket" in text
         assert "raftkv_loop_turn_longest_seconds" in text
-        assert "raftkv_loop_turn_longest_cpu_seconds" in text
+        assert "raftkv_loop_turn_longest_own_seconds" in text

@@ -1,0 +1,86 @@
+"""The command line of the benchmark of hostile requests; exit code 1 if a bar is missed.
+
+python -m bench.hostile --row sort-modify --row flood-ping --scale 0.1
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+
+from rich.console import Console
+
+from bench.hostile.measure import Outcome, measure
+from bench.hostile.report import details, live_misses, misses, print_table
+from bench.hostile.rows import ROWS, Row
+
+PROGRAMS = ("etcd", "raftkv")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    names = "\n".join(f"  {row.name:20} {row.what}" for row in ROWS)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.hostile",
+        description="hostile requests to raftkv, beside etcd in the same run",
+        epilog=f"rows:\n{names}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--row", action="append", default=[], choices=[row.name for row in ROWS], metavar="NAME")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of keys, calls and connections")
+    parser.add_argument("--seconds", type=float, default=6.0, help="how long an attack that can be repeated lasts")
+    parser.add_argument("--programs", default="etcd,raftkv", help="comma-separated; etcd, raftkv")
+    parser.add_argument("--nofile", type=int, help="limit of descriptors of a member")
+    parser.add_argument(
+        "--live-only", action="store_true", help="no bars of time: members live, agree, keep the leader"
+    )
+    parser.add_argument("--json", action="store_true", help="one object instead of the table")
+    return parser.parse_args(arguments)
+
+
+async def run_row(row: Row, options: argparse.Namespace, console: Console) -> tuple[Outcome | None, Outcome | None]:
+    """Measure a row with every program that was asked for; raftkv's outcome, then etcd's."""
+    found: dict[str, Outcome] = {}
+    for program in PROGRAMS:
+        if program not in options.programs.split(",") or program not in row.programs:
+            continue
+        found[program] = await measure(row, program, options.scale, options.seconds, options.nofile)
+        for line in details(found[program]):
+            console.print(line, markup=False, highlight=False, style="dim")
+    return found.get("raftkv"), found.get("etcd")
+
+
+async def run(options: argparse.Namespace, console: Console) -> int:
+    """Measure all rows and print them."""
+    rows: list[tuple[Outcome | None, Outcome | None, list[str]]] = []
+    for row in ROWS:
+        if options.row and row.name not in options.row:
+            continue
+        console.print(f"{row.name}: {row.what}", highlight=False)
+        raftkv, etcd = await run_row(row, options, console)
+        missed: list[str] = []
+        if raftkv is not None:
+            missed = live_misses(raftkv) if options.live_only else misses(raftkv, etcd)
+        rows.append((raftkv, etcd, missed))
+    if options.json:
+        told = [
+            {"raftkv": raftkv and raftkv.as_json(), "etcd": etcd and etcd.as_json(), "misses": missed}
+            for raftkv, etcd, missed in rows
+        ]
+        print(json.dumps(told, indent=2))
+    else:
+        print_table(rows, Console(width=max(160, console.width)))
+    return int(any(missed for _, _, missed in rows))
+
+
+def main() -> None:
+    """Run it."""
+    options = parse()
+    # Progress goes beside the result, so that --json stays JSON.
+    sys.exit(asyncio.run(run(options, Console(stderr=True))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The hostile client: what rows are made of. It does what it likes, and takes every refusal without complaint."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final
+
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.channel import Channel
+from raftkv.rpc.client_stream import ClientStream
+from raftkv.rpc.limits import ChannelOptions
+from raftkv.rpc.status import RpcError
+from tests.rpc import raw
+
+CALL_TIMEOUT_S: Final = 120.0
+PUTS_PER_TXN: Final = 100
+IN_FLIGHT: Final = 32
+KV: Final = "/etcdserverpb.KV/"
+
+EVERYTHING: Final = b"\0"
+"""Key and range end of the range of all keys."""
+
+
+@dataclass
+class Attacker:
+    """One row's client.
+
+    Attributes:
+        endpoints: of all members.
+        target: the number of the member that is attacked.
+        scale: of all counts.
+        until: when the attack ends, by the monotonic clock; rounds that are under way may last longer.
+        refusals: what the members said no to, by its text.
+        notes: what a row wants to tell beside.
+    """
+
+    endpoints: list[str]
+    target: int
+    scale: float = 1.0
+    until: float = 0.0
+    refusals: Counter[str] = field(default_factory=Counter)
+    notes: dict[str, float] = field(default_factory=dict)
+    _channels: list[Channel] = field(default_factory=list)
+
+    def count(self, full: int, least: int = 1) -> int:
+        """A number of the row, scaled."""
+        return max(least, int(full * self.scale))
+
+    async def until_over(self) -> None:
+        """Wait for the end of the attack."""
+        await asyncio.sleep(max(0.0, self.until - monotonic()))
+
+    @property
+    def endpoint(self) -> str:
+        """Of the member that is attacked."""
+        return self.endpoints[self.target]
+
+    def is_over(self) -> bool:
+        """Whether the attack should end."""
+        return monotonic() >= self.until
+
+    def channel(self, member: int | None = None) -> Channel:
+        """A new connection, to the member that is attacked unless another is named; closed with the attacker."""
+        endpoint = self.endpoint if member is None else self.endpoints[member]
+        channel = Channel(
+            endpoint, options=ChannelOptions(stream_window_bytes=4 << 20, connection_window_bytes=16 << 20)
+        )
+        self._channels.append(channel)
+        return channel
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for channel in self._channels:
+            await channel.close()
+        self._channels.clear()
+
+    # ---- calls
+
+    async def call(self, path: str, request: Any, channel: Channel | None = None) -> bytes | None:
+        """One call; None: it was refused, or there was no answer in time."""
+        channel = channel or (self._channels[0] if self._channels else self.channel())
+        try:
+            return await channel.unary(path, request.SerializeToString(), CALL_TIMEOUT_S)
+        except RpcError as error:
+            self.refused(str(error))
+            return None
+
+    def refused(self, text: str) -> None:
+        """Count a refusal."""
+        self.refusals[text[:100]] += 1
+
+    async def must(self, path: str, request: Any, channel: Channel | None = None) -> bytes:
+        """A call of the preparation, which may be repeated and has to succeed."""
+        channel = channel or (self._channels[0] if self._channels else self.channel())
+        for _ in range(5):
+            with suppress(RpcError):
+                return await channel.unary(path, request.SerializeToString(), CALL_TIMEOUT_S)
+            await asyncio.sleep(0.5)
+        return await channel.unary(path, request.SerializeToString(), CALL_TIMEOUT_S)
+
+    async def each(self, requests: Iterable[Callable[[], Awaitable[Any]]], in_flight: int = IN_FLIGHT) -> None:
+        """Make all calls, so many at once."""
+        remaining = iter(requests)
+
+        async def work() -> None:
+            for request in remaining:
+                await request()
+
+        await asyncio.gather(*[work() for _ in range(in_flight)])
+
+    async def fill(self, count: int, prefix: bytes = b"fill/", value: bytes = b"v" * 16, lease: int = 0) -> None:
+        """Write so many keys: ``fill/00000000`` and on."""
+        per_txn = max(1, min(PUTS_PER_TXN, (1 << 20) // (len(value) + 64)))
+
+        def txn(start: int) -> Callable[[], Awaitable[Any]]:
+            request = rpc_pb2.TxnRequest()
+            for number in range(start, min(start + per_txn, count)):
+                put = request.success.add().request_put
+                put.key, put.value, put.lease = b"%s%08d" % (prefix, number), value, lease
+            return lambda: self.must(KV + "Txn", request)
+
+        in_flight = IN_FLIGHT if len(value) < 10_000 else 4
+        await self.each((txn(start) for start in range(0, count, per_txn)), in_flight)
+
+    @asynccontextmanager
+    async def stream(self, path: str, channel: Channel | None = None) -> AsyncIterator[ClientStream]:
+        """A stream whose end, of whatever kind, is a refusal."""
+        try:
+            async with (channel or self.channel()).stream(path) as stream:
+                yield stream
+        except RpcError as error:
+            self.refused(str(error))
+
+    # ---- frames written by hand
+
+    async def connect(self, window_bytes: int | None = None) -> RawConnection:
+        """A connection whose frames the row writes itself.
+
+        Arguments:
+            window_bytes: of each stream, for the answers; None: HTTP/2's 65,535.
+        """
+        host, _, port = self.endpoint.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        settings = raw.settings() if window_bytes is None else raw.settings((4, window_bytes))
+        writer.write(raw.PREFACE + settings + raw.frame(raw.SETTINGS, raw.ACK, 0))
+        return RawConnection(reader, writer)
+
+
+class RawConnection:
+    """Frames out, bytes in and away."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._draining: asyncio.Task[None] | None = None
+
+    def discard_answers(self, bytes_per_s: float | None = None) -> None:
+        """Read and forget what the member sends, at a rate if one is given."""
+        self._draining = asyncio.create_task(self._drain(bytes_per_s))
+
+    async def _drain(self, bytes_per_s: float | None) -> None:
+        with suppress(OSError):
+            while data := await self._reader.read(1 << 16):
+                if bytes_per_s is not None:
+                    await asyncio.sleep(len(data) / bytes_per_s)
+
+    async def send(self, data: bytes) -> bool:
+        """Write, and wait while the member does not take it; False: it has closed the connection."""
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+        except OSError:
+            return False
+        return not self._writer.is_closing()
+
+    async def send_until(self, data: bytes, until: float) -> None:
+        """Write the same bytes again and again."""
+        while monotonic() < until:
+            try:
+                async with asyncio.timeout(until - monotonic()):
+                    if not await self.send(data):
+                        return
+            except TimeoutError:
+                return
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Close it, without goodbye."""
+        if self._draining is not None:
+            self._draining.cancel()
+        self._writer.transport.abort()
+
+
+def grpc_request(stream_id: int, path: str, request: Any) -> bytes:
+    """The frames of one unary call."""
+    body = request.SerializeToString()
+    message = b"\0" + len(body).to_bytes(4, "big") + body
+    return raw.headers(stream_id, raw.grpc_headers(path)) + raw.message(stream_id, message, raw.END_STREAM)

@@ -1,0 +1,102 @@
+"""Watches: very many on a stream, and very much history."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bench.hostile.attacker import EVERYTHING, KV, Attacker
+from bench.hostile.rows.row import Row
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.client_stream import ClientStream
+from raftkv.rpc.status import RpcError
+
+_WATCH = "/etcdserverpb.Watch/Watch"
+_ANSWER_TIMEOUT_S = 60.0
+
+
+async def _read(stream: ClientStream, responses: int, attacker: Attacker) -> None:
+    """Read so many answers, or to the end of the stream."""
+    try:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            for _ in range(responses):
+                message = await stream.receive()
+                if message is None:
+                    return
+                if len(message) < 1000 and (response := rpc_pb2.WatchResponse.FromString(message)).canceled:
+                    attacker.refused(response.cancel_reason)
+    except TimeoutError:
+        attacker.refused("no answer on the watch stream in time")
+
+
+async def _watchers_then_progress(attacker: Attacker) -> None:
+    """Creating them is a part of the attack."""
+    watchers = attacker.count(200_000, 100)
+    async with attacker.stream(_WATCH) as stream:
+        reading = asyncio.create_task(_read(stream, watchers, attacker))
+        for number in range(watchers):
+            create = rpc_pb2.WatchCreateRequest(key=b"w%d" % number)
+            await stream.send(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
+            if number % 1000 == 0:
+                await asyncio.sleep(0)
+        await reading
+        progress = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()).SerializeToString()
+        reading = asyncio.create_task(_read(stream, attacker.count(500, 5), attacker))
+        for _ in range(attacker.count(500, 5)):
+            await stream.send(progress)
+        await asyncio.wait_for(reading, _ANSWER_TIMEOUT_S)
+
+
+async def _fill_history(attacker: Attacker) -> None:
+    for round_number in range(2):
+        await attacker.fill(attacker.count(100_000, 100), b"history/", b"%d" % round_number * 64)
+
+
+async def _replay(attacker: Attacker) -> None:
+    """Ten connections of ten streams, each from revision 1, all read as fast as they come."""
+    channels = [attacker.channel() for _ in range(10)]
+
+    async def replay(number: int) -> None:
+        try:
+            async with channels[number % 10].stream(_WATCH) as stream:
+                create = rpc_pb2.WatchCreateRequest(key=EVERYTHING, range_end=EVERYTHING, start_revision=1)
+                await stream.send(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
+                while not attacker.is_over():
+                    message = await asyncio.wait_for(stream.receive(), _ANSWER_TIMEOUT_S)
+                    if message is None:
+                        return
+        except RpcError as error:
+            attacker.refused(str(error))
+        except TimeoutError:
+            attacker.refused("no event of the history in time")
+
+    await asyncio.gather(*[replay(number) for number in range(100)])
+
+
+async def _unread(attacker: Attacker) -> None:
+    """A thousand watchers of one key that is written, by clients which read nothing."""
+    channels = [attacker.channel() for _ in range(10)]
+    create = rpc_pb2.WatchCreateRequest(key=b"unread", prev_kv=True)
+    message = rpc_pb2.WatchRequest(create_request=create).SerializeToString()
+    streams = [channels[number % 10].stream(_WATCH) for number in range(attacker.count(1000, 10))]
+    try:
+        for stream in streams:
+            await stream.send(message)
+        while not attacker.is_over():
+            await attacker.call(KV + "Put", rpc_pb2.PutRequest(key=b"unread", value=b"v" * 100_000))
+    except RpcError as error:
+        attacker.refused(str(error))
+    finally:
+        for stream in streams:
+            stream.cancel()
+
+
+ROWS = (
+    Row(
+        "watch-progress",
+        "500 progress requests on a stream with 200,000 watchers",
+        _watchers_then_progress,
+        repeats=False,
+    ),
+    Row("watch-history", "100 watches of everything from revision 1 over 200,000 events", _replay, _fill_history),
+    Row("watch-unread", "1,000 watchers of a key of 100 kB that is written, nothing is read", _unread),
+)
