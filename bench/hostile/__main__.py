@@ -15,6 +15,7 @@ from rich.console import Console
 from bench.hostile.measure import Outcome, measure
 from bench.hostile.report import details, live_misses, misses, print_table
 from bench.hostile.rows import ROWS, Row
+from bench.hostile.soak import allow_descriptors
 
 PROGRAMS = ("etcd", "raftkv")
 
@@ -78,6 +79,7 @@ async def run(options: argparse.Namespace, console: Console) -> int:
 def main() -> None:
     """Run it."""
     options = parse()
+    allow_descriptors()
     # Progress goes beside the result, so that --json stays JSON.
     sys.exit(asyncio.run(run(options, Console(stderr=True))))
 

@@ -33,7 +33,8 @@ class Attacker:
     Attributes:
         endpoints: of all members.
         target: the number of the member that is attacked.
-        scale: of all counts.
+        scale: of all counts but those of connections.
+        crowd: of the numbers of connections.
         until: when the attack ends, by the monotonic clock; rounds that are under way may last longer.
         refusals: what the members said no to, by its text.
         notes: what a row wants to tell beside.
@@ -42,6 +43,7 @@ class Attacker:
     endpoints: list[str]
     target: int
     scale: float = 1.0
+    crowd: float = 1.0
     until: float = 0.0
     refusals: Counter[str] = field(default_factory=Counter)
     notes: dict[str, float] = field(default_factory=dict)
@@ -50,6 +52,10 @@ class Attacker:
     def count(self, full: int, least: int = 1) -> int:
         """A number of the row, scaled."""
         return max(least, int(full * self.scale))
+
+    def connections(self, full: int, least: int = 5) -> int:
+        """A number of connections, scaled."""
+        return max(least, int(full * self.crowd))
 
     async def until_over(self) -> None:
         """Wait for the end of the attack."""

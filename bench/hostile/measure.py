@@ -75,7 +75,7 @@ async def measure(row: Row, program: str, scale: float, seconds: float, nofile: 
     """Run a row. What the members do wrong is in the outcome; what the benchmark cannot do raises."""
     outcome = Outcome(row.name, program)
     with members(program, nofile) as cluster:
-        attacker = Attacker(cluster.endpoints, await leader_number(cluster), scale)
+        attacker = Attacker(cluster.endpoints, await leader_number(cluster), scale, scale)
         try:
             await asyncio.wait_for(row.prepare(attacker), ATTACK_TIMEOUT_S)
             await _attack(cluster, row, attacker, seconds, outcome)

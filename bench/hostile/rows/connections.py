@@ -14,7 +14,7 @@ async def _idle_and_churn(attacker: Attacker) -> None:
     """A thousand idle ones, and beside them handshakes that end at once."""
     idle: list[RawConnection] = []
     try:
-        for _ in range(attacker.count(1_000, 10)):
+        for _ in range(attacker.connections(1_000)):
             connection = await _connect(attacker)
             if connection is None:
                 break

@@ -1,0 +1,90 @@
+"""Every row of the hostile benchmark works, and small attacks leave a cluster as it was. No bar of time: CI is busy."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+import pytest
+
+from bench.hostile.attacker import Attacker
+from bench.hostile.measure import Outcome
+from bench.hostile.report import live_misses, misses
+from bench.hostile.rows import ROWS
+from bench.hostile.soak import GROWTH_BYTES, duration_s, is_growth, quarters
+from bench.hostile.stage import HonestProcess, agreement, leader_number, members, metrics_of
+
+CHANGES = "etcd_server_leader_changes_seen_total"
+SCALE = 0.002
+SECONDS = 0.2
+
+
+async def _attack_with_every_row() -> None:
+    with members("raftkv") as cluster:
+        leader = await leader_number(cluster)
+        before = [metrics_of(member)[CHANGES] for member in cluster.members]
+        honest = HonestProcess(cluster.endpoints, streams=True)
+        try:
+            honest.mark()
+            for row in ROWS:
+                attacker = Attacker(cluster.endpoints, leader, SCALE, SCALE)
+                try:
+                    await row.prepare(attacker)
+                    attacker.until = monotonic() + SECONDS
+                    await row.attack(attacker)
+                finally:
+                    await attacker.close()
+            told = await honest.tell()
+        finally:
+            honest.close()
+        assert (await agreement(cluster)).problem == ""
+        assert [metrics_of(member)[CHANGES] for member in cluster.members] == before
+        assert told["errors"] == 0, told["error_texts"]
+        assert min(told[name]["count"] for name in ("put", "read", "event")) > 0
+
+
+def test_small_attacks_of_every_row_leave_members_alive_equal_and_the_leader_where_it_is() -> None:
+    asyncio.run(_attack_with_every_row())
+
+
+def test_names_of_rows_differ() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def _outcome(program: str, p99_ms: float, **changes: object) -> Outcome:
+    outcome = Outcome("row", program, put={"p99_ms": p99_ms})
+    for name, value in changes.items():
+        setattr(outcome, name, value)
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("changes", "missed"),
+    [
+        ({}, []),
+        ({"turns_own_ms": [3.0, 50.0]}, []),
+        ({"turns_own_ms": [3.0, 51.0]}, ["a turn of 51 ms"]),
+        ({"leader_changes": 2}, ["2 changes of leader"]),
+        ({"problem": "m1 died"}, ["m1 died"]),
+        ({"errors": 1}, ["1 honest errors"]),
+        ({"put": {"p99_ms": 21.0}}, ["honest p99 21.0 ms, etcd's 20.0"]),
+    ],
+)
+def test_bars(changes: dict[str, object], missed: list[str]) -> None:
+    assert misses(_outcome("raftkv", 20.0, **changes), _outcome("etcd", 20.0)) == missed
+
+
+def test_a_smoke_test_has_no_bars_of_time() -> None:
+    assert live_misses(_outcome("raftkv", 99.0, turns_own_ms=[900.0])) == []
+    assert live_misses(_outcome("raftkv", 1.0, leader_changes=1)) == ["1 changes of leader"]
+
+
+def test_growth_is_what_is_more_than_noise() -> None:
+    flat = [100 << 20, 300 << 20, *[101 << 20] * 30]
+    growing = [(100 + number) << 20 for number in range(100)]
+    assert not is_growth(*quarters(flat), GROWTH_BYTES)
+    assert is_growth(*quarters(growing), GROWTH_BYTES)
+
+
+def test_durations() -> None:
+    assert [duration_s(text) for text in ("90s", "30m", "0.5h")] == [90, 1800, 1800]
