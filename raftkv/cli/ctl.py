@@ -241,6 +241,11 @@ _EXEC_FLAGS = (
     Flag("local-addr", usage="address at which other nodes reach this one (its host's name)"),
     Flag("node-name", usage="name of this machine (its host's name)"),
     Flag("stop-grace", DURATION, 10.0, "time from SIGTERM to SIGKILL when workers are stopped"),
+    Flag("log-dir", usage="directory for the workers' log files; alone it means --tee 3"),
+    Flag("redirects", usage="streams that go to log files only: 1 stdout, 2 stderr, 3 both, or 0:3,1:2", short="r"),
+    Flag("tee", usage="streams that go to log files and to the console, as for --redirects", short="t"),
+    Flag("local-ranks-filter", usage="local ranks whose output is on the console (all)"),
+    Flag("no-prefix", BOOL, usage="print lines of workers without the [rankN] before them"),
     Flag("quiet", BOOL, usage="print nothing but what the workers print", short="q"),
 )
 _EXEC_DETAILS = """Starts the workers when enough nodes are there, with their ranks and the address of rank 0 in their

@@ -6,10 +6,11 @@ Owns the words of the command line and the signals; what happens is ``raftkv.tra
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl_run import run
@@ -19,12 +20,16 @@ from raftkv.errors import ConfigError
 from raftkv.training.config import RunConfig, parse_options
 from raftkv.training.environment import parse_styles
 from raftkv.training.membership import Membership, Progress
+from raftkv.training.output import Console, Destinations, Output, parse_streams
+from raftkv.training.output.destinations import make_directory, parse_ranks
 from raftkv.training.records import GATHERING, RUNNING
 from raftkv.training.supervisor import PORTS_FIELD, Settings, Supervisor, free_port
 from raftkv.training.supervisor_workers import WorkerStartError
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
+
+Value = TypeVar("Value")
 
 FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 KEEPALIVE_TIME_S: Final = 10.0
@@ -38,13 +43,25 @@ def execute(invocation: Invocation) -> None:
         raise CommandError(text, BAD_ARGUMENTS)
     session = open_session(invocation)
     session.options = replace(session.options, explain=True, keepalive_time_s=KEEPALIVE_TIME_S)
+    console = Console()
     try:
-        config, settings = _config(invocation), _settings(invocation, session, command)
-    except ConfigError as error:
-        raise CommandError(str(error), BAD_ARGUMENTS) from None
-    code = run(session, lambda kv: _take_part(kv, config, settings))
+        config, settings = _read(invocation, session, command, console)
+        code = run(session, lambda kv: _take_part(kv, config, settings))
+    finally:
+        console.close()
     if code:
         raise CommandError("", code)
+
+
+def _read(
+    invocation: Invocation, session: Session, command: tuple[str, ...], console: Console
+) -> tuple[RunConfig, Settings]:
+    try:
+        config = _config(invocation)
+        settings = _settings(invocation, session, command, console)
+        return config, replace(settings, output=Output(console, _destinations(invocation, config, settings)))
+    except ConfigError as error:
+        raise CommandError(str(error), BAD_ARGUMENTS) from None
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
@@ -76,7 +93,30 @@ def _config(invocation: Invocation) -> RunConfig:
     ).checked()
 
 
-def _settings(invocation: Invocation, session: Session, command: tuple[str, ...]) -> Settings:
+def _destinations(invocation: Invocation, config: RunConfig, settings: Settings) -> Destinations:
+    chosen = {name: _parsed(invocation, name, parse_streams) for name in ("redirects", "tee")}
+    base, asked = invocation["log-dir"], {invocation[name] for name in chosen} != {""}
+    directory = None
+    if base or asked:
+        try:
+            directory = make_directory(base, config.run_id)
+        except OSError as error:
+            raise ConfigError(f"--log-dir: {error.filename}: {(error.strerror or str(error)).lower()}") from None
+        settings.tell(f"logs are in {directory}")
+    if base and not asked:
+        chosen["tee"] = parse_streams("3")
+    shown = _parsed(invocation, "local-ranks-filter", parse_ranks)
+    return Destinations(directory, **chosen, shown=shown, prefixed=not invocation["no-prefix"])
+
+
+def _parsed(invocation: Invocation, name: str, parse: Callable[[str], Value]) -> Value:
+    try:
+        return parse(invocation[name] or ("0" if parse is parse_streams else ""))
+    except ConfigError as error:
+        raise ConfigError(f"--{name} {error}") from None
+
+
+def _settings(invocation: Invocation, session: Session, command: tuple[str, ...], console: Console) -> Settings:
     if invocation["max-restarts"] < 0:
         raise ConfigError(f"--max-restarts must not be negative: {invocation['max-restarts']}")
     return Settings(
@@ -85,7 +125,9 @@ def _settings(invocation: Invocation, session: Session, command: tuple[str, ...]
         stop_grace_s=invocation["stop-grace"],
         styles=parse_styles(invocation["env-style"]),
         endpoints=tuple(session.endpoints),
-        tell=lambda text: None if invocation["quiet"] else _tell(text),
+        # Into a pipe Python would print in blocks of some KiB, and a log would come minutes late.
+        inherited={"PYTHONUNBUFFERED": "1", **os.environ},
+        tell=lambda text: None if invocation["quiet"] else console.tell(text),
     )
 
 
@@ -104,10 +146,6 @@ async def _take_part(kv: Client, config: RunConfig, settings: Settings) -> int:
     finally:
         for number in FORWARDED:
             loop.remove_signal_handler(number)
-
-
-def _tell(text: str) -> None:
-    print(f"raftkvctl: {text}", file=sys.stderr, flush=True)
 
 
 def _tell_progress(settings: Settings, progress: Progress) -> None:

@@ -45,6 +45,7 @@ from raftkv.training.supervisor_workers import Workers
 if TYPE_CHECKING:
     from raftkv.client.library import Client
     from raftkv.training.membership import Membership
+    from raftkv.training.output import Output
     from raftkv.training.world import World
 
 Result = TypeVar("Result")
@@ -70,6 +71,7 @@ class Settings:
         styles: see ``environment``.
         endpoints: told to the workers.
         inherited: the environment to which theirs is added.
+        output: takes what the workers print; None: they share this process's own streams.
         tell: gets a line for people, now and then.
     """
 
@@ -79,6 +81,7 @@ class Settings:
     styles: tuple[str, ...] = STYLES
     endpoints: tuple[str, ...] = ()
     inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    output: Output | None = None
     tell: Callable[[str], None] = lambda line: None
 
 
@@ -146,7 +149,8 @@ class Supervisor:
             return None
         self._say_world(world, meeting)
         ranks = [world.rank + number for number in range(world.member.slots)]
-        async with Workers.started(self._settings.command, environments, ranks) as workers:
+        command, output = self._settings.command, self._settings.output
+        async with Workers.started(command, environments, ranks, output=output, epoch=world.epoch) as workers:
             try:
                 end = await self._during(world, workers.wait())
                 return await (self._succeed(world) if end is None else self._fail(world, end, workers))

@@ -10,7 +10,8 @@ Invariants:
 
 1. All workers are in one process group, which a guard leads: it kills them if this process is killed (see
    ``supervisor_guard``). What a worker starts in other groups is found by a mark in its environment.
-2. When the block ends, however it ends, no worker and nothing that a worker started runs any more.
+2. When the block ends, however it ends, no worker and nothing that a worker started runs any more, and what they
+   printed has been read (see ``output``).
 
 Leaves out: what an end means for the run (``supervisor``).
 """
@@ -27,14 +28,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from raftkv.errors import RaftKVError
 from raftkv.training import supervisor_guard
 from raftkv.training.faults import End, MemoryEvents, Worker, end_of
+
+if TYPE_CHECKING:
+    from raftkv.training.output import Output
 
 _GUARD: Final = str(Path(supervisor_guard.__file__).resolve())
 
@@ -68,12 +72,20 @@ class Workers:
     mark: str
     directory: str
     guard: subprocess.Popen[bytes]
+    output: Output | None = None
+    epoch: int = 0
     processes: list[_Process] = field(default_factory=list)
 
     @classmethod
     @asynccontextmanager
     async def started(
-        cls, command: Sequence[str], environments: Sequence[Mapping[str, str]], ranks: Sequence[int] = ()
+        cls,
+        command: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+        ranks: Sequence[int] = (),
+        *,
+        output: Output | None = None,
+        epoch: int = 0,
     ) -> AsyncIterator[Workers]:
         """Start one worker for each environment.
 
@@ -81,12 +93,14 @@ class Workers:
             command: what to run, with its arguments.
             environments: all of the environment of each worker.
             ranks: of the workers, for their ends; empty: their numbers.
+            output: takes what they print; None: they share this process's own streams.
+            epoch: whose workers they are, for the names of log files.
 
         Raises:
             WorkerStartError: it cannot be run.
         """
         mark, directory = secrets.token_hex(16), tempfile.mkdtemp(prefix="raftkv-run-")
-        workers = cls(mark, directory, _start_guard(mark, directory))
+        workers = cls(mark, directory, _start_guard(mark, directory), output, epoch)
         try:
             await workers._until_guarded()
             for number, environment in enumerate(environments):
@@ -135,19 +149,27 @@ class Workers:
         error_file = os.path.join(self.directory, f"error-{local_rank}.json")
         marks = {supervisor_guard.MARK: self.mark, "TORCHELASTIC_ERROR_FILE": error_file}
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                env={**environment, **marks},
-                process_group=self.guard.pid,
-            )
+            with self._streams(rank, local_rank) as (stdout, stderr):
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env={**environment, **marks},
+                    process_group=self.guard.pid,
+                )
         except (OSError, ValueError) as error:
             raise _start_error(command, error) from None
         worker = Worker(process.pid, rank, local_rank, error_file)
         self.processes.append(_Process(worker, process, MemoryEvents.of(process.pid)))
 
+    def _streams(self, rank: int, local_rank: int) -> AbstractContextManager[tuple[int | None, int | None]]:
+        if self.output is None:
+            return contextlib.nullcontext((None, None))
+        return self.output.of_worker(self.epoch, rank, local_rank)
+
     async def _end(self) -> None:
-        """Leave nothing; harmless when repeated."""
+        """Leave nothing, and nothing unsaid; harmless when repeated."""
         self._signal(signal.SIGKILL)
         for process in self.processes:
             await process.process.wait()
@@ -155,6 +177,8 @@ class Workers:
             await asyncio.to_thread(self.guard.communicate)
             await asyncio.to_thread(supervisor_guard.kill_marked, self.mark)
             shutil.rmtree(self.directory, ignore_errors=True)
+        if self.output is not None:
+            await self.output.drained()
 
 
 def _start_guard(mark: str, directory: str) -> subprocess.Popen[bytes]:

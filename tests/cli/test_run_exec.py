@@ -156,3 +156,67 @@ def test_the_minimum_never_comes(raftkv_cluster) -> None:
     assert done.code == 1
     assert "raftkvctl: gathering: " in done.errors
     assert done.errors.splitlines()[-1].startswith(f"Error: run '{JOB}' did not begin within 0.5 s: ")
+
+
+PRINTING = (
+    "import os, sys; print('rank', os.environ['RANK'], 'says', end=' '); print('this'); print('why', file=sys.stderr)"
+)
+
+
+def print_all(cluster: raftkv.LocalCluster, *words: str) -> tuple[int, list[str], list[str]]:
+    """Two workers that print; the exit code and the lines of both streams."""
+    conf = ("--conf", "last_call_timeout=0", "--nproc-per-node", "2")
+    given = ["run", "exec", "--quiet", "--job", JOB, "--env-style", "torch", *conf, *words]
+    with Running([*raftkvctl(cluster.endpoints[0], *given), "--", sys.executable, "-c", PRINTING]) as program:
+        done = program.wait()
+    return done.code, sorted(done.output.decode().splitlines()), sorted(done.errors.splitlines())
+
+
+SAID = [f"[rank{rank}]: rank {rank} says this" for rank in range(2)]
+WHY = [f"[rank{rank}]: why" for rank in range(2)]
+
+
+def test_what_workers_print_comes_in_lines_with_their_ranks(raftkv_cluster) -> None:
+    assert print_all(raftkv_cluster) == (0, SAID, WHY)
+    assert print_all(raftkv_cluster, "--no-prefix") == (0, [f"rank {rank} says this" for rank in range(2)], ["why"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown", "files"),
+    [
+        ((), (SAID, WHY), {"0/stdout.log", "0/stderr.log", "1/stdout.log", "1/stderr.log"}),
+        (("--redirects", "3"), ([], []), {"0/stdout.log", "0/stderr.log", "1/stdout.log", "1/stderr.log"}),
+        (("-r", "0:1"), (SAID[1:], WHY), {"0/stdout.log"}),
+        (("-t", "1:3"), (SAID, WHY), {"1/stdout.log", "1/stderr.log"}),
+        (("--tee", "2", "--local-ranks-filter", "1"), (SAID[1:], WHY[1:]), {"0/stderr.log", "1/stderr.log"}),
+    ],
+    ids=str,
+)
+def test_what_workers_print_is_kept_in_files(raftkv_cluster, tmp_path, words, shown, files) -> None:
+    base = tmp_path / "made" / "logs"
+    assert print_all(raftkv_cluster, "--log-dir", str(base), *words) == (0, *shown)
+    (run,) = base.iterdir()
+    assert run.name.startswith("jobs_exec_")
+    assert {str(path.relative_to(run / "epoch_1")) for path in run.rglob("*.log")} == files
+    for name in files:
+        rank = name.partition("/")[0]
+        text = {"stdout.log": f"rank {rank} says this\n", "stderr.log": "why\n"}[Path(name).name]
+        assert (run / "epoch_1" / name).read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--tee", "4"), "--tee is 0, 1 (stdout), 2 (stderr), 3 (both) or LOCAL_RANK:NUMBER,..., not '4'"),
+        (("--redirects", "0:x"), "--redirects is 0, 1 (stdout), "),
+        (("--local-ranks-filter", "all"), "--local-ranks-filter is a list of numbers, as in 0,1, not 'all'"),
+        (("--log-dir", "/dev/null/logs"), "--log-dir: /dev/null/logs: not a directory"),
+    ],
+)
+def test_output_flags_that_cannot_be_read(raftkv_cluster, words, text) -> None:
+    with Running(
+        [*raftkvctl(raftkv_cluster.endpoints[0], "run", "exec", "--job", JOB, *words), "--", "true"]
+    ) as program:
+        done = program.wait()
+    assert (done.code, done.output) == (128, b"")
+    assert done.errors.startswith(f"Error: {text}")

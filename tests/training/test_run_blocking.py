@@ -158,4 +158,5 @@ def test_workers_of_run_exec_find_their_run(cluster):
     command += [sys.executable, "-c", WORKER]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"True {rank} exec 1 [b'0', b'1']" for rank in range(2)]
+    expected = [f"[rank{rank}]: True {rank} exec 1 [b'0', b'1']" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == expected
