@@ -33,6 +33,9 @@ from jepsen.workloads.base import Scene, Workload
 RUNS = ROOT / "jepsen" / "runs"
 CLUSTER_CLIENTS = 2
 """Clients that go round the cluster; the others are pinned to one member each."""
+STATUS_EVERY_S = 0.05
+STATUS_TIMEOUT_S = 1.0
+"""How often each member is asked for its Status, and how long it may take."""
 
 ClientClass = Callable[..., Client]
 
@@ -139,6 +142,8 @@ class _Run:
         async with asyncio.TaskGroup() as group:
             for task in companions(scene) if companions is not None else ():
                 group.create_task(task)
+            for member in self._cluster.members:
+                group.create_task(self._note_status(member, probe, ending))
             try:
                 await self._torment(trouble, probe, compactor)
                 await self._tell_end(ending, probe)
@@ -154,6 +159,16 @@ class _Run:
             self._recorder.event("unhealthy", why=f"the last revision could not be read: {error}")
         else:
             self._recorder.event("ending", rev=ending.rev)
+
+    async def _note_status(self, member: Member, probe: Probe, ending: Ending) -> None:
+        """Keep asking a member how far it is: what it says must never go back, restarts included."""
+        while not ending.over.is_set():
+            call = time.monotonic_ns()
+            answer = await probe.status(member, STATUS_TIMEOUT_S)
+            if answer is not None:
+                rev, applied = answer.header.revision, answer.raftAppliedIndex
+                self._recorder.event("status", member=member.number, call=call, rev=rev, applied=applied)
+            await asyncio.sleep(STATUS_EVERY_S)
 
     async def _torment(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
         """Load and faults until enough, then the last quiet point and the last reads."""

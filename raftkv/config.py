@@ -89,6 +89,8 @@ class ServerConfig:
     """Calls that one connection may have open."""
     max_learners: int = 1
     """Learners that the cluster may have at a time."""
+    wait_cluster_ready_timeout_s: float = 5.0
+    """A member that starts answers no client before a quorum confirmed its state, or this long if there is none."""
     lease_min_ttl_s: int = 0
     """Shortest TTL of a lease; 0: one and a half election timeouts, as in etcd. Too short: leases end in elections."""
 
@@ -271,6 +273,7 @@ class ServerConfig:
             "--backend-batch-interval": self.backend_batch_interval_s,
             "--compaction-sleep-interval": self.compaction_sleep_interval_s,
             "--watch-progress-notify-interval": self.watch_progress_notify_interval_s,
+            "--wait-cluster-ready-timeout": self.wait_cluster_ready_timeout_s,
             "--grpc-keepalive-min-time": self.grpc_keepalive_min_time_s,
             "--grpc-keepalive-interval": self.grpc_keepalive_interval_s,
             "--grpc-keepalive-timeout": self.grpc_keepalive_timeout_s,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 from jepsen.checkers import Violation
-from jepsen.history import History, Operation
+from jepsen.history import History
 
 
 def check_hashes(history: History) -> list[Violation]:
@@ -34,30 +35,51 @@ def _compare(event: dict[str, Any]) -> list[Violation]:
     return []
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """One moment at which a member showed how far its state is. ``id`` is that of the operation, 0 for a Status."""
+
+    call: int
+    returned: int
+    position: int
+    id: int = 0
+
+
 def check_monotone(history: History) -> list[Violation]:
-    """A process never answers with an older revision than it answered before the request was called."""
-    lives: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+    """What a member shows never goes back, whatever happens to its process: not the revision, not the applied index.
+
+    An answer is compared with those that were returned before its request was called; kills and restarts in between
+    excuse nothing, because whoever asks a member cannot see them.
+    """
+    revisions: dict[int, list[_Shown]] = defaultdict(list)
+    applied: dict[int, list[_Shown]] = defaultdict(list)
     for operation in history.operations:
-        if operation.kind == "ok" and operation.lives[0] == operation.lives[1] > 0:
-            lives[operation.member, operation.lives[0]].append(operation)
+        if operation.kind == "ok" and operation.rev > 0:
+            shown = _Shown(operation.call, operation.returned, operation.rev, operation.id)
+            revisions[operation.member].append(shown)
+    for event in history.events:
+        if event["event"] == "status":
+            revisions[event["member"]].append(_Shown(event["call"], event["at"], event["rev"]))
+            applied[event["member"]].append(_Shown(event["call"], event["at"], event["applied"]))
     found = []
-    for group in lives.values():
-        found += _going_back(group)
+    for name, groups in (("revision", revisions), ("applied index", applied)):
+        for member, group in groups.items():
+            found += _going_back(name, member, group)
     return found
 
 
-def _going_back(group: list[Operation]) -> list[Violation]:
-    by_call = sorted(group, key=lambda operation: operation.call)
-    by_return = sorted(group, key=lambda operation: operation.returned)
-    highest: Operation | None = None
+def _going_back(name: str, member: int, group: list[_Shown]) -> list[Violation]:
+    by_return = sorted(group, key=lambda shown: shown.returned)
+    highest: _Shown | None = None
     position = 0
     found = []
-    for operation in by_call:
-        while position < len(by_return) and by_return[position].returned < operation.call:
-            if highest is None or by_return[position].rev > highest.rev:
+    for shown in sorted(group, key=lambda shown: shown.call):
+        while position < len(by_return) and by_return[position].returned < shown.call:
+            if highest is None or by_return[position].position > highest.position:
                 highest = by_return[position]
             position += 1
-        if highest is not None and operation.rev < highest.rev:
-            text = f"member {operation.member} answered revision {operation.rev} after {highest.rev}"
-            found.append(Violation("revision went back", text, (highest.id, operation.id)))
+        if highest is not None and shown.position < highest.position:
+            text = f"member {member} answered {name} {shown.position} after {highest.position}"
+            operations = tuple(one.id for one in (highest, shown) if one.id)
+            found.append(Violation(f"{name} went back", text, operations))
     return found

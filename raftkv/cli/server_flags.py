@@ -122,6 +122,12 @@ _MEMBER = _settings(
         "watch_progress_notify_interval_s",
         "time between progress notifications of idle watches (10m)",
     ),
+    (
+        "wait-cluster-ready-timeout",
+        duration,
+        "wait_cluster_ready_timeout_s",
+        "longest wait for a quorum before clients are served (5s)",
+    ),
     ("lease-min-ttl", integer, "lease_min_ttl_s", "shortest TTL of a lease in seconds (1.5 election timeouts)"),
     ("grpc-keepalive-min-time", duration, "grpc_keepalive_min_time_s", "shortest time between client pings (5s)"),
     ("grpc-keepalive-interval", duration, "grpc_keepalive_interval_s", "idle time before a ping, 0 for never (2h)"),
@@ -184,6 +190,7 @@ _ALIASES = {
     "experimental-compaction-sleep-interval": "compaction-sleep-interval",
     "experimental-max-learners": "max-learners",
     "experimental-watch-progress-notify-interval": "watch-progress-notify-interval",
+    "experimental-wait-cluster-ready-timeout": "wait-cluster-ready-timeout",
 }
 
 

@@ -34,6 +34,9 @@ from raftkv.rpc.timers import WheelTimer
 
 _log = logging.getLogger(__name__)
 
+BACKLOG = 1024
+"""Connections that the kernel keeps for us until we accept them."""
+
 AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes]]
 
 
@@ -121,7 +124,13 @@ class Server:
     # ---- life
 
     async def listen(
-        self, host: str | None, port: int = 0, ssl: ssl_module.SSLContext | None = None, *, unix: str | None = None
+        self,
+        host: str | None,
+        port: int = 0,
+        ssl: ssl_module.SSLContext | None = None,
+        *,
+        unix: str | None = None,
+        accepting: bool = True,
     ) -> list[tuple[str, int]]:
         """Open a listener and return the addresses it got.
 
@@ -130,6 +139,7 @@ class Server:
             port: TCP port; 0 takes a free one.
             ssl: serve TLS; its ALPN protocols are set to h2 and http/1.1.
             unix: path of a unix socket to listen on instead.
+            accepting: False: connections are taken by the kernel and wait there for ``start_accepting``.
 
         Raises:
             OSError: the address cannot be bound.
@@ -143,11 +153,22 @@ class Server:
             return Connection(self, ssl)
 
         if unix is not None:
-            self._listeners.append(await loop.create_unix_server(factory, unix, backlog=1024))
-            return [(unix, 0)]
-        listener = await loop.create_server(factory, host, port, backlog=1024)
+            listener = await loop.create_unix_server(factory, unix, backlog=BACKLOG, start_serving=accepting)
+        else:
+            listener = await loop.create_server(factory, host, port, backlog=BACKLOG, start_serving=accepting)
         self._listeners.append(listener)
+        if not accepting:
+            for sock in listener.sockets:
+                with sock.dup() as same:
+                    same.listen(BACKLOG)
+        if unix is not None:
+            return [(unix, 0)]
         return [(name[0], name[1]) for name in (sock.getsockname() for sock in listener.sockets)]
+
+    async def start_accepting(self) -> None:
+        """Take the connections that wait at listeners opened with ``accepting=False``, and all to come."""
+        for listener in self._listeners:
+            await listener.start_serving()
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop: no new connections, GOAWAY to open ones, calls under way get ``grace_s`` seconds, then all is cut."""

@@ -2,13 +2,16 @@
 
     DATA/member/wal/            write-ahead log
     DATA/member/snap/db         database, and snapshots on their way
+    DATA/member/snap/applied    how far the log was applied when the member was last seen (``storage/applied_mark``)
 
 The log is made last, so its presence says that the member exists: from then on flags about the cluster are ignored,
 as etcd does, and the ids are those in the log. A database with history but without its log is refused, because such
 a member would have forgotten its votes and acknowledgements.
 
-A restart reads the database first: its applied index is where replay of the log begins. A log whose last marker lies
-beyond the database is that of a member that was stopped while it installed a snapshot; the installation is finished.
+A restart reads the database first: its applied index is where replay of the log begins. It ends, before the member
+serves anybody, at the highest index that is known to be committed, by the log, the database or the mark. A log whose
+last marker lies beyond the database is that of a member that was stopped while it installed a snapshot; the
+installation is finished.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.types import ConfState, HardState, SnapshotMeta
 from raftkv.server.snapshots import remove_leftovers, snapshot_path
 from raftkv.storage import schema
+from raftkv.storage.applied_mark import AppliedMark
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.writer import Writer
 from raftkv.storage.datadir import ensure_private_directory
@@ -38,6 +42,8 @@ from raftkv.storage.wal.disk import Disk, RealDisk, UnsyncedDisk
 _log = logging.getLogger(__name__)
 MAP_MIN_BYTES: Final = 16 * 1024**3
 """Address space reserved for the database at least; the file itself only grows with its data."""
+
+MARK_NAME: Final = "applied"
 
 _LOG_MADE: Final = b"raftkv_log_made"
 """Record that a log was made: without it now, votes and acknowledgements are lost even if nothing was applied yet."""
@@ -52,6 +58,7 @@ class Durable:
         wal: open log.
         log: its entries, for the core.
         backend, store: the database.
+        mark: how far the log was applied, noted before it is shown.
         snapshots: directory of databases on their way.
     """
 
@@ -61,6 +68,7 @@ class Durable:
     log: MemoryLog
     backend: LMDBBackend
     store: Store
+    mark: AppliedMark
     snapshots: Path
 
 
@@ -86,12 +94,14 @@ def open_durable(config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseE
             _log.warning("repaired the end of the write-ahead log: %s", recovered.repair)
         backend = _open_database(config, snapshots, recovered.snapshot)
         store = _open_store(config, backend, writer, on_fatal)
+        mark = AppliedMark(snapshots / MARK_NAME)
         log = _memory_log(recovered, store)
+        _take_mark(config, log, mark)
     except BaseException:
         wal.close()
         raise
     metadata = raft_pb2.WALMetadata.FromString(recovered.metadata)
-    return Durable(metadata.cluster_id, metadata.member_id, wal, log, backend, store, snapshots)
+    return Durable(metadata.cluster_id, metadata.member_id, wal, log, backend, store, mark, snapshots)
 
 
 def _wal_disk(config: ServerConfig) -> Disk:
@@ -193,6 +203,20 @@ def _memory_log(recovered: Recovered, store: Store) -> MemoryLog:
     log.set_hard_state(HardState(state.term, state.vote, max(state.commit, store.applied_index)))
     log.set_conf_state(store.conf_state)
     return log
+
+
+def _take_mark(config: ServerConfig, log: MemoryLog, mark: AppliedMark) -> None:
+    """Let what had been applied, and so may have been shown, be committed in the log."""
+    if mark.index < log.first_index():
+        return  # from before the log was cut: the database has it
+    if mark.index > log.last_index() or log.term(mark.index) != mark.term:
+        text = f"the log ends at {log.last_index()}, but entry {mark.index} of term {mark.term} had been applied"
+        if not config.unsafe_no_fsync:
+            raise CorruptionError(f"{text}: this member has lost what it acknowledged")
+        _log.error("%s: lost for want of fsync", text)
+        return
+    state, _ = log.initial_state()
+    log.set_hard_state(HardState(state.term, state.vote, max(state.commit, mark.index)))
 
 
 def _map_size_bytes(config: ServerConfig) -> int:

@@ -1,7 +1,8 @@
 """One member, put together and run: durable state, core, loop, transport, services, listeners.
 
 Owns the order of start and stop. Start: read the disk, listen (so that a port in use is found before anything is
-promised), take part, serve. Stop: hand leadership over, finish calls under way, leave, close the disk.
+promised), take part, serve clients once the state is as new as it ever was (``readiness``). Stop: hand leadership
+over, finish calls under way, leave, close the disk.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from raftkv.server.node import Node, NodeSettings
 from raftkv.server.peer_service import PeerService
 from raftkv.server.proposals import Waiter
 from raftkv.server.range_stream import RangeStreamService
+from raftkv.server.readiness import Readiness
 from raftkv.server.recipe import Recipe
 from raftkv.server.request_ids import request_ids
 from raftkv.server.snapshots import SnapshotReceiver, SnapshotSender, snapshot_path
@@ -157,6 +159,7 @@ class Member:
             self._snapshots.send,
         )
         self.node = self._make_node(durable)
+        self.readiness = Readiness(self.node, self._publish, self.config.wait_cluster_ready_timeout_s)
         self._admission = Admission(
             self.node,
             self._applier,
@@ -184,7 +187,9 @@ class Member:
         )
         quota_bytes = self.config.quota_bytes or 0
         self._registry.register(metrics.MemberCollector(self.node, store, self._transport, quota_bytes))
-        self._http = HttpService(self.node, self._applier, metrics.exposition(self._registry))
+        self._http = HttpService(
+            self.node, self._applier, self.readiness, self._admission, metrics.exposition(self._registry)
+        )
         self._watch_runner = WatchRunner()
         header = HeaderEncoder(durable.cluster_id, durable.member_id)
         self._watch_hub = WatchHub(
@@ -230,6 +235,7 @@ class Member:
             applied=store.applied_index,
             on_fatal=self._fatal,
             install_snapshot=self._install_snapshot,
+            note_applied=durable.mark.note,
             cork=self._cork,
             uncork=self._uncork,
         )
@@ -302,7 +308,7 @@ class Member:
         if self.config.initial_election_tick_advance:
             self._advance_ticks()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._housekeeping.run()), group.create_task(self._publish())]
+            tasks = [group.create_task(self._housekeeping.run()), group.create_task(self._serve_clients())]
             await self._stop.wait()
             for task in tasks:
                 task.cancel()
@@ -319,7 +325,8 @@ class Member:
         for url in self.config.listen_peer_urls:
             await _listen(self._peer_server, url, peer_tls)
         for url in self.config.listen_client_urls:
-            await _listen(self._client_server, url, client_tls)
+            # Nobody is answered yet: see ``readiness``.
+            await _listen(self._client_server, url, client_tls, accepting=False)
         for url in self.config.listen_metrics_urls:
             await _listen(self._metrics_server, url, client_tls)
 
@@ -348,6 +355,12 @@ class Member:
         # Leave enough for a heartbeat of a leader that is there already.
         for _ in range(ticks - 2):
             self.node.raw.tick()
+
+    async def _serve_clients(self) -> None:
+        """Answer clients as soon as that is safe; what waits for a quorum goes on waiting behind it."""
+        await self.readiness.wait()
+        await self._client_server.start_accepting()
+        await self._publish()
 
     async def _publish(self) -> None:
         """Tell the cluster our name and client URLs, unless it knows them."""
@@ -387,6 +400,7 @@ class Member:
         await self._peer_server.close()
         await self._metrics_server.close()
         self._durable.store.close()
+        self._durable.mark.close()
         if self.failure is None:
             self._disk.close()
             self._durable.wal.close()
@@ -490,12 +504,13 @@ def _client_limits(config: ServerConfig) -> ServerLimits:
     )
 
 
-async def _listen(server: Server, url: str, ssl: SSLContext | None) -> None:
+async def _listen(server: Server, url: str, ssl: SSLContext | None, *, accepting: bool = True) -> None:
     scheme, host, port = cluster_id.split_url(url)
     try:
         # As in etcd, unix://NAME:PORT is a socket file of just that name.
         unix = f"{host}:{port}" if scheme.startswith("unix") else None
-        await server.listen(host, port, ssl if scheme in ("https", "unixs") else None, unix=unix)
+        ssl = ssl if scheme in ("https", "unixs") else None
+        await server.listen(host, port, ssl, unix=unix, accepting=accepting)
     except OSError as error:
         # asyncio puts the address into the text once more; names that cannot be resolved have numbers of their own.
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)

@@ -124,6 +124,7 @@ class Node:
         ids: fresh request ids.
         on_fatal: told once, with the error that stopped the member.
         install_snapshot: replaces log and store by a received snapshot.
+        note_applied: keeps the index and term of the last applied entry through a kill, before anybody is shown it.
         cork, uncork: put around a turn, so that all its answers leave together and at once when it ends.
     """
 
@@ -142,6 +143,7 @@ class Node:
         applied: int,
         on_fatal: Callable[[BaseException], None],
         install_snapshot: Callable[[SnapshotMeta], None],
+        note_applied: Callable[[int, int], None],
         cork: Callable[[], None] = _nothing,
         uncork: Callable[[], None] = _nothing,
     ) -> None:
@@ -155,7 +157,7 @@ class Node:
         self.leader = NONE
         self.role = StateRole.FOLLOWER
         self.term = log.initial_state()[0].term
-        self.committed = applied
+        self.committed = log.initial_state()[0].commit
         self.leader_changes = 0
         self.proposals_dropped = 0
         self.leader_elected_at = 0.0
@@ -169,6 +171,7 @@ class Node:
         self._sender = sender
         self._on_fatal = on_fatal
         self._install_snapshot = install_snapshot
+        self._note_applied = note_applied
         self._cork = cork
         self._uncork = uncork
         self._loop = asyncio.get_running_loop()
@@ -397,9 +400,12 @@ class Node:
         self._install_snapshot(meta)
         self.conf_state = meta.conf_state
         self.applied = meta.index
+        self._note_applied(meta.index, meta.term)
         self.raw.on_applied(meta.index)
         failpoint("raftAfterApplySnap")
         self.reads.applied(meta.index)
+        for callback in self.on_applied:
+            callback()
 
     def _take_soft_state(self, soft: SoftState) -> None:
         self.role = soft.role
@@ -437,6 +443,7 @@ class Node:
         # Before anything else may happen to the store: a commit to disk that came between the effects of an entry
         # and its index would have the entry applied twice after a crash.
         self.store.set_applied(last.index, last.term)
+        self._note_applied(last.index, last.term)
         self.raw.on_applied(last.index)
         for waiter, outcome in answers:
             _answer(waiter, outcome)

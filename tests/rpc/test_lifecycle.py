@@ -257,3 +257,27 @@ async def test_answers_of_one_turn_leave_in_one_write() -> None:
             call.reply(b"")
         await asyncio.gather(*calls)
         assert len(writes) == 1
+
+
+@pytest.mark.parametrize("family", ["tcp", "unix"])
+def test_connections_wait_until_the_server_accepts(tmp_path: Path, family: str) -> None:
+    @on_loop
+    async def scenario() -> None:
+        server = Server()
+        server.unary("/t.Echo/Say", lambda call, message: call.reply(message))
+        path = str(tmp_path / "socket") if family == "unix" else None
+        ((host, port),) = await server.listen("127.0.0.1", unix=path, accepting=False)
+        if family == "tcp":
+            with pytest.raises(OSError, match="in use"):
+                await Server().listen("127.0.0.1", port)
+        async with Channel([f"unix:{host}" if path else f"{host}:{port}"]) as channel:
+            call = channel.unary("/t.Echo/Say", b"early", 20, wait_for_ready=True)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(call), 0.2)
+            assert not server.connections
+            await server.start_accepting()
+            assert await call == b"early"
+            assert await channel.unary("/t.Echo/Say", b"late", 20) == b"late"
+        await server.close()
+
+    scenario()
