@@ -21,10 +21,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from raftkv.raft.memory_log import limit_size, size_of
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 
 INLINE_SYNC_MAX_S: Final = 0.001
 """Usual duration of a sync up to which it is done on the event loop."""
+
+INLINE_BYTES_MAX: Final = 1024 * 1024
+"""A batch above this goes to the thread however short syncs are: its own checksums and writing would hold the loop."""
+
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A larger batch is written as several frames, of which every prefix is a log as good as any."""
 
 _STEP_MIN_S: Final = 0.000_01
 _STEP_SHARE: Final = 0.05
@@ -50,7 +57,7 @@ class Log(Protocol):
 class Batch:
     """One Ready's records and what to do once they are durable."""
 
-    __slots__ = ("done", "entries", "hard_state", "must_sync")
+    __slots__ = ("done", "entries", "hard_state", "must_sync", "size_bytes")
 
     def __init__(
         self, hard_state: HardState | None, entries: Sequence[Entry], must_sync: bool, done: Callable[[], None]
@@ -59,10 +66,18 @@ class Batch:
         self.entries = entries
         self.must_sync = must_sync
         self.done = done
+        self.size_bytes = size_of(entries)
 
     def write(self, log: Log) -> None:
         """Write the records."""
-        log.append(self.hard_state, self.entries)
+        entries = self.entries
+        while self.size_bytes > FRAME_BYTES_MAX:
+            frame = limit_size(list(entries), FRAME_BYTES_MAX)
+            if len(frame) == len(entries):
+                break
+            log.append(None, frame)
+            entries = entries[len(frame) :]
+        log.append(self.hard_state, entries)
 
 
 class Mark(Batch):
@@ -114,7 +129,7 @@ class Disk:
 
     def submit(self, batch: Batch) -> None:
         """Make a batch durable, then call its ``done`` on the loop (possibly before this returns)."""
-        if self._outstanding == 0 and self._usual_s < INLINE_SYNC_MAX_S:
+        if self._outstanding == 0 and self._usual_s < INLINE_SYNC_MAX_S and batch.size_bytes <= INLINE_BYTES_MAX:
             self._write((batch,))
             batch.done()
             return

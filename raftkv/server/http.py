@@ -13,8 +13,8 @@ from urllib.parse import parse_qs
 
 from raftkv import errors
 from raftkv.apply.applier import Applier
-from raftkv.pb.enums import alarm_name
 from raftkv.pb import rpc_pb2
+from raftkv.pb.enums import alarm_name
 from raftkv.raft.types import NONE
 from raftkv.rpc.http import HttpRequest, HttpResponse, text_response
 from raftkv.server.admission import Admission

@@ -13,6 +13,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from ssl import SSLContext
 from typing import Final
 
@@ -279,7 +280,10 @@ class Member:
         return server
 
     def _make_peer_server(self, durable: Durable) -> Server:
-        server = Server(PEER_LIMITS)
+        # One message holds at least one entry, however large requests may be here.
+        message_bytes = max(PEER_LIMITS.max_receive_message_bytes, 2 * self.config.max_request_bytes)
+        assembly_bytes = max(PEER_LIMITS.assembly_bytes, 4 * message_bytes)
+        server = Server(replace(PEER_LIMITS, max_receive_message_bytes=message_bytes, assembly_bytes=assembly_bytes))
         PeerService(
             durable.cluster_id,
             durable.member_id,

@@ -62,6 +62,20 @@ APPLY_PER_TURN_MAX: Final = 1_000
 """Committed entries after which a turn gives other work on the loop a chance."""
 
 
+PROPOSE_BYTES_MAX: Final = 1024 * 1024
+"""Requests that are proposed as one: what a follower passes on is one message, which its leader has to read."""
+
+PROPOSE_TURN_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Requests that one turn proposes; the rest follows in the next."""
+
+PASS_ON_BACKLOG_MAX_BYTES: Final = 16 * 1024 * 1024
+"""Unsent bytes of the stream to the leader above which a follower passes nothing more on: what else it has to say to
+the leader (acknowledgements, heartbeats) shares that stream."""
+
+FORWARDED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Requests that a leader keeps for its followers while its log takes no more; what comes beyond that is dropped."""
+
+
 def _nothing() -> None:
     pass
 
@@ -91,6 +105,9 @@ class Sender(Protocol):
 
     def send(self, messages: Iterable[Message]) -> None:
         """Send, or drop: Raft repairs any loss."""
+
+    def backlog_bytes(self, peer_id: int) -> int | None:
+        """What waits to be sent to a peer; None while it is away."""
 
     def connected_since(self, peer_id: int) -> float | None:
         """Loop time since when a peer is connected."""
@@ -180,6 +197,7 @@ class Node:
         self._unwritten_hard_state: HardState | None = None
         # Proposals that followers passed on, waiting to be appended together with this member's own.
         self._forwarded: list[bytes] = []
+        self._forwarded_bytes = 0
         # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
         self._refused = False
         self._ticker: asyncio.TimerHandle | None = None
@@ -225,7 +243,7 @@ class Node:
 
     def _step(self, message: Message) -> None:
         if message.type == MessageType.PROPOSE and self.role == StateRole.LEADER and _is_plain(message):
-            self._forwarded += [entry.data for entry in message.entries]
+            self._take_forwarded([entry.data for entry in message.entries])
             return
         try:
             self.raw.step(message)
@@ -234,6 +252,14 @@ class Node:
             self.proposals_dropped += 1
         except (StepLocalMessage, StepPeerNotFound, InvalidMessage) as error:
             _log.warning("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
+
+    def _take_forwarded(self, datas: list[bytes]) -> None:
+        """Keep what a follower passed on for the next turn; of what is dropped it is told nothing, and times out."""
+        if self._forwarded_bytes > FORWARDED_BYTES_MAX:
+            self.proposals_dropped += len(datas)
+            return
+        self._forwarded += datas
+        self._forwarded_bytes += sum(map(len, datas))
 
     def report_unreachable(self, peer_id: int) -> None:
         """Messages to a peer were lost."""
@@ -295,7 +321,8 @@ class Node:
                 if applied > APPLY_PER_TURN_MAX:
                     self._wake()
                     break
-            if (self._forwarded or self.proposals.has_unsent) and not self._refused:
+            # What was refused is tried again at the next tick, or when applying may have made room.
+            if (self._forwarded or self.proposals.has_unsent) and (applied or not self._refused):
                 self._wake()
         except Exception as error:
             self.fatal(error)
@@ -318,22 +345,55 @@ class Node:
         self._wake()
 
     def _propose_unsent(self) -> None:
-        unsent = self.proposals.take_unsent()
-        forwarded, self._forwarded = self._forwarded, []
-        datas = [data for _, data in unsent]
-        datas += forwarded
-        if not datas:
-            return
-        try:
-            failpoint("raftBeforeLeaderSend")
-            self.raw.propose_batch(datas)
-        except ProposalDropped:
-            # Of what others passed on, they are told nothing and time out: they may have left this leader by now.
-            self.proposals_dropped += len(forwarded)
-            self.proposals.give_back(unsent)
-            self._refused = True
-            return
+        """Propose what waits, at most so much that neither a message nor a turn gets too long."""
         self._refused = False
+        left_bytes = PROPOSE_TURN_BYTES_MAX
+        while left_bytes > 0 and (self._forwarded or self.proposals.has_unsent) and not self._refused:
+            unsent = self.proposals.take_unsent(PROPOSE_BYTES_MAX)
+            forwarded = self._next_forwarded()
+            datas = [data for _, data in unsent]
+            datas += forwarded
+            if not datas:
+                return
+            left_bytes -= sum(map(len, datas))
+            try:
+                failpoint("raftBeforeLeaderSend")
+                self._check_way_to_leader()
+                self.raw.propose_batch(datas)
+            except ProposalDropped:
+                self.proposals.give_back(unsent)
+                self._give_back_forwarded(forwarded)
+                self._refused = True
+
+    def _check_way_to_leader(self) -> None:
+        """Raise ``ProposalDropped`` while what this follower passes on would be lost, or hold up everything else."""
+        if self.role != StateRole.LEADER and self.leader != NONE:
+            backlog_bytes = self._sender.backlog_bytes(self.leader)
+            if backlog_bytes is None or backlog_bytes > PASS_ON_BACKLOG_MAX_BYTES:
+                raise ProposalDropped("the leader does not keep up")
+
+    def _next_forwarded(self) -> list[bytes]:
+        if self._forwarded_bytes <= PROPOSE_BYTES_MAX:
+            taken, self._forwarded, self._forwarded_bytes = self._forwarded, [], 0
+            return taken
+        count = size_bytes = 0
+        for data in self._forwarded:
+            if count and size_bytes + len(data) > PROPOSE_BYTES_MAX:
+                break
+            count += 1
+            size_bytes += len(data)
+        taken, self._forwarded = self._forwarded[:count], self._forwarded[count:]
+        self._forwarded_bytes -= size_bytes
+        return taken
+
+    def _give_back_forwarded(self, datas: list[bytes]) -> None:
+        """The log took none of these. A leader tries again; one that leads no more forgets what others sent it."""
+        if self.role == StateRole.LEADER:
+            self._forwarded = datas + self._forwarded
+            self._forwarded_bytes += sum(map(len, datas))
+            return
+        self.proposals_dropped += len(datas) + len(self._forwarded)
+        self._forwarded, self._forwarded_bytes = [], 0
 
     def _carry_out(self, ready: Ready) -> int:
         """The duties of one Ready; how many entries were applied."""

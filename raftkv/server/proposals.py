@@ -82,15 +82,31 @@ class Proposals:
         waiter.started_at = now
         self._waiters[request_id] = waiter
         self._unsent.append((request_id, requests.encode(kind, request_id, body)))
-        self._unsent_bytes += len(body)
+        self._unsent_bytes += len(self._unsent[-1][1])
         return request_id
 
-    def take_unsent(self) -> list[tuple[int, bytes]]:
-        """Everything unsent whose caller still waits; it counts as sent unless given back."""
-        unsent = [item for item in self._unsent if item[0] in self._waiters]
-        self._unsent = []
-        self._unsent_bytes = 0
-        return unsent
+    def take_unsent(self, bytes_max: int = PENDING_BYTES_MAX) -> list[tuple[int, bytes]]:
+        """The oldest unsent proposals whose callers still wait; they count as sent unless given back.
+
+        Arguments:
+            bytes_max: as many as fit, but at least one.
+        """
+        unsent = self._unsent
+        if self._unsent_bytes <= bytes_max:
+            self._unsent, self._unsent_bytes = [], 0
+            return [item for item in unsent if item[0] in self._waiters]
+        taken: list[tuple[int, bytes]] = []
+        seen = size_bytes = 0
+        for item in unsent:
+            if item[0] in self._waiters:
+                if taken and size_bytes + len(item[1]) > bytes_max:
+                    break
+                taken.append(item)
+                size_bytes += len(item[1])
+            seen += 1
+        self._unsent = unsent[seen:]
+        self._unsent_bytes = sum(len(data) for _, data in self._unsent)
+        return taken
 
     def give_back(self, unsent: list[tuple[int, bytes]]) -> None:
         """The core did not take these: there is no leader, or its limit is reached."""
@@ -117,6 +133,6 @@ class Proposals:
         """Fail everything: the member stops."""
         waiters = list(self._waiters.values())
         self._waiters.clear()
-        self.take_unsent()
+        self._unsent, self._unsent_bytes = [], 0
         for waiter in waiters:
             waiter.fail(errors.StoppedError())

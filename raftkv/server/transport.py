@@ -101,6 +101,12 @@ class Peer:
             await asyncio.wait([self._task])
         await self.channel.close()
 
+    @property
+    def backlog_bytes(self) -> int | None:
+        """What waits to be sent, None while there is no stream."""
+        stream = self._stream
+        return None if stream is None or stream.done else stream.send_buffer_size
+
     def send(self, messages: list[Message], encoder: BatchEncoder) -> None:
         """Send what one turn has for this peer, or drop it."""
         stream = self._stream
@@ -201,6 +207,11 @@ class Transport:
             peer = self.peers.get(peer_id)
             if peer is not None:
                 peer.send(group, self._encoder)
+
+    def backlog_bytes(self, peer_id: int) -> int | None:
+        """What waits to be sent to a peer, None while it is away."""
+        peer = self.peers.get(peer_id)
+        return peer.backlog_bytes if peer is not None else None
 
     def connected_since(self, peer_id: int) -> float | None:
         """Loop time since when the stream to a peer stands, None while it does not."""

@@ -10,7 +10,7 @@ import pytest
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.server import disk as disk_module
-from raftkv.server.disk import Batch, Disk, Mark
+from raftkv.server.disk import FRAME_BYTES_MAX, Batch, Disk, Mark
 
 
 class FakeLog:
@@ -70,6 +70,30 @@ def test_a_fast_disk_is_written_on_the_loop(log: FakeLog) -> None:
     asyncio.run(scenario())
     assert log.threads == {threading.get_ident()}
     assert log.events == [1, "sync"]
+
+
+def test_a_large_batch_is_left_to_the_thread_and_written_in_frames(log: FakeLog) -> None:
+    frames: list[tuple[HardState | None, list[int]]] = []
+
+    class FramedLog(FakeLog):
+        def append(self, hard_state: HardState | None, entries: Sequence[Entry]) -> None:
+            frames.append((hard_state, [entry.index for entry in entries]))
+            super().append(hard_state, entries)
+
+    framed = FramedLog()
+    state = HardState(1, 1, 3)
+    half = bytes(FRAME_BYTES_MAX // 2)
+
+    async def scenario() -> None:
+        disk = Disk(framed, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
+        for entries in ([Entry(1, index, half) for index in range(1, 4)], [Entry(1, 4, half * 5)], [Entry(1, 5, b"")]):
+            disk.submit(Batch(state, entries, True, lambda: None))
+        await _all_durable(disk)
+        disk.close()
+
+    asyncio.run(scenario())
+    assert frames[:-1] == [(None, [1]), (None, [2]), (state, [3]), (state, [4]), (state, [5])]
+    assert threading.get_ident() not in framed.threads
 
 
 def test_a_slow_disk_is_left_to_the_thread_and_batches_share_a_sync(
