@@ -21,7 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -138,8 +138,8 @@ class Cluster:
         """Members that run and are not paused."""
         return [member for member in self.members if member.up and not member.paused]
 
-    def start(self, members: Iterable[Member]) -> None:
-        """Start members, in the given order."""
+    def start(self, members: Iterable[Member], environment: Mapping[str, str] | None = None) -> None:
+        """Start members, in the given order, with more environment variables if any are given."""
         for member in members:
             if member.up:
                 raise DbError(f"{member.name} runs already")
@@ -151,6 +151,7 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
                 stdout=member.log,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
             )
 
     def kill(self, members: Iterable[Member]) -> None:

@@ -11,12 +11,14 @@ members' addresses and folders are in ``db.Member``. Faults of the network are i
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from jepsen import partitions
+from jepsen import failpoints, partitions
 from jepsen.db import Cluster, Member
 from jepsen.history import Recorder
 from jepsen.probe import Probe
@@ -25,6 +27,7 @@ LIVE_S = 30.0
 """After healing, writes must be acknowledged within this."""
 ACKS_MIN, ACKS_MAX = 10, 80
 """How many acknowledged writes show that the cluster works; drawn anew for each step, to vary where faults fall."""
+POLL_S = 0.02
 
 
 class Fault(Protocol):
@@ -85,11 +88,20 @@ class Wipe:
         cluster.start(members)
 
 
-FAULTS: dict[str, Callable[[], Fault]] = {"kill": Kill, "pause": Pause, "wipe": Wipe, **partitions.FAULTS}
+CRASHING = "failpoint"
+"""Its targets are points of the code; any member may be the one."""
+
+FAULTS: dict[str, Callable[[], Fault]] = {
+    "kill": Kill,
+    "pause": Pause,
+    "wipe": Wipe,
+    "failpoint": failpoints.Crash,
+    **partitions.FAULTS,
+}
 GROUPS: dict[str, tuple[str, ...]] = {"network": tuple(partitions.FAULTS)}
 """Names that stand for several faults."""
 
-_KILLING = frozenset({"kill", "wipe"})
+_KILLING = frozenset({"kill", "wipe", CRASHING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +135,9 @@ def parse(names: str, size: int) -> list[tuple[str, str]]:
         if not known or (target and target not in known):
             raise ValueError(f"unknown nemesis {name!r}: have {', '.join(FAULTS)}, each also with -<target>")
         wanted += [(fault, one) for one in ((target,) if target else known)]
-    return wanted if size > 1 else [(fault, "all") for fault in dict.fromkeys(fault for fault, _ in wanted)]
+    if size > 1:
+        return wanted
+    return list(dict.fromkeys((fault, target if fault == CRASHING else "all") for fault, target in wanted))
 
 
 def uses_network(names: str) -> bool:
@@ -155,6 +169,7 @@ class Nemesis:
     def __init__(self, cluster: Cluster, probe: Probe, recorder: Recorder) -> None:
         self.faults = 0
         self.kills = 0
+        self.crashed_at: set[str] = set()
         self._calm = True
         self._cluster, self._probe, self._recorder = cluster, probe, recorder
 
@@ -169,11 +184,30 @@ class Nemesis:
         fault.inject(self._cluster, members)
         self.faults += 1
         self.kills += len(members) if step.fault in _KILLING else 0
-        if step.hold_s:
+        if step.fault == CRASHING:
+            await self._crash(step, members[0])
+        elif step.hold_s:
             await self._recorder.wait_acked(step.acks, step.hold_s)
         self._recorder.event("heal", fault=step.fault, members=names)
         fault.heal(self._cluster, members)
         await self.settle(min(step.acks, ACKS_MAX), step.settle)
+
+    async def _crash(self, step: Step, member: Member) -> None:
+        """Start a member that is down so that it dies at a point, and wait until it has."""
+        behind = failpoints.BEHIND_ACKS if step.target in failpoints.RECEIVING else step.acks
+        await self._recorder.wait_acked(behind if len(self._cluster.members) > 1 else 0, LIVE_S)
+        self._cluster.start([member], failpoints.environment(step.target, step.shuffle))
+        until = time.monotonic() + failpoints.REACH_S
+        while time.monotonic() < until:
+            await asyncio.sleep(POLL_S)
+            status = self._revive(member)
+            if status is not None:
+                if status == failpoints.PANIC_STATUS:
+                    self.crashed_at.add(step.target)
+                self._recorder.event("crashed", member=member.name, point=step.target, status=status)
+                return
+        self._recorder.event("not reached", member=member.name, point=step.target)
+        self._cluster.kill([member])
 
     async def settle(self, acks: int, everyone: bool) -> None:
         """Wait until writes are acknowledged again, and if ``everyone``, until every member is well."""
@@ -185,9 +219,18 @@ class Nemesis:
 
     def revive(self) -> None:
         """Start members that ended by themselves, and note that they did."""
+        self._revive(None)
+
+    def _revive(self, crashing: Member | None) -> int | None:
+        """Likewise, but leave alone the one that is to end; its exit status if it has."""
+        crashed = None
         for member, status in self._cluster.died():
+            if member is crashing:
+                crashed = status
+                continue
             self._recorder.event("died", member=member.name, why=f"status {status}")
             self._cluster.start([member])
+        return crashed
 
     async def _leader(self) -> Member | None:
         """The leader; waits for one a while, for a fault that misses its target is a fault less."""
@@ -203,7 +246,9 @@ class Nemesis:
             return [leader] if leader is not None else members[:1]
         if step.target == "follower":
             return [member for member in members if member is not leader][:1]
-        count = {"one": 1, "quorum": self._cluster.quorum}.get(step.target, len(members))
+        count = {"one": 1, **dict.fromkeys(failpoints.Crash.targets, 1), "quorum": self._cluster.quorum}.get(
+            step.target, len(members)
+        )
         return members[:count]
 
     async def _unhealthy(self, why: str) -> None:

@@ -273,6 +273,7 @@ class _Run:
             "seconds": round(loaded_s, 1),
             "faults": trouble.faults,
             "kills": trouble.kills,
+            "crash_points": len(trouble.crashed_at) or None,
             "terms": self._term,
             "compactions": sum(event["event"] == "compact" for event in self._recorder.events),
             "ops": len(operations),

@@ -14,7 +14,8 @@ the log is replayed from ``applied_index`` as found on disk.
 Duties of the owner:
 
 1. Between ``begin`` and ``end`` do nothing but change and read; then ``set_applied`` once the whole entry is applied.
-2. Call ``commit`` about every 100 ms, never inside an entry.
+   If that fails, ``poison``. A commit or flush asked for before ``set_applied`` happens right after it.
+2. Call ``commit`` about every 100 ms.
 3. Call ``compaction_step`` as long as it returns ``True``, other work between, and after each commit.
 4. Stop the member when ``on_fatal`` is called, or when a call raises ``InvariantError`` or one of its kinds.
 
@@ -170,7 +171,18 @@ class Store:
         """Open the write transaction of one log entry; its ``end`` closes it. One at a time."""
         txn = self._txn
         txn.open(self.revision + 1, self.compact_revision)
+        self._overlay.is_changing = True
         return txn
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether something was changed since the applied index was set: an entry, or a run of them, is under way."""
+        return self._overlay.is_changing
+
+    def poison(self) -> None:
+        """Applying an entry failed: nothing is committed from now on, and every change is refused."""
+        self._overlay.poison()
+        self._txn.poison()
 
     def _changed(self, main: int, changes: list[Change]) -> None:
         self.revision = main
@@ -189,14 +201,14 @@ class Store:
         self.applied_index = index
         self.applied_term = term
         overlay = self._overlay
-        overlay.touch()
+        overlay.end_unit()
         if len(overlay.pending.records) >= self._operations_max and not overlay.is_busy:
             overlay.commit()
 
     def set_conf_state(self, conf_state: ConfState) -> None:
         """Note the members of the cluster, as part of the entry being applied."""
+        self._overlay.is_changing = True
         self.conf_state = conf_state
-        self._overlay.touch()
 
     def meta_put(self, bucket: bytes, key: bytes, value: bytes) -> None:
         """Write a value of another bucket, in the batch of the entry being applied.
@@ -205,10 +217,12 @@ class Store:
             bucket: one of ``schema.BUCKETS`` other than ``key`` and ``meta``.
             key: 1 to ``schema.META_KEY_BYTES_MAX`` bytes.
         """
+        self._overlay.is_changing = True
         self._overlay.pending.values[self._checked(bucket, key)] = value
 
     def meta_delete(self, bucket: bytes, key: bytes) -> None:
         """Delete a value of another bucket, present or not."""
+        self._overlay.is_changing = True
         self._overlay.pending.values[self._checked(bucket, key)] = None
 
     @staticmethod
@@ -334,14 +348,10 @@ class Store:
 
     def commit(self) -> None:
         """Send what was written on its way to disk; does not wait. Duty 2 of the owner."""
-        if self._txn.is_open:
-            raise InvariantError("commit inside a write transaction")
         self._overlay.commit()
 
     def flush(self, on_durable: Callable[[], None]) -> None:
         """Commit, and call back once everything written so far is on disk."""
-        if self._txn.is_open:
-            raise InvariantError("flush inside a write transaction")
         self._overlay.flush(on_durable)
 
     @property
@@ -400,14 +410,15 @@ class Store:
             raise CompactedError(self.compact_revision)
         if revision > self.revision:
             raise FutureRevisionError
+        self._overlay.is_changing = True
         self.compact_revision = revision
         scheduled = schema.encode_integer(revision)
         self._overlay.pending.values[schema.META, schema.META_SCHEDULED_COMPACT] = scheduled
         self._compactor.schedule(revision, on_done)
 
     def compaction_step(self, keys_max: int = KEYS_PER_STEP) -> bool:
-        """Do about a millisecond of compaction; ``False`` when nothing can be done before the next commit."""
-        return self._compactor.step(keys_max)
+        """Do about a millisecond of compaction; ``False`` when nothing can be done before the next commit or entry."""
+        return not self._overlay.is_changing and self._compactor.step(keys_max)
 
     @property
     def is_compacting(self) -> bool:
@@ -439,6 +450,7 @@ class Store:
         if self._txn.is_open:
             raise InvariantError("a snapshot inside a write transaction")
         applied, revision = self.applied_index, self.revision
+        failpoint("applyBeforeOpenSnapshot")
         self._overlay.exchange(partial(self.backend.replace, received, READERS_TIMEOUT_S))
         self._load()
         if self.applied_index < applied or self.revision < revision:

@@ -60,6 +60,7 @@ class WriteTxn:
         "_mod_field",
         "_on_changed",
         "_overlay",
+        "_poisoned",
         "_reader",
         "_records",
         "changes",
@@ -87,6 +88,7 @@ class WriteTxn:
         self._records: dict[bytes, bytes] = {}
         self._create_field = self._mod_field = b""
         self._base = 0
+        self._poisoned = False
         self.main = 0
         """Main revision that changes of this transaction take."""
         self.compact_revision = -1
@@ -102,7 +104,7 @@ class WriteTxn:
     def open(self, main: int, compact_revision: int) -> None:
         """Start over at the revision ``main``. For the store only."""
         if self.is_open:
-            raise InvariantError("a write transaction is open already")
+            raise InvariantError("the store is poisoned" if self._poisoned else "a write transaction is open already")
         self.is_open = True
         self.main = main
         self.compact_revision = compact_revision
@@ -110,6 +112,10 @@ class WriteTxn:
         self._base = main << SUB_BITS
         self._mod_field = b""
         self._records = self._overlay.pending.records
+
+    def poison(self) -> None:
+        """Refuse to be opened from now on. For the store only."""
+        self.is_open = self._poisoned = True
 
     @property
     def revision(self) -> int:

@@ -9,8 +9,10 @@ When the report arrives, the read transaction is renewed first and the committed
 exists in which a revision can be found in neither. At most one batch is on its way; what is written meanwhile goes
 together in the next. Nothing here ever waits.
 
-What may be in one batch is decided by the owner: ``commit`` must be called between log entries, never inside one,
-because ``stamp`` adds the applied index and both must agree.
+A log entry is in one batch, whole, with the applied index that ``stamp`` adds: else a restart would apply it twice. So
+the first change after an applied index opens a *unit* (``is_changing``), the next applied index closes it, and no batch
+can be filled between. What is asked for meanwhile happens at the end of the unit. If an entry fails, its unit is never
+closed, and ``poison`` says so: nothing more goes to disk, and the log has what is lost.
 
 A full disk (``SpaceError``) keeps the batch where it is, readable, to be tried again by the next ``commit``. Every
 other failure goes to ``on_fatal``: after a failed write the state of the disk is not known, so the member stops.
@@ -73,15 +75,29 @@ class Overlay:
         self._durable = 0
         self.space_error: SpaceError | None = None
         self.closed = False
+        self.is_changing = False
+        """Whether a unit is open. Set by whoever changes something; unset by ``end_unit`` alone."""
+        self.is_poisoned = False
+        self._wanted = False
 
     @property
     def is_busy(self) -> bool:
         """Whether a batch or another job of the writer is on its way."""
         return self._busy
 
-    def touch(self) -> None:
-        """The stamp has changed: there is something to commit even if no record was written."""
+    def end_unit(self) -> None:
+        """The stamp has changed and says what was written: there is something to commit, and it may be committed."""
+        if self.is_poisoned:
+            raise InvariantError("the store is poisoned: an entry failed while it was applied")
         self._touched = True
+        self.is_changing = False
+        if self._wanted:
+            self._wanted = False
+            self.commit()
+
+    def poison(self) -> None:
+        """An entry failed half-way: commit nothing any more."""
+        self.is_poisoned = self.is_changing = True
 
     def load(self, revision_key: bytes) -> bytes:
         """The KeyValue of a revision known to the index. Raises CorruptRecordError (fatal)."""
@@ -158,7 +174,7 @@ class Overlay:
         return sorted((key, value) for key, value in found.items() if value is not None)
 
     def commit(self) -> None:
-        """Send what is pending on its way, now or as soon as the writer is free."""
+        """Send what is pending on its way, now or as soon as the writer is free and the unit under way is closed."""
         if self.closed:
             return
         if self._busy:
@@ -172,6 +188,9 @@ class Overlay:
 
     def _fill(self) -> WriteBatch | None:
         if not self._has_pending():
+            return None
+        if self.is_changing:
+            self._wanted = True
             return None
         self._touched = False
         batch, self.pending = self.pending, WriteBatch()
@@ -270,10 +289,16 @@ class Overlay:
         """Forget every uncommitted change and go on over another database, which contains them.
 
         Waits for the batch on its way, because its file is about to be replaced. Whoever waits for ``flush`` is told.
+        A unit under way ends: what it was about to do is in the other database.
+
+        Raises:
+            InvariantError: the store is poisoned.
         """
+        if self.is_poisoned:
+            raise InvariantError("the store is poisoned: an entry failed while it was applied")
         self._writer.drain()
         self._epoch += 1
-        self._busy = self._commit_again = self._touched = False
+        self._busy = self._commit_again = self._touched = self.is_changing = self._wanted = False
         self._committing, self.pending = None, WriteBatch()
         self._read.close()
         try:

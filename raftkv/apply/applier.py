@@ -53,6 +53,9 @@ class Store(ReadView, MetaStore, Protocol):
     def begin(self) -> WriteTxn:
         """Open a write txn."""
 
+    def poison(self) -> None:
+        """Commit nothing any more."""
+
     def compact(self, revision: int, on_done: Callable[[], None] | None = None) -> None:
         """Make revisions below unreadable and schedule their removal."""
 
@@ -158,9 +161,11 @@ class Applier:
             return Outcome(self.store.revision, error=error)
         except DecodeError:
             return Outcome(self.store.revision, error=errors.MalformedEntryError())
-        except errors.InvariantError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            # Whatever the entry has done by now must never be committed under the applied index of the one before.
+            self.store.poison()
+            if isinstance(error, errors.InvariantError) or not isinstance(error, Exception):
+                raise
             raise errors.InvariantError(f"applying an entry of kind {kind} failed: {error!r}") from error
 
     def _put(self, request: PutRequest) -> Outcome:
@@ -186,13 +191,11 @@ class Applier:
         return Outcome(revision, body)
 
     def _txn(self, request: rpc_pb2.TxnRequest) -> Outcome:
+        path = txn.choose_path(self.store, request)
+        txn.check_path(self.store, path, self.leases)
         write = self.store.begin()
-        path = txn.choose_path(write, request)
-        try:
-            txn.check_path(write, path, self.leases)
-            body = txn.execute(write, path)
-        finally:
-            write.end()
+        body = txn.execute(write, path)
+        write.end()
         return Outcome(self.store.revision, body)
 
     def read_txn(self, request: rpc_pb2.TxnRequest) -> Outcome:

@@ -36,16 +36,20 @@ class Leases(Protocol):
         """Whether the lease is granted and not revoked."""
 
 
-class WriteView(ranges.ReadView, Protocol):
-    """A write txn of the store; reads inside see its writes."""
+class Current(ranges.ReadView, Protocol):
+    """A view that knows which revisions can be read."""
 
     @property
     def revision(self) -> int:
-        """Revision that a read inside sees: one more than before as soon as something is written."""
+        """Revision that a read sees."""
 
     @property
     def compact_revision(self) -> int:
         """Revisions below are gone."""
+
+
+class WriteView(Current, Protocol):
+    """A write txn of the store; reads inside see its writes, and one more than the revision before them."""
 
     def put(self, key: bytes, value: bytes, lease: int = 0) -> object:
         """Write a key."""
@@ -136,13 +140,13 @@ def _operands(compare: rpc_pb2.Compare, kv: kv_pb2.KeyValue) -> tuple[Any, Any]:
     return 0, 0
 
 
-def check_path(view: WriteView, path: Path, leases: Leases) -> None:
+def check_path(view: Current, path: Path, leases: Leases) -> None:
     """Pass 2 for a txn that writes."""
     _check_puts(view, path, leases, [])
     check_ranges(view, path)
 
 
-def _check_puts(view: WriteView, path: Path, leases: Leases, deletes: list[rpc_pb2.DeleteRangeRequest]) -> None:
+def _check_puts(view: Current, path: Path, leases: Leases, deletes: list[rpc_pb2.DeleteRangeRequest]) -> None:
     nested = iter(path.nested)
     for operation in path.operations:
         kind = operation.WhichOneof("request")
@@ -177,7 +181,7 @@ def _check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Lease
         raise errors.LeaseNotFoundError
 
 
-def check_ranges(view: WriteView, path: Path) -> None:
+def check_ranges(view: Current, path: Path) -> None:
     """Refuse ranges on the path at revisions that cannot be read.
 
     Only 0 means "current" here: a negative revision is compared with the compact revision like any other.

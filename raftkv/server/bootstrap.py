@@ -135,10 +135,12 @@ def _begin(config: ServerConfig, wal_dir: str, snapshots: Path) -> None:
         members = [rpc_pb2.Member(ID=key, name=name, peerURLs=urls) for key, (name, urls) in founders.items()]
         Membership(store, schema.MEMBERS).bootstrap(members)
         store.set_conf_state(ConfState(voters=tuple(sorted(founders))))
+        store.set_applied(0, 0)
         store.commit()
         metadata = raft_pb2.WALMetadata(cluster_id=cluster_id.cluster_id(founders), member_id=config.member_id)
         WAL.create(wal_dir, metadata.SerializeToString()).close()
         store.meta_put(schema.CLUSTER, _LOG_MADE, b"")
+        store.set_applied(0, 0)
         store.commit()
         store.close()
     finally:

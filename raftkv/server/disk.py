@@ -23,6 +23,7 @@ from typing import Final, Protocol
 
 from raftkv.raft.memory_log import limit_size, size_of
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
+from raftkv.storage.failpoints import failpoint
 
 INLINE_SYNC_MAX_S: Final = 0.001
 """Usual duration of a sync up to which it is done on the event loop."""
@@ -92,7 +93,9 @@ class Mark(Batch):
     def write(self, log: Log) -> None:
         """Write the marker, then delete the segments before it."""
         log.save_snapshot(self.meta)
+        failpoint("raftBeforeWALRelease")
         log.release(self.meta.index)
+        failpoint("raftAfterWALRelease")
 
 
 class Disk:

@@ -65,6 +65,7 @@ from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner, WatchService
 from raftkv.storage import schema
 from raftkv.storage.backend.writer import ThreadWriter
+from raftkv.storage.failpoints import failpoint
 
 _log = logging.getLogger(__name__)
 
@@ -485,8 +486,10 @@ class Member:
         """Replace database and log by a received snapshot; the marker in the log decides which of the two holds."""
         durable = self._durable
         self._disk.drain()
+        failpoint("raftBeforeSaveSnap")
         durable.wal.save_snapshot(meta, durable.log.initial_state()[0])
         durable.wal.sync()
+        failpoint("raftAfterSaveSnap")
         durable.store.install(snapshot_path(durable.snapshots, meta.index))
         durable.log.apply_snapshot(meta)
         durable.wal.release(meta.index)

@@ -450,8 +450,10 @@ class Node:
 
     def _durable(self, ready: Ready) -> None:
         """Everything up to this Ready is durable: tell the core, send what promises it."""
+        failpoint("raftBeforeAdvance")
         self.raw.on_append_durable(ready)
         if ready.messages_after_append:
+            failpoint("raftBeforeFollowerSend")
             self._sender.send(ready.messages_after_append)
 
     def _restore(self, meta: SnapshotMeta) -> None:
@@ -517,10 +519,12 @@ class Node:
             return  # nobody can wait for it
         kind, request_id, body = request
         waiter = self.proposals.pop(request_id)
+        failpoint("beforeApplyOneEntryNormal")
         if waiter is None:
             self.applier.apply(kind, body)
         else:
             answers.append((waiter, self.applier.apply(kind, body, waiter.request)))
+        failpoint("afterApplyOneEntryNormal")
 
     def _apply_conf_change(self, entry: Entry) -> None:
         failpoint("beforeApplyOneConfChange")
@@ -528,6 +532,7 @@ class Node:
         self.conf_changed_at = entry.index
         self.store.set_conf_state(self.conf_state)
         self.log.set_conf_state(self.conf_state)
+        failpoint("afterApplyOneConfChange")
 
     # -- errors ------------------------------------------------------------------------------------------------------
 

@@ -119,10 +119,7 @@ class SnapshotSender:
         flushed = asyncio.Event()
         self._store.flush(flushed.set)
         await flushed.wait()
-        failpoint("raftBeforeSaveSnap")
-        info = await asyncio.to_thread(write_snapshot, self._store.backend, path)
-        failpoint("raftAfterSaveSnap")
-        return info
+        return await asyncio.to_thread(write_snapshot, self._store.backend, path)
 
     async def _stream(self, channel: Channel, message: Message, info: SnapshotInfo, path: Path) -> None:
         stream = channel.stream(_PATH, metadata=self._metadata(message.to), timeout_s=SEND_TIMEOUT_S)
@@ -186,6 +183,7 @@ class SnapshotReceiver:
                 file.flush()
                 await asyncio.to_thread(os.fsync, file.fileno())
             meta = decode_snapshot_meta(header.message.snapshot)
+            failpoint("snapshotBeforeRename")
             os.replace(temporary, snapshot_path(self._directory, meta.index))
             sync_directory(str(self._directory))
         except OSError as error:

@@ -12,8 +12,10 @@ import pytest
 from raftkv.apply import request as requests
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES, Method
-from raftkv.raft.types import Entry, EntryType
+from raftkv.raft import confchange
+from raftkv.raft.types import ConfChange, ConfChangeSingle, ConfChangeType, Entry, EntryType
 from raftkv.server.main import NEEDS_UPGRADE_STATUS
+from raftkv.storage.failpoints import ENVIRONMENT, PANIC_EXIT_STATUS
 from raftkv.storage.wal import WAL
 from tests.apply.arbitrary import payload
 from tests.compat.wire import Wire
@@ -25,6 +27,7 @@ from tests.server.process import (
     disarm_all,
     log_of,
     must_put,
+    run_to_end,
     start_to_end,
     status_of,
     value_of,
@@ -109,11 +112,11 @@ def test_unknown_alarms_are_refused_before_they_are_proposed(cluster: Cluster) -
         assert alarms_of(wire) == []
 
 
-def _append(cluster: Cluster, data: bytes) -> None:
+def _append(cluster: Cluster, data: bytes, kind: EntryType = EntryType.NORMAL) -> None:
     """Put an entry at the end of the log of a stopped member."""
     wal, recovered = WAL.open(str(cluster.members[0].data_dir / "member" / "wal"))
     last = recovered.entries[-1]
-    wal.append(None, [Entry(term=last.term, index=last.index + 1, type=EntryType.NORMAL, data=data)])
+    wal.append(None, [Entry(term=last.term, index=last.index + 1, type=kind, data=data)])
     wal.close()
 
 
@@ -143,3 +146,18 @@ def test_what_another_version_left_in_the_log() -> None:
             line = start_to_end(member).one_line(NEEDS_UPGRADE_STATUS)
             assert "an entry of kind 200" in line
             assert "run raftkv 2.7 or later on this data" in line
+
+
+@pytest.mark.parametrize("point", ["beforeApplyOneConfChange", "afterApplyOneConfChange"])
+def test_a_crash_around_a_membership_change(point: str) -> None:
+    with Cluster(RAFTKV) as cluster:
+        member = cluster.members[0]
+        member.stop()
+        learner = ConfChange((ConfChangeSingle(ConfChangeType.ADD_LEARNER_NODE, 77),))
+        _append(cluster, confchange.encode(learner), EntryType.CONF_CHANGE)
+        flags = member.command()[len(RAFTKV.command) :]
+        ended = run_to_end(*flags, environment={ENVIRONMENT: f"{point}=panic"})
+        assert ended.status == PANIC_EXIT_STATUS
+        member.restart()
+        with Wire(cluster.endpoints) as wire:
+            must_put(wire, "k")

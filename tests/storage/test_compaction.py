@@ -68,13 +68,16 @@ def test_what_is_left_on_disk(backend: Backend) -> None:
         txn = store.begin()
         txn.delete_range(key) if value is None else txn.put(key, value)
         txn.end()
+        store.set_applied(store.applied_index, store.applied_term)
     store.commit()
     assert on_disk(backend) == ["2.0", "3.0", "4.0", "5.0(t)", "6.0", "7.0"]
     done: list[str] = []
     store.compact(5, lambda: done.append("5"))
+    store.set_applied(store.applied_index, store.applied_term)
     finish(store)
     assert (on_disk(backend), done) == (["3.0", "5.0(t)", "6.0", "7.0"], ["5"])
     store.compact(6)
+    store.set_applied(store.applied_index, store.applied_term)
     finish(store)
     assert on_disk(backend) == ["6.0", "7.0"]
     store.close()
@@ -89,6 +92,7 @@ def test_which_revisions_may_be_compacted(backend: Backend) -> None:
     with pytest.raises(FutureRevisionError):
         store.compact(store.revision + 1)
     store.compact(3)
+    store.set_applied(store.applied_index, store.applied_term)
     for revision in (3, 2, 0, -1):
         with pytest.raises(CompactedError):
             store.compact(revision)
@@ -106,6 +110,7 @@ def test_what_never_left_memory_is_never_written() -> None:
     store = Store.open(backend)
     fill(store, 200)
     store.compact(store.revision)
+    store.set_applied(store.applied_index, store.applied_term)
     finish(store)
     assert store.key_count <= len(written) <= store.key_count + 1
     assert len(on_disk(backend)) == len(written)
@@ -121,6 +126,7 @@ def test_deletions_go_in_bounded_batches() -> None:
     fill(store, 3500)
     store.commit()
     store.compact(store.revision)
+    store.set_applied(store.applied_index, store.applied_term)
     finish(store)
     assert max(sizes) <= DELETES_PER_COMMIT
     assert sum(1 for size in sizes if size) >= 4
@@ -131,6 +137,7 @@ def test_a_step_is_bounded(backend: Backend) -> None:
     store = Store.open(backend, ScriptedWriter())
     fill(store, 300)
     store.compact(store.revision)
+    store.set_applied(store.applied_index, store.applied_term)
     visited = store._index.dirty_count
     for _ in range(3):
         assert store.compaction_step(4)
@@ -146,9 +153,11 @@ def test_writes_and_compactions_may_come_in_between(backend: Backend) -> None:
     done: list[int] = []
     fill(store, 100, 1)
     store.compact(50, lambda: done.append(50))
+    store.set_applied(store.applied_index, store.applied_term)
     store.compaction_step(3)
     fill(store, 100, 2)
     store.compact(120, lambda: done.append(120))
+    store.set_applied(store.applied_index, store.applied_term)
     store.compaction_step(3)
     fill(store, 10, 3)
     state = store.range(b"\x00", b"\x00").kvs
@@ -173,10 +182,13 @@ def test_a_step_is_bounded_on_a_key_of_many_revisions() -> None:
         txn = store.begin()
         txn.put(b"k", b"v")
         txn.end()
+        store.set_applied(store.applied_index, store.applied_term)
         txn = store.begin()
         txn.delete_range(b"k")
         txn.end()
+        store.set_applied(store.applied_index, store.applied_term)
     store.compact(store.revision)
+    store.set_applied(store.applied_index, store.applied_term)
     dropped, now = 0, 0
     while store.compaction_step():
         now = store._compactor.dropped_total
@@ -200,6 +212,7 @@ def _uninterrupted() -> tuple[KVHash, KVHash, list[bytes]]:
     store = Store.open(MemoryBackend())
     fill(store, 1500)
     store.compact(1200)
+    store.set_applied(store.applied_index, store.applied_term)
     finish(store)
     return hashed(store), hashed(store, 1200), store.range(b"\x00", b"\x00").kvs
 
@@ -215,6 +228,7 @@ def test_a_crash_at_any_step_is_resumed(engine: Engine, name: str, hit: int) -> 
     crashed = False
     try:
         store.compact(1200)
+        store.set_applied(store.applied_index, store.applied_term)
         store.commit()
         assert hashed(store) == expected[0]
         finish(store)
@@ -227,6 +241,7 @@ def test_a_crash_at_any_step_is_resumed(engine: Engine, name: str, hit: int) -> 
     assert again.revision == store.revision
     if again.compact_revision < 0:  # lost with its batch: the log has it
         again.compact(1200)
+        again.set_applied(again.applied_index, again.applied_term)
     assert again.compact_revision == 1200
     assert hashed(again) == expected[0]
     finish(again)
@@ -241,8 +256,10 @@ def test_the_revision_never_goes_back(engine: Engine) -> None:
         txn = store.begin()
         txn.delete_range(b"k") if delete else txn.put(b"k", b"v")
         txn.end()
+        store.set_applied(store.applied_index, store.applied_term)
     store.commit()
     store.compact(3)
+    store.set_applied(store.applied_index, store.applied_term)
     finish(store)
     backend = store.backend
     store.close()
@@ -270,10 +287,12 @@ def test_reading_in_pages_ends_when_its_revision_is_compacted(backend: Backend) 
     read = pages.next_page(store.compact_revision, 3, 10**6)
     fill(store, 100, seed=2)
     store.compact(pages.revision)
+    store.set_applied(store.applied_index, store.applied_term)
     finish(store)
     read += pages.next_page(store.compact_revision, 3, 10**6)
     assert read == expected[:6]
     store.compact(pages.revision + 1)
+    store.set_applied(store.applied_index, store.applied_term)
     with pytest.raises(CompactedError):
         pages.next_page(store.compact_revision, 3, 10**6)
     store.close()
@@ -283,6 +302,7 @@ def test_a_scheduled_compaction_is_resumed_at_open(engine: Engine) -> None:
     store = Store.open(engine.backend())
     fill(store, 300)
     store.compact(250)
+    store.set_applied(store.applied_index, store.applied_term)
     store.commit()
     expected = hash_kv(store.backend, 300)
     store.close()

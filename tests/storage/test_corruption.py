@@ -29,6 +29,7 @@ def written(path: Path) -> bytes:
         txn = store.begin()
         txn.put(b"key %02d" % number, b"value %02d " % number * 10)
         txn.end()
+        store.set_applied(store.applied_index, store.applied_term)
     store.commit()
     store.close()
     backend.close()
@@ -64,6 +65,7 @@ def test_a_record_that_changes_after_open_is_refused_at_the_read() -> None:
         txn = store.begin()
         txn.put(key, b"value")
         txn.end()
+        store.set_applied(store.applied_index, store.applied_term)
     store.commit()
     records = backend.buckets[schema.KEY]
     one, other = to_key(pack(2, 0)), to_key(pack(3, 0))

@@ -154,12 +154,18 @@ def test_a_failure_that_nobody_asked_for_is_raised() -> None:
 
 
 def test_nothing_is_committed_inside_a_transaction(backend: Backend) -> None:
-    store = Store.open(backend)
+    writer = ScriptedWriter()
+    store = Store.open(backend, writer)
     txn = store.begin()
-    for call in (store.commit, store.begin, lambda: store.flush(lambda: None), lambda: store.set_applied(1, 1)):
+    for call in (store.begin, lambda: store.set_applied(1, 1)):
         with pytest.raises(InvariantError):
             call()
+    txn.put(b"k", b"v")
+    store.commit()
+    assert len(writer) == 0
     txn.end()
+    store.set_applied(1, 1)
+    assert len(writer) == 1
     with pytest.raises(InvariantError):
         txn.end()
     with pytest.raises(InvariantError):
@@ -188,11 +194,16 @@ def test_other_buckets_follow_the_same_batches(backend: Backend) -> None:
     writer = ScriptedWriter()
     store = Store.open(backend, writer)
     store.meta_put(schema.ALARM, b"1", b"x")
+    store.set_applied(store.applied_index, store.applied_term)
     store.meta_put(schema.ALARM, b"2", b"x")
+    store.set_applied(store.applied_index, store.applied_term)
     store.meta_put(schema.MEMBERS, b"1", b"m")
+    store.set_applied(store.applied_index, store.applied_term)
     store.commit()
     store.meta_delete(schema.ALARM, b"1")
+    store.set_applied(store.applied_index, store.applied_term)
     store.meta_put(schema.ALARM, b"0", b"y")
+    store.set_applied(store.applied_index, store.applied_term)
     for _ in range(3):
         assert store.meta_items(schema.ALARM) == [(b"0", b"y"), (b"2", b"x")]
         assert store.meta_get(schema.ALARM, b"1") is None

@@ -28,6 +28,7 @@ def database(path: Path, changes: int, seed: int = 1) -> Store:
     store = Store.open(LMDBBackend(path, MAP_SIZE_BYTES))
     fill(store, changes, seed)
     store.set_conf_state(CONF)
+    store.set_applied(store.applied_index, store.applied_term)
     store.commit()
     return store
 
@@ -127,6 +128,7 @@ def test_an_installation_is_whole_or_not_at_all(tmp_path: Path, crash: str | Non
 def test_a_running_store_becomes_a_received_one(tmp_path: Path) -> None:
     sender = database(tmp_path / "sender", 300, seed=2)
     sender.compact(280)
+    sender.set_applied(sender.applied_index, sender.applied_term)
     sender.commit()
     write_snapshot(sender.backend, tmp_path / "received")
     writer = ScriptedWriter()
@@ -134,6 +136,7 @@ def test_a_running_store_becomes_a_received_one(tmp_path: Path) -> None:
     fill(store, 50)
     told: list[str] = []
     store.compact(40, lambda: told.append("compacted"))
+    store.set_applied(store.applied_index, store.applied_term)
     store.commit()
     fill(store, 3)
     store.flush(lambda: told.append("flushed"))
@@ -211,6 +214,7 @@ def test_defragmentation_gives_space_back_while_writes_go_on(tmp_path: Path) -> 
     store = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES), ThreadWriter(calls.put))
     fill(store, 4000)
     store.compact(store.revision)
+    store.set_applied(store.applied_index, store.applied_term)
     done: list = []
     store.flush(lambda: done.append(None))
     _run_until(calls, done)
@@ -262,3 +266,17 @@ def test_a_failed_defragmentation_changes_nothing(tmp_path: Path, reason: str) -
     fill(store, 0)
     assert hashed(store) == expected
     closed(store)
+
+
+def test_a_crash_before_the_copy_of_a_defragmentation_changes_nothing(tmp_path: Path) -> None:
+    store = database(tmp_path / "db", 100)
+    expected = hashed(store)
+    arm("defragBeforeCopy", "raise")
+    try:
+        with pytest.raises(FailpointPanic):
+            store.defragment(tmp_path / "copy", lambda _: None)
+    finally:
+        disarm_all()
+    store.close()
+    store.backend.close()
+    assert hashed(Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES))) == expected
