@@ -48,6 +48,23 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
             ping=self._ping,
             dead=self.abort,
         )
+        self._check_timer: asyncio.TimerHandle | None = None
+        core.account.buffered_size = transport.get_write_buffer_size
+
+    def flush(self) -> None:
+        """Send what the core has, and note what of it has left."""
+        super().flush()
+        account, buffered = self.core.account, self.transport.get_write_buffer_size()
+        if buffered or account.room != account.allowance or account.reported:
+            account.settle(buffered)
+            if account.reported and self._check_timer is None:
+                self._check_timer = self._loop.call_later(self.core.stall_interval_s, self._check_stalled)
+
+    def _check_stalled(self) -> None:
+        """Something waits for the client: end what it has not touched for too long."""
+        self._check_timer = None
+        self.core.end_stalled(self._loop.time())
+        self.flush()
 
     def _check_preface(self) -> None:
         """The client's SETTINGS must have come by now."""
@@ -68,8 +85,9 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         """The transport has gone."""
         self._preface_timer.cancel()
         self._keepalive.close()
-        if self._drain_timer is not None:
-            self._drain_timer.cancel()
+        for timer in (self._drain_timer, self._check_timer):
+            if timer is not None:
+                timer.cancel()
         self.core.severed = not self.ended_here
         super().connection_lost(exc)
         self._connection.released()

@@ -123,6 +123,9 @@ class ServerCall:
 
     # ---- what the core uses
 
+    sent_bytes = 0
+    """Bytes queued for a streaming call, ever."""
+
     @property
     def unacknowledged(self) -> int:
         """Bytes received and not given back to the window."""
@@ -174,6 +177,9 @@ class ServerCall:
                 self._core.report(self.route.path, error)
 
 
+PIECE_BYTES = 64
+"""What each piece of an answer costs beside its bytes."""
+
 LARGE_BYTES = 64 * 1024
 """Messages above this are handed to the HTTP/2 engine as they are, without the copy behind a prefix."""
 
@@ -193,13 +199,18 @@ class UnaryCall(ServerCall):
         if self._state:
             self._may_answer()
             return
+        core, size = self._core, len(message)
+        account = core.account
+        if size > account.room and not self._make_room(size):
+            return
+        account.room -= size
+        account.answers[self.stream_id] = size
         self._state = ANSWERED
         # Whoever waits for a cancellation usually holds the call: without this, every call would be a cycle, and
         # the garbage collector would cost more than the answers.
         self._callbacks = None
-        core = self._core
         try:
-            if trailers or len(message) > LARGE_BYTES:
+            if trailers or size > LARGE_BYTES:
                 core.h2.answer_in_pieces(self.stream_id, message, trailers)
             else:
                 core.h2.answer(self.stream_id, frame(message))
@@ -212,6 +223,11 @@ class UnaryCall(ServerCall):
         if self._state:
             self._may_answer()
             return
+        account, size = self._core.account, sum(map(len, pieces)) + PIECE_BYTES * len(pieces)
+        if size > account.room and not self._make_room(size):
+            return
+        account.room -= size
+        account.answers[self.stream_id] = size
         self._state = ANSWERED
         self._callbacks = None
         try:
@@ -220,9 +236,26 @@ class UnaryCall(ServerCall):
             self._lost()
         self._core.finished(self)
 
+    def _make_room(self, size: int) -> bool:
+        """Ask for room for a large answer; False if the call is over instead."""
+        refusal = self._core.account.ask(size)
+        if refusal is not None:
+            self.fail_with(refusal)
+        # The connection may itself be one of those that had to go.
+        return not self.done
+
+    def room_bytes(self) -> int:
+        """Return how large an answer may be that is made now; ``reply`` refuses a larger one by itself.
+
+        For a handler that would rather stop than build an answer that does not fit. The code of such a refusal is
+        RESOURCE_EXHAUSTED, its text ``budget.CONNECTION_FULL``.
+        """
+        return self._core.account.room_bytes()
+
     def _lost(self) -> None:
         """The stream had gone before its close was reported to us."""
         self._state = CANCELLED
+        self._core.account.closed(self.stream_id)
         self._run_callbacks()
 
     def on_data(self, data: bytes, end_stream: bool) -> None:

@@ -74,6 +74,7 @@ class ClientCore:
         self.h2 = client_connection(options)
         self.options = options
         self.closing = False
+        self.drop_unsent = False
         self.accepting = False
         self.streams_max = options.assumed_concurrent_streams
         self._streams_allowed = self.streams_max

@@ -47,6 +47,7 @@ from raftkv.rpc.limits import ChannelOptions, ServerLimits
 from raftkv.rpc.status import Headers
 
 __all__ = [
+    "CLOSED",
     "MAX_CONCURRENT_STREAMS",
     "PREFACE",
     "ConnectionClosed",
@@ -81,6 +82,9 @@ MAX_CONCURRENT_STREAMS = int(ngh2.Setting.MAX_CONCURRENT_STREAMS)
 
 MAX_FRAME_BYTES = 16_384
 """Largest frame we accept (the protocol's default)."""
+
+SLICE_BYTES = 16 * 1024
+"""Large messages of streams are queued in pieces of this size."""
 
 RESPONSE_HEADERS: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 OK_TRAILERS: Headers = ((b"grpc-status", b"0"),)
@@ -149,14 +153,23 @@ class H2Connection(ngh2.Connection):
         self.send_data(stream_id, prefix_of(message))
         self.send_data(stream_id, message)
 
+    def send_in_slices(self, stream_id: int, message: bytes) -> None:
+        """Queue a large message in pieces that are free as soon as they have left; one piece would stay whole."""
+        self.send_data(stream_id, prefix_of(message))
+        for start in range(0, len(message), SLICE_BYTES):
+            self.send_data(stream_id, message[start : start + SLICE_BYTES])
+
     def consume(self, amount: int, stream_id: int) -> None:
         """Give ``amount`` received body bytes back to the windows of the stream and the connection."""
         if amount:
             self.acknowledge_received_data(amount, stream_id)
 
 
-def goaway_frame(error_code: int, debug_data: bytes = b"", last_stream_id: int = 0) -> bytes:
-    """Return a GOAWAY written by hand: for a connection whose engine has failed and can say nothing any more."""
+def goaway_frame(error_code: int, debug_data: bytes = b"", last_stream_id: int = 2**31 - 1) -> bytes:
+    """Return a GOAWAY written by hand: for a connection whose engine has failed and can say nothing any more.
+
+    The usual ``last_stream_id`` says that any call may have been served: a client must not repeat it as if it had not.
+    """
     payload = last_stream_id.to_bytes(4, "big") + error_code.to_bytes(4, "big") + debug_data
     return len(payload).to_bytes(3, "big") + b"\x07\x00" + bytes(4) + payload
 
@@ -206,3 +219,7 @@ def client_connection(options: ChannelOptions) -> H2Connection:
     )
     connection.open_window(options.connection_window_bytes)
     return connection
+
+
+CLOSED = H2Connection(ngh2.Role.SERVER, ngh2.Configuration())
+"""Takes the place of the engine of a connection that has gone: holds nothing, and refuses everything with H2Error."""

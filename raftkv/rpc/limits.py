@@ -23,7 +23,13 @@ class ServerLimits:
         connection_window_bytes: the same for a whole connection; bounds what slow handlers can make us hold.
         assembly_bytes: unfinished messages of a connection, all streams together.
         stream_send_buffer_bytes: ``StreamCall.send`` waits while more than this is queued.
-        connection_send_buffer_bytes: above this, new calls are refused until the client reads its answers.
+        connection_send_buffer_bytes: answers of a connection that wait to be read; above this a call fails, and no new
+            one is taken (see ``budget``). An answer of 300 MB passes (etcd: 2 GiB), or sixteen of 30 MB side by side.
+        process_send_buffer_bytes: the same for all connections of all listeners that share a budget.
+        send_buffer_floor_bytes: a connection that holds less is served even when the process has no room.
+        reading_grace_s: a connection that took no fair part of its answers for so long is ended when room is short.
+        send_stall_timeout_s: a stream that has bytes waiting and whose client lets none of them through for so long is
+            reset, and the connection with it if its own window is closed. Streams that hold nothing may idle for ever.
         transport_buffer_bytes: serialized bytes waiting for the socket before we stop serializing.
         blocked_input_bytes: input accepted while the peer does not read our answers; then we stop reading it too.
         write_stall_timeout_s: a peer that reads nothing for so long is disconnected.
@@ -60,7 +66,11 @@ class ServerLimits:
     connection_window_bytes: int = 16 * MIB
     assembly_bytes: int = 64 * MIB
     stream_send_buffer_bytes: int = 1 * MIB
-    connection_send_buffer_bytes: int = 64 * MIB
+    connection_send_buffer_bytes: int = 512 * MIB
+    process_send_buffer_bytes: int = 1024 * MIB
+    send_buffer_floor_bytes: int = 64 * KIB
+    reading_grace_s: float = 1.0
+    send_stall_timeout_s: float = 120.0
     transport_buffer_bytes: int = 256 * KIB
     blocked_input_bytes: int = 2 * MIB
     write_stall_timeout_s: float = 60.0

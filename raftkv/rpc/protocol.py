@@ -18,6 +18,9 @@ from typing import Generic, Protocol, TypeVar
 READ_BYTES = 256 * 1024
 """Most bytes taken from one socket in one go."""
 
+CLOSE_TIMEOUT_S = 10.0
+"""How long a connection that we close may take to read what was written before."""
+
 _thread = threading.local()
 
 
@@ -37,6 +40,8 @@ class Core(Protocol):
     """What a connection core offers its transport."""
 
     closing: bool
+    drop_unsent: bool
+    """The connection ends because its peer does not read: what is written already need not arrive."""
 
     def receive(self, data: bytes | memoryview) -> None: ...  # noqa: D102
     def pull(self, amount: int) -> bytes: ...  # noqa: D102
@@ -79,6 +84,7 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         self._blocked_input = 0
         self._write_stall_timeout_s = write_stall_timeout_s
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
         self._finished = False
         transport.set_write_buffer_limits(high=buffer_bytes, low=buffer_bytes // 4)
 
@@ -111,14 +117,20 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
                 self.transport.write(data)
             if len(data) < size:
                 break
-        if self.core.closing and self.writable:
-            self.finish()
+        if self.core.closing:
+            if self.writable:
+                self.finish()
+            elif self.core.drop_unsent:
+                self.abort()
 
     def finish(self) -> None:
         """Close the transport after what is written has gone out."""
         if not self._finished:
             self._finished = True
             self.transport.close()
+            if self.transport.get_write_buffer_size():
+                # A peer that does not read must not keep us from closing.
+                self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
 
     def abort(self) -> None:
         """Cut the connection: nothing more is sent."""
@@ -153,6 +165,8 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         self._finished = True
         self.writable = False
         self._cancel_stall_timer()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         self.core.lost()
 
     def _cancel_stall_timer(self) -> None:

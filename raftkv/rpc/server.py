@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from raftkv.rpc.accept import Connection
+from raftkv.rpc.budget import AnswerBudget
 from raftkv.rpc.calls import UnaryCall, UnaryHandler
 from raftkv.rpc.deadlines import DeadlineWheel
 from raftkv.rpc.http import HttpHandler
@@ -48,6 +49,7 @@ class Server:
         http_handler: answers HTTP requests that are not gRPC; None refuses them.
         report: told of exceptions that escape from handlers (method path, exception); default: the log.
         translate: makes an RpcError of an exception a handler raised, or None for INTERNAL "internal error".
+        answers: what all connections may have waiting for clients; servers of one process may share it.
 
     Methods are registered before ``listen``.
     """
@@ -59,8 +61,10 @@ class Server:
         *,
         report: Callable[[str, BaseException], None] | None = None,
         translate: Callable[[BaseException], RpcError | None] | None = None,
+        answers: AnswerBudget | None = None,
     ) -> None:
         self.limits = limits or ServerLimits()
+        self.answers = answers or AnswerBudget(self.limits)
         self.http_handler = http_handler
         self.connections: set[Connection] = set()
         self.router = Router()
@@ -221,6 +225,7 @@ class Server:
                 spawn=self.spawn,
                 report=self._report,
                 translate=self._translate,
+                answers=self.answers,
             )
         return self._environment
 

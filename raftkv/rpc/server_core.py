@@ -20,10 +20,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from raftkv.rpc.budget import CONNECTION_FULL, NOT_READ, AnswerAccount, AnswerBudget, StallWatch
 from raftkv.rpc.calls import ServerCall, UnaryCall
 from raftkv.rpc.deadlines import DeadlineWheel, forget
 from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, MessageAssembler
 from raftkv.rpc.h2 import (
+    CLOSED,
     ConnectionClosed,
     DataReceived,
     ErrorCode,
@@ -77,6 +79,7 @@ class Environment:
         spawn: runs a coroutine as a task that the server waits for at its end.
         report: told of every exception that a handler let escape.
         translate: makes a status of an exception that is not an RpcError, or None for INTERNAL.
+        answers: what all connections may have waiting for their clients.
     """
 
     clock: Callable[[], float]
@@ -84,6 +87,7 @@ class Environment:
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     report: Callable[[str, BaseException], None]
     translate: Callable[[BaseException], RpcError | None]
+    answers: AnswerBudget
 
 
 class ServerCore:
@@ -96,10 +100,12 @@ class ServerCore:
         self.limits = limits
         self.peer = peer
         self.closing = False
+        self.drop_unsent = False
         self.settled = False
         self.severed = False
         """Set when the connection has gone and this end did not close it."""
         self.held_bytes = 0
+        self.account = AnswerAccount(environment.answers, limits, environment.clock, self)
         self._environment = environment
         self._wake = wake
         self._router = router
@@ -111,6 +117,7 @@ class ServerCore:
         self._last_words = b""
         self._said = False
         self._queued_bytes = 0
+        self._stalls = StallWatch(limits.send_stall_timeout_s)
         self._linger: set[int] = set()
         self._drain_watch: set[DrainWatcher] = set()
         self._pings = PingPolicy(
@@ -129,7 +136,7 @@ class ServerCore:
         """Take bytes from the peer; afterwards the shell pulls."""
         try:
             self.h2.receive_data(data)
-            self._overloaded = self.h2.queued_body_size() > self.limits.connection_send_buffer_bytes
+            self._overloaded = self.account.full
             self._dispatch(self.h2.events())
         except H2Error as error:
             self._engine_failed(error)
@@ -137,7 +144,8 @@ class ServerCore:
             self.wake()
 
     def _dispatch(self, events: list[Event]) -> None:
-        calls = self._calls
+        calls, account = self._calls, self.account
+        answers = account.answers
         for event in events:
             kind = type(event)
             if kind is DataReceived:
@@ -145,7 +153,11 @@ class ServerCore:
             elif kind is RequestReceived:
                 self._on_request(event)  # type: ignore[arg-type]
             elif kind is StreamClosed:
-                call = calls.pop(event.stream_id, None)  # type: ignore[attr-defined]
+                stream_id = event.stream_id  # type: ignore[attr-defined]
+                size = answers.pop(stream_id, 0)
+                if size:
+                    account.room += size
+                call = calls.pop(stream_id, None)
                 if call is not None:
                     call.closed()
             else:
@@ -191,7 +203,7 @@ class ServerCore:
             return
         refusal = refuse(fields, route, self._router)
         if refusal is None:
-            error = RpcError(Code.RESOURCE_EXHAUSTED, "too many response bytes are waiting for this connection")
+            error = RpcError(Code.RESOURCE_EXHAUSTED, CONNECTION_FULL)
             refusal = Refusal(200, error)
         self._refuse(event, refusal)
 
@@ -340,6 +352,7 @@ class ServerCore:
             self._queued_bytes = queued_bytes
             if len(data) < amount:
                 data += self._after_full_pull(amount - len(data))
+            self.account.left_bytes += len(data)
             self._dispatch(self.h2.events())
         except H2Error as error:
             self._engine_failed(error)
@@ -368,6 +381,8 @@ class ServerCore:
             self.finish_drain()
 
     def _wake_drained(self) -> None:
+        if self.account.crowded and self.account.budget.short:
+            return  # the budget wakes this connection
         room = self.limits.stream_send_buffer_bytes
         for call in [one for one in self._drain_watch if one.send_buffer_size <= room]:
             call.drained()
@@ -379,14 +394,62 @@ class ServerCore:
             self._wake()
 
     def lost(self) -> None:
-        """The transport has gone: every open call is cancelled."""
+        """The transport has gone: every open call is cancelled, and nothing is kept."""
         self.closing = True
         calls = list(self._calls.values())
         self._calls.clear()
         for call in calls:
             call.closed()
+        self._linger.clear()
+        self._drain_watch.clear()
+        self.account.close()
+        self.h2 = CLOSED
+
+    # ---- what the account of its answers uses
+
+    def queued_size(self) -> int:
+        """Bytes of bodies that have not left."""
+        return self.h2.queued_body_size()
+
+    def queued_by_streams(self) -> list[int]:
+        """For each streaming call that has bytes waiting: how many."""
+        sizes = (self.h2.queued_body_size(call.stream_id) for call in self._calls.values() if call.sent_bytes)
+        return [size for size in sizes if size]
+
+    def end_stalled(self, now_s: float) -> None:
+        """Reset the streams of which nothing has left for too long: the shell asks while bytes wait."""
+        ended = self._stalls.expired(self._progress(), now_s)
+        if not ended:
+            return
+        if self.h2.remote_window_size <= 0:
+            self.give_up(NOT_READ)
+            return
+        for stream_id in ended:
+            self._linger.discard(stream_id)
+            self.h2.reset(stream_id, ErrorCode.ENHANCE_YOUR_CALM)
+        self.wake()
+
+    def _progress(self) -> dict[int, int]:
+        """For each stream that has bytes waiting: a number that grows when some of them leave."""
+        queued = self.h2.queued_body_size
+        made = [(call.stream_id, call.sent_bytes) for call in self._calls.values() if call.sent_bytes]
+        waiting = ((stream_id, size, queued(stream_id)) for stream_id, size in (*made, *self.account.answers.items()))
+        return {stream_id: size - left for stream_id, size, left in waiting if left}
+
+    def give_up(self, reason: bytes) -> None:
+        """Drop all that waits, and end the connection with a GOAWAY that says why."""
+        if not self.closing:
+            self._last_words = goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, reason)
+        self.drop_unsent = True
+        self.lost()
+        self.wake()
 
     # ---- what calls use
+
+    @property
+    def stall_interval_s(self) -> float:
+        """How often to look for streams that nobody reads."""
+        return self._stalls.interval_s
 
     @property
     def open_calls(self) -> int:

@@ -34,11 +34,12 @@ class StreamCall(ServerCall):
                 await call.send(message)
     """
 
-    __slots__ = ("_drained", "_initial", "_on_room", "_sent_headers", "_task", "_trailers", "inbox")
+    __slots__ = ("_drained", "_initial", "_on_room", "_sent_headers", "_task", "_trailers", "inbox", "sent_bytes")
 
     def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(core, stream_id, headers, route)
         self.inbox = Inbox(core.assembler(), self._consume)
+        self.sent_bytes = 0
         self._drained: asyncio.Future[None] | None = None
         self._on_room: Callable[[], None] | None = None
         self._initial: Headers = ()
@@ -67,9 +68,19 @@ class StreamCall(ServerCall):
 
     async def send(self, message: bytes) -> None:
         """Queue a response message, after waiting for room in this stream's send buffer."""
-        while self._state == OPEN and self.send_buffer_size > self._core.limits.stream_send_buffer_bytes:
+        while self._state == OPEN and not self._has_room():
             await self._wait_drained()
         self.send_nowait(message)
+
+    def _has_room(self) -> bool:
+        """Whether ``send`` need not wait: for this stream, for its connection, for the process."""
+        account = self._core.account
+        if not account.crowded:
+            return self.send_buffer_size <= self._core.limits.stream_send_buffer_bytes
+        if account.budget.short:
+            account.budget.wait(account)
+            return False
+        return self.send_buffer_size == 0
 
     def send_nowait(self, message: bytes) -> None:
         """Queue a response message whatever is queued already; nothing happens on a call that is over."""
@@ -79,9 +90,10 @@ class StreamCall(ServerCall):
         try:
             self.send_headers()
             if len(message) > LARGE_BYTES:
-                core.h2.send_message(self.stream_id, message)
+                core.h2.send_in_slices(self.stream_id, message)
             else:
                 core.h2.send_data(self.stream_id, frame(message))
+            self._count(len(message))
         except H2Error:
             return  # the close of the stream is about to be reported
         core.answered()
@@ -94,9 +106,14 @@ class StreamCall(ServerCall):
         try:
             self.send_headers()
             core.h2.send_data(self.stream_id, frames)
+            self._count(len(frames))
         except H2Error:
             return  # the close of the stream is about to be reported
         core.answered()
+
+    def _count(self, size: int) -> None:
+        self.sent_bytes += size
+        self._core.account.queue(size)
 
     def on_room(self, callback: Callable[[], None] | None) -> None:
         """Call back each time queued bytes have left and little enough is queued for ``send``; None to stop.
@@ -129,6 +146,14 @@ class StreamCall(ServerCall):
     def connection_send_buffer_size(self) -> int:
         """Bytes of all streams of the connection that are queued and not yet taken for the wire."""
         return self._core.h2.queued_body_size()
+
+    @property
+    def crowded(self) -> bool:
+        """True while so much waits, for this connection or for all of them, that a handler should queue no more."""
+        account = self._core.account
+        if account.budget.short:
+            account.budget.wait(account)
+        return account.crowded
 
     # ---- what the core uses
 
@@ -174,6 +199,8 @@ class StreamCall(ServerCall):
         self._core.hold(-self.inbox.assembler.held_bytes)
         self.inbox.assembler.held_bytes = 0
         self.inbox.discard()
+        if self._state == ANSWERED and self.sent_bytes:
+            self._core.account.leave(self.stream_id, self.send_buffer_size)
         self.drained()
         if self._state == CANCELLED:
             self._stop_task()

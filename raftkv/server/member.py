@@ -30,6 +30,7 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import NONE, SnapshotMeta, StateRole
+from raftkv.rpc.budget import AnswerBudget
 from raftkv.rpc.channel import Channel
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server import Server
@@ -210,8 +211,10 @@ class Member:
             introduction=self._introduction,
         )
         self._registry.register(metrics.LeaseCollector(self._lessor.times))
+        # Shared by all ports that clients reach; members have a budget of their own, which clients cannot fill.
+        self._answers = AnswerBudget()
         self._client_server = self._make_client_server(durable, quota_bytes)
-        self._metrics_server = Server(ServerLimits(), self._http.handle)
+        self._metrics_server = Server(ServerLimits(), self._http.handle, answers=self._answers)
         self._peer_server = self._make_peer_server(durable)
 
     def _make_node(self, durable: Durable) -> Node:
@@ -261,7 +264,7 @@ class Member:
         if config.horovod_run:
             handler = HorovodService(Scopes(self._recipe, config.horovod_run), handler).handle
         access = HttpAccess(handler, config.host_whitelist, config.cors)
-        server = Server(_client_limits(config), access.handle)
+        server = Server(_client_limits(config), access.handle, answers=self._answers)
         KVService(responder, config.max_txn_ops).register(server)
         self._lease_service = LeaseService(responder, self._lessor, self._leader_guard)
         self._lease_service.register(server)

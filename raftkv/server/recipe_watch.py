@@ -94,6 +94,11 @@ class LocalWatch:
         """The same: there is no connection."""
         return self._queued_bytes
 
+    @property
+    def crowded(self) -> bool:
+        """Never."""
+        return False
+
     def send_frames_nowait(self, frames: bytes) -> None:
         """Take responses."""
         for message in self._assembler.feed(frames):

@@ -73,6 +73,24 @@ def decode_block(block: bytes) -> dict[bytes, bytes]:
     return dict(response.headers)
 
 
+def decode_headers(frames: list[tuple[int, int, int, bytes]]) -> dict[int, dict[bytes, bytes]]:
+    """Decode the last header block of each stream out of all frames of a connection, in the order they came."""
+    client = ngh2.Connection(ngh2.Role.CLIENT)
+    client.initiate_connection()
+    for _ in range(max(stream_id for _, _, stream_id, _ in frames) // 2 + 1):
+        client.send_request(GRPC_HEADERS, end_stream=True)
+    client.data_to_send()
+    client.receive_data(settings())
+    found: dict[int, dict[bytes, bytes]] = {}
+    for kind, flags, stream_id, payload in frames:
+        if kind == HEADERS:
+            client.receive_data(frame(kind, flags, stream_id, payload))
+            for event in client.events():
+                if isinstance(event, ngh2.ResponseReceived | ngh2.TrailersReceived):
+                    found[event.stream_id] = dict(event.headers)
+    return found
+
+
 @dataclass
 class RawClient:
     """A connection whose frames the test writes and reads itself."""

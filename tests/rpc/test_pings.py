@@ -60,6 +60,7 @@ class Connection:
             spawn=self._spawn,
             report=lambda path, error: pytest.fail(f"{path}: {error}"),
             translate=lambda error: None,
+            answers=server.answers,
         )
         self.core = ServerCore(server.router, ServerLimits(), environment, Peer(), lambda: None)
         self.client = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=False))

@@ -46,6 +46,10 @@ class Call(Protocol):
     def connection_send_buffer_size(self) -> int:
         """Bytes of the whole connection that wait to be sent."""
 
+    @property
+    def crowded(self) -> bool:
+        """True while so much waits, for the connection or the member, that nothing more should be queued."""
+
     def send_frames_nowait(self, frames: bytes) -> None:
         """Queue messages that have their prefixes already."""
 
@@ -227,7 +231,7 @@ class WatchStream:
         """Whether live events may be queued."""
         if not self._out:
             self._queued_bytes = self._call.send_buffer_size
-            if self._call.connection_send_buffer_size > CONNECTION_QUEUED_MAX_BYTES:
+            if self._call.crowded or self._call.connection_send_buffer_size > CONNECTION_QUEUED_MAX_BYTES:
                 return False
         return self._queued_bytes < QUEUED_MAX_BYTES
 

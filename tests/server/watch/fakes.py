@@ -16,6 +16,7 @@ class FakeCall:
         self.responses: list[rpc_pb2.WatchResponse] = []
         self.queued_max_bytes = 0
         self.connection_send_buffer_size = 0
+        self.crowded = False
         self._on_room: Callable[[], None] | None = None
 
     @property

@@ -125,15 +125,24 @@ def test_a_burst_too_large_for_one_write_is_served_watcher_by_watcher(
     assert sorted(events) == list(range(50))
 
 
-def test_a_full_connection_holds_back_its_streams_and_no_others(world: World) -> None:
+@pytest.mark.parametrize(
+    ("attribute", "full", "free_again"),
+    [
+        ("connection_send_buffer_size", stream_module.CONNECTION_QUEUED_MAX_BYTES + 1, 0),
+        pytest.param("crowded", True, False, id="the whole member is short of memory"),
+    ],
+)
+def test_a_full_connection_holds_back_its_streams_and_no_others(
+    world: World, attribute: str, full: int, free_again: int
+) -> None:
     (crowded, crowded_call), (free, free_call) = world.stream(), world.stream()
     world.watch(crowded, key=b"k")
     world.watch(free, key=b"k")
-    crowded_call.connection_send_buffer_size = stream_module.CONNECTION_QUEUED_MAX_BYTES + 1
+    setattr(crowded_call, attribute, full)
     world.put(b"k")
     assert [len(response.events) for response in free_call.read()] == [0, 1]
     assert world.hub.catch_up() is False
-    crowded_call.connection_send_buffer_size = 0
+    setattr(crowded_call, attribute, free_again)
     woken = world.woken
     crowded_call.read()
     assert world.woken > woken

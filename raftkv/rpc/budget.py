@@ -1,0 +1,345 @@
+"""How many bytes of answers wait for clients to read them: of one connection, and of a whole process.
+
+An answer is paid for when it is made, not when the client sends its next bytes. Each connection has an account
+(``AnswerAccount``), and all connections of a process share one ``AnswerBudget``.
+
+What an answer costs:
+
+- a unary answer: all of it, until its stream is closed: the engine keeps a message whole until its last byte has left;
+- messages of streams: what is left of them, and up to ``SLICE_BYTES`` more for a stream of which something is left;
+- bytes that the transport holds.
+
+Who must go when too much waits:
+
+- over the limit of its connection, a call fails (CONNECTION_FULL), and a stream's ``send`` waits;
+- above ``RELIEF_SHARE`` of the process's limit, connections that do not read are ended, those that hold most first;
+- at the limit itself a call fails (PROCESS_FULL) and streams wait, except on connections that hold less than
+  ``send_buffer_floor_bytes``: clients that read what they ask for go on.
+
+The hot path pays one comparison and one entry in a dictionary: an account may use ``GRANT_BYTES`` before it has to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from raftkv.rpc.h2 import SLICE_BYTES
+from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.status import Code, RpcError
+
+GRANT_BYTES: Final = 64 * 1024
+"""What a connection may queue before the process is asked."""
+
+RELIEF_SHARE: Final = 0.75
+RELIEF_INTERVAL_S: Final = 0.02
+"""Looking for connections that do not read costs a microsecond for each that has answers waiting: not more often."""
+
+URGENT_SHARE: Final = 1 / 20
+"""Of the grace: what is left of it when a call would fail otherwise."""
+
+READING_BYTES: Final = 64 * 1024
+READING_SHARE: Final = 64
+"""A client reads if within the grace it took 64 KiB, or a 64th of what waits for it, or all: whichever is decisive."""
+
+STALL_CHECKS: Final = 8
+"""How often within its time a stream is looked at."""
+
+PROGRESS_BYTES: Final = 1024
+"""A stream that lets less through between two looks stands still: a window of a few bytes is no reading."""
+
+CONNECTION_FULL: Final = "too many response bytes are waiting for this connection"
+PROCESS_FULL: Final = "too many response bytes are waiting for all connections of this member"
+NOT_READ: Final = b"responses_not_read"
+"""Debug data of the GOAWAY that ends a connection whose client does not read."""
+
+
+class AnswerBudget:
+    """What all connections of a process may have waiting.
+
+    Args:
+        limits: for ``process_send_buffer_bytes``, ``send_buffer_floor_bytes`` and ``reading_grace_s``.
+
+    Attributes:
+        used_bytes: what waits now, but for at most ``GRANT_BYTES`` a connection that were not asked for yet.
+        ended_total: connections that were ended because they did not read.
+    """
+
+    def __init__(self, limits: ServerLimits | None = None) -> None:
+        limits = limits or ServerLimits()
+        self.limit_bytes = limits.process_send_buffer_bytes
+        self.high_bytes = int(self.limit_bytes * RELIEF_SHARE)
+        self.floor_bytes = limits.send_buffer_floor_bytes
+        self.grace_s = limits.reading_grace_s
+        self.used_bytes = 0
+        self.ended_total = 0
+        self.accounts: set[AnswerAccount] = set()
+        self._waiting: set[AnswerAccount] = set()
+        self._relief_at_s = float("-inf")
+
+    @property
+    def short(self) -> bool:
+        """True while so much waits that streams should queue nothing more."""
+        return self.used_bytes > self.high_bytes
+
+    def wait(self, account: AnswerAccount) -> None:
+        """Wake the connection of ``account`` when the shortage is over."""
+        self._waiting.add(account)
+
+    def add(self, amount: int) -> None:
+        """Count bytes of an account, or give them back."""
+        self.used_bytes += amount
+        if self._waiting and self.used_bytes <= self.high_bytes:
+            waiting, self._waiting = self._waiting, set()
+            for account in waiting:
+                account.wake()
+
+    def leave(self, account: AnswerAccount) -> None:
+        """A connection has gone."""
+        self.accounts.discard(account)
+        self._waiting.discard(account)
+
+    def relieve(self, now_s: float, urgent: bool = False) -> None:
+        """End connections that do not read, those that hold most first, until enough is free."""
+        if now_s < self._relief_at_s:
+            return
+        self._relief_at_s = now_s + RELIEF_INTERVAL_S
+        holders = [one for one in self.accounts if one.reported]
+        for account in holders:
+            account.settle(account.buffered_size(), relieve=False)
+        since_s = now_s - self.grace_s * (URGENT_SHARE if urgent else 1)
+        stalled = [one for one in holders if one.reported and one.last_read_s < since_s]
+        for account in sorted(stalled, key=lambda one: one.reported, reverse=True):
+            if self.used_bytes <= self.high_bytes:
+                return
+            self.ended_total += 1
+            account.end()
+
+
+def _nothing() -> int:
+    return 0
+
+
+class AccountedConnection(Protocol):
+    """What an account needs of its connection."""
+
+    def queued_size(self) -> int: ...  # noqa: D102
+    def queued_by_streams(self) -> list[int]: ...  # noqa: D102
+    def give_up(self, reason: bytes) -> None: ...  # noqa: D102
+    def wake(self) -> None: ...  # noqa: D102
+
+
+class AnswerAccount:
+    """What waits for one connection.
+
+    Attributes:
+        room: bytes that may be queued without asking. May be negative: streams are asked to wait, never cut.
+        allowance: ``room`` while nothing waits; the difference is what waits.
+        answers: by stream, the size of answers of which not all has left.
+        reported: bytes that the process knows of.
+        left_bytes: bytes that have gone to the transport, ever; the core counts them.
+        buffered_size: returns the bytes that the transport holds; the connection's shell sets it.
+    """
+
+    __slots__ = (
+        "_buffered",
+        "_clock",
+        "_connection",
+        "_limit_bytes",
+        "_loose",
+        "_mark",
+        "_slack",
+        "allowance",
+        "answers",
+        "budget",
+        "buffered_size",
+        "left_bytes",
+        "reported",
+        "room",
+    )
+
+    def __init__(
+        self, budget: AnswerBudget, limits: ServerLimits, clock: Callable[[], float], connection: AccountedConnection
+    ) -> None:
+        self.budget = budget
+        self.answers: dict[int, int] = {}
+        self.reported = 0
+        self.left_bytes = 0
+        self.buffered_size: Callable[[], int] = _nothing
+        self._limit_bytes = limits.connection_send_buffer_bytes
+        self.allowance = self.room = min(GRANT_BYTES, self._limit_bytes)
+        self._loose = 0
+        self._buffered = 0
+        self._mark = (0, 0.0)
+        self._clock = clock
+        self._connection: AccountedConnection | None = connection
+        budget.accounts.add(self)
+
+    @property
+    def total(self) -> int:
+        """Bytes that wait for the connection."""
+        return self.allowance - self.room
+
+    @property
+    def full(self) -> bool:
+        """True while no new call should be taken."""
+        return self.allowance - self.room > self._limit_bytes
+
+    @property
+    def crowded(self) -> bool:
+        """True while streams that have something queued should queue no more."""
+        return self.total > self._limit_bytes // 2 or (self.budget.short and self.total > self.budget.floor_bytes)
+
+    def room_bytes(self) -> int:
+        """Return how large an answer may be that is made now; connections that do not read may be ended for it."""
+        budget = self.budget
+        self._recount()
+        if budget.used_bytes > budget.high_bytes:
+            budget.relieve(self._clock())
+        total = self.total
+        shared = max(budget.limit_bytes - budget.used_bytes, budget.floor_bytes - total)
+        return max(0, min(self._limit_bytes - total, shared))
+
+    def ask(self, size: int) -> RpcError | None:
+        """Make room for an answer that is larger than ``room``; the error to answer with if there is none."""
+        self._recount()
+        if self.total + size > self._limit_bytes:
+            return RpcError(Code.RESOURCE_EXHAUSTED, CONNECTION_FULL)
+        budget = self.budget
+        if budget.used_bytes + size > budget.high_bytes:
+            budget.relieve(self._clock(), urgent=budget.used_bytes + size > budget.limit_bytes)
+        if budget.used_bytes + size > budget.limit_bytes and self.total + size > budget.floor_bytes:
+            return RpcError(Code.RESOURCE_EXHAUSTED, PROCESS_FULL)
+        if self._connection is not None:
+            self._allow(size)
+        return None
+
+    def _allow(self, size: int) -> None:
+        """Report ``size`` bytes that are about to be taken, so that what others ask for meanwhile is judged right."""
+        total = self.total
+        self.allowance = min(total + size + GRANT_BYTES, max(self._limit_bytes, total + size))
+        self.room = self.allowance - total
+        self._report(total + size)
+
+    def queue(self, size: int) -> None:
+        """Count bytes of a stream, whatever waits already."""
+        self._loose += size
+        self.room -= size
+        if self.room < 0 and self._connection is not None:
+            self._allow(0)
+
+    def closed(self, stream_id: int) -> None:
+        """A stream with an answer is closed: nothing of it is left."""
+        self.room += self.answers.pop(stream_id, 0)
+
+    def leave(self, stream_id: int, queued: int) -> None:
+        """A stream has its whole answer, of which ``queued`` bytes are left."""
+        moved = min(queued, self._loose)
+        self._loose -= moved
+        self.room -= queued - moved
+        self.answers[stream_id] = self.answers.get(stream_id, 0) + queued
+
+    def settle(self, buffered: int, relieve: bool = True) -> None:
+        """Look at what has left, after a flush. ``buffered``: bytes that the transport holds.
+
+        Needless while ``room == allowance`` and the transport holds nothing, and did not the last time either.
+        """
+        if self._connection is None:
+            return
+        self.room += self._buffered - buffered
+        self._buffered = buffered
+        queued = self._connection.queued_size()
+        if not queued:
+            self.room += self._loose
+            self._loose = 0
+        elif self._loose > queued + SLICE_BYTES:
+            # Rounded up by one slice here; a recount does so for every stream.
+            self.room += self._loose - queued - SLICE_BYTES
+            self._loose = queued + SLICE_BYTES
+        self._report(self.total)
+        if relieve and self.budget.short:
+            self.budget.relieve(self._clock())
+
+    def _recount(self) -> None:
+        """Find out what is really left of the messages of streams."""
+        if self._connection is None:
+            return
+        loose = sum(size + SLICE_BYTES for size in self._connection.queued_by_streams())
+        if loose < self._loose:
+            self.room += self._loose - loose
+            self._loose = loose
+        self._report(self.total)
+
+    def _report(self, total: int) -> None:
+        before, self.reported = self.reported, total
+        if total != before:
+            self.budget.add(total - before)
+        if total:
+            taken = self.left_bytes - self._buffered - self._mark[0]
+            if not before or taken >= min(total, max(READING_BYTES, total // READING_SHARE)):
+                self._mark = (self.left_bytes - self._buffered, self._clock())
+        else:
+            self.allowance = self.room = min(GRANT_BYTES, self._limit_bytes)
+
+    @property
+    def last_read_s(self) -> float:
+        """When the client had last taken a fair part of what waits; while nothing waits, any time."""
+        return self._mark[1]
+
+    def wake(self) -> None:
+        """The process has room again."""
+        if self._connection is not None:
+            self._connection.wake()
+
+    def end(self) -> None:
+        """End the connection: its client does not read, and others need the memory."""
+        if self._connection is not None:
+            self._connection.give_up(NOT_READ)
+        self.close()
+
+    def close(self) -> None:
+        """The connection has gone, and all that waited with it."""
+        if self._connection is not None:
+            self._connection = None
+            self.buffered_size = _nothing
+            self.answers.clear()
+            self._loose = self._buffered = 0
+            self.budget.leave(self)
+            before, self.reported = self.reported, 0
+            self.allowance = self.room = GRANT_BYTES
+            self.budget.add(-before)
+
+
+class StallWatch:
+    """Finds streams of which nothing leaves any more. Looked at now and then, and only while something waits.
+
+    Args:
+        timeout_s: how long a stream may let nothing through.
+    """
+
+    __slots__ = ("_seen", "_timeout_s", "interval_s")
+
+    def __init__(self, timeout_s: float) -> None:
+        self.interval_s = timeout_s / STALL_CHECKS
+        self._timeout_s = timeout_s
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def expired(self, progress: dict[int, int], now_s: float) -> list[int]:
+        """Return the streams that have made no progress for too long.
+
+        Args:
+            progress: of every stream that has bytes waiting, a number that grows as they leave.
+            now_s: the loop's time.
+        """
+        seen = self._seen
+        self._seen = {}
+        ended: list[int] = []
+        for stream_id, sent in progress.items():
+            before, since_s = seen.get(stream_id, (-PROGRESS_BYTES, now_s))
+            if sent - before >= PROGRESS_BYTES:
+                self._seen[stream_id] = (sent, now_s)
+            elif now_s - since_s >= self._timeout_s:
+                ended.append(stream_id)
+            else:
+                self._seen[stream_id] = (before, since_s)
+        return ended
