@@ -10,6 +10,7 @@ import asyncio
 import ssl as ssl_module
 from typing import TYPE_CHECKING, cast
 
+from raftkv.rpc.gone import forget_frames, release
 from raftkv.rpc.h2 import PREFACE
 from raftkv.rpc.http1 import Http1Protocol
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
@@ -90,6 +91,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
                 timer.cancel()
         self.core.severed = not self.ended_here
         super().connection_lost(exc)
+        self.core.released()
         self._connection.released()
 
 
@@ -100,6 +102,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._ssl = ssl
         self._transport: asyncio.Transport | None = None
+        self._below_tls: asyncio.Transport | None = None
         self._buffer = b""
         self._timer: asyncio.TimerHandle | None = None
         self._h2: ServerH2Protocol | None = None
@@ -113,6 +116,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         elif self._ssl is not None:
             self._transport.pause_reading()
+            self._below_tls = self._transport
             self._handshake = self._server.spawn(self._start_tls(self._transport, self._ssl))
         else:
             self._sniff()
@@ -124,7 +128,8 @@ class Connection(asyncio.Protocol):
             tls = await loop.start_tls(
                 transport, self, context, server_side=True, ssl_handshake_timeout=timeout_s, ssl_shutdown_timeout=1.0
             )
-        except (OSError, ssl_module.SSLError, TimeoutError):
+        except (OSError, ssl_module.SSLError, TimeoutError) as error:
+            forget_frames(error)
             tls = None  # a failed handshake is the client's affair
         except asyncio.CancelledError:
             transport.abort()
@@ -254,6 +259,9 @@ class Connection(asyncio.Protocol):
         """Whatever spoke for this connection is done."""
         self._stop_timer()
         self._server.discard(self)
+        release(self._transport)
+        release(self._below_tls)
+        self._transport = self._below_tls = self._h2 = self._http1 = self._handshake = None
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

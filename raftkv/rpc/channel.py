@@ -327,6 +327,7 @@ class Channel:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
         connections = list(self._connections)
         for connection in connections:
             connection.close(_CLOSED_TEXT)

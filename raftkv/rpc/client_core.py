@@ -10,10 +10,11 @@ one refused with REFUSED_STREAM certainly reached no handler.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, MessageAssembler
 from raftkv.rpc.h2 import (
+    CLOSED,
     MAX_CONCURRENT_STREAMS,
     ConnectionClosed,
     DataReceived,
@@ -59,6 +60,25 @@ class ClientEvents(Protocol):
     def ready(self) -> None: ...  # noqa: D102
     def draining(self, too_many_pings: bool) -> None: ...  # noqa: D102
     def room(self) -> None: ...  # noqa: D102
+
+
+class _Nobody:
+    """Hears the events of a connection that has gone."""
+
+    def wake(self) -> None:
+        pass
+
+    def ready(self) -> None:
+        pass
+
+    def draining(self, too_many_pings: bool) -> None:
+        pass
+
+    def room(self) -> None:
+        pass
+
+
+_NOBODY: Final = _Nobody()
 
 
 class ClientCore:
@@ -360,6 +380,16 @@ class ClientCore:
                 return  # the whole connection has gone
             if self.h2.want_write:
                 self.wake()
+
+    def consume_of(self, stream_id: int, amount: int) -> None:
+        """The same, for a partial that names the stream: an inbox that held its call would never be freed with it."""
+        self.consume(amount, stream_id)
+
+    def released(self) -> None:
+        """The connection has gone: let go of it, and of the engine."""
+        self._events = _NOBODY
+        self._drain_watch.clear()
+        self.h2 = CLOSED
 
     def make_assembler(self) -> MessageAssembler:
         """Return an assembler under this channel's message limit."""

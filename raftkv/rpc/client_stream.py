@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,7 @@ class ClientStream:
         self._early: list[bytes] = []
         self._early_bytes = 0
         self._half_closed = False
-        self._inbox = Inbox(assembler, self._consume)
+        self._inbox = Inbox(assembler, _nothing_yet)
         self._request_headers = headers
 
     # ---- what callers use
@@ -159,6 +160,7 @@ class ClientStream:
     def started(self, core: ClientCore) -> None:
         """The stream is open: send what was queued before."""
         self._core = core
+        self._inbox.consume_with(partial(core.consume_of, self.stream_id))
         early, self._early, self._early_bytes = self._early, [], 0
         for message in early:
             self._write(core, message)
@@ -259,6 +261,7 @@ class ClientStream:
             return  # as above
         core.wake()
 
-    def _consume(self, amount: int) -> None:
-        if self._core is not None:
-            self._core.consume(amount, self.stream_id)
+
+def _nothing_yet(amount: int) -> None:
+    """Nothing can come before the stream is open."""
+    del amount

@@ -11,6 +11,7 @@ import ssl as ssl_module
 from typing import TYPE_CHECKING, cast
 
 from raftkv.rpc.client_core import ClientCore
+from raftkv.rpc.gone import forget_frames, release
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.protocol import H2Protocol
@@ -64,6 +65,7 @@ class ClientConnection(asyncio.Protocol):
         gone: set once the connection takes no more calls.
         lost: set once its transport has gone.
         settled: set once the server's SETTINGS have come, or never will.
+        below_tls: the socket's own transport, under TLS.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -76,6 +78,8 @@ class ClientConnection(asyncio.Protocol):
         self._protocol: ClientH2Protocol | None = None
         self._keepalive: Keepalive | None = None
         self._transport: asyncio.Transport | None = None
+        self.below_tls: asyncio.Transport | None = None
+        self._early = b""
 
     # ---- transport
 
@@ -90,6 +94,13 @@ class ClientConnection(asyncio.Protocol):
         self._transport.set_protocol(self._protocol)
         self._channel.opened(self)
         self._protocol.flush()
+        if self._early:
+            early, self._early = self._early, b""
+            self._protocol.feed(early)
+
+    def data_received(self, data: bytes) -> None:
+        """Under TLS the server's first bytes may come with the end of the handshake."""
+        self._early += data
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport has gone before it was ours."""
@@ -108,6 +119,10 @@ class ClientConnection(asyncio.Protocol):
         self.settled.set()
         self.lost.set()
         self._channel.closed(self)
+        self.core.released()
+        release(self._transport)
+        release(self.below_tls)
+        self.below_tls = self._transport = self._protocol = self._keepalive = None
 
     # ---- what the core tells
 
@@ -167,9 +182,11 @@ class ClientConnection(asyncio.Protocol):
             self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.abort)
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Cut the connection, or give up the attempt to open it."""
         if self._transport is not None:
             self._transport.abort()
+        else:
+            self.core.released()
 
 
 async def connect(target: str, ssl: ssl_module.SSLContext | None, channel: Channel) -> ClientConnection:
@@ -189,7 +206,10 @@ async def connect(target: str, ssl: ssl_module.SSLContext | None, channel: Chann
         connection.abort()
         raise ConnectError(f'desc = "transport: timed out connecting to {target}"') from None
     except (OSError, ssl_module.SSLError, ValueError) as error:
-        raise ConnectError(f'desc = "transport: Error while dialing: dial tcp {target}: {_reason(error)}"') from error
+        connection.abort()
+        forget_frames(error)
+        text = f'desc = "transport: Error while dialing: dial tcp {target}: {_reason(error)}"'
+        raise ConnectError(text) from None
     except asyncio.CancelledError:
         connection.abort()
         raise
@@ -202,12 +222,32 @@ async def connect(target: str, ssl: ssl_module.SSLContext | None, channel: Chann
 async def _open(target: str, ssl: ssl_module.SSLContext | None, channel: Channel, connection: ClientConnection) -> None:
     loop = asyncio.get_running_loop()
     if target.startswith("unix:"):
-        name = channel.options.authority or "localhost" if ssl is not None else None
-        await loop.create_unix_connection(lambda: connection, target[5:], ssl=ssl, server_hostname=name)
-        return
-    host, port = split_target(target)
-    name = (channel.options.authority or host) if ssl is not None else None
-    await loop.create_connection(lambda: connection, host, port, ssl=ssl, server_hostname=name)
+        host = "localhost"
+        transport, _ = await loop.create_unix_connection(lambda: _opening(ssl, connection), target[5:])
+    else:
+        host, port = split_target(target)
+        transport, _ = await loop.create_connection(lambda: _opening(ssl, connection), host, port)
+    if ssl is not None:
+        await _start_tls(transport, ssl, channel.options.authority or host, connection)
+
+
+def _opening(ssl: ssl_module.SSLContext | None, connection: ClientConnection) -> asyncio.BaseProtocol:
+    return connection if ssl is None else asyncio.Protocol()
+
+
+async def _start_tls(
+    transport: asyncio.Transport, ssl: ssl_module.SSLContext, name: str, connection: ClientConnection
+) -> None:
+    """Do what ``create_connection`` does with ``ssl``, but keep hold of the transport below: see ``gone.release``."""
+    connection.below_tls = transport
+    try:
+        tls = await asyncio.get_running_loop().start_tls(transport, connection, ssl, server_hostname=name)
+    except BaseException:
+        release(transport)
+        raise
+    if tls is None:
+        raise ConnectionResetError("connection reset by peer")
+    connection.connection_made(tls)
 
 
 def _reason(error: BaseException) -> str:

@@ -86,10 +86,20 @@ class DeadlineWheel:
         else:
             entry.expire()
 
+    def close(self) -> None:
+        """Fire nothing more, and let go of the owner."""
+        self._on_earlier = _nobody
+        self._buckets.clear()
+        self._ticks.clear()
+
     @property
     def bucket_count(self) -> int:
         """Buckets held (for tests of the memory bound)."""
         return len(self._ticks)
+
+
+def _nobody(when: float) -> None:
+    del when
 
 
 def forget(entry: Expiring) -> None:

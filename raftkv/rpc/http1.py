@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import h11
 
+from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.http import HttpHandler, HttpRequest, HttpResponse, text_response
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server_core import Peer
@@ -82,6 +83,7 @@ class Http1Protocol(asyncio.Protocol):
                     return
                 self._on_event(event)
         except h11.RemoteProtocolError as error:
+            forget_frames(error)
             self._refuse(error.error_status_hint, "malformed request")
 
     def _on_event(self, event: object) -> None:

@@ -45,6 +45,10 @@ class Inbox:
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    def consume_with(self, consume: Callable[[int], None]) -> None:
+        """Give bytes back by ``consume`` from now on."""
+        self._consume = consume
+
     def deliver_to(self, listener: Callable[[bytes], None]) -> None:
         """Hand every message to ``listener`` as it comes, instead of to a reading task; ``get`` then tells the end.
 
@@ -88,6 +92,10 @@ class Inbox:
         self._messages.clear()
         self.unread = 0
         self._settle()
+
+    def release(self) -> None:
+        """Deliver nothing more: the listener usually holds the call, and the call this inbox."""
+        self._listener = None
 
     @property
     def unacknowledged(self) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from raftkv.rpc.gone import nothing
+
 KEEPALIVE_PING = b"keepaliv"
 
 
@@ -69,5 +71,11 @@ class Keepalive:
         return self._timeout_s
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, and let go of the connection."""
         self._handle.cancel()
+        self._last_read_s, self._active = _never, bool
+        self._ping = self._dead = nothing
+
+
+def _never() -> float:
+    return 0.0

@@ -15,6 +15,8 @@ import asyncio
 import threading
 from typing import Generic, Protocol, TypeVar
 
+from raftkv.rpc.gone import GONE, release
+
 READ_BYTES = 256 * 1024
 """Most bytes taken from one socket in one go."""
 
@@ -168,6 +170,8 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         if self._close_timer is not None:
             self._close_timer.cancel()
         self.core.lost()
+        release(self.transport)
+        self.transport = GONE
 
     def _cancel_stall_timer(self) -> None:
         if self._stall_timer is not None:

@@ -24,6 +24,7 @@ from raftkv.rpc.budget import CONNECTION_FULL, NOT_READ, AnswerAccount, AnswerBu
 from raftkv.rpc.calls import ServerCall, UnaryCall
 from raftkv.rpc.deadlines import DeadlineWheel, forget
 from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, MessageAssembler
+from raftkv.rpc.gone import nothing
 from raftkv.rpc.h2 import (
     CLOSED,
     ConnectionClosed,
@@ -405,6 +406,10 @@ class ServerCore:
         self.account.close()
         self.h2 = CLOSED
 
+    def released(self) -> None:
+        """Let go of the shell."""
+        self._wake = nothing
+
     # ---- what the account of its answers uses
 
     def queued_size(self) -> int:
@@ -497,6 +502,10 @@ class ServerCore:
                 return  # the whole connection has gone
             if self.h2.want_write:
                 self.wake()
+
+    def consume_of(self, stream_id: int, amount: int) -> None:
+        """The same, for a partial that names the stream: an inbox that held its call would never be freed with it."""
+        self.consume(amount, stream_id)
 
     def assembler(self) -> MessageAssembler:
         """Return an assembler under this server's message limit."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from raftkv.rpc.calls import ANSWERED, CANCELLED, LARGE_BYTES, OPEN, ServerCall
@@ -38,14 +39,15 @@ class StreamCall(ServerCall):
 
     def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(core, stream_id, headers, route)
-        self.inbox = Inbox(core.assembler(), self._consume)
+        self.inbox = Inbox(core.assembler(), partial(core.consume_of, stream_id))
         self.sent_bytes = 0
         self._drained: asyncio.Future[None] | None = None
         self._on_room: Callable[[], None] | None = None
         self._initial: Headers = ()
         self._sent_headers = False
         self._trailers: Headers = ()
-        self._task = core.spawn(self._run())
+        self._task: asyncio.Task[None] | None = core.spawn(self._run())
+        self._task.add_done_callback(self._ended)
 
     # ---- what handlers use
 
@@ -199,6 +201,7 @@ class StreamCall(ServerCall):
         self._core.hold(-self.inbox.assembler.held_bytes)
         self.inbox.assembler.held_bytes = 0
         self.inbox.discard()
+        self.inbox.release()
         if self._state == ANSWERED and self.sent_bytes:
             self._core.account.leave(self.stream_id, self.send_buffer_size)
         self.drained()
@@ -213,11 +216,12 @@ class StreamCall(ServerCall):
             self._on_room()
 
     def _stop_task(self) -> None:
-        if not self._task.done():
+        if self._task is not None and not self._task.done():
             self._task.cancel()
 
-    def _consume(self, amount: int) -> None:
-        self._core.consume(amount, self.stream_id)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """The handler has ended: a task that was cancelled keeps frames that hold this call."""
+        self._task = None
 
     async def _wait_drained(self) -> None:
         self._drained = asyncio.get_running_loop().create_future()

@@ -32,3 +32,4 @@ class WheelTimer:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+        self.wheel.close()

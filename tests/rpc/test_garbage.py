@@ -6,6 +6,8 @@ import asyncio
 import gc
 
 from raftkv.rpc import Channel, Server, UnaryCall
+from tests.rpc import services as s
+from tests.rpc.loop import until
 
 CALLS = 200
 
@@ -42,5 +44,35 @@ def test_answered_calls_leave_no_cycles() -> None:
             finally:
                 gc.enable()
                 await server.close()
+
+    assert asyncio.run(scenario()) < CALLS
+
+
+def test_ended_streams_leave_no_cycles() -> None:
+    async def scenario() -> int:
+        async with s.echo_server() as echo, Channel(echo.target) as channel:
+
+            async def one() -> None:
+                stream = channel.stream(s.COUNT)
+                await stream.send(b"3")
+                stream.half_close()
+                assert len([message async for message in stream]) == 3
+                cancelled = channel.stream(s.BIDI)
+                await cancelled.send(b"x")
+                assert await cancelled.receive() == b"x"
+                cancelled.cancel()
+                await until(lambda: echo.cancelled)
+                echo.cancelled.clear()
+                echo.streams.clear()
+
+            await one()
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(CALLS):
+                    await one()
+                return gc.collect()
+            finally:
+                gc.enable()
 
     assert asyncio.run(scenario()) < CALLS

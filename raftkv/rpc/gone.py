@@ -1,0 +1,64 @@
+"""What is left when a connection has gone: nothing that only the garbage collector could free.
+
+The collector hardly ever runs in a member (its pauses would be felt), so whoever opens connections and drops them must
+not be able to leave reference cycles behind. This module owns the parts of that which are not our own objects:
+asyncio's transports, and exceptions whose frames hold them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+
+class _GoneTransport(asyncio.Transport):
+    """Stands in a protocol for the transport that has gone."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return True
+
+    def is_reading(self) -> bool:
+        return False
+
+    def write(self, data: object) -> None:
+        del data
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+GONE: Final[asyncio.Transport] = _GoneTransport()
+
+
+def nothing() -> None:
+    """Stand for a callback that nobody needs any more."""
+
+
+def release(transport: asyncio.BaseTransport | None) -> None:
+    """Let go of a transport whose connection is lost.
+
+    A socket transport of Python 3.11 and 3.12 keeps a bound method of itself, so none of them is freed by its
+    reference count.
+    """
+    if transport is not None and hasattr(transport, "_read_ready_cb"):
+        transport._read_ready_cb = None
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error that was dealt with: their frames hold the connection, and the error itself."""
+    while error is not None:
+        error.__traceback__ = None
+        cause, error.__context__ = error.__context__, None
+        error = cause
