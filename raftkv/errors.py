@@ -7,6 +7,7 @@
     +-- ConfigError              a setting that cannot be used: one line says which and why
     +-- StorageError             the disk or its files cannot be used: one line says which and why
     |   +-- SpaceError           no room left for the write
+    |   |   +-- MapFullError     the map of the database is used up: the owner grows it, no disk need be full
     +-- StatusError              an answer to a client: gRPC code, exact text, and if it is definite
         +-- one class for every row of etcd's error table, below
 
@@ -88,6 +89,10 @@ class StorageError(RaftKVError):
 
 class SpaceError(StorageError):
     """There is no room for the write, on the disk or in the map of the database."""
+
+
+class MapFullError(SpaceError):
+    """The map of the database is used up, whatever room the disk has: it can be grown, and the write tried again."""
 
 
 class StatusError(RaftKVError):

@@ -14,8 +14,9 @@ the first change after an applied index opens a *unit* (``is_changing``), the ne
 can be filled between. What is asked for meanwhile happens at the end of the unit. If an entry fails, its unit is never
 closed, and ``poison`` says so: nothing more goes to disk, and the log has what is lost.
 
-A full disk (``SpaceError``) keeps the batch where it is, readable, to be tried again by the next ``commit``. Every
-other failure goes to ``on_fatal``: after a failed write the state of the disk is not known, so the member stops.
+A full map is grown as soon as nobody but this module reads, and the batch tried again. A full disk (``SpaceError``)
+keeps the batch where it is, readable, to be tried again by the next ``commit``. Every other failure goes to
+``on_fatal``: after a failed write the state of the disk is not known, so the member stops.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from functools import partial
 
 from google_crc32c import value as crc32c
 
-from raftkv.errors import InvariantError, SpaceError, StorageError
+from raftkv.errors import InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.writer import Writer
@@ -210,12 +211,25 @@ class Overlay:
             self._settle()
         elif isinstance(error, SpaceError):
             self.space_error = error
+            if isinstance(error, MapFullError) and self._grow():
+                self.commit()
         else:
             self._on_fatal(error)
             return
         if error is None and (self._commit_again or self._waiters):
             self._commit_again = False
             self.commit()
+
+    def _grow(self) -> bool:
+        """Make room in the map of the backend, which must not be read meanwhile; whether that was possible now."""
+        self._read.close()
+        try:
+            return self._backend.grow()
+        except SpaceError as error:
+            self.space_error = error
+            return False
+        finally:
+            self._renew()
 
     def _settle(self) -> None:
         self._renew()

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from raftkv.errors import MapFullError
 from raftkv.raft.types import SnapshotMeta
 from raftkv.server.admission import Admission
 from raftkv.server.auto_compaction import AutoCompaction
@@ -21,7 +22,7 @@ from raftkv.storage.wal import WAL, WALSpaceError
 
 _log = logging.getLogger(__name__)
 SPACE_FAILURES_MAX: Final = 3
-"""Commits in a row that find no room in a database whose disk has some."""
+"""Commits in a row that fail for want of room on a disk that has some (of address space, for example)."""
 
 DISK_WATCH_S: Final = 1.0
 
@@ -97,11 +98,11 @@ class Housekeeping:
     def _note_space(self) -> None:
         """Have writes refused while the database finds no room: its batch is kept in memory and tried again.
 
-        A failure may be older than the room that somebody has made since, so the disk is looked at again; the map of
-        the database can be full on an empty disk, which shows as one failure after the other.
+        A failure may be older than the room that somebody has made since, so the disk is looked at again. A map that
+        is full grows as soon as nobody reads the database: no reason to refuse anything.
         """
         error = self._store.space_error
-        if error is None:
+        if error is None or isinstance(error, MapFullError):
             self._space_failures = 0
         elif error is not self._space_error:
             self._space_error = error

@@ -62,8 +62,19 @@ class Backend(Protocol):
         """Make a batch durable.
 
         Raises:
+            MapFullError: no room before ``grow``; otherwise as SpaceError.
             SpaceError: no room; nothing of the batch is visible and it may be tried again.
             StorageError: the disk failed; the engine must not be used any more.
+        """
+
+    def grow(self) -> bool:
+        """Make room in the map for a batch that found it full. The thread that commits must be idle.
+
+        Returns:
+            False: a read transaction is open, so nothing has been changed; try again later.
+
+        Raises:
+            SpaceError: it cannot be grown.
         """
 
     @property

@@ -5,7 +5,8 @@ Choices, and why:
 - Never NOSYNC, never WRITEMAP: ``commit`` returns after the data pages and then the meta page are on disk, so a
   power cut leaves the state of the last commit.
 - The map is large and sparse (16 GiB, eight times the default quota): it costs address space, not disk, and the quota
-  is enforced above. A full map or a full disk is a ``SpaceError``, after which the batch may be tried again.
+  is enforced above. A batch that finds it full (``MapFullError``) may be tried again after ``grow``, which needs a
+  moment without readers; one that finds the disk full (``SpaceError``) when somebody made room.
 - Records are appended with ``putmulti(append=True)``: 10,000 take 2 ms, because the loop runs in C and pages fill
   from left to right.
 - ``lock=True``: LMDB's lock file holds the reader table, which keeps pages of open readers from being reused. That
@@ -27,7 +28,7 @@ from typing import Final
 
 import lmdb
 
-from raftkv.errors import CorruptionError, InvariantError, SpaceError, StorageError
+from raftkv.errors import CorruptionError, InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.failpoints import failpoint
@@ -188,6 +189,19 @@ class LMDBBackend:
             else:
                 txn.put(key, value, db=self._handles[bucket])
 
+    def grow(self) -> bool:
+        """See ``Backend``. Doubles the map: address space, of which there are many terabytes."""
+        with self._idle:
+            if self._users:
+                return False
+            size_bytes = 2 * int(self._environment.info()["map_size"])
+            try:
+                self._environment.set_mapsize(size_bytes)
+            except (lmdb.Error, OSError, OverflowError) as error:
+                raise SpaceError(f"cannot map {size_bytes} bytes of the database {self.path}: {error}") from error
+            self._map_size_bytes = size_bytes
+            return True
+
     @property
     def size_bytes(self) -> int:
         """See ``Backend``."""
@@ -252,6 +266,8 @@ def _pages(stat: lmdb._StatDict) -> int:
 
 def _declared(error: lmdb.Error | OSError, path: Path) -> StorageError:
     number = error.errno if isinstance(error, OSError) else error.code
-    if isinstance(error, lmdb.MapFullError) or number in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, lmdb.MapFullError):
+        return MapFullError(f"no room in the map of the database {path}: {error}")
+    if number in (errno.ENOSPC, errno.EDQUOT):
         return SpaceError(f"no room in the database {path}: {error}")
     return StorageError(f"the database {path} failed: {error}")

@@ -86,6 +86,10 @@ class MemoryBackend:
             self._set(bucket, key, value)
         self.commits += 1
 
+    def grow(self) -> bool:
+        """See ``Backend``. There is no map."""
+        return True
+
     def _last_record(self) -> bytes:
         records = self.buckets[schema.KEY]
         return records.peekitem()[0] if records else b""

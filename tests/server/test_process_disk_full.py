@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,3 +103,25 @@ def test_a_full_disk(cluster: Cluster) -> None:
         # A hash waits for the database: the commits that found no room have been made by then.
         assert hash_of(wire, 0, revision)
     assert "Traceback" not in log_of(cluster.members[0])
+
+
+SMALL_MAP = "import sys; from raftkv.server import bootstrap; bootstrap.MAP_MIN_BYTES = 2 << 20; "
+RUN = "sys.argv[0] = 'raftkv'; from raftkv.cli.main import main; sys.exit(main())"
+
+
+def test_a_full_map_on_a_disk_with_room_is_nobodys_trouble() -> None:
+    """Without a quota the database outgrows any map that was reserved for it."""
+    program = Program("raftkv", (sys.executable, "-c", SMALL_MAP + RUN))
+    with Cluster(program, flags=["--quota-backend-bytes", "-1"]) as cluster, Wire(cluster.endpoints) as wire:
+        for number in range(30):
+            revision = must_put(wire, f"k{number}", bytes(1 << 20))
+        assert hash_of(wire, 0, revision), "everything is committed to the database"
+        assert alarms_of(wire) == []
+        deleted = wire.call(DELETE, rpc_pb2.DeleteRangeRequest(key=b"k", range_end=b"l"))
+        assert deleted.message.deleted == 30
+        assert wire.call(COMPACT, rpc_pb2.CompactionRequest(revision=deleted.revision, physical=True)).code == "OK"
+        cluster.members[0].kill()
+        cluster.members[0].restart()
+        assert value_of(wire, "k7") is None
+        must_put(wire, "k", bytes(1 << 20))
+        assert alarms_of(wire) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.errors import InvariantError, SpaceError, StorageError
+from raftkv.errors import InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend, lock_path
@@ -135,12 +135,27 @@ def test_a_full_map_is_a_declared_error_and_not_the_end(tmp_path: Path) -> None:
     backend = LMDBBackend(tmp_path / "db", 1 << 20)
     big = WriteBatch()
     big.records = {to_key(pack(main, 0)): b"x" * 2000 for main in range(2, 1000)}
-    with pytest.raises(SpaceError, match=r"no room in the database .*db"):
+    with pytest.raises(MapFullError, match=r"no room in the map of the database .*db"):
         backend.commit(big)
     assert stored(backend) == {}
-    backend.commit(records(2))
-    assert stored(backend) == records(2).records
+    reader = backend.begin_read()
+    assert not backend.grow(), "a reader would find its pages gone"
+    reader.close()
+    backend.commit(records(1))
+    assert stored(backend) == records(1).records
+    while True:
+        assert backend.grow()
+        try:
+            backend.commit(big)
+        except MapFullError:
+            continue
+        break
+    assert len(stored(backend)) == 999
     backend.close()
+    # Opened with the size that it was made with, it is full again, and whole.
+    again = LMDBBackend(tmp_path / "db", 1 << 20)
+    assert len(stored(again)) == 999
+    again.close()
 
 
 @pytest.mark.parametrize(("name", "expected"), [("ENOSPC", SpaceError), ("EIO", StorageError)])

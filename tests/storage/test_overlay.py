@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
-from raftkv.errors import InvariantError, SpaceError, StorageError
+from raftkv.errors import InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
+from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.backend.writer import ScriptedWriter, ThreadWriter
 from raftkv.storage.mvcc import Store
@@ -135,6 +137,44 @@ def test_a_full_disk_keeps_the_batch_and_serves_it() -> None:
     assert reports == [2]
     store.close()
     assert set(values(Store.open(backend))) == {b"", b"a", b"b"}
+
+
+def test_a_full_map_grows_as_soon_as_nobody_else_reads(tmp_path: Path) -> None:
+    backend, writer = LMDBBackend(tmp_path / "db", 1 << 20), ScriptedWriter()
+    store = Store.open(backend, writer)
+    put(store, b"a", bytes(5 << 20))
+    hashing = backend.begin_read()
+    for _ in range(5):
+        store.commit()
+        writer.run_all()
+        assert isinstance(store.space_error, MapFullError)
+        assert store.durable_index == 0
+    put(store, b"b")
+    hashing.close()
+    store.commit()
+    writer.run_all()
+    assert store.space_error is None
+    store.commit()
+    writer.run_all()
+    assert store.durable_index == 2
+    assert set(values(store)) == {b"", b"a", b"b"}
+    store.close()
+    backend.close()
+
+
+def test_a_map_that_cannot_grow_is_a_lack_of_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FailingBackend(*[MapFullError("full")] * 2)
+
+    def refuse() -> bool:
+        raise SpaceError("cannot map that much")
+
+    monkeypatch.setattr(backend, "grow", refuse)
+    store = Store.open(backend)
+    put(store, b"a")
+    store.commit()
+    assert str(store.space_error) == "cannot map that much"
+    assert not isinstance(store.space_error, MapFullError)
+    store.close()
 
 
 def test_any_other_failure_is_fatal() -> None:
