@@ -150,7 +150,7 @@ class HonestWatch:
         self._member = member
         self._expected: dict[int, tuple[bytes, float]] = {}
         self._seen: dict[int, bytes] = {}
-        self._last = 0
+        self._began = self._last = 0
         honest.on_put.append(self._acknowledged)
 
     async def run(self) -> None:
@@ -175,7 +175,7 @@ class HonestWatch:
                     self._honest.window.error(f"watch at member {self._member + 1}: {response.cancel_reason}")
                     return
                 if response.created and not self._last:
-                    self._last = response.header.revision
+                    self._began = self._last = response.header.revision
                 for event in response.events:
                     self._event(event.kv.mod_revision, event.kv.value)
 
@@ -190,7 +190,7 @@ class HonestWatch:
             self._check(revision, expected, value)
 
     def _acknowledged(self, revision: int, value: bytes, now: float) -> None:
-        if not self._last:
+        if not self._last or revision <= self._began:
             return
         if revision in self._seen:
             self._check(revision, (value, now), self._seen.pop(revision))

@@ -22,7 +22,7 @@ import statistics
 import sys
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from time import monotonic
 from typing import Any, Final
 
@@ -65,6 +65,11 @@ class Verdict:
     memory_mb: list[str] = field(default_factory=list)
     descriptors: list[str] = field(default_factory=list)
     misses: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """For people and programs."""
+        told = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**told, "refusals": dict(self.refusals.most_common(20))}
 
 
 class Soak:
@@ -238,7 +243,7 @@ async def run(options: argparse.Namespace, console: Console) -> int:
     with members("raftkv", options.nofile) as cluster:
         soak = Soak(cluster, options.seconds, seed, options.scale, options.attack_seconds)
         verdict = await soak.run(options.attackers, console)
-    print(json.dumps(asdict(verdict), indent=2))
+    print(json.dumps(verdict.as_json(), indent=2))
     console.print("MISSED: " + "; ".join(verdict.misses) if verdict.misses else "all bars hold", highlight=False)
     return int(bool(verdict.misses))
 

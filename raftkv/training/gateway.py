@@ -9,7 +9,8 @@ For whatever knows only TCPStore: torchrun's c10d, NCCL's own threads, C++. Such
 gateway belongs on the node of its clients, and it is the gateway that goes from member to member of raftkv. Gateways of
 one name, on any number of nodes, serve one store.
 
-Reading order: ``gateway_wire`` (bytes), ``gateway_connection`` (a client), ``gateway_store`` (what an operation means),
+Reading order: ``gateway_wire`` (bytes), ``gateway_connection`` (a client),
+``gateway_budget`` (what all clients may hold), ``gateway_store`` (what an operation means),
 ``gateway_writer`` (exactly once), ``gateway_tenancy`` (how long keys live).
 """
 
@@ -22,6 +23,7 @@ from typing import Final
 
 from raftkv import aio
 from raftkv.errors import ConfigError, StatusError
+from raftkv.training.gateway_budget import Budgets
 from raftkv.training.gateway_connection import Connection
 from raftkv.training.gateway_store import ReplicatedStore
 from raftkv.training.gateway_tenancy import LINGER_S, Tenancy
@@ -29,6 +31,7 @@ from raftkv.training.gateway_tenancy import LINGER_S, Tenancy
 ROOT: Final = "/raftkv/tcpstore/"
 CONNECTIONS_MAX: Final = 4096
 _DRAIN_S: Final = 5.0
+_CHECK_INTERVAL_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +74,8 @@ class Gateway:
         self._store = ReplicatedStore(kv, config.prefix, on_trouble=self._trouble.note)
         self._tenancy = Tenancy(kv, config.prefix, config.linger_s, fresh=config.fresh, on_trouble=self._trouble.note)
         self._connections: set[Connection] = set()
+        self._budgets = Budgets()
+        self._checking: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
 
     @property
@@ -96,9 +101,19 @@ class Gateway:
         if await self._tenancy.begin():
             _log.info("the store below %s begins empty", self._config.prefix)
         await self._server.start_serving()
+        self._checking = loop.create_task(self._check())
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_INTERVAL_S)
+            now = asyncio.get_running_loop().time()
+            for connection in list(self._connections):
+                connection.check(now)
 
     async def close(self) -> None:
         """Listen no more, do what clients have written, close their connections, move out."""
+        if self._checking is not None:
+            self._checking.cancel()
         if self._server is not None:
             self._server.close()
         connections = list(self._connections)
@@ -117,7 +132,7 @@ class Gateway:
         if len(self._connections) >= CONNECTIONS_MAX:
             _log.warning("refused a connection: there are %d, which is the limit", CONNECTIONS_MAX)
             return _Refusal()
-        connection = Connection(self._store, self._connections.discard)
+        connection = Connection(self._store, self._connections.discard, self._budgets)
         self._connections.add(connection)
         return connection
 

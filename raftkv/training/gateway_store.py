@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from raftkv import aio
@@ -37,6 +37,12 @@ OPERATIONS_MAX: Final = 100
 """Of one txn: members allow 128, and a writer's own key is one of them."""
 BATCH_BYTES_MAX: Final = 1024 * 1024
 """Of one txn: members allow 1.5 MiB."""
+FIRST_READ_KEYS: Final = 8
+"""Of the first txn that reads many keys: how large their values are shows in its answer."""
+WATCHED_KEYS_MAX: Final = 100
+"""Of one wait at once; the next are watched from the same revision on when those have come."""
+KEYS_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of a list of all keys."""
 _CONFLICT_PAUSE_S: Final = 0.002
 _CONFLICT_PAUSE_MAX_S: Final = 0.05
 """32 processes that add to one number at once make 6 calls an addition; with 0.25 s, 5, but it takes thrice as long."""
@@ -57,6 +63,13 @@ class NotANumber(RaftKVError):
     def __init__(self, key: bytes, value: bytes) -> None:
         shown = value[:40]
         super().__init__(f"the value of {key!r} is not a number: {shown!r}")
+
+
+class TooManyKeys(RaftKVError):
+    """The keys of the store are more than a list can hold."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"the store has {count} keys: a list holds {KEYS_BYTES_MAX} bytes of keys")
 
 
 def parse_number(key: bytes, value: bytes) -> int:
@@ -115,11 +128,22 @@ class ReplicatedStore:
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values, in their order."""
-        found: list[bytes | None] = []
-        for some in _chunks(keys):
-            result = await self._read([aio.get(b"k/" + key) for key in some])
-            found += [None if item is None else item.value for item in result.results]
-        return found
+        return [value async for values in self.values(keys) for value in values]
+
+    async def values(self, keys: Sequence[bytes]) -> AsyncGenerator[list[bytes | None], None]:
+        """The values, in their order, as they are read: about ``BATCH_BYTES_MAX`` at a time, however large they are."""
+        start, count = 0, FIRST_READ_KEYS
+        while start < len(keys):
+            some = _with_distinct(keys, start, count)
+            start += len(some)
+            distinct = list(dict.fromkeys(some))
+            result = await self._read([aio.get(b"k/" + key) for key in distinct])
+            found = {
+                key: None if item is None else item.value for key, item in zip(distinct, result.results, strict=True)
+            }
+            yield [found[key] for key in some]
+            mean_bytes = sum(len(value or b"") for value in found.values()) // len(found) + 1
+            count = max(1, min(OPERATIONS_MAX, BATCH_BYTES_MAX // mean_bytes))
 
     async def set_many(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
         """Write values; those of one key in their order. At once as far as they fit into one txn, else in order."""
@@ -209,11 +233,21 @@ class ReplicatedStore:
         return await persist(lambda: self._kv.count("k/", prefix=True, timeout_s=ATTEMPT_TIMEOUT_S), self._on_trouble)
 
     async def keys(self) -> list[bytes]:
-        """The keys of all values, as of one revision."""
+        """The keys of all values, as of one revision.
+
+        Raises:
+            TooManyKeys: they are more than ``KEYS_BYTES_MAX`` together.
+        """
 
         async def attempt() -> list[bytes]:
-            pages = self._kv.pages("k/", prefix=True, keys_only=True, timeout_s=ATTEMPT_TIMEOUT_S)
-            return [item.key[2:] async for page in pages for item in page.items]
+            found: list[bytes] = []
+            size_bytes = 0
+            async for page in self._kv.pages("k/", prefix=True, keys_only=True, timeout_s=ATTEMPT_TIMEOUT_S):
+                found += [item.key[2:] for item in page.items]
+                size_bytes += sum(len(item.key) + 8 for item in page.items)
+                if size_bytes > KEYS_BYTES_MAX:
+                    raise TooManyKeys(page.count)
+            return found
 
         return await persist(attempt, self._on_trouble)
 
@@ -239,10 +273,11 @@ class ReplicatedStore:
 
     async def wait_for(self, missing: Mapping[bytes, int]) -> None:
         """The rest of ``wait``, with what ``missing`` has found."""
-        async with contextlib.AsyncExitStack() as stack:
-            waits = [stack.enter_context(Wait(self, key, revision)) for key, revision in missing.items()]
-            for wait in waits:
-                await wait.finished()
+        for some in _chunks(list(missing), WATCHED_KEYS_MAX):
+            with contextlib.ExitStack() as stack:
+                waits = [stack.enter_context(Wait(self, key, missing[key])) for key in some]
+                for wait in waits:
+                    await wait.finished()
 
     async def wait_value(self, key: bytes) -> bytes:
         """The value, as soon as there is one."""
@@ -346,6 +381,18 @@ def _decide(change: Change, value: bytes | None, guessed: bool) -> tuple[Any, An
 def _chunks(keys: Sequence[bytes], size: int = OPERATIONS_MAX) -> Iterator[Sequence[bytes]]:
     for start in range(0, len(keys), size):
         yield keys[start : start + size]
+
+
+def _with_distinct(keys: Sequence[bytes], start: int, count: int) -> Sequence[bytes]:
+    """As many of the keys from there on as hold so many different ones; a client may name a key very often."""
+    seen: set[bytes] = set()
+    end = start
+    for key in keys[start : start + 10 * OPERATIONS_MAX]:
+        seen.add(key)
+        if len(seen) > count:
+            break
+        end += 1
+    return keys[start:end]
 
 
 def _batches(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[dict[bytes, bytes]]:

@@ -11,7 +11,8 @@ may be sent and answered meanwhile; CANCEL_WAIT is answered by 1 whether or not 
     [<Op.VALIDATE: 0>, <Op.DELETE_KEY: 8>]
 
 Everything that a client can make grow is bounded, as in torch's own server: a frame that breaks a bound, or makes no
-sense, raises ``FrameError``, after which the connection is of no use.
+sense, raises ``FrameError``, after which the connection is of no use. Each byte is looked at once, in however small
+pieces it comes, and no call cuts more than ``STRINGS_PER_TURN`` strings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 MAGIC: Final = 0x3C85F7CE
 KEY_BYTES_MAX: Final = 8 * 1024
@@ -28,6 +29,11 @@ VALUE_BYTES_MAX: Final = 8 * 1024 * 1024
 KEYS_MAX: Final = 128 * 1024
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of one request with all its keys and values; torch's own server has no such bound."""
+
+STRINGS_PER_TURN: Final = 2048
+"""Cut by one call of ``Reader.next``: some 2 ms."""
+_STRING_OVERHEAD_BYTES: Final = 48
+"""Of a short string, beside its bytes: what it is as an object."""
 
 READY: Final = b"\x00"
 """Answer to WAIT and BARRIER, and to a CHECK whose keys are all there."""
@@ -63,15 +69,36 @@ class FrameError(Exception):
     """Bytes that are no request, or break a bound."""
 
 
-class _Incomplete(Exception):
-    """The rest of the request has not come yet.
+class _Shape(NamedTuple):
+    """The fields of an operation: strings, one key and so many values, or that many times; then a number.
 
     Attributes:
-        end: of the field that is not there.
+        is_counted: the fields begin with how many keys there are.
+        keys: 0 or 1.
+        values: to each key.
+        number_bytes: of the number at the end; 0: there is none.
     """
 
-    def __init__(self, end: int) -> None:
-        self.end = end
+    is_counted: bool = False
+    keys: int = 1
+    values: int = 0
+    number_bytes: int = 0
+
+
+_SHAPES: Final[dict[int, tuple[Op, _Shape]]] = {
+    op: (op, shape)
+    for ops, shape in (
+        ((Op.GET, Op.DELETE_KEY, Op.QUEUE_POP, Op.QUEUE_LEN), _Shape()),
+        ((Op.SET, Op.APPEND, Op.QUEUE_PUSH), _Shape(values=1)),
+        ((Op.COMPARE_SET,), _Shape(values=2)),
+        ((Op.ADD, Op.BARRIER), _Shape(number_bytes=8)),
+        ((Op.CHECK, Op.WAIT, Op.MULTI_GET), _Shape(is_counted=True)),
+        ((Op.MULTI_SET,), _Shape(is_counted=True, values=1)),
+        ((Op.VALIDATE, Op.PING), _Shape(keys=0, number_bytes=4)),
+        ((Op.GETNUMKEYS, Op.CANCEL_WAIT, Op.LIST_KEYS), _Shape(keys=0)),
+    )
+    for op in ops
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +126,37 @@ class Request:
 
 
 class Reader:
-    """Cuts the bytes of one connection into requests."""
+    """Cuts the bytes of one connection into requests, one at a time: those that wait stay bytes.
+
+    Attributes:
+        is_cut_short: the last ``next`` found no whole request because it had done enough, not for want of bytes.
+    """
 
     def __init__(self) -> None:
+        self.is_cut_short = False
         self._buffer = bytearray()
         self._at = 0
-        # Of what has come of a request: how much of it must be there before it is worth another look.
-        self._needed = 1
+        # The request under way: its operation, its strings so far and how many there will be (-1: not known yet).
+        self._is_begun = False
+        self._op = Op.VALIDATE
+        self._shape = _Shape()
+        self._strings: list[bytes] = []
+        self._strings_total = -1
+        self._size = 0
 
     def feed(self, data: bytes) -> None:
         """Take bytes as they came."""
         self._buffer += data
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of what has come and was not cut yet."""
+        return len(self._buffer) - self._at
+
+    @property
+    def held_bytes(self) -> int:
+        """What the reader holds: what was not cut yet, and the strings of the request under way."""
+        return self.buffered_bytes + self._size + len(self._strings) * _STRING_OVERHEAD_BYTES
 
     def requests(self) -> Iterator[Request]:
         """The requests that have come as a whole.
@@ -117,74 +164,100 @@ class Reader:
         Raises:
             FrameError: the next bytes are no request.
         """
-        start = 0
-        try:
-            while len(self._buffer) - start >= self._needed:
-                self._at = start
-                request = self._request(start)
-                start = self._at
-                self._needed = 1
+        while (request := self.next()) is not None or self.is_cut_short:
+            if request is not None:
                 yield request
-        except _Incomplete as incomplete:
-            self._needed = incomplete.end - start
-            if self._needed > FRAME_BYTES_MAX:
-                raise FrameError(f"a request of more than {FRAME_BYTES_MAX} bytes") from None
-        finally:
-            del self._buffer[:start]
 
-    def _request(self, start: int) -> Request:
-        number = self._take(1)[0]
-        try:
-            op = Op(number)
-        except ValueError:
-            raise FrameError(f"{number} is no operation of TCPStore") from None
-        keys, values, count = self._fields(op)
-        return Request(op, keys, values, count, self._at - start)
+    def next(self) -> Request | None:
+        """The next request, or None: it has not come as a whole, or (``is_cut_short``) call again, in another turn.
 
-    def _fields(self, op: Op) -> tuple[tuple[bytes, ...], tuple[bytes, ...], int]:
-        if op in (Op.GETNUMKEYS, Op.CANCEL_WAIT, Op.LIST_KEYS):
-            return (), (), 0
-        if op in (Op.VALIDATE, Op.PING):
-            return (), (), int.from_bytes(self._take(4), "little")
-        if op in (Op.CHECK, Op.WAIT, Op.MULTI_GET):
-            return tuple([self._key() for _ in range(self._count())]), (), 0
-        if op is Op.MULTI_SET:
-            pairs = [(self._key(), self._value()) for _ in range(self._count())]
-            return tuple([key for key, _ in pairs]), tuple([value for _, value in pairs]), 0
-        key = self._key()
-        if op in (Op.SET, Op.APPEND, Op.QUEUE_PUSH):
-            return (key,), (self._value(),), 0
-        if op is Op.COMPARE_SET:
-            return (key,), (self._value(), self._value()), 0
-        if op in (Op.ADD, Op.BARRIER):
-            return (key,), (), int.from_bytes(self._take(8), "little", signed=True)
-        return (key,), (), 0
+        Raises:
+            FrameError: the next bytes are no request.
+        """
+        self.is_cut_short = False
+        request = self._next()
+        if request is None or self._at > len(self._buffer) // 2:
+            del self._buffer[: self._at]
+            self._at = 0
+        return request
 
-    def _take(self, size: int) -> bytes:
-        end = self._at + size
-        if end > len(self._buffer):
-            raise _Incomplete(end)
-        taken = bytes(self._buffer[self._at : end])
-        self._at = end
-        return taken
+    def _next(self) -> Request | None:
+        if not self._is_begun and not self._begin():
+            return None
+        if self._strings_total < 0 and not self._count():
+            return None
+        turn_end = len(self._strings) + STRINGS_PER_TURN
+        while len(self._strings) < self._strings_total:
+            if len(self._strings) == turn_end:
+                self.is_cut_short = True
+                return None
+            string = self._string()
+            if string is None:
+                return None
+            self._strings.append(string)
+        return self._finish()
 
-    def _count(self) -> int:
-        count = int.from_bytes(self._take(8), "little")
+    def _begin(self) -> bool:
+        first = self._take(1)
+        if first is None:
+            return False
+        found = _SHAPES.get(first[0])
+        if found is None:
+            raise FrameError(f"{first[0]} is no operation of TCPStore")
+        self._op, self._shape = found
+        self._is_begun = True
+        self._strings_total = -1 if self._shape.is_counted else self._shape.keys * (1 + self._shape.values)
+        return True
+
+    def _count(self) -> bool:
+        taken = self._take(8)
+        if taken is None:
+            return False
+        count = int.from_bytes(taken, "little")
         if count > KEYS_MAX:
             raise FrameError(f"{count} keys in one request, the limit is {KEYS_MAX}")
-        return count
+        self._strings_total = count * (1 + self._shape.values)
+        return True
 
-    def _key(self) -> bytes:
-        return self._string(KEY_BYTES_MAX, "key")
-
-    def _value(self) -> bytes:
-        return self._string(VALUE_BYTES_MAX, "value")
-
-    def _string(self, limit: int, what: str) -> bytes:
-        size = int.from_bytes(self._take(8), "little")
+    def _string(self) -> bytes | None:
+        start = self._at + 8
+        if start > len(self._buffer):
+            return None
+        size = int.from_bytes(self._buffer[self._at : start], "little")
+        is_value = len(self._strings) % (1 + self._shape.values)
+        limit, what = (VALUE_BYTES_MAX, "value") if is_value else (KEY_BYTES_MAX, "key")
         if size > limit:
             raise FrameError(f"a {what} of {size} bytes, the limit is {limit}")
-        return self._take(size)
+        if self._size + 8 + size > FRAME_BYTES_MAX:
+            raise FrameError(f"a request of more than {FRAME_BYTES_MAX} bytes")
+        end = start + size
+        if end > len(self._buffer):
+            return None
+        self._at = end
+        self._size += 8 + size
+        return bytes(self._buffer[start:end])
+
+    def _finish(self) -> Request | None:
+        shape, number = self._shape, 0
+        if shape.number_bytes:
+            taken = self._take(shape.number_bytes)
+            if taken is None:
+                return None
+            number = int.from_bytes(taken, "little", signed=shape.number_bytes == 8)
+        strings, step = self._strings, 1 + shape.values
+        values = strings[1::2] if step == 2 else strings[1:] if step > 2 else ()
+        request = Request(self._op, tuple(strings[::step]), tuple(values), number, self._size)
+        self._is_begun, self._strings, self._strings_total, self._size = False, [], -1, 0
+        return request
+
+    def _take(self, size: int) -> bytes | None:
+        end = self._at + size
+        if end > len(self._buffer):
+            return None
+        taken = bytes(self._buffer[self._at : end])
+        self._at = end
+        self._size += size
+        return taken
 
 
 VALIDATION: Final = struct.pack("<BI", Op.VALIDATE, MAGIC)

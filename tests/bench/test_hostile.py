@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from time import monotonic
 
 import pytest
@@ -11,7 +12,7 @@ from bench.hostile.attacker import Attacker
 from bench.hostile.measure import Outcome
 from bench.hostile.report import live_misses, misses
 from bench.hostile.rows import ROWS
-from bench.hostile.soak import GROWTH_BYTES, duration_s, is_growth, quarters
+from bench.hostile.soak import GROWTH_BYTES, Verdict, duration_s, is_growth, quarters
 from bench.hostile.stage import HonestProcess, agreement, leader_number, members, metrics_of
 
 CHANGES = "etcd_server_leader_changes_seen_total"
@@ -84,6 +85,14 @@ def test_growth_is_what_is_more_than_noise() -> None:
     growing = [(100 + number) << 20 for number in range(100)]
     assert not is_growth(*quarters(flat), GROWTH_BYTES)
     assert is_growth(*quarters(growing), GROWTH_BYTES)
+
+
+def test_a_verdict_is_told_as_json() -> None:
+    verdict = Verdict(1, 2.0)
+    verdict.rounds["hash"] += 1
+    verdict.refusals["too many"] += 3
+    told = json.loads(json.dumps(verdict.as_json()))
+    assert (told["rounds"], told["refusals"]) == ({"hash": 1}, {"too many": 3})
 
 
 def test_durations() -> None:
