@@ -30,6 +30,9 @@ from raftkv.server.recipe import Recipe, prefix_end
 ROOT: Final = "/raftkv/horovod/"
 TRAINING_ROOT: Final = "/raftkv/train/"
 
+SCOPE_KEYS_MAX: Final = 8192
+"""Keys of a scope of workers, a few a rank; they are looked at in one turn when a rank has finished."""
+
 _WORKERS: Final = re.compile(r"global(_.*)?|local_.+|cross_\d+(_.*)?")
 _RANK: Final = re.compile(r"(?:rank_)?(\d+)")
 _ANONYMOUS: Final[Any] = SimpleNamespace(headers=())
@@ -145,15 +148,19 @@ class Scopes:
         return response.succeeded
 
     async def _clear_if_over(self, scope: str, world: World | None) -> None:
-        """Delete a scope with which all its ranks have finished; one that somebody begins anew meanwhile stays."""
+        """Delete a scope with which all its ranks have finished; one that somebody begins anew meanwhile stays.
+
+        One with more keys than ranks can have is left to the next epoch: looking at all of them would hold the member.
+        """
         keys = self._place(scope, "", world)
         done = self._done(scope, "", world)
         cleared = False
         while not cleared:
             revision = self._recipe.store.revision
-            ranks = {_rank(scope, _last_part(key)) for key in self._list(keys, prefix_end(keys))} - {None}
-            finished = {_last_part(key) for key in self._list(done, prefix_end(done))}
-            if not ranks <= finished:
+            there = self._list(keys, prefix_end(keys), limit=SCOPE_KEYS_MAX + 1)
+            ended = self._list(done, prefix_end(done), limit=SCOPE_KEYS_MAX + 1)
+            ranks = {_rank(scope, _last_part(key)) for key in there} - {None}
+            if max(len(there), len(ended)) > SCOPE_KEYS_MAX or not ranks <= set(map(_last_part, ended)):
                 return
             unchanged = [_unchanged(keys, revision), _unchanged(done, revision)]
             cleared = await self._txn(unchanged, [_delete(keys, prefix_end(keys)), _delete(done, prefix_end(done))])

@@ -37,6 +37,7 @@ from raftkv.training.errors import RecordError
 from raftkv.training.lighthouse_job import Job, Timing
 from raftkv.training.lighthouse_lease import DaemonLease
 from raftkv.training.lighthouse_records import REPLICA_ID_MAX, check_job
+from raftkv.training.lighthouse_roster import WAITING_MAX
 from raftkv.training.lighthouse_rules import Rules
 
 QUORUM: Final = "/torchft.LighthouseService/Quorum"
@@ -105,6 +106,8 @@ class _Listener(Server):
         request = torchft_pb2.LighthouseQuorumRequest.FromString(message)
         if not request.HasField("requester"):
             call.fail(Code.INVALID_ARGUMENT, "missing requester")
+        elif self._job.roster.is_crowded(request.requester.replica_id):
+            call.fail(Code.RESOURCE_EXHAUSTED, f"{WAITING_MAX} calls wait for the quorum of this replica already")
         elif self._has_room(call, request.requester.replica_id):
             try:
                 # Serialized again: with all fields, those of versions that are not known here too.

@@ -30,6 +30,8 @@ from raftkv.training.records import Record
 
 ROOT: Final = "/raftkv/torchft/"
 REPLICA_ID_MAX: Final = 512
+MEMBER_BYTES_MAX: Final = 16 * 1024
+"""Of what a replica says of itself, some 300 bytes. A quorum is one value: a large message would leave all without."""
 _JOB: Final = re.compile(r"[^\x00-\x20/@\x7f]{1,200}")
 
 
@@ -166,6 +168,8 @@ def make_ask(message: bytes, number: str) -> Ask:
     Raises:
         RecordError: it is none.
     """
+    if len(message) > MEMBER_BYTES_MAX:
+        raise RecordError("member", f"it has {len(message)} bytes, the limit is {MEMBER_BYTES_MAX}")
     member = _parsed(message)
     if not 0 < len(member.replica_id) <= REPLICA_ID_MAX:
         raise RecordError("member", f"replica_id has {len(member.replica_id)} characters")

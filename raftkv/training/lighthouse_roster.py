@@ -14,10 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Final
 
 from raftkv.training.lighthouse_rules import Ask
 
 Answer = Callable[[bytes], None]
+
+WAITING_MAX: Final = 16
+"""For one replica's quorum. Each gets the whole quorum, so many would multiply it."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,11 @@ class Roster:
         replica = self.replicas[ask.replica_id]
         replica.ask, replica.asked_s = ask, now_s
         replica.waiting[waiter] = answer
+
+    def is_crowded(self, replica_id: str) -> bool:
+        """Whether so many wait for a replica's quorum that no other may; a manager has one call under way."""
+        replica = self.replicas.get(replica_id)
+        return replica is not None and len(replica.waiting) >= WAITING_MAX
 
     def withdraw(self, replica_id: str, waiter: Hashable) -> bool:
         """Nobody wants that answer any more; tells if that ends the ask."""

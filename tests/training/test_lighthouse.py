@@ -19,6 +19,7 @@ from raftkv.pb import torchft_pb2
 from raftkv.rpc import Channel, RpcError
 from raftkv.training.lighthouse import HEARTBEAT, QUORUM, Lighthouse, LighthouseConfig
 from raftkv.training.lighthouse_job import Timing
+from raftkv.training.lighthouse_roster import WAITING_MAX
 from raftkv.training.lighthouse_rules import Rules
 
 DEADLINE_S = 60.0
@@ -221,6 +222,21 @@ def test_what_is_no_request_is_refused(play):
         for path, body in ((QUORUM, b""), (QUORUM, _ask("")), (HEARTBEAT, b""), (QUORUM, b"\xff")):
             with pytest.raises(RpcError, match=r"requester|replica_id|not a message"):
                 await replica.channel.unary(path, body, DEADLINE_S)
+
+    play(story)
+
+
+def test_so_many_wait_for_the_quorum_of_a_replica_and_no_more(play):
+    async def story(stage: Stage) -> None:
+        replica = stage.replica("a", await stage.daemon())
+        waiting = [
+            asyncio.ensure_future(replica.channel.unary(QUORUM, _ask("a"), DEADLINE_S)) for _ in range(WAITING_MAX)
+        ]
+        with pytest.raises(RpcError, match="wait for the quorum of this replica already"):
+            await replica.channel.unary(QUORUM, _ask("a"), DEADLINE_S)
+        for call in waiting:
+            call.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     play(story)
 

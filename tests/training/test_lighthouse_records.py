@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from raftkv.pb import torchft_pb2
 from raftkv.training.errors import RecordError
-from raftkv.training.lighthouse_records import JobKeys, MemberRecord, QuorumRecord, make_ask
+from raftkv.training.lighthouse_records import MEMBER_BYTES_MAX, JobKeys, MemberRecord, QuorumRecord, make_ask
 from raftkv.training.lighthouse_rules import Ask
 
 UNKNOWN_FIELD = bytes([0xFA, 0x3F, 2]) + b"hi"  # number 1023: of a torchft that nobody has seen yet
@@ -43,6 +43,12 @@ def test_the_answer_has_all_fields_of_all_members_known_or_not():
 def test_an_ask_that_comes_back_late_is_an_old_one(number, answered):
     assert QuorumRecord(1, {"a": "d/12"}).has_answered("a", number) is answered
     assert not QuorumRecord(1, {"a": "d/12"}).has_answered("b", number)
+
+
+def test_one_replica_cannot_make_a_quorum_too_large_for_the_store():
+    assert ask("a", data="x" * (MEMBER_BYTES_MAX // 2)).replica_id == "a"
+    with pytest.raises(RecordError, match="the limit is"):
+        ask("a", data="x" * MEMBER_BYTES_MAX)
 
 
 @pytest.mark.parametrize("message", [b"", b"\xff", torchft_pb2.QuorumMember(replica_id="x" * 513).SerializeToString()])
