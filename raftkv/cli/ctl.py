@@ -343,7 +343,14 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(tree: Branch, words: Sequence[str]) -> int:
     _check_api_version()
-    return dispatch(tree, words)
+    try:
+        return dispatch(tree, words)
+    except CommandError as error:
+        if error.details:
+            sys.stdout.flush()
+        for line in error.details:
+            print(f"{NAME}: {line}", file=sys.stderr)
+        raise
 
 
 def _check_api_version() -> None:

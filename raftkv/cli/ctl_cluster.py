@@ -14,7 +14,7 @@ from typing import Any
 from raftkv.cli import govalues
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl_kv import is_serializable
-from raftkv.cli.ctl_session import Session, open_session
+from raftkv.cli.ctl_session import Session, failed, open_session
 from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.printer import EndpointAnswer, EndpointHealth
 from raftkv.client import Client, Method, methods
@@ -54,14 +54,15 @@ def endpoint_health(invocation: Invocation) -> None:
     """Tell for every endpoint whether it can commit, and which alarms are on."""
     session = open_session(invocation)
     endpoints = _endpoints(session, invocation)
+    details: list[str] = []
 
     async def check_all() -> list[EndpointHealth]:
-        return list(await asyncio.gather(*(_check_health(session, endpoint) for endpoint in endpoints)))
+        return list(await asyncio.gather(*(_check_health(session, endpoint, details) for endpoint in endpoints)))
 
     answers = asyncio.run(check_all())
     session.printer.endpoint_health(answers)
     if any(answer.error for answer in answers):
-        raise CommandError("unhealthy cluster", ERROR)
+        raise CommandError("unhealthy cluster", ERROR, sorted(details))
 
 
 def alarm_list(invocation: Invocation) -> None:
@@ -103,7 +104,7 @@ def _endpoints(session: Session, invocation: Invocation) -> list[str]:
         members = session.call(methods.MEMBER_LIST, rpc_pb2.MemberListRequest(linearizable=True))
     except CommandError as error:
         text = f"failed to fetch endpoints from etcd cluster member list: {error}"
-        raise CommandError(text, ERROR) from None
+        raise CommandError(text, ERROR, error.details) from None
     return [url for member in members.members for url in member.clientURLs]
 
 
@@ -125,6 +126,8 @@ def _ask_each(
                 response = await client.call_at(endpoint, method, request, timeout_s=session.timeout_s)
             except StatusError as error:
                 errors.append(str(error))
+                for line in failed(error).details:
+                    print(f"raftkvctl: {line}", file=sys.stderr)
                 print(f"Failed to get the {what} of endpoint {endpoint} ({error})", file=sys.stderr)
             else:
                 answers.append(EndpointAnswer(endpoint, response))
@@ -133,8 +136,11 @@ def _ask_each(
     return answers, errors
 
 
-async def _check_health(session: Session, endpoint: str) -> EndpointHealth:
-    """Healthy is who answers a linearizable read and has no alarm; a refused permission is an answer too."""
+async def _check_health(session: Session, endpoint: str, details: list[str]) -> EndpointHealth:
+    """Healthy is who answers a linearizable read and has no alarm; a refused permission is an answer too.
+
+    What else is known of a failure is added to ``details``.
+    """
     start_ns = time.monotonic_ns()
     try:
         async with Client([endpoint], session.options) as client:
@@ -143,6 +149,7 @@ async def _check_health(session: Session, endpoint: str) -> EndpointHealth:
             return EndpointHealth(endpoint, *await _check_alarms(client, session.timeout_s, took))
     except StatusError as error:
         took = govalues.format_duration(time.monotonic_ns() - start_ns)
+        details += failed(error).details
         return EndpointHealth(endpoint, False, took, str(error))
 
 

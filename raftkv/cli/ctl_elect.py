@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 
 from raftkv.cli.command import Invocation
-from raftkv.cli.ctl_session import Session, open_session
+from raftkv.cli.ctl_session import Session, failed, open_session
 from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.govalues import text_bytes
-from raftkv.cli.keeper import KeptLease, kept_lease
-from raftkv.cli.queueing import CALL_TIMEOUT_S, enqueue, oldest, signals, unless, wait_first
+from raftkv.cli.keeper import KeptLease
+from raftkv.cli.queueing import CALL_TIMEOUT_S, CANCELED, enqueue, leased, oldest, signals, unless, wait_first
 from raftkv.cli.watching import Watching
 from raftkv.client import Client, methods
 from raftkv.client.keys import prefix_end
@@ -21,7 +21,6 @@ from raftkv.errors import StatusError
 from raftkv.pb import kv_pb2, rpc_pb2
 
 TTL_S = 60
-CANCELED = "context canceled"
 EXPIRED = "elect: session expired"
 
 
@@ -44,7 +43,7 @@ def elect(invocation: Invocation) -> None:
 
 
 async def _campaign(client: Client, session: Session, prefix: bytes, proposal: bytes) -> None:
-    async with signals() as stopped, kept_lease(client, ttl_s=TTL_S, timeout_s=CALL_TIMEOUT_S) as lease:
+    async with leased(session, client, TTL_S) as (stopped, lease):
         created = 0
         try:
             key, answer = await unless(enqueue(client, prefix, lease.id, proposal), (stopped, CANCELED))
@@ -69,7 +68,7 @@ async def _resign(client: Client, prefix: bytes, lease: KeptLease, created: int,
     try:
         await client.call(methods.TXN, rpc_pb2.TxnRequest(compare=[same], success=[delete]), timeout_s=timeout_s)
     except StatusError as error:
-        raise CommandError(str(error)) from None
+        raise failed(error) from None
 
 
 async def _listen(client: Client, session: Session, prefix: bytes) -> None:

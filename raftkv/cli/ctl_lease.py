@@ -49,7 +49,7 @@ def time_to_live(invocation: Invocation) -> None:
     try:
         response = session.call(methods.LEASE_TIME_TO_LIVE, request)
     except CommandError as error:
-        raise CommandError(str(error), BAD_CONNECTION) from None
+        raise CommandError(str(error), BAD_CONNECTION, error.details) from None
     session.printer.lease_time_to_live(response, with_keys=invocation["keys"])
 
 
@@ -59,7 +59,7 @@ def list_leases(invocation: Invocation) -> None:
     try:
         response = session.call(methods.LEASE_LEASES, rpc_pb2.LeaseLeasesRequest())
     except CommandError as error:
-        raise CommandError(str(error), BAD_CONNECTION) from None
+        raise CommandError(str(error), BAD_CONNECTION, error.details) from None
     session.printer.lease_list(response)
 
 
@@ -80,7 +80,8 @@ def keep_alive(invocation: Invocation) -> None:
     try:
         session.run(renew)
     except CommandError as error:
-        raise CommandError(str(error), BAD_CONNECTION if error.code == ERROR else error.code) from None
+        code = BAD_CONNECTION if error.code == ERROR else error.code
+        raise CommandError(str(error), code, error.details) from None
     if invocation["once"] and not printed:
         raise CommandError("etcdserver: requested lease not found", BAD_CONNECTION)
     if not invocation["once"] and session.printer.name == "simple":
@@ -98,4 +99,4 @@ def _lease_id(invocation: Invocation, complaint: str) -> int:
 
 def _worded(verb: str, error: CommandError) -> CommandError:
     """A refusal in the frame that etcdctl puts round it; trouble with the connection is worded as it is."""
-    return CommandError(f"failed to {verb} lease ({error})", ERROR) if error.code == ERROR else error
+    return CommandError(f"failed to {verb} lease ({error})", ERROR, error.details) if error.code == ERROR else error

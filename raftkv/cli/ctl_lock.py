@@ -13,16 +13,15 @@ from dataclasses import dataclass
 
 from raftkv.cli import children
 from raftkv.cli.command import Invocation
-from raftkv.cli.ctl_session import Session, open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.cli.ctl_session import Session, failed, open_session
+from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.govalues import text_bytes
-from raftkv.cli.keeper import KeptLease, kept_lease
-from raftkv.cli.queueing import CALL_TIMEOUT_S, enqueue, signals, unless, wait_first
+from raftkv.cli.keeper import KeptLease
+from raftkv.cli.queueing import CALL_TIMEOUT_S, CANCELED, enqueue, leased, unless, wait_first
 from raftkv.client import Client, methods
 from raftkv.errors import StatusError
 from raftkv.pb import rpc_pb2
 
-CANCELED = "context canceled"
 EXPIRED = "session expired"
 
 
@@ -45,7 +44,7 @@ def lock(invocation: Invocation) -> None:
     ttl_s = invocation["ttl"] if invocation["ttl"] > 0 else 60
 
     async def hold(client: Client) -> None:
-        async with signals() as stopped, kept_lease(client, ttl_s=ttl_s, timeout_s=CALL_TIMEOUT_S) as lease:
+        async with leased(session, client, ttl_s) as (stopped, lease):
             try:
                 held = await unless(_acquire(client, prefix, lease), (stopped, CANCELED), (lease.lost, EXPIRED))
                 if command:
@@ -111,4 +110,4 @@ async def _release(client: Client, prefix: bytes, lease: KeptLease, timeout_s: f
     try:
         await client.call(methods.DELETE_RANGE, request, timeout_s=timeout_s)
     except StatusError as error:
-        raise CommandError(str(error), ERROR) from None
+        raise failed(error) from None

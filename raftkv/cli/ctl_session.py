@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raftkv.cli import govalues, pflag
@@ -21,8 +21,8 @@ from raftkv.cli.command import Invocation
 from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.cli.printer import Printer, make_printer
 from raftkv.client import Client, ClientOptions, Method
-from raftkv.client.errors import AuthenticationFailed
-from raftkv.errors import ConfigError, StatusError
+from raftkv.client.errors import AuthenticationFailed, EndpointsFailed
+from raftkv.errors import ConfigError, ContextDeadlineExceededError, StatusError
 
 if TYPE_CHECKING:
     import ssl
@@ -66,15 +66,28 @@ class Session:
         try:
             return asyncio.run(self._with_client(use, self.endpoints if endpoints is None else endpoints))
         except AuthenticationFailed as error:
-            raise CommandError(str(error.cause), BAD_CONNECTION) from None
+            raise failed(error.cause, BAD_CONNECTION) from None
         except StatusError as error:
-            raise CommandError(str(error), ERROR) from None
+            raise failed(error) from None
         except ConfigError as error:
             raise CommandError(str(error), BAD_CONNECTION) from None
 
     async def _with_client(self, use: Callable[[Client], Awaitable[T]], endpoints: list[str]) -> T:
         async with Client(endpoints, self.options) as client:
             return await use(client)
+
+
+def failed(error: StatusError, code: int = ERROR) -> CommandError:
+    """What ends a command whose call failed: etcdctl's line, and before it which endpoints did not answer, and why."""
+    # An error that explains itself names them in its own line.
+    explained = str(error) != ContextDeadlineExceededError.text
+    failures = error.failures if isinstance(error, EndpointsFailed) and not explained else {}
+    return CommandError(str(error), code, unanswered(failures))
+
+
+def unanswered(failures: Mapping[str, str]) -> list[str]:
+    """A line for each endpoint that was tried in vain."""
+    return [f"no answer from {endpoint}: {reason}" for endpoint, reason in failures.items()]
 
 
 def open_session(invocation: Invocation, *, value_only: bool = False) -> Session:
@@ -112,7 +125,7 @@ def apply_environment(invocation: Invocation) -> None:
             continue
         flag = names.get(key)
         if flag is None:
-            _remark(f"unrecognized environment variable {key}={text}")
+            remark(f"unrecognized environment variable {key}={text}")
         elif flag.name in invocation.changed:
             raise CommandError(
                 f"conflicting environment variable {key} is shadowed by corresponding command-line flag "
@@ -129,11 +142,12 @@ def _set_from_environment(invocation: Invocation, flag: pflag.Flag, key: str, te
         pflag.assign(parsed, flag, text)
     except ValueError as error:
         # etcdctl goes on with the default without a word; scripts rely on going on, people on the word.
-        _remark(f"invalid value {govalues.quote(text)} for {key} is ignored: {error}")
+        remark(f"invalid value {govalues.quote(text)} for {key} is ignored: {error}")
 
 
-def _remark(text: str) -> None:
-    print(f"raftkvctl: {text}", file=sys.stderr)
+def remark(text: str) -> None:
+    """A line on standard error that ends nothing."""
+    print(f"raftkvctl: {text}", file=sys.stderr, flush=True)
 
 
 def _print_settings(invocation: Invocation) -> None:

@@ -6,6 +6,7 @@ one line on standard error and a code, never a traceback.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 SUCCESS: Final = 0
@@ -26,8 +27,15 @@ BAD_FLAGS: Final = 2
 
 
 class CommandError(Exception):
-    """Ends the command with a code and a line on standard error (no line if the text is empty)."""
+    """Ends the command with a code and a line on standard error (no line if the text is empty).
 
-    def __init__(self, text: str, code: int = ERROR) -> None:
+    Arguments:
+        text: the line.
+        code: exit code of the program.
+        details: lines that stand before it, e.g. which endpoints failed and why.
+    """
+
+    def __init__(self, text: str, code: int = ERROR, details: Sequence[str] = ()) -> None:
         super().__init__(text)
         self.code = code
+        self.details = tuple(details)

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from raftkv.client import Client, methods
+from raftkv.client.errors import EndpointsFailed
 from raftkv.client.streams import Stream
 from raftkv.errors import (
     DEADLINE_EXCEEDED,
@@ -92,10 +93,12 @@ async def renewals(
         first_timeout_s: how long the first answer may take, over all attempts.
 
     Raises:
-        StatusError: a member refused, or nobody answered in time.
+        StatusError: a member refused.
+        EndpointsFailed: nobody answered in time.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + first_timeout_s
+    failures: dict[str, str] = {}
     while True:
         stream = await client.stream(methods.LEASE_KEEP_ALIVE)
         try:
@@ -106,13 +109,15 @@ async def renewals(
                     if response.TTL <= 0:
                         return
                     deadline = asked_at + response.TTL
+                    failures.clear()
                     yield response
                     await asyncio.sleep(asked_at + response.TTL / 3 - loop.time())
         except StatusError as error:
             if error.code not in _PASSING and not client.forget_token(error):
                 raise
+            failures[stream.endpoint] = str(error)
         if loop.time() + RETRY_PAUSE_S >= deadline:
-            raise ContextDeadlineExceededError
+            raise EndpointsFailed(failures, first_timeout_s, definite=False, explain=False)
         client.next_endpoint(stream.endpoint)
         await asyncio.sleep(RETRY_PAUSE_S)
 

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
+from raftkv.cli.ctl_session import Session, remark, unanswered
 from raftkv.cli.exits import ERROR, CommandError
+from raftkv.cli.keeper import KeptLease, kept_lease
 from raftkv.cli.watching import Watching
 from raftkv.client import Client, methods
+from raftkv.client.errors import EndpointsFailed
 from raftkv.client.keys import prefix_end
 from raftkv.pb import kv_pb2, rpc_pb2
 
 T = TypeVar("T")
 
+CANCELED = "context canceled"
 CALL_TIMEOUT_S = 24 * 3600.0
 """Steps of a wait have no deadline of their own: who waits for a lock also waits for a cluster without a leader."""
 
@@ -75,16 +79,51 @@ async def _wait_deleted(client: Client, key: bytes, since_revision: int) -> None
 
 @asynccontextmanager
 async def signals() -> AsyncIterator[asyncio.Event]:
-    """An event that SIGINT and SIGTERM set, instead of ending the process."""
+    """An event that the first SIGINT or SIGTERM sets, instead of ending the process; a second one ends it."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        stopped.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, stop)
     try:
         yield stopped
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def leased(session: Session, client: Client, ttl_s: int) -> AsyncIterator[tuple[asyncio.Event, KeptLease]]:
+    """A lease for the time of the block, and the event that a signal sets; a signal also ends the wait for the lease.
+
+    Who waits for a lock also waits for a cluster that does not answer, and is told why after ``--command-timeout``.
+
+    Raises:
+        CommandError: a signal came first.
+        StatusError: the grant was refused.
+    """
+    async with signals() as stopped, AsyncExitStack() as stack:
+        granting = _insist(
+            lambda: stack.enter_async_context(kept_lease(client, ttl_s=ttl_s, timeout_s=session.timeout_s))
+        )
+        yield stopped, await unless(granting, (stopped, CANCELED))
+
+
+async def _insist(step: Callable[[], Awaitable[T]]) -> T:
+    told = False
+    while True:
+        try:
+            return await step()
+        except EndpointsFailed as error:
+            for line in () if told else (*unanswered(error.failures), "still trying; Ctrl-C ends it"):
+                remark(line)
+            told = True
 
 
 async def unless(work: Coroutine[Any, Any, T], *events: tuple[asyncio.Event, str]) -> T:

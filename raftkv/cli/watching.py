@@ -20,8 +20,10 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Final
 
+from raftkv.cli.ctl_session import remark, unanswered
 from raftkv.cli.printer import WatchAnswer
 from raftkv.client import Client, methods
+from raftkv.client.errors import plain_failures
 from raftkv.client.streams import Stream
 from raftkv.errors import INTERNAL, UNAVAILABLE, CompactedError, FutureRevisionError, StatusError
 from raftkv.pb import rpc_pb2
@@ -30,6 +32,8 @@ REQUIRE_LEADER: Final = (("hasleader", "true"),)
 """A member that has lost its leader ends the stream, instead of being silent for ever."""
 
 RETRY_PAUSE_S: Final = 0.1
+OUTAGE_TOLD_S: Final = 5.0
+"""After so long without a member that answers, standard error says so: a wrong endpoint looks like a quiet key."""
 QUEUED_MAX: Final = 256
 """Messages that wait for a slow watcher's owner; beyond, the stream is not read."""
 
@@ -66,6 +70,9 @@ class Watching:
         self._creating: deque[Watcher] = deque()
         self._stream: EventStream | None = None
         self._task: asyncio.Task[None] | None = None
+        self._failures: dict[str, str] = {}
+        self._served_until = asyncio.get_running_loop().time()
+        self._told = False
 
     async def __aenter__(self) -> Watching:
         return self
@@ -122,9 +129,23 @@ class Watching:
                     if error.code not in (UNAVAILABLE, INTERNAL) and not self._client.forget_token(error):
                         await self._end_all(error)
                         return
+                    self._note_outage(stream.endpoint, str(error))
                 self._stream = None
             self._client.next_endpoint(stream.endpoint)
             await asyncio.sleep(RETRY_PAUSE_S)
+
+    def _note_outage(self, endpoint: str, reason: str) -> None:
+        """A stream has ended; say so, once in an outage, if none has served a watcher for long."""
+        now = asyncio.get_running_loop().time()
+        if self._ids:
+            self._served_until, self._told = now, False
+            self._failures.clear()
+        self._failures[endpoint] = reason
+        if self._told or now - self._served_until < OUTAGE_TOLD_S:
+            return
+        self._told = True
+        for line in (*unanswered(plain_failures(self._failures)), "the watch goes on when a member answers"):
+            remark(line)
 
     async def _read(self, stream: EventStream) -> None:
         self._stream = stream

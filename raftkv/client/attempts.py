@@ -29,7 +29,7 @@ class Attempts:
     Arguments:
         deadline: of all attempts, by ``time.monotonic``.
         timeout_s: how far away it was at first, for the text of the error.
-        explain: name endpoints and reasons when time is up.
+        explain: name endpoints and reasons in the text of the error when time is up; else the text is etcd's.
         token: that the first attempt carried.
     """
 
@@ -48,7 +48,7 @@ class Attempts:
         """Time that is left.
 
         Raises:
-            ContextDeadlineExceededError: none is.
+            EndpointsFailed: none is.
         """
         remaining_s = self.deadline - monotonic()
         if remaining_s <= 0:
@@ -66,7 +66,7 @@ class Attempts:
         self._definite = self._definite and error.definite
         if error.code == UNAVAILABLE and (repeatable or error.definite):
             return
-        if error.code == DEADLINE_EXCEEDED and self._explain:
+        if error.code == DEADLINE_EXCEEDED and (self._explain or error.text == ContextDeadlineExceededError.text):
             raise self._timed_out()
         raise from_status(error.code, error.text, definite=error.definite) from None
 
@@ -79,6 +79,4 @@ class Attempts:
         await asyncio.sleep(min(pause_s, self.remaining_s()))
 
     def _timed_out(self) -> StatusError:
-        if not self._explain:
-            return ContextDeadlineExceededError()
-        return EndpointsFailed(self._failures, self._timeout_s, definite=self._definite)
+        return EndpointsFailed(self._failures, self._timeout_s, definite=self._definite, explain=self._explain)

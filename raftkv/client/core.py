@@ -70,7 +70,7 @@ class ClientOptions:
     max_response_bytes: int = 2**31 - 1
     """Largest answer that is accepted."""
     explain: bool = False
-    """A call that got no answer tells which endpoints failed and why; else it says what etcd's clients say."""
+    """The text of ``EndpointsFailed`` tells which endpoints failed and why; else it is that of etcd's clients."""
 
 
 OpenTransport = Callable[[Endpoint, ClientOptions], Transport]

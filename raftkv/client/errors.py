@@ -39,17 +39,23 @@ class AuthenticationFailed(StatusError):
         self.__dict__.update(code=cause.code)
 
 
-class EndpointsFailed(errors.ContextDeadlineExceededError):
-    """No endpoint answered in time; one line says which failed, and why each.
+class EndpointsFailed(errors.ContextDeadlineExceededError, ConnectionError):
+    """No endpoint answered in time; one line says which failed, and why each. Also a ``ConnectionError``.
+
+    Arguments:
+        failures: endpoint to the last reason.
+        timeout_s: how long an answer was waited for.
+        definite: True: the call certainly did not happen.
+        explain: False: the text is etcd's; the reasons are in ``failures`` alone.
 
     Attributes:
-        failures: endpoint to the last reason.
+        failures: endpoint to the last reason, in plain words.
     """
 
-    def __init__(self, failures: dict[str, str], timeout_s: float, *, definite: bool) -> None:
-        reasons = "; ".join(f"{endpoint}: {_plain(text)}" for endpoint, text in failures.items())
-        super().__init__(f"no answer within {timeout_s:g} s from {reasons or 'any endpoint'}")
-        self.failures = dict(failures)
+    def __init__(self, failures: dict[str, str], timeout_s: float, *, definite: bool, explain: bool = True) -> None:
+        self.failures = plain_failures(failures)
+        reasons = "; ".join(f"{endpoint}: {reason}" for endpoint, reason in self.failures.items())
+        super().__init__(f"no answer within {timeout_s:g} s from {reasons or 'any endpoint'}" if explain else None)
         self.__dict__["definite"] = definite
 
 
@@ -118,6 +124,11 @@ class WatchCanceled(errors.StatusError):
     """A member ended a watch for good, and said why."""
 
     code = errors.CANCELED
+
+
+def plain_failures(failures: dict[str, str]) -> dict[str, str]:
+    """Endpoint to the reason why it did not answer, in plain words instead of those of Go's clients."""
+    return {endpoint: _plain(text) for endpoint, text in failures.items()}
 
 
 def _plain(text: str) -> str:

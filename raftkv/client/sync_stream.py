@@ -52,6 +52,7 @@ class Drawn(Generic[T]):
             return []
         if self._drawing is None:
             self._drawing = asyncio.get_running_loop().create_task(self._draw())
+            self._drawing.add_done_callback(_look_at_failure)
         drawing = self._drawing
         await asyncio.wait([drawing])
         self._drawing = None
@@ -71,6 +72,12 @@ class Drawn(Generic[T]):
 
 
 _NOTHING: Final[Any] = object()
+
+
+def _look_at_failure(drawing: asyncio.Task[Any]) -> None:
+    """Who waited may have given up by Ctrl-C: a failure that nobody takes is not worth a traceback on its own."""
+    if not drawing.cancelled():
+        drawing.exception()
 
 
 class Stream(Generic[T]):

@@ -107,9 +107,10 @@ def test_refusals_are_those_of_etcdctl(endpoint: str, words: tuple[str, ...]) ->
         assert found == expected
 
 
-def test_nobody_there_is_one_line() -> None:
+def test_nobody_there_is_told_with_the_reason() -> None:
     ran = run_ctl(["--endpoints", "127.0.0.1:1", "--command-timeout", "200ms", "check", "perf"])
-    assert (ran.code, ran.output, ran.errors) == (1, b"", "Error: context deadline exceeded\n")
+    reason = "raftkvctl: no answer from 127.0.0.1:1: connect: connection refused\n"
+    assert (ran.code, ran.output, ran.errors) == (1, b"", f"{reason}Error: context deadline exceeded\n")
 
 
 def test_metrics_are_read(endpoint: str) -> None:

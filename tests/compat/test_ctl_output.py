@@ -393,9 +393,24 @@ UNREACHABLE = [
 ]
 
 
+REFUSED = "raftkvctl: no answer from 127.0.0.1:{}: connect: connection refused"
+
+
 @pytest.mark.parametrize("text", UNREACHABLE)
 def test_nobody_listens(text):
-    compare("127.0.0.1:1", "127.0.0.1:1", f"{text} --command-timeout=300ms")
+    words = ["--endpoints", "127.0.0.1:1", *text.split(), "--command-timeout=300ms"]
+    found = run_ctl(words)
+    # What etcdctl leaves out stands before its line: which endpoints were tried, and why each failed.
+    lines = found.errors.splitlines()
+    assert lines.count(REFUSED.format(1)) == 1
+    lines.remove(REFUSED.format(1))
+    assert normal(Ran(found.code, found.output, "\n".join(lines))) == normal(run_etcdctl(words, b""))
+
+
+def test_every_endpoint_that_was_tried_is_named_and_etcdctls_line_stays_the_last():
+    found = run_ctl(["--endpoints=127.0.0.1:1,127.0.0.1:2", "get", "a", "--command-timeout=300ms"])
+    last = "Error: context deadline exceeded"
+    assert found.errors.splitlines() == [REFUSED.format(1), REFUSED.format(2), last]
 
 
 ENVIRONMENTS = [

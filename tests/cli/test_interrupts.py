@@ -1,0 +1,165 @@
+"""Ctrl-C and SIGTERM end every command that waits, also while no member answers.
+
+Each command is started against an endpoint that closes every connection at once, and against one that accepts them and
+is silent for ever, as a frozen machine is. A signal must end it soon; nothing is left to ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.programs import TIMEOUT_S, Running, raftkvctl
+from tests.procs import RAFTKV, Cluster
+
+SOON_S = 8.0
+"""A bound for a busy machine: what is looked for is a wait of minutes or for ever."""
+
+WAITING = [
+    ("lock", "n"),
+    ("lock", "n", "echo", "held"),
+    ("elect", "n", "me"),
+    ("elect", "-l", "n"),
+    ("watch", "k"),
+    ("watch", "-i"),
+    ("lease", "keep-alive", "1234", "--command-timeout=1h"),
+    ("get", "k", "--command-timeout=1h"),
+    ("make-mirror", "127.0.0.1:1", "--command-timeout=1h"),
+    ("top",),
+    ("check", "perf", "--command-timeout=1h"),
+    ("check", "datascale", "--command-timeout=1h"),
+    ("bench", "put"),
+    ("bench", "put", "--processes", "2"),
+    ("bench", "watch"),
+    ("bench", "lock"),
+    ("bench", "lease-keepalive"),
+    ("run", "list", "--command-timeout=1h"),
+    ("run", "watch", "job", "--command-timeout=1h"),
+    ("run", "exec", "--job", "j", "--command-timeout=1h", "--", "true"),
+]
+
+ENDED_BY_SIGNALS = [("elect", "-l"), ("run", "watch")]
+"""Commands that a signal ends as they should end."""
+
+
+class Nobody:
+    """A port at which no member answers; ``came`` is set by the first connection."""
+
+    def __init__(self, *, closes: bool) -> None:
+        self.came = threading.Event()
+        self._closes = closes
+        self._held: list[socket.socket] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._server.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                return
+            self.came.set()
+            if self._closes:
+                connection.close()
+            else:
+                self._held.append(connection)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join()
+        for connection in self._held:
+            connection.close()
+
+
+@pytest.fixture(params=["closing", "silent"])
+def nobody(request: pytest.FixtureRequest) -> Iterator[Nobody]:
+    nobody = Nobody(closes=request.param == "closing")
+    yield nobody
+    nobody.close()
+
+
+def must_end(program: Running, nobody: Nobody, number: signal.Signals) -> int:
+    assert nobody.came.wait(TIMEOUT_S), f"no connection: {program.errors}"
+    program.process.send_signal(number)
+    try:
+        code = program.process.wait(SOON_S)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"{program.process.args} goes on after {number.name}: {program.errors}")
+    assert "Traceback" not in program.errors
+    return code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("words", WAITING, ids=" ".join)
+def test_a_signal_ends_a_command_that_no_member_answers(
+    nobody: Nobody, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    with Running(raftkvctl(nobody.endpoint, *words)) as program:
+        if words == ("watch", "-i"):
+            program.feed("watch k\n")
+        code = must_end(program, nobody, number)
+        assert (code == 0) == (words[:2] in ENDED_BY_SIGNALS)
+
+
+def test_a_silent_command_says_which_endpoints_it_tries() -> None:
+    with Running(raftkvctl("127.0.0.1:1", "lock", "n", "--command-timeout=100ms")) as program:
+        program.wait_complained("raftkvctl: still trying; Ctrl-C ends it")
+        assert "raftkvctl: no answer from 127.0.0.1:1: connect: connection refused\n" in program.errors
+        assert program.stop().code == 1
+    with Running(raftkvctl("127.0.0.1:1", "watch", "k")) as program:
+        program.wait_complained("raftkvctl: the watch goes on when a member answers")
+        assert "raftkvctl: no answer from 127.0.0.1:1: connect: connection refused\n" in program.errors
+
+
+def test_the_goodbye_of_a_lock_is_ended_by_a_second_signal() -> None:
+    with (
+        Cluster(RAFTKV) as cluster,
+        Running(raftkvctl(cluster.endpoints[0], "lock", "n", "--command-timeout=1h")) as program,
+    ):
+        program.wait_printed(b"n/")
+        cluster.members[0].kill()
+        program.process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.process.wait(1.0)
+        program.process.send_signal(signal.SIGINT)
+        program.process.wait(SOON_S)
+
+
+LIBRARY = """
+import sys, raftkv
+
+with raftkv.connect(sys.argv[1], timeout_s=3600) as kv:
+    {}
+"""
+BLOCKING = [
+    "kv.get('a')",
+    "kv.put_many([('a', 'b')] * 100)",
+    "kv.txn().then(raftkv.put('a', 'b')).commit()",
+    "list(kv.watch('a'))",
+    "list(kv.observe('a'))",
+    "kv.lock('a').acquire()",
+    "kv.lock('a').__enter__()",
+    "kv.lease(ttl=5).__enter__()",
+    "kv.campaign('a', b'me').__enter__()",
+    "kv.session(ttl=5).__enter__()",
+]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("line", BLOCKING)
+def test_a_signal_ends_a_blocking_call_of_the_client(nobody: Nobody, line: str, number: signal.Signals) -> None:
+    with Running([sys.executable, "-c", LIBRARY.format(line), nobody.endpoint]) as program:
+        assert nobody.came.wait(TIMEOUT_S), f"no connection: {program.errors}"
+        program.process.send_signal(number)
+        program.process.wait(SOON_S)
+        assert number == signal.SIGTERM or program.errors.endswith("KeyboardInterrupt")
