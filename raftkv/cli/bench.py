@@ -16,7 +16,7 @@ import click
 
 from raftkv.cli import bench_load
 from raftkv.cli.bench_load import Load, Request
-from raftkv.cli.bench_options import run_calls, shared_flags, write_flags
+from raftkv.cli.bench_options import example, number, run_calls, shared_flags, write_flags
 from raftkv.cli.bench_recipes import lease_keepalive, lock
 from raftkv.cli.bench_watch_commands import watch, watch_latency
 from raftkv.errors import RaftKVError
@@ -32,7 +32,7 @@ for _command in (watch, watch_latency, lease_keepalive, lock):
     bench.add_command(_command)
 
 
-@bench.command()
+@bench.command(epilog=example("put", "put --clients 100 --conns 10 --total 100000 --val-size 1024"))
 @shared_flags
 @write_flags
 @click.option("--sequential-keys", is_flag=True, help="Go through the keys in order.")
@@ -51,13 +51,19 @@ def put(key_size: int, val_size: int, key_space_size: int, sequential_keys: bool
     run_calls("put", requests, **shared)
 
 
-@bench.command("range")
+@bench.command("range", epilog=example("range --clients 100 --consistency s", "range jobs/ jobs0 --limit 10"))
 @shared_flags
 @write_flags
 @click.argument("key", required=False)
 @click.argument("end", required=False, default="")
-@click.option("--consistency", type=click.Choice(["l", "s"]), default="l", show_default=True, help="Kind of read.")
-@click.option("--limit", default=0, type=click.IntRange(0), help="Most keys that one read returns.")
+@click.option(
+    "--consistency",
+    type=click.Choice(["l", "s"]),
+    default="l",
+    show_default=True,
+    help="Read consistency: l is linearizable, s is serializable.",
+)
+@number("--limit", 0, 0, "Largest number of keys that one read returns; 0 means all.")
 def range_(
     key: str | None,
     end: str,
@@ -77,10 +83,12 @@ def range_(
     run_calls(f"range ({'serializable' if consistency == 's' else 'linearizable'})", requests, **shared)
 
 
-@bench.command("txn-put")
+@bench.command("txn-put", epilog=example("txn-put --txn-ops 10 --clients 100"))
 @shared_flags
 @write_flags
-@click.option("--txn-ops", default=1, show_default=True, type=click.IntRange(1, 128), help="Puts in a txn.")
+@click.option(
+    "--txn-ops", default=1, show_default=True, type=click.IntRange(1, 128), metavar="N", help="Number of puts in a txn."
+)
 def txn_put(txn_ops: int, key_size: int, val_size: int, key_space_size: int, **shared: Any) -> None:
     """Put keys in txns."""
 
@@ -93,10 +101,12 @@ def txn_put(txn_ops: int, key_size: int, val_size: int, key_space_size: int, **s
     run_calls("txn-put", requests, **shared)
 
 
-@bench.command("mixed")
+@bench.command("mixed", epilog=example("mixed --read-share 0.9 --clients 100"))
 @shared_flags
 @write_flags
-@click.option("--read-share", default=0.75, show_default=True, type=click.FloatRange(0, 1), help="Reads among calls.")
+@click.option(
+    "--read-share", default=0.75, show_default=True, type=click.FloatRange(0, 1), metavar="X", help="Share of reads."
+)
 def mixed(read_share: float, key_size: int, val_size: int, key_space_size: int, **shared: Any) -> None:
     """Read (linearizably) and put single keys."""
     keys = _fill(shared["endpoints"], key_size, val_size, key_space_size)

@@ -15,11 +15,13 @@ import asyncio
 import gc
 import json
 import random
+import signal
+import threading
 import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Final, Protocol
@@ -42,6 +44,9 @@ Request = tuple[str, bytes]
 PREPARED_MAX: Final = 100_000
 """Requests that are made before a run begins; more are made on the way."""
 
+REPORT_EVERY_MAX: Final = 250
+"""Progress is told at least so often, so that a bar moves within a second."""
+
 CONNECT_TIMEOUT_S: Final = 10.0
 STALL_TIMEOUT_S: Final = 60.0
 """A run in which nothing is answered for so long is given up. Calls themselves carry no deadline, as in etcd's tool."""
@@ -55,15 +60,18 @@ class Result:
         latencies_s: of the successful calls, sorted.
         seconds: length of the run.
         errors: texts of failures, counted.
+        interrupted: a signal ended it before all calls were made.
     """
 
     latencies_s: list[float]
     seconds: float
     errors: Counter[str] = field(default_factory=Counter)
+    interrupted: bool = False
 
     def to_bytes(self) -> bytes:
         """For another process."""
-        head = json.dumps({"seconds": self.seconds, "errors": self.errors}).encode()
+        fields = {"seconds": self.seconds, "errors": self.errors, "interrupted": self.interrupted}
+        head = json.dumps(fields).encode()
         return head + b"\n" + array("d", self.latencies_s).tobytes()
 
     @classmethod
@@ -71,14 +79,16 @@ class Result:
         """The inverse of ``to_bytes``."""
         head, _, latencies = data.partition(b"\n")
         fields = json.loads(head)
-        return cls(array("d", latencies).tolist(), fields["seconds"], Counter(fields["errors"]))
+        errors = Counter(fields["errors"])
+        return cls(array("d", latencies).tolist(), fields["seconds"], errors, fields["interrupted"])
 
     @classmethod
     def merged(cls, results: Sequence[Result]) -> Result:
         """Of runs that were made side by side."""
         latencies = sorted(latency for result in results for latency in result.latencies_s)
         errors = sum((result.errors for result in results), Counter[str]())
-        return cls(latencies, max(result.seconds for result in results), errors)
+        interrupted = any(result.interrupted for result in results)
+        return cls(latencies, max(result.seconds for result in results), errors, interrupted)
 
     @property
     def rate(self) -> float:
@@ -99,6 +109,7 @@ class Result:
             "seconds": round(self.seconds, 3),
             **{f"p{percent}_ms": round(self.percentile_s(percent) * 1000, 3) for percent in (50, 90, 99)},
             "errors": dict(self.errors),
+            **({"interrupted": True} if self.interrupted else {}),
         }
 
 
@@ -218,7 +229,7 @@ class Load:
             _Caller(run, transports[number % len(transports)], self._metadata).start()
         await run.wait_finished()
         seconds = time.perf_counter() - started
-        return Result(sorted(run.latencies_s), seconds, run.errors)
+        return run.result(seconds)
 
 
 def _prepared(requests: Iterator[Request], total: int) -> Iterator[Request]:
@@ -244,6 +255,20 @@ async def connections(
         await asyncio.gather(*(transport.close() for transport in transports))
 
 
+@contextmanager
+def _on_signals(call: Callable[[], None]) -> Iterator[None]:
+    """Call it at SIGINT and SIGTERM; only the main thread can."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    for number in numbers:
+        loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
 class Run:
     """The calls of one run: what is left to do and what came of the rest."""
 
@@ -260,15 +285,27 @@ class Run:
         self.latencies_s: list[float] = []
         self.errors: Counter[str] = Counter()
         self.failed_in_a_row = 0
+        self.interrupted = False
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_progress = on_progress
-        self.report_every = max(1, total // 100)
+        self.report_every = min(max(1, total // 100), REPORT_EVERY_MAX)
         self._interval_s = 1 / rate if rate else 0.0
         self._next_at = time.perf_counter()
 
     def stop(self) -> None:
         """Begin no more calls."""
         self.left = 0
+
+    def interrupt(self) -> None:
+        """A signal came: what was measured until now is the result."""
+        self.interrupted = True
+        self.left = 0
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+    def result(self, seconds: float) -> Result:
+        """What was measured; calls that are still under way are not counted, however they end."""
+        return Result(sorted(self.latencies_s), seconds, Counter(self.errors), self.interrupted)
 
     def take(self) -> float | None:
         """Take the next call, if one is left; how long to wait before it is made."""
@@ -284,18 +321,19 @@ class Run:
         return max(0.0, self._next_at - now)
 
     async def wait_finished(self) -> None:
-        """Wait for the last answer.
+        """Wait for the last answer, or for a signal that ends the run.
 
         Raises:
             LoadError: nothing was answered for a long time, or a stream has ended.
         """
         open_before = -1
-        while not self.finished.done():
-            answered = len(self.latencies_s) + self.errors.total()
-            if answered == open_before:
-                raise LoadError(f"nothing was answered for {STALL_TIMEOUT_S:.0f} s")
-            open_before = answered
-            await asyncio.wait([self.finished], timeout=STALL_TIMEOUT_S)
+        with _on_signals(self.interrupt):
+            while not self.finished.done():
+                answered = len(self.latencies_s) + self.errors.total()
+                if answered == open_before:
+                    raise LoadError(f"nothing was answered for {STALL_TIMEOUT_S:.0f} s")
+                open_before = answered
+                await asyncio.wait([self.finished], timeout=STALL_TIMEOUT_S)
         self.finished.result()
 
     def failed(self, text: str) -> None:

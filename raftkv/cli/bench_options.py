@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,20 +21,39 @@ from raftkv.rpc.status import RpcError
 
 F = TypeVar("F", bound=Callable[..., Any])
 SETUP_TIMEOUT_S = 10.0
+INTERRUPTED = 130
+
+
+def number(name: str, default: int, least: int, text: str) -> Callable[[F], F]:
+    """A flag that is a whole number."""
+    kind = click.IntRange(least)
+    return click.option(name, default=default, show_default=True, type=kind, metavar="N", help=text)
+
+
+def example(*words: str) -> str:
+    """What stands below a help page: command lines, without the program's name."""
+    title = "Examples" if len(words) > 1 else "Example"
+    return "\b\n" + "\n".join([f"{title}:", *(f"  raftkvctl bench {line}" for line in words)])
 
 
 def shared_flags(function: F) -> F:
     """The flags that every measurement has."""
-    default = os.environ.get("ETCDCTL_ENDPOINTS", "127.0.0.1:2379")
     options = (
-        click.option("--endpoints", default=default, show_default=True, help="Members, comma-separated."),
-        click.option("--clients", default=1, show_default=True, type=click.IntRange(1), help="Calls under way."),
-        click.option("--conns", default=1, show_default=True, type=click.IntRange(1), help="Connections."),
-        click.option("--processes", default=1, show_default=True, type=click.IntRange(1), help="Load processes."),
-        click.option("--total", default=10_000, show_default=True, type=click.IntRange(1), help="Calls to make."),
-        click.option("--target-leader", is_flag=True, help="Connect to the leader alone."),
-        click.option("--seed", default=1, show_default=True, help="Seed of keys and values."),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+        click.option(
+            "--endpoints",
+            default="127.0.0.1:2379",
+            show_default=True,
+            envvar="ETCDCTL_ENDPOINTS",
+            show_envvar=True,
+            help="Members to measure, separated by commas.",
+        ),
+        number("--clients", 1, 1, "Number of clients; each has one call under way."),
+        number("--conns", 1, 1, "Number of connections that the clients share."),
+        number("--processes", 1, 1, "Number of processes that make the load."),
+        number("--total", 10_000, 1, "Number of calls to make."),
+        click.option("--target-leader", is_flag=True, help="Connect to the leader only."),
+        click.option("--seed", default=1, show_default=True, metavar="N", help="Seed of the random keys and values."),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object."),
     )
     for option in reversed(options):
         function = option(function)
@@ -45,9 +63,9 @@ def shared_flags(function: F) -> F:
 def write_flags(function: F) -> F:
     """The flags of measurements that write."""
     options = (
-        click.option("--key-size", default=8, show_default=True, type=click.IntRange(1), help="Bytes of a key."),
-        click.option("--val-size", default=256, show_default=True, type=click.IntRange(0), help="Bytes of a value."),
-        click.option("--key-space-size", default=10_000, show_default=True, type=click.IntRange(1), help="Keys."),
+        number("--key-size", 8, 1, "Size of a key in bytes."),
+        number("--val-size", 256, 0, "Size of a value in bytes."),
+        number("--key-space-size", 10_000, 1, "Number of different keys."),
     )
     for option in reversed(options):
         function = option(function)
@@ -97,13 +115,21 @@ def run_load(
         members = choose_members(endpoints, target_leader)
         if processes > 1:
             make_load = _shares(make, members, clients, conns, processes)
-            result = run_in_processes(make_load, requests, total, processes)
+            with Progress(total, as_json) as progress:
+                result = run_in_processes(make_load, requests, total, processes, progress.update)
         else:
             with Progress(total, as_json) as progress:
                 load = make(Share(members, clients, conns, progress.update))
                 result = asyncio.run(load.run(requests(0), total=total))
     print_result(name, result, as_json)
-    if not result.latencies_s:
+    end(result, failed=not result.latencies_s)
+
+
+def end(result: Result, *, failed: bool) -> None:
+    """Leave with the exit code of a measurement that was interrupted or failed; do nothing after a good one."""
+    if result.interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
+    if failed:
         raise click.exceptions.Exit(1)
 
 
@@ -125,10 +151,10 @@ def choose_members(endpoints: str, target_leader: bool) -> list[str]:
 def _shares(make: MakeShare, members: list[str], clients: int, connections: int, processes: int) -> MakeLoad:
     """The clients of each process: an equal share, and each begins with another member."""
 
-    def make_rank(rank: int) -> Runnable:
+    def make_rank(rank: int, on_progress: Callable[[int], None]) -> Runnable:
         turned = members[rank % len(members) :] + members[: rank % len(members)]
         share = clients // processes + (rank < clients % processes)
-        return make(Share(turned, max(1, share), max(1, connections // processes)))
+        return make(Share(turned, max(1, share), max(1, connections // processes), on_progress))
 
     return make_rank
 
@@ -145,9 +171,11 @@ class Progress:
     def __enter__(self) -> Progress:
         if self._visible:
             from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            self._bar = Bar(console=Console(stderr=True), transient=True)
+            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
             self._task = self._bar.add_task("calls", total=self._total)
         return self
@@ -168,7 +196,8 @@ def print_result(name: str, result: Result, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"name": name, **summary}))
         return
-    click.echo(f"{name}: {summary['rate']:,.0f}/s, {summary['calls']:,} calls in {summary['seconds']:.2f} s")
+    note = " (interrupted)" if result.interrupted else ""
+    click.echo(f"{name}: {summary['rate']:,.0f}/s, {summary['calls']:,} calls in {summary['seconds']:.2f} s{note}")
     click.echo("  " + "  ".join(f"p{percent} {summary[f'p{percent}_ms']:.2f} ms" for percent in (50, 90, 99)))
     for text, count in result.errors.most_common(5):
         click.echo(f"  {count} failed: {text}")

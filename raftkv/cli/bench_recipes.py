@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from raftkv.cli.bench_load import LoadError, Request, Result, Run, connections
-from raftkv.cli.bench_options import Share, run_load, shared_flags
+from raftkv.cli.bench_options import Share, example, number, run_load, shared_flags
 from raftkv.client import methods
 from raftkv.client.endpoints import parse_endpoints
 from raftkv.client.transport import Transport
@@ -28,9 +28,9 @@ def _no_requests(rank: int) -> Iterator[Request]:
     return iter(())
 
 
-@click.command("lease-keepalive")
+@click.command("lease-keepalive", epilog=example("lease-keepalive --clients 100 --leases 1000"))
 @shared_flags
-@click.option("--leases", default=0, type=click.IntRange(0), help="Leases in all; 0: one for each client.")
+@number("--leases", 0, 0, "Number of leases in all; 0 means one for each client.")
 def lease_keepalive(leases: int, **shared: Any) -> None:
     """Renew leases; each client is a stream with one renewal under way."""
 
@@ -42,9 +42,9 @@ def lease_keepalive(leases: int, **shared: Any) -> None:
     run_load("lease-keepalive", make, _no_requests, **shared)
 
 
-@click.command()
+@click.command(epilog=example("lock --clients 10 --locks 2"))
 @shared_flags
-@click.option("--locks", default=1, show_default=True, type=click.IntRange(1), help="Names that are contended for.")
+@number("--locks", 1, 1, "Number of names that the clients contend for.")
 def lock(locks: int, **shared: Any) -> None:
     """Acquire and release locks; the clients contend for --locks names, each process for its own.
 
@@ -86,7 +86,7 @@ class _Renewals:
                 await run.wait_finished()
                 seconds = time.perf_counter() - started_at
             await revoke(transports, ids)
-            return Result(sorted(run.latencies_s), seconds, run.errors)
+            return run.result(seconds)
 
 
 class _Renewing:
@@ -154,7 +154,7 @@ class _Locks:
             await run.wait_finished()
             seconds = time.perf_counter() - started_at
             await revoke(transports, ids)
-            return Result(sorted(run.latencies_s), seconds, run.errors)
+            return run.result(seconds)
 
 
 class _Contender:

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from raftkv.cli.bench_load import LoadError, connections
+from raftkv.cli.bench_processes import leave_terminal
 from raftkv.client import methods
 from raftkv.client.endpoints import parse_endpoints
 from raftkv.errors import RaftKVError
@@ -172,9 +173,9 @@ class WatcherProcess:
         """
         self._receive()
 
-    def result(self) -> WatchCount:
-        """The puts are done: wait for the last event. LoadError as above."""
-        self._pipe.send_bytes(b"done")
+    def result(self, *, at_once: bool = False) -> WatchCount:
+        """The puts are done: wait for the last event, or tell at once what has come. LoadError as above."""
+        self._pipe.send_bytes(b"stop" if at_once else b"done")
         count = WatchCount(**json.loads(self._receive()))
         self._process.join()
         return count
@@ -195,6 +196,7 @@ class WatcherProcess:
 
 
 def _run(share: WatchShare, pipe: Connection) -> None:
+    leave_terminal()
     try:
         count = asyncio.run(_watch(share, pipe))
     except* (RaftKVError, RpcError, OSError, TimeoutError) as group:
@@ -243,7 +245,7 @@ async def _wait(arrivals: Arrivals, reached: Callable[[], bool], timeout_s: floa
 
 
 async def _wait_events(arrivals: Arrivals, pipe: Connection) -> float:
-    """Wait until the puts are done and all events have come, or none for a long time.
+    """Wait until the puts are done and all events have come, or none for a long time, or until it is told to stop.
 
     Returns:
         When the last came.
@@ -252,9 +254,13 @@ async def _wait_events(arrivals: Arrivals, pipe: Connection) -> float:
     puts = loop.run_in_executor(None, pipe.recv_bytes)
     puts.add_done_callback(lambda _: arrivals.changed.set())
     finished_at = 0.0
+
+    def is_stopped() -> bool:
+        return puts.done() and puts.result() == b"stop"
+
     while arrivals.events > 0 or not puts.done():
         left = arrivals.events
-        goal = puts.done if left <= 0 else lambda: arrivals.events <= 0
+        goal = puts.done if left <= 0 else lambda: arrivals.events <= 0 or is_stopped()
         try:
             await _wait(arrivals, goal, STALL_TIMEOUT_S)
         except TimeoutError:
@@ -262,6 +268,8 @@ async def _wait_events(arrivals: Arrivals, pipe: Connection) -> float:
                 break
         if left > 0:
             finished_at = time.perf_counter()
+        if is_stopped():
+            break
     return finished_at
 
 

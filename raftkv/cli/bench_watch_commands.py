@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from raftkv.cli.bench_load import Load, Request, Result, Run, connections
-from raftkv.cli.bench_options import choose_members, failures_in_one_line, print_result, shared_flags
+from raftkv.cli.bench_options import (
+    Progress,
+    choose_members,
+    end,
+    example,
+    failures_in_one_line,
+    number,
+    print_result,
+    shared_flags,
+)
 from raftkv.cli.bench_watch import WatchCount, WatcherProcess, WatchShare
 from raftkv.client import methods
 from raftkv.client.endpoints import parse_endpoints
@@ -19,22 +28,24 @@ from raftkv.client.transport import Transport
 from raftkv.pb import rpc_pb2
 
 EVENT_TIMEOUT_S = 30.0
-VALUE_FLAG = click.option(
-    "--val-size", default=256, show_default=True, type=click.IntRange(0), help="Bytes of a value."
+VALUE_FLAG = number("--val-size", 256, 0, "Size of a value in bytes.")
+PUT_RATE_FLAG = click.option(
+    "--put-rate",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="N",
+    help="Largest number of puts a second; 0 means as fast as they are answered.",
 )
 
 
-@click.command()
+@click.command(epilog=example("watch --streams 10 --watch-per-stream 100 --total 1000"))
 @shared_flags
 @VALUE_FLAG
-@click.option("--streams", default=10, show_default=True, type=click.IntRange(1), help="Watch streams.")
-@click.option(
-    "--watch-per-stream", default=100, show_default=True, type=click.IntRange(1), help="Watchers on each stream."
-)
-@click.option(
-    "--watched-key-total", default=1, show_default=True, type=click.IntRange(1), help="Keys that are watched, in turn."
-)
-@click.option("--put-rate", default=0.0, type=click.FloatRange(0), help="Most puts a second; 0: as fast as answered.")
+@number("--streams", 10, 1, "Number of watch streams.")
+@number("--watch-per-stream", 100, 1, "Number of watchers on each stream.")
+@number("--watched-key-total", 1, 1, "Number of different keys that are watched, in turn.")
+@PUT_RATE_FLAG
 @click.option("--idle", is_flag=True, help="Put keys that nobody watches.")
 def watch(
     streams: int,
@@ -59,15 +70,14 @@ def watch(
         try:
             requests = _puts([b"bench-idle/" + key for key in keys] if idle else keys, val_size)
             started_at, result = _run_puts(members, requests, workers, put_rate, **shared)
-            counts = [worker.result() for worker in workers]
+            counts = [worker.result(at_once=result.interrupted) for worker in workers]
         finally:
             for worker in workers:
                 worker.stop()
     summary = _summary(counts, started_at, result, len(layout) * watch_per_stream, idle)
     expected = sum(puts.get(key, 0) for stream in layout for key in stream)
     _print_watch({**summary, "expected": expected}, shared["as_json"])
-    if summary["wrong"] or summary["disordered"] or result.errors:
-        raise click.exceptions.Exit(1)
+    end(result, failed=bool(summary["wrong"] or summary["disordered"] or result.errors))
 
 
 def _puts_per_key(keys: Sequence[bytes], total: int) -> dict[bytes, int]:
@@ -108,6 +118,7 @@ def _run_puts(
     *,
     clients: int,
     total: int,
+    as_json: bool,
     **_: Any,
 ) -> tuple[float, Result]:
     started_at = 0.0
@@ -118,8 +129,9 @@ def _run_puts(
             worker.wait_watching()
         started_at = time.perf_counter()
 
-    load = Load(members[:1], clients=clients, connections=1, rate=put_rate)
-    result = asyncio.run(load.run(requests, total=total, when_connected=begin))
+    with Progress(total, as_json) as progress:
+        load = Load(members[:1], clients=clients, connections=1, rate=put_rate, on_progress=progress.update)
+        result = asyncio.run(load.run(requests, total=total, when_connected=begin))
     return started_at, result
 
 
@@ -133,10 +145,11 @@ def _summary(counts: list[WatchCount], started_at: float, puts: Result, watchers
         "seconds": round(seconds, 3),
         "watchers": watchers,
         "messages": sum(count.messages for count in counts),
-        "wrong": sum(count.wrong for count in counts),
+        "wrong": 0 if puts.interrupted else sum(count.wrong for count in counts),
         "disordered": sum(count.disordered for count in counts),
-        **{f"put_{name}": value for name, value in puts.summary().items() if name != "errors"},
+        **{f"put_{name}": value for name, value in puts.summary().items() if name not in ("errors", "interrupted")},
         "errors": dict(puts.errors),
+        **({"interrupted": True} if puts.interrupted else {}),
     }
 
 
@@ -147,6 +160,7 @@ def _print_watch(summary: dict[str, Any], as_json: bool) -> None:
     click.echo(
         f"{summary['name']}: {summary['rate']:,.0f} events/s, {summary['events']:,} of {summary['expected']:,} events "
         f"to {summary['watchers']:,} watchers in {summary['seconds']:.2f} s"
+        + (" (interrupted)" if summary.get("interrupted") else "")
     )
     click.echo(
         f"  puts {summary['put_rate']:,.0f}/s  p50 {summary['put_p50_ms']:.2f} ms  p99 {summary['put_p99_ms']:.2f} ms"
@@ -157,32 +171,38 @@ def _print_watch(summary: dict[str, Any], as_json: bool) -> None:
         click.echo(f"  {count} puts failed: {text}")
 
 
-@click.command("watch-latency")
+@click.command("watch-latency", epilog=example("watch-latency --clients 10 --put-rate 500"))
 @shared_flags
 @VALUE_FLAG
-@click.option("--put-rate", default=0.0, type=click.FloatRange(0), help="Most puts a second; 0: as fast as possible.")
-@click.option("--watch-endpoints", default="", help="Where to watch, if not where the puts go.")
+@PUT_RATE_FLAG
+@click.option("--watch-endpoints", default="", help="Members to watch at, if not those that the puts go to.")
 def watch_latency(put_rate: float, watch_endpoints: str, val_size: int, **shared: Any) -> None:
     """Measure from the sending of a put to its event at one watcher; each client has a key and a watcher."""
     with failures_in_one_line():
         members = choose_members(shared["endpoints"], shared["target_leader"])
         watched = watch_endpoints.split(",") if watch_endpoints else members
-        result = asyncio.run(
-            _measure_latency(members, watched, put_rate, val_size, shared["clients"], shared["conns"], shared["total"])
-        )
+        with Progress(shared["total"], shared["as_json"]) as progress:
+            sizes = shared["clients"], shared["conns"], shared["total"]
+            result = asyncio.run(_measure_latency(members, watched, put_rate, val_size, *sizes, progress.update))
     print_result("watch-latency", result, shared["as_json"])
-    if result.errors:
-        raise click.exceptions.Exit(1)
+    end(result, failed=bool(result.errors))
 
 
 async def _measure_latency(
-    members: list[str], watched: list[str], rate: float, value_size: int, clients: int, conns: int, total: int
+    members: list[str],
+    watched: list[str],
+    rate: float,
+    value_size: int,
+    clients: int,
+    conns: int,
+    total: int,
+    on_progress: Callable[[int], None],
 ) -> Result:
     async with (
         connections(parse_endpoints(members), conns) as put_transports,
         connections(parse_endpoints(watched), conns) as watch_transports,
     ):
-        run = Run(iter(()), total, rate=rate)
+        run = Run(iter(()), total, on_progress, rate)
         chains = [
             _Chain(run, put_transports[number % conns], watch_transports[number % conns], number, value_size)
             for number in range(min(clients, total))
@@ -195,7 +215,7 @@ async def _measure_latency(
                 chain.next()
             await run.wait_finished()
             seconds = time.perf_counter() - started_at
-        return Result(sorted(run.latencies_s), seconds, run.errors)
+        return run.result(seconds)
 
 
 class _Chain:

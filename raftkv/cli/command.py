@@ -20,7 +20,7 @@ import click
 
 from raftkv.cli import pflag
 from raftkv.cli.exits import ERROR, SUCCESS, CommandError
-from raftkv.cli.pflag import BOOL, Flag
+from raftkv.cli.pflag import BOOL, DURATION, INT, LIST, STRING, Flag
 
 
 @dataclass
@@ -46,21 +46,54 @@ def _imported(target: str) -> Any:
 
 
 class _FlagOption(click.Option):
-    """A flag as click shows it in help pages and offers it in completion; parsing is not click's."""
+    """A flag as click offers it in completion; parsing and help pages are not click's."""
 
     def __init__(self, flag: Flag) -> None:
         names = [f"--{flag.name}", *([f"-{flag.short}"] if flag.short else [])]
         kind = click.Choice(flag.choices) if flag.choices else None
-        super().__init__(names, help=flag.usage, is_flag=flag.kind == BOOL, type=kind, metavar=_metavar(flag))
-
-
-def _metavar(flag: Flag) -> str | None:
-    return None if flag.kind == BOOL or flag.choices else flag.kind.upper()
+        super().__init__(names, help=flag.usage, is_flag=flag.kind == BOOL, type=kind)
 
 
 def _options(command: click.Command, flags: Sequence[Flag], ctx: click.Context) -> list[click.Parameter]:
     help_option = command.get_help_option(ctx)
     return [*map(_FlagOption, flags), *([help_option] if help_option else [])]
+
+
+HELP_ROW = ("-h, --help", "print this page")
+
+
+def flag_row(flag: Flag, *, with_variable: bool = True) -> tuple[str, str]:
+    """A flag and what help pages say of it: its values, its use, its default, its environment variable."""
+    values = "|".join(flag.choices) if len("|".join(flag.choices)) < CHOICES_WIDTH else "WORD"
+    names = f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
+    notes = [", ".join(flag.choices)] if flag.choices and values == "WORD" else []
+    notes += [f"default: {flag.shown_default}"] if flag.shown_default else []
+    notes += [f"environment: {flag.variable}"] if flag.variable and with_variable else []
+    shown = "" if flag.kind == BOOL else f" {values or _METAVARS[flag.kind]}"
+    return f"{names}{shown}", f"{flag.usage} [{'; '.join(notes)}]" if notes else flag.usage
+
+
+CHOICES_WIDTH = 16
+_METAVARS = {STRING: "TEXT", INT: "N", DURATION: "DURATION", LIST: "LIST"}
+
+
+def _write_globals(formatter: click.HelpFormatter, root: str, flags: Sequence[Flag]) -> None:
+    """The names alone: a page is about its own command."""
+    with formatter.section("Global options"):
+        inherited = [flag for flag in flags if flag.variable]
+        names = (f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}" for flag in inherited)
+        formatter.write_text("  ".join(names))
+        formatter.write_paragraph()
+        first = inherited[0]
+        variable = f"Each is also an environment variable: --{first.name} is {first.variable}."
+        formatter.write_text(f"{variable} `{root} options` describes them and tells their defaults.")
+
+
+def _write_examples(formatter: click.HelpFormatter, root: str, examples: Sequence[str]) -> None:
+    if examples:
+        with formatter.section("Examples" if len(examples) > 1 else "Example"):
+            for example in examples:
+                formatter.write(f"  {root} {example}\n")
 
 
 class Leaf(click.Command):
@@ -73,6 +106,7 @@ class Leaf(click.Command):
         short: one line of help.
         flags: its own flags; ``shared`` are those of every command.
         details: more help.
+        examples: command lines, without the program's name.
     """
 
     def __init__(
@@ -85,8 +119,10 @@ class Leaf(click.Command):
         flags: Sequence[Flag] = (),
         shared: Sequence[Flag] = (),
         details: str = "",
+        examples: Sequence[str] = (),
     ) -> None:
         self.flags = [*flags, *shared]
+        self.own, self.shared, self.examples = flags, shared, examples
         self.target = target
         text = f"{short}.\n\n{details}" if details else f"{short}."
         super().__init__(name, help=text, short_help=short)
@@ -98,7 +134,15 @@ class Leaf(click.Command):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """What the usage line shows after the command."""
-        return [piece for piece in (self.usage, "[flags]") if piece]
+        return [piece for piece in (self.usage, "[options]") if piece]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Its own flags, then examples, then the names of the flags that all commands have."""
+        root = ctx.find_root().info_name or ""
+        with formatter.section("Options"):
+            formatter.write_dl([*map(flag_row, self.own), HELP_ROW])
+        _write_examples(formatter, root, self.examples)
+        _write_globals(formatter, root, self.shared)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Let ``pflag`` read the words; while completing, errors do not matter."""
@@ -144,12 +188,27 @@ class External(click.Command):
             raise CommandError(error.format_message(), error.exit_code) from None
 
 
+class Absent(click.Command):
+    """A command that etcdctl has and that is not built yet.
+
+    Arguments:
+        name: the word.
+        path: all words of it.
+        reason: why not, in a sentence.
+    """
+
+    def __init__(self, name: str, path: str, reason: str) -> None:
+        super().__init__(name, hidden=True)
+        self.refusal = f"{path} is not built yet: {reason}"
+
+
 class Branch(click.Group):
     """A word under which commands stand; alone it prints its help."""
 
     def __init__(self, name: str, short: str, children: Sequence[click.Command], shared: Sequence[Flag] = ()) -> None:
         self.flags = list(shared)
-        super().__init__(name, commands={child.name or "": child for child in children}, help=short, short_help=short)
+        by_name = {child.name or "": child for child in children}
+        super().__init__(name, commands=by_name, help=f"{short}.", short_help=short)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """As of ``Leaf``."""
@@ -158,6 +217,25 @@ class Branch(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names in the order of declaration."""
         return list(self.commands)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """What the usage line shows after the command."""
+        return ["COMMAND [options]"]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands, what is not built yet, and the flags that all commands have: described on the first page."""
+        root = ctx.find_root().info_name or ""
+        shown = [child for child in self.commands.values() if not child.hidden]
+        absent = [name for name, child in self.commands.items() if child.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl([(child.name or "", child.get_short_help_str(limit=100)) for child in shown])
+        if absent:
+            with formatter.section("Not built yet"):
+                formatter.write_text("  ".join(absent))
+        way = " ".join(word for word in (ctx.command_path, "COMMAND --help") if word)
+        _write_globals(formatter, root, self.flags)
+        formatter.write_paragraph()
+        formatter.write_text(f"`{way}` describes a command and gives examples.")
 
     def find(self, word: str) -> click.Command | None:
         """The command of that name, or the only one whose name begins so."""
@@ -214,14 +292,19 @@ def dispatch(root: Branch, words: Sequence[str]) -> int:
         if rest[position] == "help":
             path, rest = resolve(root, rest[:position] + rest[position + 1 :])
             return _show_help(path)
-        raise CommandError(_unknown(root, rest[position]), ERROR)
+        raise CommandError(_unknown(root, rest[position], root.name or ""), ERROR)
     leaf = path[-1]
     if isinstance(leaf, External):
         # Flags that stand before its name are for it too; click wants them behind its own subcommand.
         name = _first_argument(words, root) or 0
         return leaf.run([*words[name + 1 :], *words[:name]], f"{root.name} {leaf.name}")
+    if isinstance(leaf, Absent):
+        raise CommandError(leaf.refusal, ERROR)
     if not isinstance(leaf, Leaf):
+        assert isinstance(leaf, Branch)
         _refuse_unknown_flags(leaf, rest)
+        if (position := _first_argument(rest, leaf)) is not None:
+            raise CommandError(_unknown(leaf, rest[position], " ".join(one.name or "" for one in path)), ERROR)
         return _show_help(path)
     context = _context(path)
     try:
@@ -232,8 +315,7 @@ def dispatch(root: Branch, words: Sequence[str]) -> int:
     return SUCCESS
 
 
-def _refuse_unknown_flags(branch: click.Command, words: Sequence[str]) -> None:
-    assert isinstance(branch, Branch)
+def _refuse_unknown_flags(branch: Branch, words: Sequence[str]) -> None:
     try:
         pflag.parse(branch.flags, words)
     except pflag.HelpRequested:
@@ -251,13 +333,17 @@ def _context(path: Sequence[click.Command]) -> click.Context:
 
 
 def _show_help(path: Sequence[click.Command]) -> int:
+    if isinstance(path[-1], External):
+        return path[-1].run(["--help"], " ".join(command.name or "" for command in path))
+    if isinstance(path[-1], Absent):
+        raise CommandError(path[-1].refusal, ERROR)
     click.echo(path[-1].get_help(_context(path)))
     return SUCCESS
 
 
-def _unknown(root: Branch, word: str) -> str:
+def _unknown(branch: Branch, word: str, path: str) -> str:
     import difflib
 
-    text = f'unknown command "{word}" for "{root.name}"'
-    near = difflib.get_close_matches(word, list(root.commands), n=1)
+    text = f'unknown command "{word}" for "{path}"'
+    near = difflib.get_close_matches(word, list(branch.commands), n=1)
     return f"{text} (did you mean {near[0]}?)" if near else text

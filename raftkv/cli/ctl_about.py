@@ -1,4 +1,4 @@
-"""``raftkvctl version``, ``completion``, and the way to ``bench``."""
+"""``raftkvctl options``, ``version`` and ``completion``."""
 
 from __future__ import annotations
 
@@ -34,6 +34,23 @@ def version(invocation: Invocation) -> None:
     print(f"API version: {API_VERSION}")
 
 
+def options(invocation: Invocation) -> None:
+    """Describe the options that every command has."""
+    import click
+
+    from raftkv.cli.command import flag_row
+    from raftkv.cli.ctl_tree import GLOBAL_FLAGS
+
+    formatter = click.HelpFormatter(max_width=80)
+    formatter.write_text("Every command of raftkvctl takes these options, before or after its name.")
+    formatter.write_text("An option that is not given is taken from its environment variable.")
+    formatter.write_paragraph()
+    formatter.write_dl([flag_row(flag) for flag in GLOBAL_FLAGS], col_max=26)
+    formatter.write_paragraph()
+    formatter.write_text("A DURATION is a number with a unit: 300ms, 1.5s, 2m. A LIST is separated by commas.")
+    print(formatter.getvalue(), end="")
+
+
 def completion(invocation: Invocation) -> None:
     """Print the script that makes a shell complete raftkvctl's commands and flags."""
     if len(invocation.arguments) != 1:
@@ -43,7 +60,7 @@ def completion(invocation: Invocation) -> None:
         raise CommandError(f'unknown shell "{shell}": one of {", ".join(SHELLS)}', BAD_ARGUMENTS)
     from click import shell_completion
 
-    from raftkv.cli import ctl
+    from raftkv.cli import ctl_tree as ctl
 
     if shell == "powershell":
         print(_POWERSHELL % {"name": ctl.NAME, "variable": ctl.COMPLETION_VARIABLE})

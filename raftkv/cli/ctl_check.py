@@ -11,11 +11,11 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NoReturn
 
 from raftkv.cli import metrics_text
 from raftkv.cli.bench_load import Load, Request, Result
-from raftkv.cli.bench_options import Progress
+from raftkv.cli.bench_options import INTERRUPTED, Progress
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl_session import Session, open_session
 from raftkv.cli.exits import BAD_FEATURE, ERROR, INVALID_INPUT, CommandError
@@ -76,11 +76,21 @@ def perf(invocation: Invocation) -> None:
     result = _run(
         session, invocation, load.clients, _requests(invocation, 256, 1024), load.rate * DURATION_S, load.rate
     )
-    _clean_up(session, invocation)
     passed, lines = judge(result, load.rate)
+    if result.interrupted:
+        lines = [f"Interrupted after {result.seconds:.1f} of {DURATION_S} s; until then:", *lines[:-1]]
+        _end_interrupted(session, invocation, lines)
+    _clean_up(session, invocation)
     print("\n".join(lines))
     if not passed:
         raise CommandError("", ERROR)
+
+
+def _end_interrupted(session: Session, invocation: Invocation, lines: list[str]) -> NoReturn:
+    """Print what was measured until Ctrl-C, then delete the keys; a second Ctrl-C leaves them."""
+    print("\n".join(lines), flush=True)
+    _clean_up(session, invocation)
+    raise CommandError("", INTERRUPTED)
 
 
 def judge(result: Result, rate: int) -> tuple[bool, list[str]]:
@@ -110,6 +120,10 @@ def datascale(invocation: Invocation) -> None:
     print(f"Start data scale check for work load [{what}].", flush=True)
     result = _run(session, invocation, load.clients, _requests(invocation, 512, 512), load.keys, 0)
     after = _memory_bytes(session, "after")
+    if result.interrupted:
+        how_far = f"Interrupted after {len(result.latencies_s)} of {load.keys} keys"
+        used = f"approximate system memory used: {(after - before) / 2**20:.2f} MB."
+        _end_interrupted(session, invocation, [f"{how_far}; {used}"])
     _clean_up(session, invocation)
     if result.errors:
         print("\n".join(_complaints(result)))

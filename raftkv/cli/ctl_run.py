@@ -75,6 +75,8 @@ def queue(invocation: Invocation) -> None:
         return [await describe_cluster(kv, name) for name in names]
 
     views = run(session, read)
+    if not views and not as_json:
+        print("No cluster shares its slots among runs. A run joins one with the setting cluster=NAME.")
     if as_json:
         print(json.dumps([view.to_plain() for view in views]))
         return
@@ -138,7 +140,8 @@ def delete(invocation: Invocation) -> None:
     if not invocation["yes"] and not _confirmed(run_id, nodes):
         raise CommandError(f"run {run_id!r} was not deleted", ERROR)
     deleted = run(session, lambda kv: _delete(kv, run_id, force))
-    print(json.dumps({"run": run_id, "deleted": deleted}) if as_json else deleted)
+    told = f"run {run_id!r} is deleted: {run_view.count(deleted, 'key')}"
+    print(json.dumps({"run": run_id, "deleted": deleted}) if as_json else told)
 
 
 async def _delete(kv: Client, run_id: str, force: bool) -> int:

@@ -116,10 +116,7 @@ def apply_environment(invocation: Invocation) -> None:
     Raises:
         CommandError: a setting is given both ways.
     """
-    from raftkv.cli.ctl import GLOBAL_FLAGS
-
-    inherited = [*GLOBAL_FLAGS, *([invocation.flags["cluster"]] if "cluster" in invocation.flags else [])]
-    names = {ENVIRONMENT_PREFIX + flag.name.upper().replace("-", "_"): flag for flag in inherited}
+    names = {flag.variable: flag for flag in invocation.flags.values() if flag.variable}
     for key, text in sorted(os.environ.items()):
         if not key.startswith(ENVIRONMENT_PREFIX):
             continue

@@ -200,9 +200,9 @@ def parse_operation(line: str) -> rpc_pb2.RequestOp:
     words = split_words(line)
     if len(words) < 2:
         raise CommandError(f"invalid txn compare request: {line}", INVALID_INPUT)
-    from raftkv.cli import ctl
+    from raftkv.cli import ctl_tree
 
-    commands = {"put": ctl.PUT_FLAGS, "get": ctl.GET_FLAGS, "del": ctl.DELETE_FLAGS}
+    commands = {"put": ctl_tree.PUT_FLAGS, "get": ctl_tree.GET_FLAGS, "del": ctl_tree.DELETE_FLAGS}
     name, rest = _command_word(words, commands)
     try:
         if name is None:

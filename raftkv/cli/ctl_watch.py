@@ -131,13 +131,13 @@ def parse_interactive(line: str, environment: EnvironmentKeys) -> WatchSpec:
         CommandError: a line that ends the command.
         ConfigError: a line that is only remarked upon.
     """
-    from raftkv.cli import ctl
+    from raftkv.cli import ctl_tree
 
     words = split_words(line)[1:]
     if not words and not environment.key:
         raise ConfigError("command type or key is not provided")
     try:
-        parsed = pflag.parse(ctl.WATCH_FLAGS, words)
+        parsed = pflag.parse(ctl_tree.WATCH_FLAGS, words)
     except pflag.HelpRequested:
         raise CommandError("pflag: help requested", BAD_ARGUMENTS) from None
     except pflag.FlagError as error:

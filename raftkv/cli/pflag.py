@@ -30,7 +30,8 @@ LIST: Final = "strings"
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag: its name, kind, default (in the parsed form; a duration in seconds), one line of help, short name."""
+    """One flag: its name, kind, default (in the parsed form; a duration in seconds), one line of help, short name,
+    the words that it may be, and the environment variable that sets it too (empty: none)."""
 
     name: str
     kind: str = STRING
@@ -38,6 +39,17 @@ class Flag:
     usage: str = ""
     short: str = ""
     choices: tuple[str, ...] = ()
+    variable: str = ""
+
+    @property
+    def shown_default(self) -> str:
+        """The default as a user would write it; empty: there is none worth telling."""
+        value = self.initial()
+        if self.kind == BOOL:
+            return "true" if value else ""
+        if self.kind == DURATION:
+            return govalues.format_duration(round(value * 1e9))
+        return ",".join(value) if self.kind == LIST else str(value)
 
     def initial(self) -> Any:
         """The value when the flag is not given."""

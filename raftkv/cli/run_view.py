@@ -176,13 +176,21 @@ def details(facts: Facts) -> list[str]:
         if before.recovery is not None:
             lines.append(f"recovered in {before.recovery} from: {end_text(before)}")
     if facts.history.boot and state.phase == RUNNING:
-        lines.append(f"meeting at {facts.history.boot}")
+        lines.append(f"the workers meet at {_address(facts.history.boot)}")
     if facts.history.arbiter:
         lines.append(f"arbiter {facts.history.arbiter}")
     if facts.queue is not None:
         lines.append(f"cluster {facts.queue.cluster}: {facts.queue.reason if facts.queue.waits else 'admitted'}")
     lines += [f"denied for {one.seconds_left} s more: {one.host}: {one.reason}" for one in facts.denied]
     return lines
+
+
+def _address(published: str) -> str:
+    """Where rank 0 waits for the others, as HOST:PORT; torch's agents publish it as HOST PORT."""
+    host, separator, port = published.rpartition(" ")
+    if not separator or not port.isdecimal():
+        return published
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _members_table(facts: Facts) -> Rows:

@@ -11,10 +11,13 @@ is lost when a process is killed.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,6 +36,79 @@ def raftkvctl(endpoints: str, *words: str) -> list[str]:
 def etcdctl(endpoints: str, *words: str) -> list[str]:
     """The command line of etcdctl 3.5.1."""
     return [etcdctl_path(), "--endpoints", endpoints, *words]
+
+
+LOG_IN = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+"""Makes the terminal on standard input the process's own, as a login does, so that Ctrl-C reaches it."""
+
+
+class InTerminal:
+    """A process in a terminal of its own, so many columns wide; ``shown`` is all that it has drawn so far."""
+
+    def __init__(
+        self, command: Sequence[str], *, columns: int = 80, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._master, slave = os.openpty()
+        termios.tcsetwinsize(slave, (24, columns))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LOG_IN, *command],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm", **(environment or {})},
+        )
+        os.close(slave)
+        self._drawn: list[bytes] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> InTerminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(TIMEOUT_S)
+        self._reader.join(TIMEOUT_S)
+        os.close(self._master)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._master, 65536)
+            except OSError:  # the last process has left the terminal
+                return
+            if not data:
+                return
+            self._drawn.append(data)
+
+    @property
+    def shown(self) -> str:
+        """What it has drawn, without colours and movements of the cursor."""
+        text = b"".join(self._drawn).decode(errors="replace")
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r\n", "\n")
+
+    def wait_shown(self, pattern: str) -> None:
+        """Wait until it has drawn what a regular expression describes; it must not end before."""
+
+        def drawn() -> bool:
+            ended = self.process.poll() is not None
+            if re.search(pattern, self.shown):
+                return True
+            assert not ended, self.shown
+            return False
+
+        wait_for(drawn, f"{pattern!r} on the terminal of {self.process.args}", TIMEOUT_S)
+
+    def press(self, keys: bytes) -> None:
+        """Type, e.g. ``b"\\x03"`` for Ctrl-C."""
+        os.write(self._master, keys)
+
+    def wait(self) -> int:
+        """Wait for the end; the exit code."""
+        code = self.process.wait(TIMEOUT_S)
+        self._reader.join(TIMEOUT_S)
+        return code
 
 
 class Running:

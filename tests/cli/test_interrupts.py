@@ -1,11 +1,13 @@
 """Ctrl-C and SIGTERM end every command that waits, also while no member answers.
 
 Each command is started against an endpoint that closes every connection at once, and against one that accepts them and
-is silent for ever, as a frozen machine is. A signal must end it soon; nothing is left to ``kill -9``.
+is silent for ever, as a frozen machine is. A signal must end it soon; nothing is left to ``kill -9``. Measurements show
+their progress on a terminal, and print what they have when they are interrupted.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -15,8 +17,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.programs import TIMEOUT_S, Running, raftkvctl
-from tests.procs import RAFTKV, Cluster
+from tests.cli.programs import TIMEOUT_S, InTerminal, Running, raftkvctl
+from tests.cli.runner import run_ctl
+from tests.procs import RAFTKV, Cluster, wait_for
 
 SOON_S = 8.0
 """A bound for a busy machine: what is looked for is a wait of minutes or for ever."""
@@ -163,3 +166,55 @@ def test_a_signal_ends_a_blocking_call_of_the_client(nobody: Nobody, line: str, 
         program.process.send_signal(number)
         program.process.wait(SOON_S)
         assert number == signal.SIGTERM or program.errors.endswith("KeyboardInterrupt")
+
+
+MEASURING = [
+    ("bench", "put", "--total", "1000000"),
+    ("bench", "put", "--total", "1000000", "--processes", "2", "--clients", "2"),
+    ("bench", "mixed", "--total", "1000000", "--key-space-size", "10"),
+    ("bench", "watch", "--total", "1000000", "--streams", "1", "--watch-per-stream", "2"),
+    ("bench", "watch-latency", "--total", "1000000"),
+    ("bench", "lease-keepalive", "--total", "1000000"),
+    ("bench", "lock", "--total", "1000000"),
+    ("check", "perf"),
+    ("check", "datascale", "--load", "xl"),
+]
+
+
+@pytest.fixture(scope="module")
+def member() -> Iterator[str]:
+    with Cluster(RAFTKV) as cluster:
+        yield cluster.endpoints[0]
+
+
+@pytest.mark.parametrize("words", MEASURING, ids=" ".join)
+def test_a_measurement_shows_its_progress_and_ctrl_c_prints_what_it_has(member: str, words: tuple[str, ...]) -> None:
+    with InTerminal(raftkvctl(member, *words)) as terminal:
+        terminal.wait_shown(r"\b[1-9]\d*/\d")
+        terminal.press(b"\x03")
+        assert terminal.wait() == 130
+        shown = terminal.shown
+    assert "Traceback" not in shown
+    result = shown.partition("nterrupted")
+    assert result[1], shown
+    expected = {"bench": "/s", "check": "until then" if words[1] == "perf" else "memory used"}[words[0]]
+    assert expected in shown
+    keys = run_ctl(["--endpoints", member, "get", "/etcdctl-check", "--prefix", "--keys-only", "--limit=1"])
+    assert keys.output == b""
+
+
+def test_without_a_terminal_nothing_is_drawn_and_a_signal_prints_what_there_is(member: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        assert run_ctl(["--endpoints", member, "del", "--prefix", ""]).code == 0
+        command = raftkvctl(member, "bench", "put", "--total", "1000000", "--json")
+        with Running(command) as program:
+            wait_for(lambda: put_in(member), "a put of the measurement")
+            done = program.stop(number)
+        assert (done.code, done.errors) == (130, "")
+        result = json.loads(done.output)
+        assert result["interrupted"] is True
+        assert 0 < result["calls"] < 1_000_000
+
+
+def put_in(member: str) -> bool:
+    return run_ctl(["--endpoints", member, "get", "--prefix", "", "--keys-only", "--limit=1"]).output != b""

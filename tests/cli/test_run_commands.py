@@ -66,7 +66,7 @@ def test_a_running_run_is_shown(raftkv_cluster, raftkv_client) -> None:
     text = text_of(ctl(raftkv_cluster, "show", "jobs/a"))
     assert text.startswith("run jobs/a: running, epoch 2: 2 nodes, 2 ranks; 2 nodes there, limits 2:4\n")
     assert "recovered in 0.50 s from: rank 1 on b was killed by SIGKILL\n" in text
-    assert "meeting at 10.0.0.0:29511\narbiter a-1\n" in text
+    assert "the workers meet at 10.0.0.0:29511\narbiter a-1\n" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["0", "a-1", "a", "10.0.0.0", "1"] in rows
     assert ["1", "c-1", "c", "10.0.0.2", "1"] in rows
@@ -136,7 +136,9 @@ CLAIMS = (
 
 
 def test_the_line_for_a_cluster_is_shown(raftkv_cluster, raftkv_client) -> None:
-    assert text_of(ctl(raftkv_cluster, "queue")) == ""
+    none = "No cluster shares its slots among runs. A run joins one with the setting cluster=NAME.\n"
+    assert text_of(ctl(raftkv_cluster, "queue")) == none
+    assert text_of(ctl(raftkv_cluster, "queue", "--json")) == "[]\n"
     raftkv_client.put(f"{CLUSTER_ROOT}other/ledger", b"not a ledger")
     raftkv_client.put(f"{CLUSTER_ROOT}gpu/ledger", Ledger(CLAIMS).encode())
     raftkv_client.put(f"{RunKeys('first').nodes}n", b"{}")
@@ -275,7 +277,7 @@ def test_a_run_is_deleted_alone(raftkv_cluster, raftkv_client) -> None:
 
 def test_a_dead_run_needs_no_force(raftkv_cluster, raftkv_client) -> None:
     write(raftkv_client, [("state", state(1, RUNNING, 1.0)), ("round", Round(1, members(B, C), 1.0))])
-    assert text_of(ctl(raftkv_cluster, "delete", "jobs/a", "-y")) == "2\n"
+    assert text_of(ctl(raftkv_cluster, "delete", "jobs/a", "-y")) == "run 'jobs/a' is deleted: 2 keys\n"
     assert ctl(raftkv_cluster, "delete", "jobs/a", "-y").code == 1
 
 

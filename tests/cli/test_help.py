@@ -1,0 +1,125 @@
+"""Help pages of raftkvctl beside etcdctl's: options, defaults, environment variables, examples; what is not built."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from raftkv.cli.command import Absent, Branch, External, Leaf
+from raftkv.cli.ctl_tree import GLOBAL_FLAGS, make_tree
+from tests.cli.runner import run_ctl
+from tests.compat.test_ctl_output import etcdctl_path
+
+WIDTH = 80
+COMPARED = [
+    "get", "put", "del", "watch", "lock", "elect", "compaction", "make-mirror", "lease timetolive", "check perf",
+    "endpoint hashkv", "member list",
+]  # fmt: skip
+
+
+def page(command: str) -> str:
+    ran = run_ctl([*command.split(), "--help"])
+    assert (ran.code, ran.errors) == (0, "")
+    return ran.output.decode()
+
+
+def options_of(text: str) -> dict[str, str]:
+    """Name to default of the options between two headings; a wrapped line belongs to the one before."""
+    found: dict[str, str] = {}
+    for row in re.split(r"\n(?=  (?:-\w, )?--)", text):
+        if name := re.search(r"--([a-z-]+)", row):
+            default = re.search(r"default:\s+([^;\]]*)", " ".join(row.split()))
+            found[name.group(1)] = default.group(1) if default else ""
+    return found
+
+
+def etcdctl_options(command: str) -> dict[str, str]:
+    done = subprocess.run([etcdctl_path(), *command.split(), "--help"], capture_output=True, text=True, check=True)
+    own = done.stdout.partition("OPTIONS:\n")[2].partition("GLOBAL OPTIONS:")[0]
+    rows = re.findall(r'--([a-z-]+)(?:\[=|=)"?(.*?)"?\]?\t', own)
+    return {name: "" if default == "false" else default for name, default in rows if name != "help"}
+
+
+@pytest.mark.parametrize("command", COMPARED)
+def test_options_and_defaults_are_those_of_etcdctl(command: str) -> None:
+    ours = options_of(page(command).partition("Options:\n")[2].partition("\n\nExample")[0])
+    theirs = etcdctl_options(command)
+    assert {name: ours.get(name) for name in theirs} == theirs
+
+
+def leaves(branch: Branch, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, child in branch.commands.items():
+        if isinstance(child, Branch):
+            yield from leaves(child, f"{path}{name} ")
+        elif not isinstance(child, Absent):
+            yield f"{path}{name}", child
+
+
+LEAVES = dict(leaves(make_tree()))
+BENCH = ["put", "range", "txn-put", "mixed", "watch", "watch-latency", "lease-keepalive", "lock"]
+
+
+@pytest.mark.parametrize("command", [name for name, leaf in LEAVES.items() if isinstance(leaf, Leaf)])
+def test_a_page_has_its_own_options_first_an_example_and_the_way_to_the_global_ones(command: str) -> None:
+    text = page(command)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    own, _, rest = text.partition("\n\nExample")
+    assert f"  raftkvctl {command}" in rest
+    assert "--endpoints" not in own
+    assert "--endpoints is ETCDCTL_ENDPOINTS" in " ".join(rest.split())
+    assert "`raftkvctl options`" in " ".join(rest.split())
+    leaf = LEAVES[command]
+    assert isinstance(leaf, Leaf)
+    for flag in leaf.own:
+        assert flag.usage, f"--{flag.name} of {command} is not described"
+
+
+@pytest.mark.parametrize("command", BENCH)
+def test_pages_of_bench(command: str) -> None:
+    text = page(f"bench {command}")
+    assert f"  raftkvctl bench {command}" in text.partition("Example")[2]
+    assert "ETCDCTL_ENDPOINTS" in text
+    assert "INTEGER RANGE" not in text
+
+
+def test_global_options_are_described_with_default_and_variable() -> None:
+    text = run_ctl(["options"]).output.decode()
+    assert max(map(len, text.splitlines())) <= WIDTH
+    joined = " ".join(text.split())
+    for flag in GLOBAL_FLAGS:
+        assert f"environment: {flag.variable}" in joined
+    assert "default: 127.0.0.1:2379" in joined
+    assert "default: 5s" in joined
+
+
+def test_help_of_bench_is_its_page() -> None:
+    assert isinstance(LEAVES["bench"], External)
+    assert b"watch-latency" in run_ctl(["help", "bench"]).output
+
+
+ABSENT = [
+    "member add x", "member remove 1", "member update 1", "member promote 1", "snapshot save f", "snapshot restore f",
+    "defrag", "user add root", "role list", "auth enable", "move-leader 1", "downgrade enable 3.5", "help user",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ABSENT)
+def test_what_is_not_built_says_so(text: str) -> None:
+    ran = run_ctl(text.split())
+    assert (ran.code, ran.output) == (1, b"")
+    assert ran.errors.count("\n") == 1
+    word = text.split()[1] if text.startswith("help") else text.split()[0]
+    assert ran.errors.startswith(f"Error: {word}")
+    assert " is not built yet: " in ran.errors
+
+
+@pytest.mark.parametrize("branch", ["run", "member", "lease", "endpoint", "alarm", "check"])
+def test_an_unknown_command_of_a_group_is_refused(branch: str) -> None:
+    ran = run_ctl([branch, "foo"])
+    assert (ran.code, ran.output) == (1, b"")
+    assert ran.errors == f'Error: unknown command "foo" for "raftkvctl {branch}"\n'
+    assert run_ctl([branch]).code == 0
