@@ -315,11 +315,6 @@ class Store:
         is_present = main == self.revision and not self.is_changing
         return self._reader.select(main, key, range_end, selection, is_present=is_present, grow=grow)
 
-    @property
-    def is_changing(self) -> bool:
-        """Whether a write transaction is open, whose changes are in the index already."""
-        return self._txn.is_open
-
     def pin(self) -> PinnedView:
         """The present, for reads that take long; its ``let_go`` must be called."""
         return PinnedView(self, self._reader, self._compactor.hold(self.compact_revision))
