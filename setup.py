@@ -10,7 +10,7 @@ from setuptools import find_packages, setup
 INSTALL = [
     "click>=8.1",
     "google-crc32c>=1.5",
-    "h11>=0.14",
+    "h11>=0.16",
     "lmdb>=1.5",
     "ngh2>=0.3,<0.4",
     "prometheus_client>=0.20",

@@ -105,6 +105,7 @@ class Connection(asyncio.Protocol):
         self._below_tls: asyncio.Transport | None = None
         self._buffer = b""
         self._timer: asyncio.TimerHandle | None = None
+        self._since_s = 0.0
         self._h2: ServerH2Protocol | None = None
         self._http1: Http1Protocol | None = None
         self._handshake: asyncio.Task[None] | None = None
@@ -112,6 +113,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         self._transport = cast(asyncio.Transport, transport)
+        self._since_s = asyncio.get_running_loop().time()
         if not self._server.add(self):
             self._transport.abort()
         elif self._ssl is not None:
@@ -122,11 +124,16 @@ class Connection(asyncio.Protocol):
             self._sniff()
 
     async def _start_tls(self, transport: asyncio.Transport, context: ssl_module.SSLContext) -> None:
-        timeout_s = self._server.limits.tls_handshake_timeout_s
+        limits = self._server.limits
         loop = asyncio.get_running_loop()
         try:
             tls = await loop.start_tls(
-                transport, self, context, server_side=True, ssl_handshake_timeout=timeout_s, ssl_shutdown_timeout=1.0
+                transport,
+                self,
+                context,
+                server_side=True,
+                ssl_handshake_timeout=limits.tls_handshake_timeout_s,
+                ssl_shutdown_timeout=limits.tls_close_timeout_s,
             )
         except (OSError, ssl_module.SSLError, TimeoutError) as error:
             forget_frames(error)
@@ -140,6 +147,7 @@ class Connection(asyncio.Protocol):
             self.released()
             return
         self._transport = tls
+        self._since_s = loop.time()
         self._choose_by_alpn(self._transport)
 
     def _choose_by_alpn(self, tls: asyncio.Transport) -> None:
@@ -182,7 +190,9 @@ class Connection(asyncio.Protocol):
     def _become_http1(self, transport: asyncio.Transport) -> None:
         peer = _peer_of(transport)
         handler = self._server.http_handler
-        self._http1 = Http1Protocol(handler, self._server.limits, transport, peer, self._server, self.released)
+        self._http1 = Http1Protocol(
+            handler, self._server.limits, transport, peer, self._server, self.released, self._since_s
+        )
         buffered = self._hand_over(transport, self._http1)
         if buffered:
             self._http1.data_received(buffered)

@@ -1,7 +1,14 @@
 """HTTP/1.1 on the gRPC port: one request at a time, handed whole to the injected handler. Built on h11.
 
-Left out on purpose: pipelining beyond what h11 buffers, upgrades, trailers, compression.
-Limits: header bytes and time, body bytes, idle time; a connection that misbehaves gets its 4xx and is closed.
+What the connection waits for is timed, each by its own limit (``limits``), one timer at a time:
+
+    header (from connection, or from the first byte of a next request) -> body -> (the handler) -> idle -> header ...
+
+Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read.
+A peer that reads no answers is cut by ``stall``, whatever the other timers say; one that reads slowly is not.
+A connection that misbehaves gets its 4xx and is closed; one that is merely idle is closed without a word.
+
+Left out on purpose: answering pipelined requests side by side, upgrades, trailers, compression.
 """
 
 from __future__ import annotations
@@ -17,6 +24,13 @@ from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.http import HttpHandler, HttpRequest, HttpResponse, text_response
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server_core import Peer
+from raftkv.rpc.stall import StallGuard
+
+_PIECE_BYTES = 64 * 1024
+"""Most bytes handed to h11 at once."""
+
+_HEADER_TOO_LARGE = 431
+_HEADER_TEXT = "request header too large"
 
 
 class Spawner(Protocol):
@@ -37,6 +51,7 @@ class Http1Protocol(asyncio.Protocol):
         peer: Peer,
         spawner: Spawner,
         released: Callable[[], None],
+        since_s: float,
     ) -> None:
         self._handler = handler
         self._limits = limits
@@ -46,15 +61,21 @@ class Http1Protocol(asyncio.Protocol):
         self._released = released
         self._loop = asyncio.get_running_loop()
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.http1_header_bytes)
+        self._inbox = bytearray()
+        """What came and is not handed to h11 yet."""
+        self._fed_bytes = 0
+        """What h11 was handed since the end of the last request."""
         self._request: h11.Request | None = None
         self._body = bytearray()
         self._task: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self._stall = StallGuard(self._loop, transport, limits.write_stall_timeout_s)
         self._draining = False
-        self._early_bytes = 0
         self._finished = False
-        self._timer = self._loop.call_later(limits.http1_header_timeout_s, self._timed_out)
+        self._last_read_s = self._loop.time()
+        self._idle = False
+        self._timer = self._loop.call_at(since_s + limits.http1_header_timeout_s, self._header_late)
 
     # ---- bytes in
 
@@ -62,34 +83,53 @@ class Http1Protocol(asyncio.Protocol):
         """Take bytes; a complete request starts the handler."""
         if self._finished:
             return
-        self._h11.receive_data(data)
-        if self._task is None:
-            self._read_events()
-        else:
-            self._count_early(len(data))
-
-    def _count_early(self, size: int) -> None:
-        """Bytes of the next requests are kept while one is answered, up to the size of one; reading on shows
-        that the client has left."""
-        self._early_bytes += size
-        if self._early_bytes > self._limits.http_body_bytes:
-            self._transport.pause_reading()
+        self._inbox += data
+        self._last_read_s = self._loop.time()
+        if self._task is not None:
+            # Reading on shows that the client has left.
+            if len(self._inbox) > self._limits.http_body_bytes:
+                self._transport.pause_reading()
+            return
+        if self._idle:
+            self._await_header()
+        self._read_events()
 
     def _read_events(self) -> None:
         try:
             while self._task is None and not self._finished:
                 event = self._h11.next_event()
-                if event is h11.NEED_DATA or event is h11.PAUSED:
+                if event is h11.PAUSED or (event is h11.NEED_DATA and not self._feed()):
                     return
-                self._on_event(event)
+                if event is not h11.NEED_DATA:
+                    self._on_event(event)
         except h11.RemoteProtocolError as error:
             forget_frames(error)
-            self._refuse(error.error_status_hint, "malformed request")
+            too_long = error.error_status_hint == _HEADER_TOO_LARGE and self._request is None
+            self._refuse(error.error_status_hint, _HEADER_TEXT if too_long else "malformed request")
+
+    def _feed(self) -> bool:
+        """Hand h11 a piece of what came; False if there is none."""
+        if not self._inbox:
+            return False
+        piece = bytes(self._inbox[:_PIECE_BYTES])
+        del self._inbox[:_PIECE_BYTES]
+        self._fed_bytes += len(piece)
+        self._h11.receive_data(piece)
+        return True
+
+    def _unread_bytes(self) -> int:
+        """What h11 has and has not looked at; at most a piece and a header, so the copy that it makes is small."""
+        return len(self._h11.trailing_data[0])
 
     def _on_event(self, event: object) -> None:
         match event:
             case h11.Request():
+                # h11 counts only what is not complete yet: a header that came in one piece is measured here.
+                if self._fed_bytes - self._unread_bytes() > self._limits.http1_header_bytes:
+                    self._refuse(_HEADER_TOO_LARGE, _HEADER_TEXT)
+                    return
                 self._request = event
+                self._time(self._limits.http1_body_stall_timeout_s, self._check_body)
                 if self._h11.they_are_waiting_for_100_continue:
                     self._write(h11.InformationalResponse(status_code=100, headers=[]))
             case h11.Data():
@@ -131,6 +171,8 @@ class Http1Protocol(asyncio.Protocol):
         except Exception as error:
             self._spawner.report(request.path, error)
             self._transport.abort()
+        # Answers must not pile up for a client that sends requests and reads nothing; nor is it idle while it reads.
+        await self._writable.wait()
         self._next_request()
 
     async def _respond(self, request: HttpRequest) -> HttpResponse:
@@ -178,45 +220,72 @@ class Http1Protocol(asyncio.Protocol):
         self._finish()
 
     def _finish(self) -> None:
-        """Take no more requests; what is written still goes out."""
+        """Take no more requests; what is written still goes out, to a peer that reads it."""
         self._finished = True
+        self._timer.cancel()
+        self._inbox.clear()
         self._transport.close()
+        self._stall.arm(self._transport.abort)
 
     def _next_request(self) -> None:
         if self._finished:
             return
         if self._draining or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
-            self._transport.close()
+            self._finish()
             return
         self._h11.start_next_cycle()
         self._task = None
-        self._timer = self._loop.call_later(self._limits.http1_idle_timeout_s, self._timed_out)
-        if self._early_bytes > self._limits.http_body_bytes:
-            self._transport.resume_reading()
-        self._early_bytes = 0
+        self._fed_bytes = self._unread_bytes()
+        if self._fed_bytes or self._inbox:
+            self._await_header()
+        else:
+            self._await_request()
         self._read_events()
+        if len(self._inbox) <= self._limits.http_body_bytes and not self._finished:
+            self._transport.resume_reading()
+
+    # ---- time
+
+    def _time(self, delay_s: float, then: Callable[[], None]) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, then)
+
+    def _await_header(self) -> None:
+        self._idle = False
+        self._time(self._limits.http1_header_timeout_s, self._header_late)
+
+    def _header_late(self) -> None:
+        self._refuse(408, "request header came too slowly")
+
+    def _check_body(self) -> None:
+        wait_s = self._last_read_s + self._limits.http1_body_stall_timeout_s - self._loop.time()
+        if wait_s > 0:
+            self._time(wait_s, self._check_body)
+        else:
+            self._refuse(408, "request body stopped coming")
+
+    def _await_request(self) -> None:
+        self._idle = True
+        self._time(self._limits.http1_idle_timeout_s, self._finish)
 
     # ---- life
-
-    def _timed_out(self) -> None:
-        self._transport.close()
 
     def drain(self) -> None:
         """Close after the request under way, or now."""
         self._draining = True
         if self._task is None:
-            self._transport.close()
+            self._finish()
 
     def pause_writing(self) -> None:
         """The client does not keep up."""
         self._writable.clear()
-        self._timer.cancel()
-        self._timer = self._loop.call_later(self._limits.write_stall_timeout_s, self._transport.abort)
+        self._stall.arm(self._transport.abort)
 
     def resume_writing(self) -> None:
         """The client has caught up."""
-        self._timer.cancel()
         self._writable.set()
+        if not self._finished:
+            self._stall.disarm()
 
     def eof_received(self) -> bool | None:
         """A client that half-closes has left, as far as anybody can tell: its handler is cancelled."""
@@ -225,6 +294,7 @@ class Http1Protocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport has gone."""
         self._timer.cancel()
+        self._stall.disarm()
         self._writable.set()
         self._finished = True
         if self._task is not None and not self._task.done():

@@ -32,7 +32,7 @@ class ServerLimits:
             reset, and the connection with it if its own window is closed. Streams that hold nothing may idle for ever.
         transport_buffer_bytes: serialized bytes waiting for the socket before we stop serializing.
         blocked_input_bytes: input accepted while the peer does not read our answers; then we stop reading it too.
-        write_stall_timeout_s: a peer that reads nothing for so long is disconnected.
+        write_stall_timeout_s: a peer that reads nothing for so long is disconnected; one that reads slowly is not.
         header_list_bytes: decoded size of one header block; a larger one ends the connection.
         header_count: fields in one header block.
         continuations: CONTINUATION frames after one HEADERS (CVE-2024-27316 family).
@@ -47,6 +47,7 @@ class ServerLimits:
         connections: open connections of the server, unfinished handshakes included.
         preface_timeout_s: from accept (or end of handshake) to the first complete sign of HTTP.
         tls_handshake_timeout_s: from accept to the end of the TLS handshake.
+        tls_close_timeout_s: from the close of a TLS connection until what is written has left and the peer agrees.
         ping_interval_min_s: a client may ping so often while it has open calls (etcd's MinTime).
         ping_interval_idle_min_s: and so often while it has none (etcd: PermitWithoutStream=false; grpc-go's 2 h).
         ping_permit_without_stream: treat a connection without calls like one with.
@@ -54,8 +55,9 @@ class ServerLimits:
         keepalive_time_s: silence after which we ping the client (etcd's 2 h).
         keepalive_timeout_s: and how long its answer may take (etcd's 20 s).
         http1_header_timeout_s: from connection (or first byte of a next request) to the end of its header.
-        http1_idle_timeout_s: a kept-alive connection without a request.
-        http1_header_bytes: request line and header of an HTTP/1.1 request.
+        http1_body_stall_timeout_s: silence of the client amid the body of a request.
+        http1_idle_timeout_s: a kept-alive connection without a request, from when its last answer has left.
+        http1_header_bytes: request line and header of an HTTP/1.1 request, with the empty line at its end.
         http_body_bytes: body of a plain HTTP request, either version.
         goaway_notice_timeout_s: how long a graceful close waits for the client to have seen the first GOAWAY.
     """
@@ -88,6 +90,7 @@ class ServerLimits:
     connections: int = 10_000
     preface_timeout_s: float = 10.0
     tls_handshake_timeout_s: float = 10.0
+    tls_close_timeout_s: float = 10.0
     ping_interval_min_s: float = 5.0
     ping_interval_idle_min_s: float = 7200.0
     ping_permit_without_stream: bool = False
@@ -95,6 +98,7 @@ class ServerLimits:
     keepalive_time_s: float = 7200.0
     keepalive_timeout_s: float = 20.0
     http1_header_timeout_s: float = 10.0
+    http1_body_stall_timeout_s: float = 20.0
     http1_idle_timeout_s: float = 75.0
     http1_header_bytes: int = 32 * KIB
     http_body_bytes: int = 2 * MIB

@@ -6,7 +6,7 @@ Invariants:
 2. While the peer does not read (the transport's buffer is above its high-water mark) nothing is pulled from the core,
    so what waits is bounded by the core's own limits; and a peer that keeps sending control frames meanwhile is not
    read either.
-3. A peer that reads nothing for ``write_stall_timeout_s`` is disconnected.
+3. A peer that reads nothing for ``write_stall_timeout_s`` is disconnected; one that reads slowly is not (``stall``).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import threading
 from typing import Generic, Protocol, TypeVar
 
 from raftkv.rpc.gone import GONE, release
+from raftkv.rpc.stall import StallGuard
 
 READ_BYTES = 256 * 1024
 """Most bytes taken from one socket in one go."""
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long a connection that we close may take to read what was written before."""
+"""A peer that lets nothing through for so long is cut, while a connection that we close still has something to say."""
 
 _thread = threading.local()
 
@@ -84,9 +85,7 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         self._buffer_bytes = buffer_bytes
         self._blocked_input_bytes = blocked_input_bytes
         self._blocked_input = 0
-        self._write_stall_timeout_s = write_stall_timeout_s
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._close_timer: asyncio.TimerHandle | None = None
+        self._stall = StallGuard(loop, transport, write_stall_timeout_s)
         self._finished = False
         transport.set_write_buffer_limits(high=buffer_bytes, low=buffer_bytes // 4)
 
@@ -132,7 +131,9 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
             self.transport.close()
             if self.transport.get_write_buffer_size():
                 # A peer that does not read must not keep us from closing.
-                self._close_timer = self._loop.call_later(CLOSE_TIMEOUT_S, self.transport.abort)
+                self._stall.disarm()
+                self._stall = StallGuard(self._loop, self.transport, CLOSE_TIMEOUT_S)
+                self._stall.arm(self.transport.abort)
 
     def abort(self) -> None:
         """Cut the connection: nothing more is sent."""
@@ -148,12 +149,13 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         """The peer does not keep up: stop pulling."""
         self.writable = False
         self._blocked_input = 0
-        self._stall_timer = self._loop.call_later(self._write_stall_timeout_s, self.abort)
+        self._stall.arm(self.abort)
 
     def resume_writing(self) -> None:
         """The peer has caught up."""
         self.writable = True
-        self._cancel_stall_timer()
+        if not self._finished:
+            self._stall.disarm()
         if self._blocked_input > self._blocked_input_bytes and not self._finished:
             self.transport.resume_reading()
         self.flush()
@@ -166,14 +168,7 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         """The transport has gone."""
         self._finished = True
         self.writable = False
-        self._cancel_stall_timer()
-        if self._close_timer is not None:
-            self._close_timer.cancel()
+        self._stall.disarm()
         self.core.lost()
         release(self.transport)
         self.transport = GONE
-
-    def _cancel_stall_timer(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
