@@ -70,7 +70,7 @@ class Http1Protocol(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
-        self._stall = StallGuard(self._loop, transport, limits.write_stall_timeout_s)
+        self._stall = StallGuard(self._loop, limits.write_stall_timeout_s)
         self._draining = False
         self._finished = False
         self._last_read_s = self._loop.time()
@@ -224,8 +224,9 @@ class Http1Protocol(asyncio.Protocol):
         self._finished = True
         self._timer.cancel()
         self._inbox.clear()
-        self._transport.close()
-        self._stall.arm(self._transport.abort)
+        if not self._transport.is_closing():  # asyncio's TLS transport breaks when it is closed twice
+            self._transport.close()
+        self._stall.arm(self._transport, self._transport.abort)
 
     def _next_request(self) -> None:
         if self._finished:
@@ -279,7 +280,7 @@ class Http1Protocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not keep up."""
         self._writable.clear()
-        self._stall.arm(self._transport.abort)
+        self._stall.arm(self._transport, self._transport.abort)
 
     def resume_writing(self) -> None:
         """The client has caught up."""

@@ -85,7 +85,7 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         self._buffer_bytes = buffer_bytes
         self._blocked_input_bytes = blocked_input_bytes
         self._blocked_input = 0
-        self._stall = StallGuard(loop, transport, write_stall_timeout_s)
+        self._stall = StallGuard(loop, write_stall_timeout_s)
         self._finished = False
         transport.set_write_buffer_limits(high=buffer_bytes, low=buffer_bytes // 4)
 
@@ -128,12 +128,13 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         """Close the transport after what is written has gone out."""
         if not self._finished:
             self._finished = True
-            self.transport.close()
+            if not self.transport.is_closing():  # asyncio's TLS transport breaks when it is closed twice
+                self.transport.close()
             if self.transport.get_write_buffer_size():
                 # A peer that does not read must not keep us from closing.
                 self._stall.disarm()
-                self._stall = StallGuard(self._loop, self.transport, CLOSE_TIMEOUT_S)
-                self._stall.arm(self.transport.abort)
+                self._stall = StallGuard(self._loop, CLOSE_TIMEOUT_S)
+                self._stall.arm(self.transport, self.transport.abort)
 
     def abort(self) -> None:
         """Cut the connection: nothing more is sent."""
@@ -149,7 +150,7 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         """The peer does not keep up: stop pulling."""
         self.writable = False
         self._blocked_input = 0
-        self._stall.arm(self.abort)
+        self._stall.arm(self.transport, self.abort)
 
     def resume_writing(self) -> None:
         """The peer has caught up."""

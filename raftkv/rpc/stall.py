@@ -1,8 +1,8 @@
 """Whether a peer still reads: ends a connection that lets nothing through, and leaves a slow reader alone.
 
-    guard = StallGuard(loop, transport, timeout_s=60.0)
-    guard.arm(transport.abort)     # something waits for the socket: from now on bytes must pass
-    guard.disarm()                 # nothing waits any more, or the connection has gone
+    guard = StallGuard(loop, timeout_s=60.0)
+    guard.arm(transport, transport.abort)     # something waits for the socket: from now on bytes must pass
+    guard.disarm()                            # nothing waits any more, or the connection has gone
 
 What counts is what the peer's kernel has acknowledged, not whether our own buffer has become empty: ten megabytes at
 100 kB/s take longer than any timeout, and a kernel with a large buffer takes nothing from us for a long time while
@@ -31,45 +31,46 @@ class StallGuard:
 
     Arguments:
         loop: for its time and timers.
-        transport: the connection's.
         timeout_s: a peer that lets nothing through for so long is cut.
     """
 
     __slots__ = ("_cut", "_handle", "_loop", "_passed", "_since_s", "_timeout_s", "_transport")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, timeout_s: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
         self._loop = loop
-        self._transport = transport
+        self._transport: asyncio.Transport | None = None
         self._timeout_s = timeout_s
         self._cut: Callable[[], None] | None = None
         self._handle: asyncio.TimerHandle | None = None
         self._passed = 0
         self._since_s = 0.0
 
-    def arm(self, cut: Callable[[], None]) -> None:
+    def arm(self, transport: asyncio.Transport, cut: Callable[[], None]) -> None:
         """Something waits: call ``cut`` once nothing has passed for the timeout. An armed guard goes on."""
         if self._handle is None:
-            self._cut = cut
-            self._passed = _passed_bytes(self._transport)
+            self._transport, self._cut = transport, cut
+            self._passed = _passed_bytes(transport)
             self._since_s = self._loop.time()
             self._look_again()
 
     def disarm(self) -> None:
-        """Nothing waits any more."""
+        """Nothing waits any more; the guard lets go of the transport."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-        self._cut = None
+        self._transport = self._cut = None
 
     def _look_again(self) -> None:
         self._handle = self._loop.call_later(self._timeout_s / CHECKS, self._look)
 
     def _look(self) -> None:
-        passed, now_s = _passed_bytes(self._transport), self._loop.time()
+        transport, cut, now_s = self._transport, self._cut, self._loop.time()
+        if transport is None or cut is None:
+            return
+        passed = _passed_bytes(transport)
         if passed != self._passed:
             self._passed, self._since_s = passed, now_s
-        cut = self._cut
-        if cut is None or now_s - self._since_s < self._timeout_s:
+        if now_s - self._since_s < self._timeout_s:
             self._look_again()
             return
         self.disarm()

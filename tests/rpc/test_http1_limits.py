@@ -108,7 +108,7 @@ async def closed(echo: s.EchoServer) -> None:
 async def answer_under_way(echo: s.EchoServer) -> asyncio.Transport:
     """Wait until an answer does not fit into the socket; return the server's transport."""
     transport: asyncio.Transport = connection(echo)._transport
-    await until(lambda: transport.get_write_buffer_size() > 100_000)
+    await until(lambda: transport.get_write_buffer_size() > 65_536)
     return transport
 
 

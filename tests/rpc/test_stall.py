@@ -24,8 +24,8 @@ class Transport(asyncio.Transport):
 async def test_progress_is_what_leaves_the_buffer(clock: Clock, step: int, lives: bool) -> None:
     cut: list[bool] = []
     transport = Transport()
-    guard = StallGuard(asyncio.get_running_loop(), transport, 60.0)
-    guard.arm(lambda: cut.append(True))
+    guard = StallGuard(asyncio.get_running_loop(), 60.0)
+    guard.arm(transport, lambda: cut.append(True))
     for _ in range(10):
         transport.buffered -= step
         await clock.pass_s(15.0)
@@ -36,11 +36,11 @@ async def test_progress_is_what_leaves_the_buffer(clock: Clock, step: int, lives
 @on_clock
 async def test_a_disarmed_guard_cuts_nobody(clock: Clock) -> None:
     cut: list[bool] = []
-    guard = StallGuard(asyncio.get_running_loop(), Transport(), 60.0)
-    guard.arm(lambda: cut.append(True))
+    guard, transport = StallGuard(asyncio.get_running_loop(), 60.0), Transport()
+    guard.arm(transport, lambda: cut.append(True))
     guard.disarm()
     await clock.pass_s(100.0)
-    guard.arm(lambda: cut.append(True))
+    guard.arm(transport, lambda: cut.append(True))
     await clock.pass_s(59.0)
     assert cut == []
     guard.disarm()

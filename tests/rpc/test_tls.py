@@ -142,3 +142,20 @@ async def test_close_while_a_handshake_hangs(certificates: Certificates) -> None
         await echo.server.close()
         assert not echo.server.connections
         writer.close()
+
+
+@on_loop
+async def test_the_end_of_one_connection_disturbs_no_other(certificates: Certificates) -> None:
+    """A client's goodbye closes the transport before we do; closing it twice breaks it."""
+    trouble: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: trouble.append(context["message"]))
+    async with s.echo_server(ssl=certificates.server_context()) as echo:
+        for _ in range(20):
+            async with Channel(echo.target, certificates.client_context()) as channel:
+                assert await channel.unary(s.UNARY, b"x", 10) == b"x"
+                stream = channel.stream(s.BIDI)
+                await stream.send(b"x")
+                assert await stream.receive() == b"x"
+                stream.cancel()
+            await until(lambda: not echo.server.connections)
+    assert trouble == []
