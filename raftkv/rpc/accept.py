@@ -11,7 +11,7 @@ import ssl as ssl_module
 from typing import TYPE_CHECKING, cast
 
 from raftkv.rpc.gone import forget_frames, release
-from raftkv.rpc.h2 import PREFACE
+from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
 from raftkv.rpc.http1 import Http1Protocol
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.protocol import H2Protocol
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from raftkv.rpc.server import Server
 
 _SNIFF_BYTES = 4
+
+TOO_MANY = EMPTY_SETTINGS + goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_connections", last_stream_id=0)
+"""What a connection gets that is one too many: no call of it was served."""
 
 
 class ServerH2Protocol(H2Protocol[ServerCore]):
@@ -75,6 +78,11 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
     def _ping(self) -> None:
         self.core.ping(KEEPALIVE_PING)
 
+    @property
+    def draining(self) -> bool:
+        """True once the client was asked to go."""
+        return self._drain_timer is not None
+
     def drain(self) -> None:
         """Close gracefully: see ``ServerCore.begin_drain``."""
         if self._drain_timer is None:
@@ -115,13 +123,19 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._since_s = asyncio.get_running_loop().time()
         if not self._server.add(self):
-            self._transport.abort()
+            self._refuse(self._transport)
         elif self._ssl is not None:
             self._transport.pause_reading()
             self._below_tls = self._transport
             self._handshake = self._server.spawn(self._start_tls(self._transport, self._ssl))
         else:
             self._sniff()
+
+    def _refuse(self, transport: asyncio.Transport) -> None:
+        """Say that there are too many, as far as that can be said before anything else, and close at once."""
+        if self._ssl is None:
+            transport.write(TOO_MANY)
+        transport.close()
 
     async def _start_tls(self, transport: asyncio.Transport, context: ssl_module.SSLContext) -> None:
         limits = self._server.limits
@@ -222,6 +236,12 @@ class Connection(asyncio.Protocol):
         return self._h2.core.open_calls if self._h2 is not None else 0
 
     @property
+    def idle_since_s(self) -> float | None:
+        """Loop time of the last byte of a connection without calls; None: it has some, is going, or is not HTTP/2."""
+        h2 = self._h2
+        return None if h2 is None or h2.core.open_calls or h2.draining else h2.last_read_s
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of unfinished messages."""
         return self._h2.core.held_bytes if self._h2 is not None else 0
@@ -262,7 +282,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone before its protocol was known."""
+        """The client has gone before its protocol was known, or was refused."""
         self.released()
 
     def released(self) -> None:

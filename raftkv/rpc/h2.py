@@ -75,6 +75,9 @@ __all__ = [
 H2Error = NGH2Error
 """Base of everything the library raises for protocol reasons."""
 
+EMPTY_SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""The first frame of a server that has nothing to say about its limits."""
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """The first bytes of every HTTP/2 client."""
 

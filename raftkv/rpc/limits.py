@@ -45,6 +45,7 @@ class ServerLimits:
         control_burst: SETTINGS, PRIORITY_UPDATE and empty DATA frames taken at once.
         control_per_s: the same each second after the burst.
         connections: open connections of the server, unfinished handshakes included.
+        crowded_idle_s: when there are as many, one without calls that was silent for so long is closed for others.
         preface_timeout_s: from accept (or end of handshake) to the first complete sign of HTTP.
         tls_handshake_timeout_s: from accept to the end of the TLS handshake.
         tls_close_timeout_s: from the close of a TLS connection until what is written has left and the peer agrees.
@@ -88,6 +89,7 @@ class ServerLimits:
     control_burst: int = 1000
     control_per_s: float = 100.0
     connections: int = 10_000
+    crowded_idle_s: float = 10.0
     preface_timeout_s: float = 10.0
     tls_handshake_timeout_s: float = 10.0
     tls_close_timeout_s: float = 10.0

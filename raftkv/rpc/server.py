@@ -23,6 +23,7 @@ from typing import Any
 from raftkv.rpc.accept import Connection
 from raftkv.rpc.budget import AnswerBudget
 from raftkv.rpc.calls import UnaryCall, UnaryHandler
+from raftkv.rpc.crowd import Crowd
 from raftkv.rpc.deadlines import DeadlineWheel
 from raftkv.rpc.http import HttpHandler
 from raftkv.rpc.http2_plain import http_route
@@ -37,6 +38,9 @@ _log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 """Connections that the kernel keeps for us until we accept them."""
+
+ACCEPTS_A_TURN = 16
+"""Connections accepted in one turn of the loop: each takes a descriptor before it can be refused."""
 
 AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes]]
 
@@ -67,6 +71,7 @@ class Server:
         self.answers = answers or AnswerBudget(self.limits)
         self.http_handler = http_handler
         self.connections: set[Connection] = set()
+        self._crowd = Crowd(self.limits)
         self.router = Router()
         if http_handler is not None:
             self.router.http = http_route(http_handler)
@@ -157,14 +162,11 @@ class Server:
             return Connection(self, ssl)
 
         if unix is not None:
-            listener = await loop.create_unix_server(factory, unix, backlog=BACKLOG, start_serving=accepting)
+            listener = await loop.create_unix_server(factory, unix, backlog=ACCEPTS_A_TURN, start_serving=accepting)
         else:
-            listener = await loop.create_server(factory, host, port, backlog=BACKLOG, start_serving=accepting)
+            listener = await loop.create_server(factory, host, port, backlog=ACCEPTS_A_TURN, start_serving=accepting)
         self._listeners.append(listener)
-        if not accepting:
-            for sock in listener.sockets:
-                with sock.dup() as same:
-                    same.listen(BACKLOG)
+        _widen(listener)
         if unix is not None:
             return [(unix, 0)]
         return [(name[0], name[1]) for name in (sock.getsockname() for sock in listener.sockets)]
@@ -173,6 +175,7 @@ class Server:
         """Take the connections that wait at listeners opened with ``accepting=False``, and all to come."""
         for listener in self._listeners:
             await listener.start_serving()
+            _widen(listener)
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop: no new connections, GOAWAY to open ones, calls under way get ``grace_s`` seconds, then all is cut."""
@@ -242,8 +245,9 @@ class Server:
         return task
 
     def add(self, connection: Connection) -> bool:
-        """Count a new connection; False if there are too many."""
+        """Count a new connection; False if there are too many: then idle ones are asked to go, for those to come."""
         if len(self.connections) >= self.limits.connections:
+            self._crowd.refused(self.connections)
             return False
         self.connections.add(connection)
         return True
@@ -265,6 +269,13 @@ class Server:
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
             connection.flush()
+
+
+def _widen(listener: asyncio.Server) -> None:
+    """Let many connections wait in the kernel, while few are accepted in a turn: asyncio has one number for both."""
+    for sock in listener.sockets:
+        with sock.dup() as same:
+            same.listen(BACKLOG)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

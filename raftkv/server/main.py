@@ -13,7 +13,7 @@ from typing import Final
 
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, CorruptionError, StorageError, UnknownEntryError
-from raftkv.server import logs
+from raftkv.server import descriptors, logs
 from raftkv.server.member import Member
 from raftkv.server.turns import LoopTurns, TurnSelector
 
@@ -43,6 +43,8 @@ def run(config: ServerConfig) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     os.umask(0o077)
     try:
+        descriptors.raise_limit()
+        descriptors.import_early()
         turns = LoopTurns()
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(TurnSelector(turns))) as runner:
             received, failure = runner.run(_serve(config, turns))
@@ -64,6 +66,7 @@ async def _serve(config: ServerConfig, turns: LoopTurns) -> tuple[signal.Signals
     gc.freeze()
     received = signal.SIGTERM
     loop = asyncio.get_running_loop()
+    descriptors.log_lack_in_a_line(loop)
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal received

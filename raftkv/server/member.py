@@ -34,7 +34,7 @@ from raftkv.rpc.budget import AnswerBudget
 from raftkv.rpc.channel import Channel
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server import Server
-from raftkv.server import health, metrics, tls
+from raftkv.server import descriptors, health, metrics, tls
 from raftkv.server.admission import Admission
 from raftkv.server.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
 from raftkv.server.bootstrap import Durable, open_durable
@@ -81,8 +81,11 @@ PEER_LIMITS: Final = ServerLimits(
     ping_interval_min_s=0.5,
     ping_interval_idle_min_s=0.5,
     ping_permit_without_stream=True,
+    connections=descriptors.PEER_CONNECTIONS,
 )
 """Members trust each other's volume, not each other's bytes."""
+
+METRICS_LIMITS: Final = ServerLimits(connections=descriptors.METRICS_CONNECTIONS)
 
 STOP_GRACE_S: Final = 5.0
 
@@ -214,7 +217,7 @@ class Member:
         # Shared by all ports that clients reach; members have a budget of their own, which clients cannot fill.
         self._answers = AnswerBudget()
         self._client_server = self._make_client_server(durable, quota_bytes)
-        self._metrics_server = Server(ServerLimits(), self._http.handle, answers=self._answers)
+        self._metrics_server = Server(METRICS_LIMITS, self._http.handle, answers=self._answers)
         self._peer_server = self._make_peer_server(durable)
 
     def _make_node(self, durable: Durable) -> Node:
@@ -506,6 +509,7 @@ class Member:
 def _client_limits(config: ServerConfig) -> ServerLimits:
     default = ServerLimits()
     return ServerLimits(
+        connections=descriptors.client_connections(default.connections),
         max_receive_message_bytes=config.max_request_bytes + RECEIVE_OVERHEAD_BYTES,
         max_concurrent_streams=min(config.max_concurrent_streams, default.max_concurrent_streams),
         ping_interval_min_s=config.grpc_keepalive_min_time_s,

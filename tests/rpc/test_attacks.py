@@ -292,13 +292,32 @@ async def test_connection_limit() -> None:
             await client.until_frame(raw.SETTINGS)
         fourth = await raw.RawClient.connect(echo.target)
         await fourth.until_closed()
-        assert fourth.frames == []
+        assert fourth.goaway == (ENHANCE_YOUR_CALM, b"too_many_connections")
         clients[0].close()
         await until(lambda: len(echo.server.connections) == 2)
         async with Channel(echo.target) as channel:
             assert await channel.unary(s.UNARY, b"room again") == b"room again"
         for client in [*clients, fourth]:
             client.close()
+
+
+@on_loop
+async def test_a_full_server_lets_go_of_connections_that_only_idle() -> None:
+    async with s.echo_server(ServerLimits(connections=3, crowded_idle_s=0.05)) as echo, Channel(echo.target) as busy:
+        stream = busy.stream(s.BIDI)
+        await stream.send(b"kept")
+        assert await stream.receive() == b"kept"
+        idle = [await raw.RawClient.connect(echo.target) for _ in range(2)]
+        for client in idle:
+            await client.until_frame(raw.SETTINGS)
+        async with Channel(echo.target) as late:
+            assert await late.unary(s.UNARY, b"room", 20, wait_for_ready=True) == b"room"
+        await stream.send(b"still")
+        assert await stream.receive() == b"still"
+        assert any(client.reader.at_eof() or client.reader._buffer for client in idle)
+        for client in idle:
+            client.close()
+        stream.cancel()
 
 
 @on_loop

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 from tests.compat.wire import Answer, Wire
-from tests.procs import RAFTKV, ROOT, Cluster, Member, free_port, wait_for
+from tests.procs import RAFTKV, ROOT, Cluster, Member, Program, free_port, wait_for
 
 RANGE = "etcdserverpb.KV/Range"
 PUT = "etcdserverpb.KV/Put"
@@ -55,10 +55,10 @@ def addresses() -> list[str]:
     ]
 
 
-def run_to_end(*flags: str, environment: Mapping[str, str] | None = None) -> Ended:
+def run_to_end(*flags: str, environment: Mapping[str, str] | None = None, program: Program = RAFTKV) -> Ended:
     """Run raftkv until it ends by itself; its output is log and error together."""
     ran = subprocess.run(
-        [*RAFTKV.command, *flags],
+        [*program.command, *flags],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
