@@ -45,7 +45,7 @@ from raftkv.storage.compaction import KEYS_PER_STEP, Compactor
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.index import Index
-from raftkv.storage.mvcc_range import PinnedView, RangePages, RangeResult, Reader, check_revision
+from raftkv.storage.mvcc_range import PinnedView, RangeResult, Reader, check_revision
 from raftkv.storage.mvcc_txn import Change, WriteTxn
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.restore import fill_index, scan
@@ -322,14 +322,6 @@ class Store:
     def known_count(self, key: bytes, range_end: bytes) -> int:
         """Keys of an interval that the store knows, live or not: how much work a read of it is; cheap."""
         return self._index.known_count(key, range_end)
-
-    def pages(self, key: bytes, range_end: bytes = b"", *, revision: int = 0) -> RangePages:
-        """Read an interval piece by piece at one revision, pinned now; raises like ``range``.
-
-        Each ``next_page`` needs the ``compact_revision`` of that moment.
-        """
-        count = self.range(key, range_end, revision=revision, count_only=True).count
-        return RangePages(self._reader, key, range_end, revision if revision > 0 else self.revision, count)
 
     def history(self, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
         """Revision key and KeyValue of every change of main revisions ``first..last``, oldest first.

@@ -3,8 +3,8 @@
 The index answers where, the overlay and the disk answer what. At the current revision the count of an interval is two
 subtractions and keys-only answers never touch a value; at an older revision the interval is walked.
 
-``RangePages`` reads a large interval in bounded pieces at one revision, so that neither memory nor the loop of the
-owner is held for long; between two pieces anything may happen to the store, a compaction included.
+Long intervals, and selections of them (``selection.py``), are read in small pieces, so that the owner may do other
+things between. ``PinnedView`` is the store as it was at one moment, whatever happens to it meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 from raftkv.errors import CompactedError, FutureRevisionError, RequestTimeoutError
 from raftkv.storage.compaction import Hold
 from raftkv.storage.index import Index, Walk
-from raftkv.storage.key_value import KeyValueView, encode, key_of
+from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, pack_key
 from raftkv.storage.selection import Pieces, Selection, Selector, drain, no_limit, nothing
@@ -87,17 +87,6 @@ class Reader:
             return [], len(pairs)
         kvs = self._overlay.load_all(revision for _, revision in self._limited(pairs, limit))
         return [KeyValueView(kv).without_value() for kv in kvs] if keys_only else kvs, len(pairs)
-
-    def page(self, main: int, key: bytes, end: bytes, keys_max: int, size_bytes_max: int) -> list[bytes]:
-        """The first KeyValues of an interval at a revision, at least one if there is one."""
-        kvs: list[bytes] = []
-        size_bytes = 0
-        for _, revision in self._index.live_at(key, end, main):
-            kvs.append(self.record(revision))
-            size_bytes += len(kvs[-1])
-            if len(kvs) >= keys_max or size_bytes >= size_bytes_max:
-                break
-        return kvs
 
     def walk(self, key: bytes, end: bytes, main: int, *, reverse: bool = False) -> Walk:
         """An interval at a revision, to be gone through in pieces."""
@@ -251,38 +240,3 @@ class PinnedView:
         is_present = main == self._store.revision and not self._store.is_changing
         check = partial(self._check, main)
         return self._reader.select(main, key, range_end, selection, is_present=is_present, check=check, grow=grow)
-
-
-class RangePages:
-    """An interval at one revision, read piece by piece; made by ``Store.pages``."""
-
-    def __init__(self, reader: Reader, key: bytes, end: bytes, revision: int, count: int) -> None:
-        self._reader = reader
-        self._key = key
-        self._end = end
-        self.revision = revision
-        """Main revision that every piece is read at."""
-        self.count = count
-        """Number of keys in the interval at that revision."""
-        self._left = count
-
-    def next_page(self, compacted: int, keys_max: int, size_bytes_max: int) -> list[bytes]:
-        """The next KeyValues: at most ``keys_max``, and no more once they exceed ``size_bytes_max``.
-
-        Raises:
-            CompactedError: the revision was compacted since the last piece (``compacted`` is the store's).
-        """
-        if self.done:
-            return []
-        if self.revision < compacted:
-            raise CompactedError(compacted)
-        kvs = self._reader.page(self.revision, self._key, self._end, keys_max, size_bytes_max)
-        self._left -= len(kvs)
-        if self._left:
-            self._key = key_of(kvs[-1]) + b"\x00"
-        return kvs
-
-    @property
-    def done(self) -> bool:
-        """Whether the interval is read to its end."""
-        return self._left == 0

@@ -58,9 +58,13 @@ Item = tuple[Any, int, bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of an interval is wanted; revisions are main revisions, 0 is no bound, a limit of 0 or less none."""
+    """What of an interval is wanted; revisions are main revisions, 0 is no bound, a limit of 0 or less none.
+
+    Without ``counts`` the count of the answer may be too low: at an older revision counting is a walk to the end.
+    """
 
     limit: int = 0
+    counts: bool = True
     count_only: bool = False
     keys_only: bool = False
     target: int = KEY
@@ -134,6 +138,8 @@ class Selector:
         self._end = end
         self._selection = selection
         self._known_count = count
+        self._counts = count is None and selection.counts
+        """Whether the walk must go on to the end for the count alone."""
         self._check = check
         self._grow = grow
         self._walked = 0
@@ -179,7 +185,7 @@ class Selector:
                 passing = passing[: limit - taken]
             taken += len(passing)
             yield from self._load([(state[0], state[1]) for state in passing])
-            if more and self._known_count is not None:
+            if more and not self._counts:
                 break
         return Selected(self._count(), more)
 
@@ -200,7 +206,7 @@ class Selector:
                 chosen = chosen[: fetch - passing]
             passing += len(chosen)
             yield from self._add(items, chosen)
-            if fetch and passing >= fetch and self._known_count is not None:
+            if fetch and passing >= fetch and not self._counts:
                 break
         ordered = items.in_order()
         wanted = limit if limit > 0 else passing
@@ -306,6 +312,23 @@ class _Sorted:
 
 def _size_bytes(items: list[Item], by_value: bool) -> int:
     return len(items) * ITEM_BYTES + (sum(len(item[0]) for item in items) if by_value else 0)
+
+
+def collect(
+    pieces: Pieces, size_bytes_max: int = 1 << 62
+) -> Generator[None, None, tuple[list[bytes], Selected | None]]:
+    """Gather a selection, with its pauses; stop early, without its end, once there is so much."""
+    kvs: list[bytes] = []
+    size_bytes = 0
+    while size_bytes < size_bytes_max:
+        try:
+            piece = next(pieces)
+        except StopIteration as end:
+            return kvs, end.value
+        kvs += piece
+        size_bytes += sum(map(len, piece))
+        yield
+    return kvs, None
 
 
 def drain(pieces: Pieces) -> tuple[list[bytes], Selected]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from raftkv.pb import kv_pb2
 from raftkv.storage.key_value import varint
 
 _TAGS: Final = tuple(bytes((number,)) for number in range(128))
@@ -68,11 +67,6 @@ def txn_body(succeeded: bool, responses: Iterable[bytes]) -> bytes:
 def revision_header(revision: int) -> bytes:
     """The header of a response inside a txn, which carries only the revision."""
     return field(1, integer(3, revision))
-
-
-def key_of(kv: bytes) -> bytes:
-    """The key of a stored KeyValue: its first field."""
-    return kv_pb2.KeyValue.FromString(kv).key
 
 
 EMPTY_HEADER: Final = field(1, b"")

@@ -6,6 +6,7 @@ gives the response of Range. Chunks grow and shrink towards ``max-request-bytes`
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -18,7 +19,11 @@ from raftkv.rpc.server import Server
 from raftkv.rpc.server_stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.kv import Responder
+from raftkv.server.slices import Work, hold
 from raftkv.server.waits import read_confirmed
+from raftkv.storage.key_value import key_of
+from raftkv.storage.mvcc_range import PinnedView
+from raftkv.storage.selection import Selection, collect
 
 _PATH: Final = SERVICES["etcdserverpb.KV"]["RangeStream"].path
 FIRST_CHUNK_KEYS: Final = 10
@@ -55,15 +60,26 @@ class RangeStreamService:
         self._responder.admission.check_read(call, request.serializable)
         if not request.serializable:
             await read_confirmed(self._responder.node)
-        revision = request.revision if request.revision > 0 else self._store.revision
-        counted = self._store.range(request.key, request.range_end, revision=revision, count_only=True)
-        limit = request.limit if 0 < request.limit < counted.count else counted.count
+        slices, size = self._responder.slices, self._store.known_count(request.key, request.range_end)
+        revision, header_revision, count = await slices.result(partial(self._count, request), size)
+        limit = request.limit if 0 < request.limit < count else count
         kvs: list[bytes] = []
         if not request.count_only:
             kvs = await self._send_all_but_last(call, request, revision, limit)
-        header = self._responder.header.encode(counted.revision, self._responder.node.term)
-        more = limit < counted.count and not request.count_only
-        await call.send(response.field(1, header + response.range_body(kvs, more, counted.count)))
+        header = self._responder.header.encode(header_revision, self._responder.node.term)
+        more = limit < count and not request.count_only
+        await call.send(response.field(1, header + response.range_body(kvs, more, count)))
+
+    def _count(self, request: rpc_pb2.RangeRequest) -> Work[tuple[int, int, int]]:
+        """The revision to read at, that of the store, and how many keys there are."""
+
+        def read(view: PinnedView) -> Work[tuple[int, int, int]]:
+            selection = Selection(count_only=True)
+            _, found = yield from collect(view.select(request.key, request.range_end, selection, revision=revision))
+            return revision, view.revision, found.count if found is not None else 0
+
+        revision = request.revision if request.revision > 0 else self._store.revision
+        return hold(self._store.pin, read)
 
     async def _send_all_but_last(
         self, call: StreamCall, request: rpc_pb2.RangeRequest, revision: int, limit: int
@@ -71,16 +87,29 @@ class RangeStreamService:
         """Send ``limit`` keys as of one revision in chunks; the last chunk, which closes the answer, is returned."""
         key, keys_max = request.key, FIRST_CHUNK_KEYS
         while True:
-            kvs = self._store.range(
-                key, request.range_end, revision=revision, limit=min(keys_max, limit), keys_only=request.keys_only
-            ).kvs
+            selection = Selection(limit=min(keys_max, limit), keys_only=request.keys_only, counts=False)
+            page = partial(self._page, key, request.range_end, selection, revision)
+            kvs = await self._responder.slices.result(page, keys_max) if limit else []
             limit -= len(kvs)
             if limit <= 0 or not kvs or not request.range_end:
                 return kvs
             chunk = response.range_body(kvs, False, 0)
             await call.send(response.field(1, chunk))
-            key = response.key_of(kvs[-1]) + b"\0"
+            key = key_of(kvs[-1]) + b"\0"
             keys_max = keys_max * 2 if len(chunk) * 2 <= self._chunk_bytes else max(1, keys_max // 2)
+
+    def _page(self, key: bytes, range_end: bytes, selection: Selection, revision: int) -> Work[list[bytes]]:
+        """The next keys, until there are enough or they are large.
+
+        Nothing is pinned between two pages: who reads slowly keeps no history, and is told when it is compacted.
+        """
+
+        def read(view: PinnedView) -> Work[list[bytes]]:
+            pieces = view.select(key, range_end, selection, revision=revision)
+            kvs, _ = yield from collect(pieces, self._chunk_bytes)
+            return kvs
+
+        return hold(self._store.pin, read)
 
 
 async def _receive(call: StreamCall) -> rpc_pb2.RangeRequest:

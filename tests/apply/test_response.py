@@ -81,8 +81,3 @@ def test_header(cluster_id: int, member_id: int, moments: list[tuple[int, int]])
         header = rpc_pb2.ResponseHeader(cluster_id=cluster_id, member_id=member_id, revision=revision, raft_term=term)
         expected = rpc_pb2.PutResponse(header=header).SerializeToString()
         assert encoder.encode(revision, term) == expected
-
-
-@given(KV)
-def test_key_of_a_stored_record(kv: Any) -> None:
-    assert response.key_of(kv.SerializeToString()) == kv.key

@@ -279,25 +279,6 @@ def _items(backend: Backend) -> list[tuple[bytes, bytes]]:
     return items
 
 
-def test_reading_in_pages_ends_when_its_revision_is_compacted(backend: Backend) -> None:
-    store = Store.open(backend)
-    fill(store, 100)
-    expected = store.range(b"k", b"\x00").kvs
-    pages = store.pages(b"k", b"\x00")
-    read = pages.next_page(store.compact_revision, 3, 10**6)
-    fill(store, 100, seed=2)
-    store.compact(pages.revision)
-    store.set_applied(store.applied_index, store.applied_term)
-    finish(store)
-    read += pages.next_page(store.compact_revision, 3, 10**6)
-    assert read == expected[:6]
-    store.compact(pages.revision + 1)
-    store.set_applied(store.applied_index, store.applied_term)
-    with pytest.raises(CompactedError):
-        pages.next_page(store.compact_revision, 3, 10**6)
-    store.close()
-
-
 def test_a_scheduled_compaction_is_resumed_at_open(engine: Engine) -> None:
     store = Store.open(engine.backend())
     fill(store, 300)

@@ -16,6 +16,7 @@ from raftkv.storage.key_value import encode
 from raftkv.storage.mvcc import Store
 from raftkv.storage.record import CorruptRecordError, seal
 from raftkv.storage.revision import pack, to_key, to_tombstone_key
+from raftkv.storage.selection import Selection, drain
 from tests.storage.conftest import MAP_SIZE_BYTES
 
 KEYS = 40
@@ -75,7 +76,7 @@ def test_a_record_that_changes_after_open_is_refused_at_the_read() -> None:
         lambda: store.range(b"b"),
         lambda: store.range(b"a", b"\x00"),
         lambda: list(store.history(2, 3)),
-        lambda: store.pages(b"a", b"\x00").next_page(-1, 5, 1000),
+        lambda: drain(store.select(b"a", b"\x00", Selection())),
     ):
         with pytest.raises(CorruptRecordError, match="is corrupt"):
             call()

@@ -20,6 +20,7 @@ from raftkv.storage import schema
 from raftkv.storage.backend.writer import ScriptedWriter
 from raftkv.storage.key_value import KeyValueView
 from raftkv.storage.mvcc import Store
+from raftkv.storage.selection import ASCEND, DESCEND, Selection, drain
 from tests.storage.conftest import Engine
 from tests.storage.model import Model
 
@@ -167,13 +168,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert (counted.kvs, counted.count) == ([], len(expected))
         names = self.store.range(key, end, revision=revision, keys_only=True).kvs
         assert names == [KeyValueView(data).without_value() for data in expected]
-        pages = self.store.pages(key, end, revision=revision)
-        read: list[bytes] = []
-        while not pages.done:
-            page = pages.next_page(self.store.compact_revision, limit + 1, 150)
-            assert page
-            read += page
-        assert read == expected
+        for order in (ASCEND, DESCEND):
+            selected, found = drain(self.store.select(key, end, Selection(order=order), revision=revision))
+            assert (selected[:: -1 if order == DESCEND else 1], found.count) == (expected, len(expected))
 
     @invariant()
     def same_state(self) -> None:
