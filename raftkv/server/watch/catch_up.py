@@ -10,7 +10,9 @@ compacted is ended with ``compact_revision``, never silently.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from raftkv.errors import CompactedError
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
 
 WATCHERS_PER_STEP: Final = 512
 REVISIONS_PER_STEP: Final = 1000
-BYTES_PER_STEP: Final = 256 * 1024
-"""Bytes of history that a step reads, a whole revision at least."""
+BYTES_PER_STEP: Final = 1024 * 1024
+"""Bytes of events that a step has for all its watchers together, a whole revision at least."""
+EVENT_BYTES: Final = 200
+"""What an event for a watcher counts beside its own bytes: handing it over takes time too."""
 
 
 class CatchUp:
@@ -49,7 +53,8 @@ class CatchUp:
         self._header = header
         self._synced = synced
         self._wake = wake
-        self._queue: dict[Watcher, None] = {}
+        # Ordered, and not a plain dict: that one is slow to give its first when many before it are gone.
+        self._queue: OrderedDict[Watcher, None] = OrderedDict()
 
     def add(self, watcher: Watcher) -> None:
         """Serve a watcher from ``next_revision`` on."""
@@ -59,6 +64,12 @@ class CatchUp:
     def remove(self, watcher: Watcher) -> None:
         """Forget a watcher, if it is here."""
         self._queue.pop(watcher, None)
+
+    @property
+    def next_revision(self) -> int:
+        """The next revision of the watcher that is the farthest behind of the first few; 2**63 for none."""
+        first = islice(self._queue, WATCHERS_PER_STEP)
+        return min((watcher.next_revision for watcher in first), default=1 << 63)
 
     def step(self) -> bool:
         """Do a piece of work; whether more can be done at once."""
@@ -72,8 +83,10 @@ class CatchUp:
     def _take(self) -> list[Watcher]:
         """The next watchers to serve together: the first in the queue, and others that are about as far."""
         batch: list[Watcher] = []
-        for watcher in list(self._queue)[:WATCHERS_PER_STEP]:
-            del self._queue[watcher]
+        for _ in range(min(len(self._queue), WATCHERS_PER_STEP)):
+            watcher, _none = self._queue.popitem(last=False)
+            if watcher.stream.is_closed:
+                continue
             if watcher.next_revision < self._store.compact_revision:
                 self._end(watcher)
             elif not watcher.stream.has_room:
@@ -145,7 +158,7 @@ class _Piece:
             if watcher.next_revision <= revision and watcher.wants(is_delete)
         ]
         if not watchers:
-            return 0
+            return EVENT_BYTES
         if is_delete:
             kv = encode(key, 0, revision, 0)
         plain = messages.event(kv, is_delete)
@@ -155,7 +168,7 @@ class _Piece:
                 with_prev = messages.event(kv, is_delete, self._previous(key, revision))
             event = with_prev if watcher.prev_kv and with_prev is not None else plain
             self.events.setdefault(watcher, []).append(event)
-        return len(plain)
+        return (len(plain) + EVENT_BYTES) * len(watchers)
 
     def _previous(self, key: bytes, revision: int) -> bytes | None:
         try:

@@ -18,6 +18,7 @@ Leaves out: sockets (``stream``, ``service``) and time (``service``).
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
@@ -52,6 +53,15 @@ class History(Protocol):
 Batch = list[tuple[int, list[Change]]]
 """Changes by main revision, in order."""
 
+DELIVERIES_PER_TURN: Final = 20_000
+"""Watchers times events that a turn delivers; those of further groups fall behind and are served in steps."""
+
+DELIVERIES_MIN: Final = 100
+"""A group for which a turn has no more than this is served in it all the same: falling behind costs more."""
+
+MOVES_PER_STEP: Final = 2_000
+"""Watchers that a step moves, when very many fell behind or left at once."""
+
 RESPONSE_BYTES: Final = 256 * 1024
 """Bytes of events after which the next revision of a turn goes into another response; clients limit its size."""
 
@@ -82,12 +92,22 @@ class WatchHub:
         self._store = store
         self._encode_header = header
         self._index = WatcherIndex()
-        self._catch_up = CatchUp(store, header, self._synced, wake)
+        self._catch_up = CatchUp(store, header, self._caught_up, wake)
         self._pending: Batch = []
+        self._deliveries_left = 0
+        self._falling: deque[list[Watcher]] = deque()
+        """Watchers that fell behind many at once: in no index any more, and not in the history yet."""
+        self._leaving: deque[list[Watcher]] = deque()
+        """Watchers of streams that were closed."""
+        self._wake = wake
         self._touched: list[WatchStream] = []
         self._on_change: dict[bytes, dict[Callable[[], None], None]] = {}
         self.streams: set[WatchStream] = set()
         self.events_total = 0
+        self.watcher_count = 0
+        """Watchers of all open streams."""
+        self.unsynced_count = 0
+        """Those that are behind."""
         self.delivered_revision = store.revision
         store.on_changes = self._changed
 
@@ -120,9 +140,9 @@ class WatchHub:
         self.delivered_revision = revision
         if self._pending:
             pending, self._pending = self._pending, []
+            self._deliveries_left = DELIVERIES_PER_TURN
             for group, batch in self._by_group(pending).items():
-                for piece in _pieces(batch):
-                    self._deliver_piece(group, piece)
+                self._deliver_batch(group, batch)
             self.flush()
             if self._on_change:
                 self._call_recipes(pending)
@@ -140,13 +160,23 @@ class WatchHub:
                         batch.append((revision, [change]))
         return batches
 
+    def _deliver_batch(self, group: Group, batch: Batch) -> None:
+        """What a turn has for a group, unless so many watch and so much happened that it takes too long for one."""
+        cost = group.size * sum(len(changes) for _, changes in batch)
+        if cost > max(self._deliveries_left, DELIVERIES_MIN):
+            self._fall(self._index.take(group), batch[0][0])
+            return
+        self._deliveries_left -= cost
+        for piece in _pieces(batch):
+            self._deliver_piece(group, piece)
+
     def _deliver_piece(self, group: Group, piece: Batch) -> None:
         """One response for each watcher of a group; its header has the revision of the last event."""
         header = self._encode_header(piece[-1][0])
         late: list[Watcher] = []
         if group.plain:
             events = [messages.event(kv, is_delete) for _, changes in piece for _, kv, is_delete, _ in changes]
-            self._fan_out(group, header, events, late)
+            self._fan_out(group, header, events, piece[0][0])
         for watcher in group.special:
             self._deliver_to(watcher, header, piece, late)
         for watcher in late:
@@ -154,13 +184,16 @@ class WatchHub:
             self._index.remove(watcher)
             self._unsynced(watcher, piece[0][0])
 
-    def _fan_out(self, group: Group, header: bytes, events: list[bytes], late: list[Watcher]) -> None:
+    def _fan_out(self, group: Group, header: bytes, events: list[bytes], first: int) -> None:
         joined = b"".join(events)
+        full: list[WatchStream] = []
         for stream, id_fields in group.plain.items():
             if stream.fan_out(header, id_fields, joined):
                 self.events_total += len(id_fields) * len(events)
             else:
-                late += [stream.watchers[watch_id] for watch_id in id_fields]
+                full.append(stream)
+        for stream in full:
+            self._fall(self._index.take_stream(group, stream), first)
 
     def _deliver_to(self, watcher: Watcher, header: bytes, piece: Batch, late: list[Watcher]) -> None:
         wanted = [
@@ -174,6 +207,8 @@ class WatchHub:
             return
         if not watcher.stream.has_room:
             late.append(watcher)
+            return
+        if watcher.stream.is_closed:
             return
         record = self._store.record
         events = [
@@ -192,9 +227,30 @@ class WatchHub:
             callback()
 
     def _unsynced(self, watcher: Watcher, next_revision: int) -> None:
+        self._count_unsynced(watcher.stream, 1)
         watcher.is_synced = False
         watcher.next_revision = next_revision
         self._catch_up.add(watcher)
+
+    def _count_unsynced(self, stream: WatchStream, change: int) -> None:
+        stream.unsynced_count += change
+        self.unsynced_count += change
+
+    def _fall(self, watchers: list[Watcher], next_revision: int) -> None:
+        """Watchers that were taken out of the index fall behind; the rest of the work is done in steps."""
+        watchers = [watcher for watcher in watchers if not watcher.stream.is_closed]
+        for watcher in watchers:
+            watcher.is_synced = False
+            watcher.next_revision = max(next_revision, watcher.start_revision)
+            watcher.stream.unsynced_count += 1
+        self.unsynced_count += len(watchers)
+        self._falling.append(watchers)
+        self._wake()
+
+    def _caught_up(self, watcher: Watcher) -> None:
+        """A watcher that was behind has everything."""
+        self._count_unsynced(watcher.stream, -1)
+        self._synced(watcher)
 
     def _synced(self, watcher: Watcher) -> None:
         """A watcher has everything up to the present: serve it live."""
@@ -214,11 +270,8 @@ class WatchHub:
         next_revision = self.delivered_revision + 1
         self.delivered_revision = self._store.revision
         self._pending.clear()
-        for stream in self.streams:
-            for watcher in stream.watchers.values():
-                if watcher.is_synced:
-                    self._index.remove(watcher)
-                    self._unsynced(watcher, max(next_revision, watcher.start_revision))
+        for group in self._index.all_groups():
+            self._fall(self._index.take(group), next_revision)
         for callbacks in list(self._on_change.values()):
             for callback in list(callbacks):
                 callback()
@@ -229,6 +282,7 @@ class WatchHub:
         """Serve a new watcher: live if it starts now or later, else from history first."""
         self.deliver()
         self.streams.add(watcher.stream)
+        self.watcher_count += 1
         if watcher.start_revision == 0 or watcher.start_revision > self._store.revision:
             self._synced(watcher)
         else:
@@ -236,19 +290,36 @@ class WatchHub:
 
     def remove(self, watcher: Watcher) -> None:
         """Serve a watcher no more."""
+        self.watcher_count -= 1
+        if not self._forget(watcher):
+            self._count_unsynced(watcher.stream, -1)
+
+    def _forget(self, watcher: Watcher) -> bool:
+        """Take a watcher from wherever it is; whether that was among the live."""
         if watcher.is_synced:
-            self._index.remove(watcher)
-        else:
-            self._catch_up.remove(watcher)
+            return self._index.remove(watcher)
+        self._catch_up.remove(watcher)
+        return False
 
     def leave(self, stream: WatchStream) -> None:
-        """A client is gone."""
-        self.streams.discard(stream)
+        """A client is gone: nothing reaches its watchers any more. However many there are, they go step by step."""
+        if stream in self.streams:
+            self.streams.remove(stream)
+            self.watcher_count -= len(stream.watchers)
+            self._count_unsynced(stream, -stream.unsynced_count)
+            self._leaving.append(list(stream.watchers.values()))
+            if self._move():
+                self._wake()
 
     def header(self) -> bytes:
         """Header with the present revision, everything up to which was delivered."""
         self.deliver()
         return self._encode_header(self._store.revision)
+
+    @property
+    def revision(self) -> int:
+        """The present revision."""
+        return self._store.revision
 
     def has_reached(self, watcher: Watcher) -> bool:
         """Whether a watcher has everything so far, and does not start in the future."""
@@ -284,9 +355,27 @@ class WatchHub:
     def catch_up(self) -> bool:
         """Serve some of those that are behind, for a few milliseconds; whether there is more to do now."""
         self.deliver()
-        more = self._catch_up.step()
+        more = self._move()
+        more = self._catch_up.step() or more
         self.flush()
         return more
+
+    def _move(self) -> bool:
+        """Move some of those that fell behind or left many at once; whether there are more."""
+        for queue, move in ((self._leaving, self._forget), (self._falling, self._to_history)):
+            if queue:
+                watchers = queue[0]
+                for watcher in watchers[-MOVES_PER_STEP:]:
+                    move(watcher)
+                del watchers[-MOVES_PER_STEP:]
+                if not watchers:
+                    queue.popleft()
+        return bool(self._leaving or self._falling)
+
+    def _to_history(self, watcher: Watcher) -> None:
+        """Serve a watcher that fell behind, unless it has ended since."""
+        if watcher.stream.watchers.get(watcher.watch_id) is watcher:
+            self._catch_up.add(watcher)
 
     def resume(self, watchers: list[Watcher]) -> None:
         """These have room again."""
@@ -294,22 +383,7 @@ class WatchHub:
             self._catch_up.add(watcher)
 
     @property
-    def watcher_count(self) -> int:
-        """Watchers of all streams."""
-        return sum(len(stream.watchers) for stream in self.streams)
-
-    @property
-    def unsynced_count(self) -> int:
-        """Watchers that are behind."""
-        return sum(not watcher.is_synced for stream in self.streams for watcher in stream.watchers.values())
-
-    @property
     def lag_revisions(self) -> int:
-        """How far the slowest watcher is behind."""
-        behind = [
-            self._store.revision + 1 - watcher.next_revision
-            for stream in self.streams
-            for watcher in stream.watchers.values()
-            if not watcher.is_synced
-        ]
-        return max(behind, default=0)
+        """How far the slowest watcher is behind, of those that wait for their turn or for their client."""
+        parked = (stream.parked_revision for stream in self.streams if stream.unsynced_count)
+        return max(self._store.revision + 1 - min(self._catch_up.next_revision, *parked, self._store.revision + 1), 0)

@@ -25,7 +25,8 @@ class Watcher:
         key, range_end: as in the index: ``range_end`` empty for one key, ``b"\\0"`` for no end.
         start_revision: what the client asked for, 0 for "from now".
         next_revision: the first revision not sent yet; kept only while the watcher is not synced.
-        is_synced: whether it is served live, by the hub; otherwise from history.
+        is_synced: whether it is served live, by the hub, or was until it fell behind with many others; otherwise from
+            history.
         is_quiet: nothing was sent since the last progress notification was due.
     """
 
@@ -93,6 +94,11 @@ class Group:
     def __bool__(self) -> bool:
         return bool(self.plain or self.special)
 
+    @property
+    def size(self) -> int:
+        """How many watchers it has."""
+        return sum(map(len, self.plain.values())) + len(self.special)
+
 
 class WatcherIndex:
     """Watchers by what they watch."""
@@ -116,20 +122,49 @@ class WatcherIndex:
             group.plain.setdefault(watcher.stream, {})[watcher.watch_id] = watcher.id_field
         self.size += 1
 
-    def remove(self, watcher: Watcher) -> None:
-        """Remove a watcher that was added."""
-        group = self._group(watcher.key, watcher.range_end)
+    def remove(self, watcher: Watcher) -> bool:
+        """Remove a watcher; whether it was here."""
+        group = self._find(watcher.key, watcher.range_end)
+        if group is None:
+            return False
         if watcher in self._special:
             self._special.remove(watcher)
             del group.special[watcher]
         else:
-            ids = group.plain[watcher.stream]
-            del ids[watcher.watch_id]
+            ids = group.plain.get(watcher.stream)
+            if ids is None or ids.pop(watcher.watch_id, None) is None:
+                return False
             if not ids:
                 del group.plain[watcher.stream]
         self.size -= 1
         if not group:
             self._forget(watcher.key, watcher.range_end)
+        return True
+
+    def take(self, group: Group) -> list[Watcher]:
+        """Remove all watchers of a group."""
+        taken = list(group.special)
+        for stream, ids in group.plain.items():
+            taken += [stream.watchers[watch_id] for watch_id in ids]
+        self._special.difference_update(group.special)
+        group.special.clear()
+        group.plain.clear()
+        self.size -= len(taken)
+        self._forget(taken[0].key, taken[0].range_end)
+        return taken
+
+    def take_stream(self, group: Group, stream: WatchStream) -> list[Watcher]:
+        """Remove all watchers of one stream that want every event of a group as it is."""
+        ids = group.plain.pop(stream)
+        self.size -= len(ids)
+        taken = [stream.watchers[watch_id] for watch_id in ids]
+        if not group:
+            self._forget(taken[0].key, taken[0].range_end)
+        return taken
+
+    def all_groups(self) -> list[Group]:
+        """Every group there is."""
+        return [*self.by_key.values(), *self.ranges.values()]
 
     def groups(self, key: bytes) -> Iterable[Group]:
         """The groups whose key or interval contains a key."""
@@ -150,8 +185,11 @@ class WatcherIndex:
                 found += [stream.watchers[watch_id] for watch_id in ids]
         return found
 
+    def _find(self, key: bytes, range_end: bytes) -> Group | None:
+        return self.ranges.get(key, range_end) if range_end else self.by_key.get(key)
+
     def _group(self, key: bytes, range_end: bytes) -> Group:
-        group = self.ranges.get(key, range_end) if range_end else self.by_key.get(key)
+        group = self._find(key, range_end)
         if group is None:
             group = Group()
             if range_end:

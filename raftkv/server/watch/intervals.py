@@ -79,6 +79,17 @@ class Intervals(Generic[T]):
         self._root = _remove(self._root, start, end)
         self._size -= 1
 
+    def values(self) -> list[T]:
+        """The values of all intervals."""
+        found: list[T] = list(self._open.values())
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            if node is not None:
+                found.append(node.value)
+                nodes += (node.left, node.right)
+        return found
+
     def containing(self, key: bytes) -> list[T]:
         """The values of all intervals that contain a key: bounded ones in order of start, then open ones."""
         found: list[T] = []

@@ -109,7 +109,9 @@ class WatchService:
     async def _notify_progress(self, stream: WatchStream) -> None:
         while True:
             await asyncio.sleep(self._progress_interval_s * random.uniform(1.0, 1.0 + PROGRESS_JITTER))
-            stream.notify_progress()
+            for _ in stream.notify_progress():
+                self._hub.flush()
+                await asyncio.sleep(0)
             self._hub.flush()
 
 

@@ -8,7 +8,9 @@ no events are kept for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
 from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
@@ -31,6 +33,8 @@ CONNECTION_QUEUED_MAX_BYTES: Final = 16 * 1024 * 1024
 
 BURST_MAX_BYTES: Final = 4 * 1024 * 1024
 """Bytes that one change may put on one stream at once: beyond it, its watchers are served one by one."""
+
+NOTIFICATIONS_PER_STEP: Final = 1000
 
 _pack: Final = PREFIX.pack
 
@@ -69,6 +73,10 @@ class Hub(Protocol):
     def leave(self, stream: WatchStream) -> None:
         """The client is gone."""
 
+    @property
+    def revision(self) -> int:
+        """The present revision."""
+
     def header(self) -> bytes:
         """Response header with the current revision, after everything up to it was delivered."""
 
@@ -102,11 +110,17 @@ class WatchStream:
         self._out: list[bytes] = []
         self._queued_bytes = 0
         self._parked: dict[Watcher, None] = {}
+        self._ahead: list[tuple[int, int, Watcher]] = []
+        """A heap of the watchers that start in the future: their revision, a number, themselves."""
+        self._numbers = count()
+        self.unsynced_count = 0
+        """Watchers that are behind; kept by the hub."""
+        self.is_closed = False
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Take one message of the client.
+        """Take one message of the client, which may come when the call has ended.
 
         Raises:
             RpcError: the bytes are no WatchRequest.
@@ -115,7 +129,7 @@ class WatchStream:
             request = rpc_pb2.WatchRequest.FromString(data)
         except DecodeError as error:
             raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
-        kind = request.WhichOneof("request_union")
+        kind = None if self.is_closed else request.WhichOneof("request_union")
         if kind == "create_request":
             self._create(request.create_request)
         elif kind == "cancel_request":
@@ -149,7 +163,22 @@ class WatchStream:
             fragment=request.fragment,
             progress_notify=request.progress_notify,
         )
+        if request.start_revision > self._hub.revision:
+            self._add_ahead(watcher)
         self._hub.add(watcher)
+
+    def _add_ahead(self, watcher: Watcher) -> None:
+        if len(self._ahead) > 2 * len(self.watchers) + 100:  # most of them have ended
+            self._ahead = [item for item in self._ahead if self.watchers.get(item[2].watch_id) is item[2]]
+            heapify(self._ahead)
+        heappush(self._ahead, (watcher.start_revision, next(self._numbers), watcher))
+
+    def _has_watchers_ahead(self) -> bool:
+        """Whether any watcher starts in the future; takes little time however many there are."""
+        ahead, revision = self._ahead, self._hub.revision
+        while ahead and (ahead[0][0] <= revision or self.watchers.get(ahead[0][2].watch_id) is not ahead[0][2]):
+            heappop(ahead)
+        return bool(ahead)
 
     def _free_id(self) -> int:
         while self._next_id in self.watchers:
@@ -167,16 +196,19 @@ class WatchStream:
     def _report_progress(self) -> None:
         """Say that everything up to a revision was sent, if that is so for every watcher; else say nothing."""
         header = self._hub.header()
-        if self.watchers and all(map(self._hub.has_reached, self.watchers.values())):
+        if self.watchers and not self.unsynced_count and not self._has_watchers_ahead():
             self.send(header + messages.id_field(-1))
 
-    def notify_progress(self) -> None:
-        """Tell watchers that asked for it, and had no event since last time, how far they are."""
+    def notify_progress(self) -> Iterator[None]:
+        """Tell watchers that asked for it, and had no event since last time, how far they are; with pauses."""
         due = [watcher for watcher in self.watchers.values() if watcher.progress_notify]
-        for watcher in due:
-            if watcher.is_quiet and self._hub.has_reached(watcher):
+        for number, watcher in enumerate(due, 1):
+            is_here = self.watchers.get(watcher.watch_id) is watcher
+            if is_here and watcher.is_quiet and self._hub.has_reached(watcher):
                 self.send(self._hub.header() + watcher.id_field)
             watcher.is_quiet = True
+            if number % NOTIFICATIONS_PER_STEP == 0:
+                yield
 
     def forget(self, watcher: Watcher) -> None:
         """End a watcher without a word."""
@@ -186,10 +218,11 @@ class WatchStream:
 
     def close(self) -> None:
         """The client is gone: end all watchers."""
+        self.is_closed = True
         self._call.on_room(None)
-        for watcher in list(self.watchers.values()):
-            self.forget(watcher)
         self._hub.leave(self)
+        self._parked.clear()
+        self._ahead.clear()
         self._out.clear()
 
     # -- answers -----------------------------------------------------------------------------------------------------
@@ -212,6 +245,8 @@ class WatchStream:
 
     def fan_out(self, header: bytes, id_fields: dict[int, bytes], event: bytes) -> bool:
         """Queue one event for many watchers; False if there is no room and nothing was queued."""
+        if self.is_closed:
+            return True
         size_bytes = len(header) + len(event)
         if not self.has_room or (size_bytes * len(id_fields) > BURST_MAX_BYTES and len(id_fields) > 1):
             return False
@@ -246,6 +281,11 @@ class WatchStream:
             self._out.clear()
 
     # -- falling behind ----------------------------------------------------------------------------------------------
+
+    @property
+    def parked_revision(self) -> int:
+        """The next revision of a watcher that waits for the client, about the one that is the farthest behind."""
+        return min((watcher.next_revision for watcher in islice(self._parked, 100)), default=1 << 63)
 
     def park(self, watcher: Watcher) -> None:
         """Set a watcher aside that is behind, until the client has read."""

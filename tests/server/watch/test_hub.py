@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
 from raftkv.apply.response import HeaderEncoder
 from raftkv.errors import StoppedError
 from raftkv.pb import rpc_pb2
+from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import stream as stream_module
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream
@@ -173,3 +175,105 @@ def test_a_closed_stream_leaves_nothing_behind(world: World) -> None:
     assert not len(world.hub._index.ranges)
     world.put(b"k")
     assert world.hub.catch_up() is False
+
+
+def _ask_progress(stream: WatchStream) -> None:
+    request = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest())
+    stream.receive(request.SerializeToString())
+
+
+def test_a_progress_request_does_not_look_at_each_watcher(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, call = world.stream()
+    for number in range(500):
+        world.watch(stream, key=b"%d" % number)
+    call.read()
+    looks = 0
+
+    def counted(*_: object) -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    monkeypatch.setattr(WatchHub, "has_reached", counted)
+    for _ in range(10):
+        _ask_progress(stream)
+    world.hub.flush()
+    assert [response.watch_id for response in call.read()] == [-1] * 10
+    assert looks < 10
+
+
+def test_no_progress_while_a_watcher_starts_in_the_future_or_is_behind(world: World) -> None:
+    def answers() -> int:
+        _ask_progress(stream)
+        world.hub.flush()
+        return sum(response.watch_id == -1 for response in call.read())
+
+    stream, call = world.stream()
+    world.watch(stream, key=b"k")
+    assert answers() == 1
+    world.watch(stream, key=b"k", start_revision=4, watch_id=7)
+    world.watch(stream, key=b"k", start_revision=1000, watch_id=8)
+    for number in range(1000):
+        world.watch(stream, key=b"other", start_revision=3000, watch_id=100 + number)
+        stream.receive(_cancel(100 + number))
+    assert len(stream._ahead) < 200, "those that have ended are not kept"
+    assert answers() == 0
+    stream.receive(_cancel(8))
+    assert answers() == 0
+    for _ in range(3):
+        world.put(b"x")
+    assert answers() == 1
+    world.watch(stream, key=b"k", start_revision=1, watch_id=9)
+    assert answers() == 0
+    world.hub.catch_up()
+    assert answers() == 1
+
+
+def _cancel(watch_id: int) -> bytes:
+    return rpc_pb2.WatchRequest(cancel_request=rpc_pb2.WatchCancelRequest(watch_id=watch_id)).SerializeToString()
+
+
+def test_very_many_watchers_leave_in_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MOVES_PER_STEP", 10)
+    (leaving, leaving_call), (staying, staying_call) = world.stream(), world.stream()
+    for number in range(40):
+        world.watch(leaving, key=b"k", prev_kv=number % 2 == 0)
+        world.watch(leaving, key=b"k", start_revision=1)
+    world.watch(staying, key=b"k")
+    leaving_call.read()
+    staying_call.read()
+    leaving.close()
+    assert (world.hub.watcher_count, world.hub.unsynced_count) == (1, 0)
+    sizes = [world.hub._index.size]
+    world.put(b"k")
+    assert [len(response.events) for response in staying_call.read()] == [1]
+    while world.hub.catch_up():
+        sizes.append(world.hub._index.size)
+    assert leaving_call.read() == []
+    assert max(before - after for before, after in pairwise(sizes)) <= 10
+    assert world.hub._index.size == 1
+
+
+def test_a_change_that_very_many_watch_is_delivered_in_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "DELIVERIES_PER_TURN", 50)
+    monkeypatch.setattr(hub_module, "DELIVERIES_MIN", 5)
+    monkeypatch.setattr(hub_module, "MOVES_PER_STEP", 10)
+    stream, call = world.stream()
+    for number in range(100):
+        world.watch(stream, key=b"many", prev_kv=number % 2 == 0)
+    world.watch(stream, key=b"one", watch_id=1000)
+    call.read()
+    for _ in range(2):
+        world.put(b"many", deliver=False)
+        world.put(b"one", deliver=False)
+    world.hub.applied()
+    assert [response.watch_id for response in call.read()] == [1000]
+    assert world.hub.unsynced_count == 100
+    stream.receive(_cancel(3))
+    while world.hub.catch_up():
+        assert len(call.read()) <= 11
+    call.read()
+    got = [(response.watch_id, len(response.events)) for response in call.responses if response.events]
+    assert sorted(got)[:-1] == [(number, 2) for number in range(100) if number != 3]
+    world.put(b"many")
+    assert world.hub.unsynced_count == 99

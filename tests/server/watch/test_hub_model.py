@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from raftkv.apply.response import HeaderEncoder
 from raftkv.pb import rpc_pb2
-from raftkv.server.watch import catch_up, stream
+from raftkv.server.watch import catch_up, hub, stream
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream
 from raftkv.storage.backend.memory import MemoryBackend
@@ -181,7 +181,8 @@ class HubMachine(RuleBasedStateMachine):
         one = self.clients[client % len(self.clients)]
         request = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest())
         one.stream.receive(request.SerializeToString())
-        one.stream.notify_progress()
+        for _ in one.stream.notify_progress():
+            self.hub.flush()
         self.hub.flush()
 
     @precondition(lambda self: self.clients)
@@ -198,6 +199,13 @@ class HubMachine(RuleBasedStateMachine):
     def disconnect(self, client: int) -> None:
         one = self.clients.pop(client % len(self.clients))
         one.stream.close()
+
+    @invariant()
+    def the_counts_are_those_of_the_watchers(self) -> None:
+        for one in self.clients:
+            assert one.stream.unsynced_count == sum(not watcher.is_synced for watcher in one.stream.watchers.values())
+        assert self.hub.unsynced_count == sum(one.stream.unsynced_count for one in self.clients)
+        assert self.hub.watcher_count == sum(len(one.stream.watchers) for one in self.clients)
 
     # -- the judge
 
@@ -286,9 +294,14 @@ class HubMachine(RuleBasedStateMachine):
         self.store.close()
 
 
-@pytest.fixture(params=["roomy", "tight"])
+@pytest.fixture(params=["roomy", "tight", "many"])
 def _limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With tight limits everybody falls behind all the time."""
+    """With tight limits everybody falls behind all the time; with many watchers they do so together, and in steps."""
+    if request.param == "many":
+        monkeypatch.setattr(hub, "DELIVERIES_PER_TURN", 3)
+        monkeypatch.setattr(hub, "DELIVERIES_MIN", 1)
+        monkeypatch.setattr(hub, "MOVES_PER_STEP", 1)
+        monkeypatch.setattr(stream, "NOTIFICATIONS_PER_STEP", 1)
     if request.param == "tight":
         monkeypatch.setattr(stream, "QUEUED_MAX_BYTES", 200)
         monkeypatch.setattr(stream, "QUEUED_LOW_BYTES", 100)
