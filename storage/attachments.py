@@ -53,6 +53,10 @@ class Attachments:
         """The keys of a lease, in order."""
         return sorted(self._keys.get(lease, ()))
 
+    def keys_unordered(self, lease: int) -> list[bytes]:
+        """The same in no order, which takes no time to speak of."""
+        return list(self._keys.get(lease, ()))
+
     def restore(self, of_key: dict[bytes, int]) -> None:
         """Replace everything by what a scan of the records found."""
         self.of_key.clear()

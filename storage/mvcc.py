@@ -259,6 +259,10 @@ class Store:
         """The keys attached to a lease now, in order."""
         return self._attachments.keys(lease)
 
+    def lease_keys_unordered(self, lease: int) -> list[bytes]:
+        """The same in no order, for leases of very many keys."""
+        return self._attachments.keys_unordered(lease)
+
     def leased_keys(self) -> dict[bytes, int]:
         """Every key attached to a lease, and the lease; the live table, not to be changed."""
         return self._leases

@@ -66,6 +66,9 @@ class Store(ReadView, MetaStore, Protocol):
     def pin(self) -> PinnedView:
         """The present, for reads that take long."""
 
+    def lease_keys_unordered(self, lease: int) -> list[bytes]:
+        """The keys attached to a lease."""
+
     def known_count(self, key: bytes, range_end: bytes) -> int:
         """Keys of an interval that a read of it looks at."""
 

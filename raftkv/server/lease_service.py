@@ -7,13 +7,16 @@ for each message: requests are handed to a callback, and all answers that a turn
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import islice
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
 from raftkv.apply.request import Kind
-from raftkv.apply.response import integer
+from raftkv.apply.response import field, integer
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.calls import UnaryCall
@@ -27,6 +30,9 @@ from raftkv.server.lease_graces import Graces, Orphan
 from raftkv.server.lessor import Lessor
 from raftkv.server.lessor_errands import Shortening, TimeToLive
 from raftkv.server.lessor_renewals import Ticket
+from raftkv.server.slices import RUN_ITEMS, Work, in_order
+
+T = TypeVar("T", bound=Any)
 
 _METHODS: Final = SERVICES["etcdserverpb.Lease"]
 _EMPTY: Final = raft_pb2.Empty().SerializeToString()
@@ -240,8 +246,9 @@ class LeaseService:
         if request is None:
             return
 
-        def done(response: rpc_pb2.LeaseTimeToLiveResponse) -> None:
-            self._responder.reply(call, self._responder.revision(), response.SerializeToString())
+        def done(body: bytes, is_whole: bool) -> None:
+            head = self._responder.header.encode(self._responder.revision(), self._responder.node.term)
+            self._answer_time_to_live(call, request.ID, head + body, is_whole)
 
         try:
             self._admission.check_read(call, serializable=False)
@@ -261,9 +268,34 @@ class LeaseService:
         except errors.StatusError as error:
             fail(call, error)
             return
-        leases = [rpc_pb2.LeaseStatus(ID=lease_id) for lease_id in self.lessor.times.by_end()]
-        response = rpc_pb2.LeaseLeasesResponse(leases=leases)
-        self._responder.reply(call, self._responder.revision(), response.SerializeToString())
+        head = self._responder.header.encode(self._responder.revision(), self._responder.node.term)
+        times = self.lessor.times
+        self._answer_in_slices(call, head, times.ends(), _lease_status, len(times))
+
+    def _answer_time_to_live(self, call: UnaryCall, lease_id: int, message: bytes, is_whole: bool) -> None:
+        """Answer with what a leader said, and with the keys of the lease where they were left out."""
+        if is_whole:
+            call.reply(message)
+        else:
+            keys = self._responder.applier.store.lease_keys_unordered(lease_id)
+            self._answer_in_slices(call, message, keys, _lease_key, len(keys))
+
+    def _answer_in_slices(
+        self, call: UnaryCall, head: bytes, items: Iterable[T], encode: Callable[[T], bytes], size: int
+    ) -> None:
+        """Answer with a list of any length, sorted: the head of the message, then each item."""
+
+        def work() -> Work[None]:
+            ordered = yield from in_order(items)
+            pieces = [head]
+            while some := list(islice(ordered, RUN_ITEMS)):
+                pieces.append(b"".join([encode(item) for item in some]))
+                yield
+            call.reply_many(pieces)
+
+        job = self._responder.slices.run(work, partial(self._responder.refuse_read, call), size)
+        if not job.is_over:
+            call.on_cancel(job.cancel)
 
     # -- keep-alives -------------------------------------------------------------------------------------------------
 
@@ -361,15 +393,25 @@ class LeaseService:
         if request is None:
             return
 
-        def done(response: rpc_pb2.LeaseTimeToLiveResponse) -> None:
+        def done(body: bytes, is_whole: bool) -> None:
             if not call.done:
-                call.reply(response.SerializeToString())
+                self._answer_time_to_live(call, request.ID, body, is_whole)
 
         def failed(error: errors.StatusError) -> None:
             if not call.done:
                 fail(call, error)
 
         self.lessor.ask(TimeToLive(self.lessor, request, is_local=False, done=done, failed=failed))
+
+
+def _lease_status(end: tuple[float, int]) -> bytes:
+    """An element of field 2 of a LeaseLeasesResponse."""
+    return field(2, integer(1, end[1]))
+
+
+def _lease_key(key: bytes) -> bytes:
+    """An element of field 5 of a LeaseTimeToLiveResponse."""
+    return field(5, key)
 
 
 async def _read_to_end(call: StreamCall, stream: _KeepAliveStream) -> None:

@@ -97,7 +97,6 @@ class Lessor:
     Arguments:
         node: of the member.
         leases: as applied.
-        lease_keys: the keys attached to a lease.
         ttl_min_s: shortest TTL that is granted.
         channel, introduction: see ``Router``.
     """
@@ -106,14 +105,12 @@ class Lessor:
         self,
         node: Node,
         leases: Leases,
-        lease_keys: Callable[[int], list[bytes]],
         *,
         ttl_min_s: int,
         channel: Callable[[int], Channel | None],
         introduction: Callable[[int], tuple[tuple[str, str], ...]],
     ) -> None:
         self._node = node
-        self._lease_keys = lease_keys
         self._ttl_min_s = ttl_min_s
         self._loop = asyncio.get_running_loop()
         self._clock = LeaseClock(self._loop.time)
@@ -285,14 +282,12 @@ class Lessor:
         self._end_timers.add(timer)
 
     def time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> rpc_pb2.LeaseTimeToLiveResponse:
-        """The answer of this member, which must be the confirmed leader. TTL -1: no such lease."""
+        """The answer of this member, which must be the confirmed leader, but for keys. TTL -1: no such lease."""
         response = rpc_pb2.LeaseTimeToLiveResponse(ID=request.ID, TTL=-1)
         granted_s = self.times.ttl_s(request.ID)
         if granted_s:
             response.TTL = int(self.times.remaining_s(request.ID))
             response.grantedTTL = granted_s
-            if request.keys:
-                response.keys.extend(self._lease_keys(request.ID))
         return response
 
     # -- writes ------------------------------------------------------------------------------------------------------

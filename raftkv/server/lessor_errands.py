@@ -88,7 +88,8 @@ class TimeToLive:
         request: the client's.
         deadline: loop time.
         is_local: whether the client is this member's.
-        done: gets the response without its header.
+        done: gets the response without its header, and whether it is whole: this member leaves out the keys, which may
+            be very many; another one has put them in.
         failed: gets the error instead.
     """
 
@@ -101,7 +102,7 @@ class TimeToLive:
         request: rpc_pb2.LeaseTimeToLiveRequest,
         *,
         is_local: bool,
-        done: Callable[[rpc_pb2.LeaseTimeToLiveResponse], None],
+        done: Callable[[bytes, bool], None],
         failed: Callable[[errors.StatusError], None],
     ) -> None:
         self.deadline = lessor.new_deadline()
@@ -113,7 +114,7 @@ class TimeToLive:
 
     def serve(self) -> None:
         """See ``Errand``."""
-        self._done(self._lessor.time_to_live(self._request))
+        self._done(self._lessor.time_to_live(self._request).SerializeToString(), not self._request.keys)
 
     def request(self) -> bytes:
         """See ``Errand``."""
@@ -121,7 +122,7 @@ class TimeToLive:
 
     def take(self, response: bytes) -> None:
         """See ``Errand``."""
-        self._done(rpc_pb2.LeaseTimeToLiveResponse.FromString(response))
+        self._done(response, True)
 
 
 class Shortening:

@@ -25,7 +25,7 @@ import heapq
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 LOGGED_S: Final = 0.5
@@ -271,12 +271,15 @@ class LeaseTimes:
         """Seconds until a lease that exists ends, as this member sees it; 0 if it is over already."""
         return max(0.0, self._leases[lease_id].ends_at - self._clock.now())
 
-    def by_end(self) -> list[int]:
-        """All leases, the first to end first: for members that do not lead, as of the last renewal in the log."""
-        if self.is_primary:
-            return sorted(self._leases, key=lambda lease_id: (self._leases[lease_id].ends_at, lease_id))
-        ends = {lease_id: lease.renewed_at + lease.ttl_s for lease_id, lease in self._leases.items()}
-        return sorted(ends, key=lambda lease_id: (ends[lease_id], lease_id))
+    def ends(self) -> Iterator[tuple[float, int]]:
+        """When each lease ends, and its id; for members that do not lead, as of the last renewal in the log.
+
+        Leases may come and go while it is in use.
+        """
+        for lease_id in list(self._leases):
+            lease = self._leases.get(lease_id)
+            if lease is not None:
+                yield (lease.ends_at if self.is_primary else lease.renewed_at + lease.ttl_s), lease_id
 
     # -- the heap ----------------------------------------------------------------------------------------------------
 

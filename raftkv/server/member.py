@@ -208,7 +208,6 @@ class Member:
         self._lessor = Lessor(
             self.node,
             self._applier.leases,
-            store.lease_keys,
             ttl_min_s=self.config.lease_ttl_min_s,
             channel=self._channel,
             introduction=self._introduction,

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from heapq import merge
+from itertools import islice
 from time import perf_counter
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Any)
 Work = Generator[None, None, T]
 
 TURN_S: Final = 0.002
@@ -33,6 +35,8 @@ SHORT_KEYS: Final = 10_000
 """Jobs of more belong in the lane of the long."""
 SHORT_ACTIVE_MAX: Final = 64
 LONG_ACTIVE_MAX: Final = 4
+RUN_ITEMS: Final = 1000
+"""Items that are sorted, or put together, at once."""
 HOLD_MAX_S: Final = 30.0
 """How long a job may keep compactions from dropping what it reads."""
 
@@ -199,6 +203,16 @@ class Slices:
             now = perf_counter()
         if first or second:
             self._schedule()
+
+
+def in_order(items: Iterable[T]) -> Work[Iterator[T]]:
+    """Sort, with pauses; what is returned gives the items one by one, and is to be used with pauses too."""
+    runs: list[list[T]] = []
+    source = iter(items)
+    while run := sorted(islice(source, RUN_ITEMS)):
+        runs.append(run)
+        yield
+    return merge(*runs)
 
 
 class Pinned(Protocol):

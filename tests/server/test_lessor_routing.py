@@ -120,7 +120,6 @@ class Follower:
         self.lessor = Lessor(
             node,
             machine.applier.leases,
-            machine.store.lease_keys,
             ttl_min_s=2,
             channel=channel,
             introduction=lambda peer: (),

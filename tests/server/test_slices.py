@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
 import pytest
 
 from raftkv.server import slices as module
-from raftkv.server.slices import LONG_ACTIVE_MAX, SHORT_KEYS, Slices, Work, hold
+from raftkv.server.slices import LONG_ACTIVE_MAX, RUN_ITEMS, SHORT_KEYS, Slices, Work, hold, in_order
 
 LONG = SHORT_KEYS + 1
 
@@ -229,3 +229,14 @@ def test_a_view_is_let_go_at_the_end_and_after_a_time(clock: Clock) -> None:
     next(work)
     work.close()
     assert view.let_go_times == 1
+
+
+def test_sorting_pauses_after_each_run() -> None:
+    numbers = [number * 7919 % 10_007 for number in range(10_007)]
+
+    def work() -> Iterator[None]:
+        ordered = yield from in_order(numbers)
+        assert list(ordered) == sorted(numbers)
+
+    pauses = list(work())
+    assert len(pauses) == -(-len(numbers) // RUN_ITEMS)
