@@ -49,7 +49,7 @@ async def run_row(row: Row, options: argparse.Namespace, console: Console) -> tu
             continue
         found[program] = await measure(row, program, options.scale, options.seconds, options.nofile)
         for line in details(found[program]):
-            console.print(line, markup=False, highlight=False, style="dim")
+            console.print(line, markup=False, highlight=False, style="dim", soft_wrap=True)
     return found.get("raftkv"), found.get("etcd")
 
 

@@ -17,6 +17,7 @@ from bench.hostile.stage import (
     Sampler,
     agreement,
     leader_number,
+    log_bytes,
     long_turns,
     members,
     metrics_of,
@@ -39,7 +40,7 @@ class Outcome:
     Attributes:
         turns_ms, turns_own_ms: the longest turn of each member of raftkv, by the clock, and without waits for a
             processor that others had.
-        work: what long turns did, as the members logged it.
+        work: how long the longest turns were and what they did, as the members logged it (one a second).
         put, read: count, p50_ms, p99_ms, max_ms of the honest client's.
         errors: of the honest client.
         peak_mb, growth_mb: anonymous memory of the largest member, and how much more than before the attack.
@@ -85,8 +86,6 @@ async def measure(row: Row, program: str, scale: float, seconds: float, nofile: 
             await attacker.close()
         outcome.refusals, outcome.notes = dict(attacker.refusals.most_common(5)), attacker.notes
         outcome.problem = outcome.problem or (await _agreement(cluster)).problem
-        for member in cluster.members:
-            outcome.work += [work for _, work in sorted(long_turns(member), reverse=True)[:2]]
         if row.restarts and not outcome.problem:
             outcome.restart_s = _restart(cluster, (attacker.target + 1) % len(cluster.members))
     return outcome
@@ -100,6 +99,7 @@ async def _attack(cluster: Cluster, row: Row, attacker: Attacker, seconds: float
         await asyncio.sleep(QUIET_S)
         outcome.quiet_put_p99_ms = (await honest.tell())["put"]["p99_ms"]
         before = [metrics_of(member) for member in cluster.members]
+        logged = [log_bytes(member) for member in cluster.members]
         honest.mark()
         async with Sampler(cluster) as sampler:
             began = monotonic()
@@ -109,6 +109,10 @@ async def _attack(cluster: Cluster, row: Row, attacker: Attacker, seconds: float
             await asyncio.sleep(AFTER_S)
             told = await honest.tell()
         after = [metrics_of(member) for member in cluster.members]
+        turns = [
+            turn for member, size in zip(cluster.members, logged, strict=True) for turn in long_turns(member, size)
+        ]
+        outcome.work = [f"{own_ms} ms: {work}" for own_ms, work in sorted(turns, reverse=True)[:4]]
     finally:
         honest.close()
     _note(outcome, told, before, after)

@@ -31,7 +31,7 @@ from rich.console import Console
 from bench.hostile.attacker import KV, Attacker
 from bench.hostile.report import TURN_LIMIT_MS
 from bench.hostile.rows import ROWS, Row
-from bench.hostile.stage import HonestProcess, Sampler, agreement, long_turns, members, metrics_of
+from bench.hostile.stage import HonestProcess, Sampler, agreement, log_bytes, long_turns, members, metrics_of
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.channel import Channel
 from raftkv.rpc.status import RpcError
@@ -91,12 +91,14 @@ class Soak:
         self._scale = scale
         self._attack_s = attack_s
         self._first: list[dict[str, float]] = []
+        self._logged: list[int] = []
 
     async def run(self, attackers: int, console: Console) -> Verdict:
         """Attack to the end, and judge."""
         honest = HonestProcess(self._cluster.endpoints, streams=True)
         try:
             self._first = [metrics_of(member) for member in self._cluster.members]
+            self._logged = [log_bytes(member) for member in self._cluster.members]
             async with Sampler(self._cluster, SAMPLE_INTERVAL_S) as sampler, asyncio.TaskGroup() as group:
                 for _ in range(attackers):
                     group.create_task(self._attack())
@@ -168,6 +170,7 @@ class Soak:
                 f"longest turn {self.verdict.longest_own_turn_ms:.0f} ms, leader changes "
                 f"{self.verdict.leader_changes}, rows {self.verdict.rounds.total()}",
                 highlight=False,
+                soft_wrap=True,
             )
 
     def _scrape(self) -> None:
@@ -194,8 +197,9 @@ class Soak:
             found.append(f"{verdict.leader_changes} changes of leader")
         if verdict.longest_own_turn_ms > TURN_LIMIT_MS:
             found.append(f"a turn of {verdict.longest_own_turn_ms:.0f} ms")
-        for member in self._cluster.members:
-            verdict.work += [f"{own_ms} ms: {work}" for own_ms, work in sorted(long_turns(member), reverse=True)[:3]]
+        for size, member in zip(self._logged, self._cluster.members, strict=True):
+            longest = sorted(long_turns(member, size), reverse=True)[:5]
+            verdict.work += [f"{member.name}: {own_ms} ms: {work}" for own_ms, work in longest]
         for number, member in enumerate(self._cluster.members):
             sizes = [sample[number] for sample in sampler.memory]
             counts = [sample[number] for sample in sampler.descriptors]

@@ -76,9 +76,14 @@ def _pid(member: Member) -> int:
     return member.process.pid if member.process is not None else 0
 
 
-def long_turns(member: Member) -> list[tuple[int, str]]:
-    """Turns that a member of raftkv warned of: milliseconds of its own, and what ran."""
-    text = member.log_path.read_text(encoding="utf-8", errors="replace")
+def log_bytes(member: Member) -> int:
+    """How much a member has logged so far."""
+    return member.log_path.stat().st_size if member.log_path.exists() else 0
+
+
+def long_turns(member: Member, since_bytes: int = 0) -> list[tuple[int, str]]:
+    """Turns that a member of raftkv warned of, from a place in its log on: milliseconds of its own, and what ran."""
+    text = member.log_path.read_bytes()[since_bytes:].decode("utf-8", errors="replace")
     return [(int(found[1]), found[2]) for found in _LONG_TURN.finditer(text)]
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +31,8 @@ from raftkv.training.gateway_tenancy import LINGER_S, Tenancy
 
 ROOT: Final = "/raftkv/tcpstore/"
 CONNECTIONS_MAX: Final = 4096
+DESCRIPTORS_RESERVED: Final = 64
+"""For what is not a client: connections to members, standard streams, files that are opened for a moment."""
 _DRAIN_S: Final = 5.0
 _CHECK_INTERVAL_S: Final = 5.0
 
@@ -74,6 +77,8 @@ class Gateway:
         self._store = ReplicatedStore(kv, config.prefix, on_trouble=self._trouble.note)
         self._tenancy = Tenancy(kv, config.prefix, config.linger_s, fresh=config.fresh, on_trouble=self._trouble.note)
         self._connections: set[Connection] = set()
+        self._connections_max = connections_allowed()
+        self._is_full = False
         self._budgets = Budgets()
         self._checking: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
@@ -129,12 +134,23 @@ class Gateway:
             connection.close()
 
     def _connection(self) -> asyncio.Protocol:
-        if len(self._connections) >= CONNECTIONS_MAX:
-            _log.warning("refused a connection: there are %d, which is the limit", CONNECTIONS_MAX)
+        if len(self._connections) >= self._connections_max:
+            if not self._is_full:
+                _log.warning("connections are refused: there are %d, which is the limit", self._connections_max)
+            self._is_full = True
             return _Refusal()
+        self._is_full = False
         connection = Connection(self._store, self._connections.discard, self._budgets)
         self._connections.add(connection)
         return connection
+
+
+def connections_allowed() -> int:
+    """How many clients there may be: with no descriptor left, the gateway could not reach raftkv either."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return CONNECTIONS_MAX
+    return max(1, min(CONNECTIONS_MAX, soft - DESCRIPTORS_RESERVED))
 
 
 class _Refusal(asyncio.Protocol):

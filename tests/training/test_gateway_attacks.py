@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import sys
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from raftkv.training.gateway import CONNECTIONS_MAX, connections_allowed
 from raftkv.training.gateway_budget import Budgets
 from raftkv.training.gateway_connection import (
     ANSWER_STALL_S,
@@ -502,6 +504,14 @@ def test_values_are_read_by_the_megabyte_and_equal_keys_once() -> None:
 
 
 # ---- connections
+
+
+@pytest.mark.parametrize(("soft", "clients"), [(1024, 960), (70, 6), (10, 1), (1 << 20, CONNECTIONS_MAX)])
+def test_clients_leave_descriptors_for_the_way_to_raftkv(
+    soft: int, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
+    assert connections_allowed() == clients
 
 
 def test_reads_of_a_client_that_has_gone_are_not_done() -> None:
