@@ -1,10 +1,12 @@
-"""Directories that only their owner may change.
+"""The data directory: only its owner may change it, and it is raftkv's.
 
 Owns the one check that every data directory of a member passes before anything is read from it or written to it:
 whoever can write there can replace the log of the member, and so forge its vote and its acknowledgements.
 
 Files inside are made 0600 by whoever makes them; a directory that others may *list* is therefore accepted, one that
 others may *write* is not.
+
+It also tells whose directory it is: etcd lays its files out under the same names (``refuse_etcd``).
 """
 
 from __future__ import annotations
@@ -39,6 +41,44 @@ def ensure_private_directory(path: str | os.PathLike[str]) -> str:
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise StorageError(f"directory {path} is not readable and writable by this user")
     return path
+
+
+_WAL_MAGIC = b"\xa7rkW"
+_BOLT_MAGIC = b"\xed\xda\x0c\xed"
+_BOLT_MAGIC_AT = 16
+
+
+def refuse_etcd(data_dir: str, wal_dir: str) -> None:
+    """Raise ``StorageError``, in one line for the user, if a log or a database of etcd is in the directories."""
+    segments = sorted(name for name in _names(wal_dir) if name.endswith(".wal"))
+    log = os.path.join(wal_dir, segments[0]) if segments else ""
+    database = os.path.join(data_dir, "member", "snap", "db")
+    if _begins(database, _BOLT_MAGIC, _BOLT_MAGIC_AT) or (log and _is_etcd_log(log)):
+        raise StorageError(
+            f"{data_dir} is the data directory of an etcd member, which raftkv cannot read: give raftkv a --data-dir "
+            "of its own, and copy the keys with `raftkvctl make-mirror` while both run"
+        )
+
+
+def _is_etcd_log(path: str) -> bool:
+    """etcd's log begins with the length of a record of type 4 (its checksum chain): ``08 04`` behind eight bytes."""
+    return _begins(path, b"\x08\x04", 8) and not _begins(path, _WAL_MAGIC, 0)
+
+
+def _begins(path: str, data: bytes, offset: int) -> bool:
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(len(data)) == data
+    except OSError:
+        return False
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
 
 
 def _make_missing(path: str) -> None:

@@ -481,7 +481,10 @@ def _call_all(calls: list[Callable[[], None]]) -> None:
 def _check_format(data: bytes | None) -> None:
     version = schema.decode_integer(data)
     if version is not None and version != schema.FORMAT_VERSION:
-        raise StorageError(f"the database has format {version}; this program reads format {schema.FORMAT_VERSION}")
+        raise StorageError(
+            f"the database has format {version}; this program reads format {schema.FORMAT_VERSION}: "
+            "start the raftkv that wrote it, or a newer one"
+        )
 
 
 def _raise(error: BaseException) -> None:

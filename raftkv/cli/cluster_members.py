@@ -23,6 +23,8 @@ FIRST_PEER_PORT = 2380
 PORT_STEP = 10_000
 SIZE_MAX = 6
 STOP_TIMEOUT_S = 10.0
+FOUNDERS = "members"
+"""File that says which members the cluster below a directory has: names and peer URLs."""
 _LOG_TAIL_BYTES = 4096
 
 
@@ -102,7 +104,7 @@ def make_members(directory: Path, client_ports: Sequence[int], peer_ports: Seque
     """Members named node1, node2, ... with their data below a directory.
 
     Raises:
-        CommandError: the directory cannot be made, a port is given twice, or a port is taken.
+        CommandError: the directory cannot be made or holds another cluster, a port is given twice or is taken.
     """
     ports = [*client_ports, *peer_ports]
     if len(set(ports)) != len(ports) or not all(0 < port < 65536 for port in ports):
@@ -113,10 +115,40 @@ def make_members(directory: Path, client_ports: Sequence[int], peer_ports: Seque
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise CommandError(f"cannot use directory {directory}: {error.strerror}") from None
-    return [
+    members = [
         Member(f"node{number}", client, peer, directory / f"node{number}")
         for number, (client, peer) in enumerate(zip(client_ports, peer_ports, strict=True), start=1)
     ]
+    _check_founders(directory, members)
+    return members
+
+
+def _check_founders(directory: Path, members: Sequence[Member]) -> None:
+    """Refuse data of another cluster: its members would wait for each other for ever, without a word."""
+    note = directory / FOUNDERS
+    wanted = initial_cluster(members)
+    try:
+        known = note.read_text(encoding="utf-8").strip() if note.exists() else ""
+        there = sorted(path.parent.parent.name for path in directory.glob("node*/member/wal"))
+        if not there:
+            note.write_text(f"{wanted}\n", encoding="utf-8")
+            return
+    except OSError as error:
+        raise CommandError(f"cannot use directory {directory}: {error.strerror}") from None
+    remedy = f"or give another --data-dir, or remove {directory} with all of its data"
+    size = len(known.split(",")) if known else len(there)
+    if size != len(members):
+        raise CommandError(
+            f"{directory} holds a cluster of {size} members, not {len(members)}: give --size {size}, {remedy}"
+        )
+    if known and known != wanted:
+        ports = ",".join(url.rpartition(":")[2] for url in known.split(","))
+        raise CommandError(f"{directory} holds a cluster with --peer-ports {ports}: give these, {remedy}")
+
+
+def initial_cluster(members: Sequence[Member]) -> str:
+    """NAME=URL of every member, as ``--initial-cluster`` takes it."""
+    return ",".join(f"{member.name}={member.peer_url}" for member in members)
 
 
 def _check_free(port: int) -> None:
@@ -134,10 +166,10 @@ def start_all(members: Sequence[Member], flags: Sequence[str]) -> None:
     Raises:
         CommandError: a member cannot be started.
     """
-    initial_cluster = ",".join(f"{member.name}={member.peer_url}" for member in members)
+    founders = initial_cluster(members)
     try:
         for member in members:
-            member.start(initial_cluster, flags)
+            member.start(founders, flags)
     except OSError as error:
         stop_all(members)
         raise CommandError(f"cannot start {member.name}: {error.strerror}") from None

@@ -34,7 +34,7 @@ from raftkv.storage import schema
 from raftkv.storage.applied_mark import AppliedMark
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.writer import Writer
-from raftkv.storage.datadir import ensure_private_directory
+from raftkv.storage.datadir import ensure_private_directory, refuse_etcd
 from raftkv.storage.mvcc import Store
 from raftkv.storage.wal import WAL, Recovered
 from raftkv.storage.wal.disk import Disk, RealDisk, UnsyncedDisk
@@ -82,6 +82,7 @@ def open_durable(config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseE
     """
     wal_dir = config.wal_dir or str(Path(config.data_dir) / "member" / "wal")
     snapshots = Path(config.data_dir) / "member" / "snap"
+    refuse_etcd(config.data_dir, wal_dir)
     if not WAL.exists(wal_dir):
         _check_new(config)
     for directory in (config.data_dir, str(snapshots)):

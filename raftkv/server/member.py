@@ -48,6 +48,7 @@ from raftkv.server.http import HttpService
 from raftkv.server.http_access import HttpAccess
 from raftkv.server.kv import KVService, Responder
 from raftkv.server.leader_guard import LeaderGuard
+from raftkv.server.leader_log import LeaderLog
 from raftkv.server.lease_service import LeaseService
 from raftkv.server.lessor import Lessor
 from raftkv.server.lock import LockService
@@ -143,6 +144,10 @@ class Member:
         if turns is not None:
             self._registry.register(turns)
         self._assemble(self._durable)
+        is_connected = self._transport.connected_since
+        self._leader_log = LeaderLog(
+            self.node, self._loop, self._name_of, lambda peer_id: is_connected(peer_id) is not None
+        )
 
     def _notify(self, call: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(call)
@@ -313,6 +318,7 @@ class Member:
             if self._durable.member_id != member.ID:
                 self._transport.add_peer(member.ID, member.peerURLs)
         self._log_start()
+        self._leader_log.start()
         self.node.start()
         self._lessor.start()
         if self.config.initial_election_tick_advance:
@@ -404,6 +410,7 @@ class Member:
         self._recipe.close()
         await self._client_server.close(STOP_GRACE_S if self.failure is None else 0.0)
         self._lessor.stop()
+        self._leader_log.stop()
         self.node.stop()
         await self._snapshots.close()
         await self._transport.close()
@@ -461,6 +468,11 @@ class Member:
     def _channel(self, peer_id: int) -> Channel | None:
         peer = self._transport.peers.get(peer_id)
         return peer.channel if peer is not None else None
+
+    def _name_of(self, member_id: int) -> str:
+        """How people know a member: its name if it has told it, and its id."""
+        member = self._membership.members.get(member_id)
+        return f"{member.name} ({member_id:x})" if member is not None and member.name else f"member {member_id:x}"
 
     def _introduction(self, peer_id: int) -> tuple[tuple[str, str], ...]:
         return peer_metadata(self._durable.cluster_id, self._durable.member_id, peer_id)

@@ -110,6 +110,7 @@ class SnapshotSender:
             _log.warning("sending a snapshot to %x failed: %s", message.to, error)
             self._report(message.to, False)
         else:
+            _log.info("sent the snapshot at %d to %x: %d bytes", info.index, message.to, info.size_bytes)
             self._report(message.to, True)
         finally:
             _remove_database(path)
@@ -186,6 +187,9 @@ class SnapshotReceiver:
             failpoint("snapshotBeforeRename")
             os.replace(temporary, snapshot_path(self._directory, meta.index))
             sync_directory(str(self._directory))
+            _log.info(
+                "received a snapshot at %d from %x: %d bytes", meta.index, header.message.from_id, header.size_bytes
+            )
         except OSError as error:
             raise errors.StorageError(f"cannot store a snapshot in {self._directory}: {error.strerror}") from error
         finally:

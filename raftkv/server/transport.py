@@ -34,6 +34,10 @@ RAFT_PATH: Final = SERVICES["raftkvpb.Peer"]["Raft"].path
 SEND_BUFFER_MAX_BYTES: Final = 64 * 1024 * 1024
 RECONNECT_MIN_S: Final = 0.02
 RECONNECT_MAX_S: Final = 0.5
+TOLD_EVERY_S: Final = 1.0
+"""The log has at most one line about a peer in so long, whatever becomes of its connection meanwhile."""
+ABSENT_TOLD_S: Final = 5.0
+"""A peer that has never been reached is told of after so long."""
 
 PEER_CHANNEL: Final = ChannelOptions(
     stream_send_buffer_bytes=SEND_BUFFER_MAX_BYTES,
@@ -77,6 +81,8 @@ class Peer:
         on_unreachable: Callable[[int], None],
     ) -> None:
         self.peer_id = peer_id
+        urls = tuple(urls)
+        self.label = f"member {peer_id:x} at {','.join(urls)}"
         self.metadata = metadata
         parts = [split_url(url) for url in urls]
         secure = any(scheme in ("https", "unixs") for scheme, _, _ in parts)
@@ -89,16 +95,24 @@ class Peer:
         self._on_unreachable = on_unreachable
         self._stream: ClientStream | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_told_there = False
+        self._telling: asyncio.TimerHandle | None = None
+        self._reason = ""
 
     def start(self) -> None:
         """Begin to connect."""
-        self._task = asyncio.get_running_loop().create_task(self._keep_connected())
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._keep_connected())
+        loop.call_later(ABSENT_TOLD_S, self._tell_absence)
 
     async def close(self) -> None:
         """End the stream and the connection."""
+        if self._telling is not None:
+            self._telling.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+            self._task = None
         await self.channel.close()
 
     @property
@@ -136,16 +150,35 @@ class Peer:
         while True:
             try:
                 await self._run_stream()
-            except RpcError:
-                pass
+            except RpcError as error:
+                self._reason = error.text
             except Exception:
                 # This task is the only way back to the peer: it must outlive whatever happens to a stream.
                 _log.exception("the stream to %x failed", self.peer_id)
             if self.active_since is not None:
                 self.disconnects += 1
             self._stream = self.active_since = None
+            self._tell_change()
             self._on_unreachable(self.peer_id)
             await asyncio.sleep(RECONNECT_MAX_S * random.uniform(0.1, 0.5))
+
+    def _tell_change(self) -> None:
+        """Log that the peer is found or lost; if something was told a moment ago, what holds a moment later."""
+        if self._telling is None and self._is_told_there != (self.active_since is not None):
+            self._is_told_there = not self._is_told_there
+            if self._is_told_there:
+                _log.info("connected to %s", self.label)
+            else:
+                _log.warning("lost the connection to %s: %s", self.label, self._reason)
+            self._telling = asyncio.get_running_loop().call_later(TOLD_EVERY_S, self._may_tell_again)
+
+    def _may_tell_again(self) -> None:
+        self._telling = None
+        self._tell_change()
+
+    def _tell_absence(self) -> None:
+        if self._task is not None and self.active_since is None and not self.disconnects:
+            _log.warning("no connection to %s within %g s; it is tried again and again", self.label, ABSENT_TOLD_S)
 
     async def _run_stream(self) -> None:
         stream = self.channel.stream(RAFT_PATH, metadata=self.metadata)
@@ -155,6 +188,8 @@ class Peer:
                 return
             self._stream = stream
             self.active_since = asyncio.get_running_loop().time()
+            self._reason = "the other end closed it"
+            self._tell_change()
             async for _ in stream:
                 pass
         finally:

@@ -57,6 +57,7 @@ from .errors import (
     WALLockedError,
     WALNotFoundError,
     WALSpaceError,
+    WALVersionError,
 )
 from .recovery import Recovered
 from .repair import Repair
@@ -76,5 +77,6 @@ __all__ = [
     "WALLockedError",
     "WALNotFoundError",
     "WALSpaceError",
+    "WALVersionError",
     "describe",
 ]

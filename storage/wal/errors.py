@@ -6,6 +6,7 @@ StorageError
 +-- WALNotFoundError    no log in this directory
 +-- WALExistsError      a log is already there, it is not overwritten
 +-- WALLockedError      another process uses the log
++-- WALVersionError     the log was written by a raftkv with another format
 +-- WALFailedError      a write or sync failed once: this log is of no more use to this process
 SpaceError
 +-- WALSpaceError       no room for the next segment; nothing was written, the log is still good
@@ -39,6 +40,10 @@ class WALExistsError(StorageError):
 
 class WALLockedError(StorageError):
     """Another process (or another part of this one) has the log open."""
+
+
+class WALVersionError(StorageError):
+    """The log is whole, and of a format that this program does not know."""
 
 
 class WALFailedError(StorageError):

@@ -28,7 +28,7 @@ from typing import Final
 from raftkv.raft.types import HardState, SnapshotMeta
 
 from .disk import Disk
-from .errors import WALCorruptError, WALSpaceError
+from .errors import WALCorruptError, WALSpaceError, WALVersionError
 from .frame import Frame, encode_frame, frame_size, read_frame
 from .record import (
     FORMAT_VERSION,
@@ -143,7 +143,10 @@ class SegmentReader:
 
     def _check_head(self, head: SegmentHead) -> None:
         if head.version != FORMAT_VERSION:
-            raise WALCorruptError(self.path, 0, f"format version {head.version} is not {FORMAT_VERSION}")
+            raise WALVersionError(
+                f"write-ahead log {self.path} has format version {head.version}, and this program reads version "
+                f"{FORMAT_VERSION}: start the raftkv that wrote it, or a newer one"
+            )
         name = str(SegmentName(head.sequence, head.first_index))
         if name != os.path.basename(self.path):
             raise WALCorruptError(self.path, 0, f"its head says that it is {name}")

@@ -161,3 +161,28 @@ def test_news_are_told_once():
     assert news([LEADER, FOLLOWER], [LEADER, FOLLOWER]) == []
     assert news([LEADER, DEAD], [LEADER, DEAD]) == []
     assert news([FOLLOWER], [Row("node2", "http://b", "leader", 4)]) == ["node2: leader in term 4 at http://b"]
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_data_of_a_cluster_of_another_size_is_refused_at_once(tmp_path: Path, noted: bool) -> None:
+    ports = [str(free_port()) for _ in range(8)]
+
+    def words(size: int, peers: list[str]) -> list[str]:
+        clients = ",".join(ports[:size])
+        return ["cluster", "--data-dir", str(tmp_path / "d"), "--size", str(size), "--client-ports", clients,
+                "--peer-ports", ",".join(peers)]  # fmt: skip
+
+    for name in ("node1", "node2", "node3"):
+        (tmp_path / "d" / name / "member" / "wal").mkdir(parents=True)
+    if noted:
+        urls = (f"node{number}=http://127.0.0.1:{port}" for number, port in enumerate(ports[4:7], start=1))
+        (tmp_path / "d" / "members").write_text(",".join(urls))
+    remedy = f"or give another --data-dir, or remove {tmp_path / 'd'} with all of its data"
+    for size in (1, 4):
+        ran = run_server(words(size, ports[4 : 4 + size]))
+        told = f"{tmp_path / 'd'} holds a cluster of 3 members, not {size}: give --size 3, {remedy}"
+        assert (ran.code, ran.errors) == (1, f"raftkv: {told}\n")
+    if noted:
+        ran = run_server(words(3, ports[5:8]))
+        told = f"{tmp_path / 'd'} holds a cluster with --peer-ports {','.join(ports[4:7])}: give these, {remedy}"
+        assert (ran.code, ran.errors) == (1, f"raftkv: {told}\n")

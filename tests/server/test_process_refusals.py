@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
-from tests.procs import free_port
+from tests.procs import ETCD_FAST, Cluster, free_port
 from tests.server.process import addresses, run_to_end
 
 
@@ -50,6 +51,26 @@ def test_a_log_directory_that_cannot_be_one(tmp_path: Path) -> None:
     file.touch()
     line = run_to_end(*addresses(), "--data-dir", str(tmp_path / "data"), "--wal-dir", str(file)).one_line()
     assert str(file) in line
+
+
+@pytest.fixture(scope="module")
+def etcd_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What etcd 3.5.1 leaves behind."""
+    with Cluster(ETCD_FAST) as cluster:
+        return shutil.copytree(cluster.members[0].data_dir, tmp_path_factory.mktemp("etcd") / "data")
+
+
+@pytest.mark.parametrize("missing", ["", "member/wal", "member/snap"])
+def test_the_data_directory_of_etcd_is_told_by_name(etcd_data: Path, tmp_path: Path, missing: str) -> None:
+    directory = shutil.copytree(etcd_data, tmp_path / "data")
+    if missing:
+        shutil.rmtree(directory / missing)
+    before = sorted(directory.rglob("*"))
+    assert run_to_end(*addresses(), "--data-dir", str(directory)).one_line() == (
+        f"raftkv: {directory} is the data directory of an etcd member, which raftkv cannot read: give raftkv a "
+        "--data-dir of its own, and copy the keys with `raftkvctl make-mirror` while both run"
+    )
+    assert sorted(directory.rglob("*")) == before
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from raftkv.storage.wal import (
     WALFailedError,
     WALLockedError,
     WALNotFoundError,
+    WALVersionError,
     describe,
 )
 from raftkv.storage.wal.frame import encode_frame
@@ -392,7 +393,9 @@ def test_another_format_version_is_refused_by_name(disk: SimDisk) -> None:
     previous = int.from_bytes(data[16:20], "little")
     frame = b"".join(encode_frame(bytes(body), 0, 0, previous, 0)[0])
     data[: len(frame)] = frame
-    with pytest.raises(WALCorruptError, match="format version 2"):
+    with pytest.raises(
+        WALVersionError, match="has format version 2, and this program reads version 1: start the raftkv"
+    ):
         recover(disk)
 
 

@@ -1,0 +1,48 @@
+"""What a member's log tells an operator: who leads, who is lost and found, how long there has been no leader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.procs import RAFTKV, Cluster, Member, wait_for
+
+REMINDER_TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(RAFTKV, size=3) as cluster:
+        yield cluster
+
+
+def lines(member: Member, text: str) -> list[str]:
+    return [line for line in member.log_path.read_text().splitlines() if text in line]
+
+
+def wait_line(member: Member, text: str, count: int = 1, timeout_s: float = 30.0) -> None:
+    wait_for(lambda: len(lines(member, text)) >= count, f"{text!r} in the log of {member.name}", timeout_s)
+
+
+def test_leaders_peers_and_outages_are_told_in_a_line_each(cluster: Cluster) -> None:
+    members = cluster.members
+    for member in members:
+        wait_line(member, "connected to member ", 2)
+        wait_line(member, "ready to serve clients")
+    (leader,) = [member for member in members if lines(member, "this member leads in term ")]
+    followers = [member for member in members if member is not leader]
+    for follower in followers:
+        wait_line(follower, f"{leader.name} (")
+    leader.kill()
+    for follower in followers:
+        wait_line(follower, "lost the connection to member ")
+        wait_line(follower, "no leader in term ")
+        wait_line(follower, " leads in term ", 2)
+    leader.restart()
+    for follower in followers:
+        wait_line(follower, "connected to member ", 3)
+    for member in members[1:]:
+        member.kill()
+    wait_line(members[0], "no leader for 5 s: writes and linearizable reads wait; 1 of 3 members are connected, 2 are")
+    assert len(lines(members[0], "lost the connection")) <= 4
