@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,8 +56,8 @@ class ClientOptions:
     """Certificates to trust and to show; None: plain TCP unless an endpoint says https."""
     user: str = ""
     """Name to authenticate as; empty: nobody."""
-    password: str = ""
-    token: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
     """A token that somebody else got; used as it is, never renewed unless there is a user too."""
     dial_timeout_s: float = 2.0
     """Time for one connection."""
@@ -104,6 +104,15 @@ class Client:
         self._authenticating = asyncio.Lock()
         self._needs_token = False
         self._set_token(self.options.token)
+
+    def __repr__(self) -> str:
+        return f"<{self.describe()}>"
+
+    def describe(self) -> str:
+        """Where it goes and as whom; never a password."""
+        user = f" as {self.options.user}" if self.options.user else ""
+        closed = ", closed" if self._closed else ""
+        return f"Client of {','.join(endpoint.text for endpoint in self.endpoints)}{user}{closed}"
 
     async def __aenter__(self) -> Client:
         return self

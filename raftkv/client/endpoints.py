@@ -33,10 +33,10 @@ class Endpoint:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Read ``host:port``, ``host``, or an ``http://`` or ``https://`` URL of these.
+    """Read ``host:port``, ``host``, or an ``http://`` or ``https://`` URL of these; the port is 2379 if none is named.
 
     Raises:
-        ConfigError: no host, a bad port, or another scheme.
+        ConfigError: no host, a bad port, another scheme, or a user's name, which is not said here.
     """
     stripped = text.strip()
     scheme, separator, _ = stripped.partition("://")
@@ -47,9 +47,23 @@ def parse_endpoint(text: str) -> Endpoint:
         host, port = parts.hostname, parts.port
     except ValueError:
         raise ConfigError(f"endpoint {text!r} has no valid host and port") from None
+    if parts.username is not None or parts.password is not None:
+        raise ConfigError(f"endpoint {parts.hostname}: user name and password are not part of an endpoint")
     if not host:
         raise ConfigError(f"endpoint {text!r} has no host")
     return Endpoint(text, host, DEFAULT_PORT if port is None else port, scheme == "https" if separator else None)
+
+
+def require_ports(endpoints: Iterable[Endpoint]) -> None:
+    """Refuse a bare word, which is more often a mistake than the name of a machine.
+
+    Raises:
+        ConfigError: one is neither host:port nor a URL.
+    """
+    for endpoint in endpoints:
+        if endpoint.secure is None and not endpoint.text.strip().endswith(f":{endpoint.port}"):
+            example = f"HOST:PORT, as in {endpoint.host}:{DEFAULT_PORT}"
+            raise ConfigError(f"endpoint {endpoint.text!r} has no port: write {example}, or a URL")
 
 
 def parse_endpoints(given: str | Iterable[str]) -> list[Endpoint]:

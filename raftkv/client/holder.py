@@ -42,6 +42,10 @@ class Holder:
         self._first = False
         self._block: Interrupt | None = None
 
+    def __repr__(self) -> str:
+        state = f"held, fence {self.fence}" if self._first else "waiting" if self.fence else "not held"
+        return f"<{type(self).__name__} {self.name!r}: {state}>"
+
     # ---- what its owner sees
 
     @property

@@ -80,6 +80,10 @@ class Lease:
         self._timer: asyncio.TimerHandle | None = None
         self._interrupt = self.interrupting() if interrupt else None
 
+    def __repr__(self) -> str:
+        state = f"over: {self._over}" if self._over else "kept alive" if self._granted else "not granted yet"
+        return f"<Lease {self.id:x}: ttl {self.ttl} s, {state}>"
+
     # ---- its life
 
     def __await__(self) -> Generator[Any, None, Lease]:

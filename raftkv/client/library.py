@@ -14,6 +14,7 @@ from raftkv.client.bulk import Bulk
 from raftkv.client.core import Client as Core
 from raftkv.client.core import ClientOptions
 from raftkv.client.election import Elections
+from raftkv.client.endpoints import require_ports
 from raftkv.client.lease_keeper import LeaseKeeper
 from raftkv.client.lock import Locks
 from raftkv.client.pages import Pages
@@ -31,6 +32,10 @@ class Client(Bulk, Pages, Locks, Elections, Sessions, Stm, Admin):
     """
 
     _is_view = False
+
+    def __repr__(self) -> str:
+        below = f", keys below {self.space.prefix!r}" if self.space.prefix else ""
+        return f"<raftkv {self.core.describe()}{below}>"
 
     def view(self, prefix: Text) -> Client:
         """All keys with a prefix, as if there were no others and it were not there; on the same connection."""
@@ -105,6 +110,7 @@ def connect(
         explain=True,
     )
     core = Core(endpoints, options)
+    require_ports(core.endpoints)
     return Client(core, Space(to_bytes(namespace)), timeout_s, WatchHub(core), LeaseKeeper(core))
 
 

@@ -95,6 +95,10 @@ class LocalCluster:
         self._guard: subprocess.Popen[bytes] | None = None
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
+    def __repr__(self) -> str:
+        running = ",".join(self.endpoints) if self.members else "not running"
+        return f"<LocalCluster of {self._size}: {running}>"
+
     @property
     def endpoints(self) -> list[str]:
         """``host:port`` of every member, as ``raftkv.connect`` takes them."""

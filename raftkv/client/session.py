@@ -54,6 +54,12 @@ class Session:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    def __repr__(self) -> str:
+        if self._lease is None:
+            return f"<Session: ttl {self._ttl:g} s, not established yet>"
+        state = "established" if self.error is None else f"lost: {self.error}"
+        return f"<Session: {state}, lease {self._lease.id:x}, ttl {self._ttl:g} s, generation {self.generation}>"
+
     # ---- as a lease
 
     @property

@@ -81,6 +81,12 @@ class Client:
         self._finish: weakref.finalize[[LoopThread, library.Client], Client] | None = None
         _clients.add(self)
 
+    def __repr__(self) -> str:
+        if self._parent is not None:
+            return f"<view of {self._prefix!r} in {self._parent!r}>"
+        shown = repr(self._make() if self._target is None else self._target.kv)
+        return f"{shown.removesuffix('>')}, closed>" if self._is_closed and not shown.endswith(", closed>") else shown
+
     # ---- keys and values
 
     put = light(KV.put)

@@ -35,6 +35,9 @@ class Face(Generic[Inner]):
         self._loop = loop
         self._inner = inner
 
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
     def target(self) -> tuple[LoopThread, Inner]:
         """The loop and the object, for a call."""
         return self._loop, self._inner

@@ -33,6 +33,9 @@ class Watch(Stream[Event]):
         self._inner = inner
         self._taken = 0
 
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
     @property
     def revision(self) -> int:
         """Everything up to this revision has been handed out: the place to go on from, plus one. 0: not known yet."""

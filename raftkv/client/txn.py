@@ -45,6 +45,10 @@ class Txn:
         self._then: list[Operation] = []
         self._otherwise: list[Operation] = []
 
+    def __repr__(self) -> str:
+        counts = len(self._compares), len(self._then), len(self._otherwise)
+        return "<Txn: {} conditions, then {}, otherwise {} operations>".format(*counts)
+
     def when(self, *conditions: Compare) -> Txn:
         """Add conditions; all must hold. Without any, ``then`` is what happens.
 

@@ -52,6 +52,11 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         hub.add(watcher)
 
+    def __repr__(self) -> str:
+        request, state = self._watcher.request, "ended" if self._watcher.ended else "open"
+        end = f" to {request.range_end!r}" if request.range_end else ""
+        return f"<Watch of {request.key!r}{end}: {state}, next revision {self._watcher.next_revision or 'unknown'}>"
+
     @property
     def revision(self) -> int:
         """Everything up to this revision has been handed out: the place to go on from, plus one. 0: not known yet."""

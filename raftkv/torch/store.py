@@ -63,7 +63,7 @@ class _Shared:
     def __init__(self, client: Client, owned: bool, prefix: str, fence: Fence | None) -> None:
         self._client = client
         self._owned = owned
-        self._prefix = prefix
+        self.prefix = prefix
         self._fence = fence
         self._lock = threading.Lock()
         self._users = 0
@@ -79,7 +79,7 @@ class _Shared:
         found = self._store
         if found is None or found[0] is not kv:
             # The first call, or a forked child's: its client is another, and so are its writers.
-            found = self._store = kv, ReplicatedStore(kv, self._prefix, fence=self._fence, queues=False)
+            found = self._store = kv, ReplicatedStore(kv, self.prefix, fence=self._fence, queues=False)
         return loop.run(_within(call(found[1]), timeout_s))
 
     def enter(self) -> None:
@@ -140,6 +140,9 @@ class Store(TorchStore):
         self._is_closed = False
         shared.enter()
         _kept.add(self)
+
+    def __repr__(self) -> str:
+        return f"<raftkv Store below {self._shared.prefix!r}{', closed' if self._is_closed else ''}>"
 
     # ---- as torch calls it
 

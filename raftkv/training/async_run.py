@@ -80,6 +80,10 @@ class Run:
         self._counters: dict[str, Counter] = {}
         self._look(None)
 
+    def __repr__(self) -> str:
+        left = ", left" if self._is_left else ""
+        return f"<Run {self.run_id!r}: epoch {self.epoch}, rank {self.rank} of {self.world.world_size}{left}>"
+
     # ---- where this rank is
 
     @property

@@ -42,6 +42,10 @@ class World:
     index: int
     revision: int
 
+    def __repr__(self) -> str:
+        place = f"node {self.index} of {len(self.members)}, rank {self.rank} of {self.world_size}"
+        return f"<World of run {self.run_id!r}: epoch {self.epoch}, {place}>"
+
     @property
     def member(self) -> Member:
         """This node."""

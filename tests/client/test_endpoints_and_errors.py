@@ -18,6 +18,7 @@ from raftkv.errors import ConfigError
     [
         ("127.0.0.1:2379", "127.0.0.1:2379", None),
         ("localhost", "localhost:2379", None),
+        ("http://localhost", "localhost:2379", False),
         ("http://h:1", "h:1", False),
         ("https://h:1/", "h:1", True),
         ("[::1]:5", "[::1]:5", None),
