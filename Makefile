@@ -6,11 +6,15 @@ SEEDS ?= 500
 JOBS ?= 2
 RUNTIME := .venv/.runtime
 VENV := .venv/.installed
+CLIENTS := .venv/foreign/.clients
 FOREIGN := .venv/foreign/.installed
 
 # On one line, and in words that every Python can read.
 OLD := raftkv needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name another one: make PYTHON=python3.12
 CHECK := import sys; sys.version_info >= (3, 11) or sys.exit("$(OLD)" % sys.version_info[:2])
+
+# Tests start Python a thousand times: where this is set (in images for containers), each would compile everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: cluster foreign test test-all verify fix proto sim sim-training bench clean
 
@@ -19,7 +23,7 @@ cluster: $(RUNTIME)  ## three members on loopback with a live status table
 
 foreign: $(FOREIGN)  ## other people's clients, for the tests: each in an environment of its own, exact versions
 
-test: $(VENV) $(FOREIGN)  ## the tests, on two cores, without those that take long
+test: $(VENV) $(CLIENTS)  ## the tests, on two cores, without those that take long
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-all: $(VENV) $(FOREIGN)  ## the tests that `make test` leaves out: long storms, all seeds, every foreign client
@@ -56,6 +60,9 @@ $(RUNTIME): setup.py  # what raftkv itself needs; an environment that an older P
 $(VENV): $(RUNTIME) pyproject.toml  # and what its development needs
 	$(BIN)/pip install -q --upgrade pip && $(BIN)/pip install -q -e '.[dev,torch]'
 	$(BIN)/pip install -q --no-deps --target .venv/protobuf-4.25 'protobuf==4.25.*' && touch $@  # oldest runtime supported
+
+$(CLIENTS): tests/foreign/environments.py $(wildcard tests/foreign/packages/*) | $(VENV)
+	$(BIN)/python -m tests.foreign.environments clients && touch $@
 
 $(FOREIGN): tests/foreign/environments.py $(wildcard tests/foreign/packages/*) | $(VENV)
 	$(BIN)/python -m tests.foreign.environments && touch $@

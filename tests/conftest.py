@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the long tests, unless they are asked for by `--all`, by `-m` or by name."""
     if config.getoption("--all") or config.getoption("markexpr"):

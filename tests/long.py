@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import SearchStrategy
 
 
 def long_except(cases: Iterable[Any], short: Container[Any]) -> list[Any]:
@@ -19,3 +21,16 @@ def long_except(cases: Iterable[Any], short: Container[Any]) -> list[Any]:
 
 def _arguments(case: Any) -> tuple[Any, ...]:
     return case if isinstance(case, tuple) else (case,)
+
+
+def property_of(strategy: SearchStrategy[Any], *, short: int, long: int) -> Callable[[Callable[..., None]], Any]:
+    """Make two cases of a property of one argument: with `short` examples, and with `long`, which is marked."""
+
+    def decorate(check: Callable[..., None]) -> Any:
+        @pytest.mark.parametrize("examples", long_except((short, long), (short,)))
+        def test(examples: int) -> None:
+            settings(max_examples=examples)(given(strategy)(check))()
+
+        return test
+
+    return decorate

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.foreign.environments import interpreter
+from tests.long import long_except
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -116,6 +117,10 @@ ENVIRONMENTS = {"jax_processes": "jax", "nvrx_inprocess": "nvrx", "torchft_ddp":
 """Examples whose package lives in an environment of its own."""
 
 
+LONG = {"inprocess_recovery", "jax_processes", "nvrx_inprocess", "torch_store", "torchft_ddp"}
+"""Examples that start several processes with torch or jax; `train_allreduce` stays in `make test`."""
+
+
 def _python(name: str) -> str:
     return str(interpreter(ENVIRONMENTS[name])) if name in ENVIRONMENTS else sys.executable
 
@@ -124,7 +129,7 @@ def test_every_example_is_run_here():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "test_with_pytest"}
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", long_except(EXPECTED, set(EXPECTED) - LONG))
 def test_an_example_prints_what_it_shows(name, tmp_path):
     done = subprocess.run(
         [_python(name), "-W", "ignore::UserWarning", str(EXAMPLES / f"{name}.py")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -28,7 +29,12 @@ SOURCES = _tracked("*.py")
 
 
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in SOURCES}
-TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
+
+
+@functools.cache
+def _trees() -> dict[str, ast.Module]:
+    """All sources, parsed; not at the import, which every process of a test run pays for."""
+    return {name: ast.parse(text) for name, text in TEXTS.items()}
 
 
 def test_files_stay_readable() -> None:
@@ -54,7 +60,7 @@ def _long_functions(tree: ast.AST) -> list[str]:
 
 
 def test_functions_stay_readable() -> None:
-    assert not {name: long for name, tree in TREES.items() if (long := _long_functions(tree))}
+    assert not {name: long for name, tree in _trees().items() if (long := _long_functions(tree))}
 
 
 def _imported(tree: ast.AST) -> set[str]:
@@ -68,10 +74,10 @@ def _imported(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("module", ["pickle", "marshal", "shelve"])
 def test_nothing_is_unpickled(module: str) -> None:
-    assert not [name for name, tree in TREES.items() if name != OWN_NAME and module in _imported(tree)]
+    assert not [name for name, tree in _trees().items() if name != OWN_NAME and module in _imported(tree)]
 
 
 def test_safety_does_not_rest_on_assert() -> None:
     checked = [name for name in SOURCES if name.startswith(("raftkv/", "storage/")) and "/cli/" not in name]
-    asserting = [name for name in checked if any(isinstance(node, ast.Assert) for node in ast.walk(TREES[name]))]
+    asserting = [name for name in checked if any(isinstance(node, ast.Assert) for node in ast.walk(_trees()[name]))]
     assert not asserting, "raise InvariantError: python -O drops asserts"

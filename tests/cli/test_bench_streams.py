@@ -15,6 +15,7 @@ from raftkv.cli import metrics_text
 from raftkv.cli.bench_watch import Arrivals, CountingStream
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests.cli.programs import Running, raftkvctl
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, free_port, wait_for
 
 pytestmark = pytest.mark.xdist_group("cli-bench-streams")
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("cli-bench-streams")
 PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(scope="module", params=long_except(PROGRAMS, {"raftkv"}))
 def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
     with Cluster(PROGRAMS[request.param]) as cluster:
         yield cluster.endpoints[0]

@@ -13,6 +13,7 @@ from raftkv.pb import rpc_pb2
 from tests.cli.programs import Running, etcdctl, raftkvctl
 from tests.cli.runner import Ran, run_ctl
 from tests.compat.test_ctl_output import normal, run_etcdctl
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 pytestmark = pytest.mark.xdist_group("cli-lease")
@@ -32,7 +33,7 @@ PATTERNS = [
 ]
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(scope="module", params=long_except(PROGRAMS, {"raftkv"}))
 def server(request: pytest.FixtureRequest) -> Iterator[str]:
     """A server with one lease, to which one key belongs."""
     with Cluster(PROGRAMS[request.param]) as cluster:
@@ -113,8 +114,8 @@ def test_renewals_end_with_the_lease(server: str) -> None:
     assert gone.output == b"lease 0000000000000055 expired or revoked.\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("number", long_except([signal.SIGKILL, signal.SIGSTOP], {signal.SIGKILL}))
+@pytest.mark.parametrize("kind", long_except(PROGRAMS, {"raftkv"}))
 def test_renewals_go_on_at_another_member(kind: str, number: signal.Signals) -> None:
     with Cluster(PROGRAMS[kind], size=3) as cluster:
         endpoints = ",".join(cluster.endpoints)

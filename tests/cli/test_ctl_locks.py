@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.programs import Running, etcdctl, raftkvctl
 from tests.cli.runner import Ran, run_ctl
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, wait_for
 
 pytestmark = pytest.mark.xdist_group("cli-locks")
@@ -27,7 +28,7 @@ PATTERNS = [
 ]
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(scope="module", params=long_except(PROGRAMS, {"raftkv"}))
 def server(request: pytest.FixtureRequest) -> Iterator[str]:
     with Cluster(PROGRAMS[request.param]) as cluster:
         yield cluster.endpoints[0]
@@ -174,7 +175,7 @@ def marker(form: str, text: str) -> bytes:
     return base64.b64encode(text.encode()) if form == "json" else text.encode()
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("kind", long_except(PROGRAMS, {"raftkv"}))
 def test_holder_and_waiter_outlive_their_member(kind: str) -> None:
     with Cluster(PROGRAMS[kind], size=3) as cluster:
         everyone, others = ",".join(cluster.endpoints), ",".join(cluster.endpoints[1:])

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.programs import Running, etcdctl, raftkvctl
 from tests.cli.runner import Ran, run_ctl
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, wait_for
 
 pytestmark = pytest.mark.xdist_group("cli-mirror")
@@ -16,7 +17,7 @@ PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
 MAKERS = {"etcdctl": etcdctl, "raftkvctl": raftkvctl}
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(scope="module", params=long_except(PROGRAMS, {"raftkv"}))
 def endpoints(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """A source and a destination."""
     with Cluster(PROGRAMS[request.param]) as source, Cluster(ETCD_FAST) as destination:

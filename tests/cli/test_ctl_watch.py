@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.programs import Running, etcdctl, raftkvctl
 from tests.cli.runner import Ran, run_ctl
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, Program, wait_for
 
 pytestmark = pytest.mark.xdist_group("cli-watch")
@@ -22,7 +23,7 @@ ENDS = {"json": b"ZW5kLW9mLWhpc3Rvcnk=", "hex": rb"\x65\x6e\x64\x2d\x6f\x66", "o
 HISTORY = ("put w1 1", "put w1 2", "del w1", "put w2 'é\nx'", "put w1 <&>", "put w3 end-of-history")
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(scope="module", params=long_except(PROGRAMS, {"raftkv"}))
 def server(request: pytest.FixtureRequest) -> Iterator[str]:
     """The endpoint of a server whose revisions 2 to 7 are the history, and 8 to 9 are compacted and more."""
     with Cluster(PROGRAMS[request.param]) as cluster:
@@ -208,7 +209,7 @@ def test_a_signal_ends_it_quietly(server: str, number: signal.Signals) -> None:
     assert (done.code, done.errors) == (128 + number, "")
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("kind", long_except(PROGRAMS, {"raftkv"}))
 def test_it_outlives_its_member(kind: str) -> None:
     program: Program = PROGRAMS[kind]
     with Cluster(program, size=3) as cluster:

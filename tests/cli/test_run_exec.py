@@ -190,7 +190,7 @@ def test_what_workers_print_comes_in_lines_with_their_ranks(raftkv_cluster) -> N
         (("-t", "1:3"), (SAID, WHY), {"1/stdout.log", "1/stderr.log"}),
         (("--tee", "2", "--local-ranks-filter", "1"), (SAID[1:], WHY[1:]), {"0/stderr.log", "1/stderr.log"}),
     ],
-    ids=str,
+    ids=["log-dir", "redirects", "one redirected", "one teed", "one shown"],
 )
 def test_what_workers_print_is_kept_in_files(raftkv_cluster, tmp_path, words, shown, files) -> None:
     base = tmp_path / "made" / "logs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from raftkv.aio import Client, connect
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, Program
 
+HERE = Path(__file__).resolve().parent
 Scenario = Callable[[Client], Awaitable[Any]]
 
 
@@ -42,3 +44,16 @@ def three(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     program: Program = request.param
     with Cluster(program, size=3) as cluster:
         yield cluster
+
+
+SHORT_ON_ETCD = {"test_library_kv.py", "test_library_lock.py", "test_library_auth.py"}
+"""Modules whose tests on one member of etcd take part in `make test`; all others on etcd are long."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is played on etcd: the same was played on raftkv."""
+    for item in items:
+        chosen = getattr(getattr(item, "callspec", None), "params", {})
+        alone = chosen.get("member") is ETCD_FAST and item.path.name not in SHORT_ON_ETCD
+        if item.path.is_relative_to(HERE) and (alone or chosen.get("three") is ETCD_FAST):
+            item.add_marker(pytest.mark.long)

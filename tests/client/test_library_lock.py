@@ -185,6 +185,7 @@ def test_servers_and_this_library_stand_in_one_line(play):
     play(scenario)
 
 
+@pytest.mark.long
 def test_locks_survive_members_that_die(three):
     """Several workers count under one lock while members are killed; each fenced write must see the one before."""
 

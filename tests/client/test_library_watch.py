@@ -171,6 +171,7 @@ def test_nobody_there():
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_members_die_and_no_event_is_lost_or_seen_twice(three):
     """Every member in turn is killed while a writer writes; two watches must see every revision once."""
 

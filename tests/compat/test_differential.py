@@ -1,8 +1,9 @@
 """The differential test: the same seeded KV requests on etcd 3.5.1 and on raftkv, every answer compared.
 
 Prints the counts; on a difference seed, step, request, both answers and a shrunk history (see `differential.py`,
-which is also a command: `python -m tests.compat.differential --help`). Three runs, 20,000 requests in all: over
-three members, on one member, and on members that are killed (`kill -9`) and restarted every few hundred requests.
+which is also a command: `python -m tests.compat.differential --help`). Long runs, 20,000 requests in all: over three
+members, on one member, and on members that are killed (`kill -9`) and restarted every few hundred requests. A short
+one is part of `make test`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import pytest
 
 from tests.compat.differential import Player, Report
 from tests.compat.wire import Wire
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 SEED = 20_261_121
 STEPS_ON_THREE_MEMBERS = 8_000
 STEPS_ON_ONE_MEMBER = 9_000
+STEPS_IN_SHORT = 1_500
 STEPS_WITH_KILLS = 3_000
 STEPS_BEFORE_HASH = 500
 
@@ -29,7 +32,10 @@ def _check(report: Report, steps: int) -> None:
     assert report.codes["OK"] > steps // 2  # most requests are valid, so that the stores get deep
 
 
-@pytest.mark.parametrize(("members", "steps"), [(3, STEPS_ON_THREE_MEMBERS), (1, STEPS_ON_ONE_MEMBER)])
+LENGTHS = [(3, STEPS_IN_SHORT), (3, STEPS_ON_THREE_MEMBERS), (1, STEPS_ON_ONE_MEMBER)]
+
+
+@pytest.mark.parametrize(("members", "steps"), long_except(LENGTHS, LENGTHS[:1]))
 def test_raftkv_answers_as_etcd_does(members: int, steps: int) -> None:
     with (
         Cluster(ETCD_FAST) as etcd,
@@ -60,6 +66,7 @@ def _kills(cluster: Cluster) -> Callable[[], None]:
     return trouble
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("members", [1, 3])
 def test_kills_change_no_answer(members: int) -> None:
     steps = STEPS_WITH_KILLS // 2

@@ -10,12 +10,13 @@ import pytest
 
 from tests.compat.differential_streams import EPISODE_OPS, Player
 from tests.compat.wire import Wire
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 SEED = 20_261_121
 
 
-@pytest.mark.parametrize(("members", "episodes"), [(3, 9), (1, 6)])
+@pytest.mark.parametrize(("members", "episodes"), long_except([(3, 2), (3, 9), (1, 6)], [(3, 2)]))
 def test_raftkv_streams_as_etcd_does(members: int, episodes: int) -> None:
     with (
         Cluster(ETCD_FAST) as etcd,

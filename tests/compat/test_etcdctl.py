@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 
 from tests.compat.ctl import Outcome, Target, Tool
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 pytestmark = pytest.mark.xdist_group("compat-etcdctl")
@@ -178,15 +180,19 @@ def differences(
                 yield f"{heading}\n=== etcd: {expected.describe()}\n=== raftkv: {got.describe()}"
 
 
-@pytest.mark.parametrize("output_format", FORMATS)
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize(
+    ("name", "output_format"),
+    long_except(product(TOOLS, FORMATS), {("distro-3.5.1", "simple"), ("debian-3.4", "json")}),
+)
 def test_outputs_are_the_same(targets: tuple[Target, Target], name: str, output_format: str) -> None:
     found = list(differences(TOOLS[name](), targets, FORMATS[output_format], output_format))
     assert found == [], "\n\n".join(found)
 
 
-@pytest.mark.parametrize("output_format", ["simple", "json", "fields"])
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize(
+    ("name", "output_format"),
+    long_except(product(TOOLS, ["simple", "json", "fields"]), {("distro-3.5.1", "json"), ("debian-3.4", "simple")}),
+)
 def test_locks(targets: tuple[Target, Target], name: str, output_format: str) -> None:
     """Last, because the keys of locks hold ids of leases, and then the hashes of the two histories differ."""
     found = list(differences(TOOLS[name](), targets, LOCKS, output_format))

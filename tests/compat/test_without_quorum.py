@@ -80,6 +80,7 @@ def test_the_local_member_list_is_served(rest: Rest) -> None:
     assert len(answer.message.members) == 3
 
 
+@pytest.mark.long
 def test_what_needs_a_quorum_times_out(rest: Rest) -> None:
     started = time.monotonic()
     calls = {

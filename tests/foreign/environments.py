@@ -4,7 +4,8 @@ Owns `.venv/foreign/<name>`: an environment each, because the clients cannot liv
 protobuf of 2022, aetcd a new one). Python's clients come as `packages/<name>.txt`; npm's as `packages/package.json`
 with its lock, under a Node.js that is itself a pinned wheel, so that no machine's Node.js is asked for.
 
-    $ .venv/bin/python -m tests.foreign.environments      # what `make foreign` does; nothing to do takes no time
+    $ .venv/bin/python -m tests.foreign.environments          # what `make foreign` does; nothing to do takes no time
+    $ .venv/bin/python -m tests.foreign.environments clients  # etcd's clients alone: `make test` needs no more
 
 Invariants:
 - an environment is complete or has no stamp: the stamp holds what its files said and is written last;
@@ -20,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -94,20 +95,19 @@ def _ensure(name: str, install: Callable[[], None]) -> None:
     stamp.write_text(_wanted(name), encoding="utf-8")
 
 
-def install_all() -> None:
-    """Make every environment that is missing or out of date, two at a time."""
-    names = [name for name in (*PYTHONS, *BORROWERS) if name != "node"]
-    steps = {name: (lambda name=name: _install_python(name)) for name in names}
+def install_all(names: Sequence[str] = (*PYTHONS, *BORROWERS)) -> None:
+    """Make every environment of these that is missing or out of date, two at a time."""
+    steps = {name: (lambda name=name: _install_python(name)) for name in names if name != "node"}
     steps["node"] = _install_node
     with ThreadPoolExecutor(max_workers=2) as pool:
         for done in [pool.submit(_ensure, name, install) for name, install in steps.items()]:
             done.result()
 
 
-def main() -> int:
-    """Install all; print one line on failure."""
+def main(words: Sequence[str]) -> int:
+    """Install all, or etcd's clients alone; print one line on failure."""
     try:
-        install_all()
+        install_all(PYTHONS if "clients" in words else (*PYTHONS, *BORROWERS))
     except (InstallError, OSError) as error:
         print(f"foreign clients: {error}", file=sys.stderr)
         return 1
@@ -115,4 +115,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.foreign.sessions import CLIENTS, Script, ScriptError, Steps, play
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
 TESTDATA = Path(__file__).resolve().parent / "testdata"
@@ -30,11 +31,22 @@ AREAS = {
 }
 """What each client can do; what etcdctl does with keys is compared in `tests/compat`."""
 
+SHORT_AREAS = {
+    "etcd3": "kv",
+    "aetcd": "watch",
+    "etcd_client": "lock",
+    "node": "lease",
+    "etcdctl-3.4": "elect",
+    "etcdctl-3.5": "lock",
+}
+"""What `make test` plays: one script of each client, and every area."""
+
 SEVERAL_ENDPOINTS = ("etcd_client", "node", "etcdctl-3.4", "etcdctl-3.5")
 """The clients that go on at another member when theirs dies."""
 
 
 SCRIPTS = [Script(name, area) for name in AREAS for area in AREAS[name]]
+SHORT = [Script(name, area) for name, area in SHORT_AREAS.items()]
 KILLING = [Script(name, "kill") for name in SEVERAL_ENDPOINTS]
 
 
@@ -99,13 +111,14 @@ def _told_by_all(script: Script, clusters: list[Cluster]) -> list[str]:
         return list(pool.map(lambda cluster: _told_by(script, cluster), clusters))
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.name)
+@pytest.mark.parametrize("script", long_except(SCRIPTS, SHORT), ids=lambda s: s.name)
 def test_a_foreign_client_sees_no_difference(
     script: Script, etcd_one: Cluster, raftkv_one: Cluster, raftkv_three: Cluster, rewrite: bool
 ) -> None:
     _check(script, [etcd_one, raftkv_one, raftkv_three], rewrite)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", KILLING, ids=lambda s: s.name)
 def test_a_foreign_client_outlives_the_death_of_every_member_in_turn(
     script: Script, etcd_three: Cluster, raftkv_three: Cluster, rewrite: bool

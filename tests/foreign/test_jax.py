@@ -7,6 +7,8 @@ import os
 import subprocess
 from typing import Any
 
+import pytest
+
 from raftkv.client.local import LocalCluster
 from tests.foreign.environments import interpreter
 
@@ -66,6 +68,7 @@ def ended(process: subprocess.Popen[str]) -> str:
     return out
 
 
+@pytest.mark.long
 def test_processes_of_a_job_find_each_other_and_leave_nothing(raftkv_cluster: LocalCluster):
     processes = [start(raftkv_cluster, TOGETHER, RAFTKV_NNODES="2") for _ in range(2)]
     assert sorted(map(ended, processes)) == ["2 0\n", "2 1\n"]
@@ -77,6 +80,7 @@ def test_processes_of_a_job_find_each_other_and_leave_nothing(raftkv_cluster: Lo
         assert (left["state"]["phase"], left["state"]["reason"]) == ("closed", "finished")
 
 
+@pytest.mark.long
 def test_what_cannot_work_is_told_in_one_line(raftkv_cluster: LocalCluster):
     told = json.loads(ended(start(raftkv_cluster, REFUSALS)))
     assert told["first"] == "RaftKVCluster"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
+import pytest
+
 import raftkv
 from raftkv.client.local import LocalCluster
 from raftkv.client.local_member import LocalMember
@@ -30,6 +32,7 @@ def leader_of(cluster: LocalCluster) -> LocalMember:
     )
 
 
+@pytest.mark.long
 def test_a_job_survives_its_replicas_its_leader_and_the_restart_of_all():
     with raftkv.local(size=3) as cluster, TorchftJob() as job:
         flags = ("--min-replicas=1", "--heartbeat-timeout-ms=60000")

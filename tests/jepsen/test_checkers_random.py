@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 
-from hypothesis import event, given, settings
+from hypothesis import event
 from hypothesis import strategies as st
 
 from jepsen.checkers import linear, replay
@@ -35,6 +35,7 @@ from jepsen.ops import (
     puts,
 )
 from tests.jepsen.story import LOST
+from tests.long import property_of
 
 KEYS = "ab"
 
@@ -125,8 +126,7 @@ def legal_histories(draw: st.DrawFn) -> History:
     return History(world.operations, [], world.store)
 
 
-@settings(max_examples=200, deadline=None)
-@given(legal_histories())
+@property_of(legal_histories(), short=40, long=200)
 def test_legal_histories_pass(history: History) -> None:
     assert replay.check(history) == []
     assert linear.check(history) == []
@@ -175,8 +175,7 @@ def falsified_histories(draw: st.DrawFn) -> History:
     return History(operations, [], history.store)
 
 
-@settings(max_examples=300, deadline=None)
-@given(falsified_histories())
+@property_of(falsified_histories(), short=40, long=300)
 def test_a_falsified_answer_is_flagged_unless_it_could_be_true(history: History) -> None:
     flagged = replay.check(history) != []
     event("flagged" if flagged else "still true")
@@ -283,8 +282,7 @@ def _explains(order: tuple[Step, ...]) -> bool:
     return True
 
 
-@settings(max_examples=300, deadline=None)
-@given(register_histories())
+@property_of(register_histories(), short=40, long=300)
 def test_search_agrees_with_trying_everything(operations: list[Operation]) -> None:
     expected = linearizable_by_trying(operations)
     event("linearizable" if expected else "not linearizable")

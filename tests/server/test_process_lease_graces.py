@@ -12,6 +12,7 @@ import pytest
 
 import raftkv
 from tests.compat.wire import Wire
+from tests.long import long_except
 from tests.procs import RAFTKV, ROOT, Cluster, wait_for
 from tests.relay import Relay
 from tests.server.process import leader_of
@@ -129,7 +130,7 @@ def test_a_client_that_is_closed_leaves_its_lease_to_the_ttl(cluster: Cluster, k
     kv.revoke(lease.id)
 
 
-@pytest.mark.parametrize("down", [2, 3], ids=["no quorum", "all members"])
+@pytest.mark.parametrize("down", long_except([2, 3], {2}), ids=["no quorum", "all members"])
 def test_a_patient_owner_outlives_an_outage_longer_than_its_ttl(cluster: Cluster, kv: raftkv.Client, down: int) -> None:
     with raftkv.connect(cluster.endpoints, timeout_s=30.0) as client:
         lease = client.lease(ttl=1, disconnect_grace_s=0.1, patient=True).grant()

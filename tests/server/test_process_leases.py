@@ -226,6 +226,7 @@ def test_many_leases_end_while_others_are_served(wire: Wire) -> None:
     assert float(expired.split()[1]) >= 2_000
 
 
+@pytest.mark.long
 def test_without_a_leader_keep_alives_fail_after_the_request_timeout(wire: Wire, cluster: Cluster) -> None:
     lease_id = grant(wire, 600)
     for member in (1, 2):

@@ -21,6 +21,7 @@ from raftkv.storage.backend.writer import ScriptedWriter
 from raftkv.storage.key_value import KeyValueView
 from raftkv.storage.mvcc import Store
 from raftkv.storage.selection import ASCEND, DESCEND, Selection, drain
+from tests.long import long_except
 from tests.storage.conftest import Engine
 from tests.storage.model import Model
 
@@ -200,8 +201,11 @@ class StoreMachineOnDisk(StoreMachine):
     on_disk = True
 
 
+EXAMPLES = [(StoreMachine, 40), (StoreMachineOnDisk, 8), (StoreMachine, 200), (StoreMachineOnDisk, 25)]
+
+
 @pytest.mark.parametrize(
-    ("machine", "examples"), [(StoreMachine, 200), (StoreMachineOnDisk, 25)], ids=["memory", "lmdb"]
+    ("machine", "examples"), long_except(EXAMPLES, EXAMPLES[:2]), ids=["few in memory", "few on lmdb", "memory", "lmdb"]
 )
 def test_the_store_is_the_model(machine: type[StoreMachine], examples: int) -> None:
     run_state_machine_as_test(

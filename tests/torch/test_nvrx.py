@@ -37,6 +37,7 @@ with NvrxStore(sys.argv[1], "nvrx", timedelta(seconds=60)) as store:
 """
 
 
+@pytest.mark.long
 def test_the_wrappers_barriers_and_records_work_on_it(raftkv_cluster: LocalCluster) -> None:
     command = [str(interpreter("nvrx")), "-c", BARRIERS, *raftkv_cluster.endpoints]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

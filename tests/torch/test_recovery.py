@@ -101,6 +101,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
             job.close()
 
 
+@pytest.mark.long
 def test_survivors_go_on_in_their_processes(job, tmp_path):
     job.start(3)
     assert job.wait_epoch(3) == 1

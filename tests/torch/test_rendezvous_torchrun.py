@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -50,11 +51,21 @@ def restarts(job: Job, name: str) -> dict[int, int]:
     return {int(epoch): int(used) for epoch, used in re.findall(r"epoch (\d+), restarts (\d+)", text)}
 
 
+def watched(agent: int) -> set[int]:
+    """The processes for whose end an agent waits: it holds a pidfd of each."""
+    found = set()
+    for path in Path(f"/proc/{agent}/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            found |= {int(pid) for pid in re.findall(r"^Pid:\t(\d+)$", path.read_text(encoding="ascii"), re.MULTILINE)}
+    return found
+
+
 def world(job: Job, size: int, after: float = 0.0) -> int:
     """Wait for the next world; returns its epoch."""
     return job.wait_world(size, after, cap_s=PATIENCE_S).epoch
 
 
+@pytest.mark.long
 def test_a_job_goes_on_whoever_is_lost(cluster: Cluster, kv: raftkv.Client, tmp_path: Path) -> None:
     with Job(BACKENDS["raftkv"], ",".join(cluster.endpoints), tmp_path / "job", RUN) as job:
         for name in "abc":
@@ -62,8 +73,10 @@ def test_a_job_goes_on_whoever_is_lost(cluster: Cluster, kv: raftkv.Client, tmp_
         first = job.wait_world(3, 0.0, cap_s=PATIENCE_S)
         assert first.epoch == 1
 
-        struck_at = time.monotonic()  # a worker: one new epoch, and everybody learns why
-        job.of_rank(first, 2).kill_worker()
+        node = job.of_rank(first, 2)  # a worker: one new epoch, and everybody learns why
+        wait_for(lambda: watched(node.process.pid) >= set(node.workers), "the agent to watch its worker", PATIENCE_S)
+        struck_at = time.monotonic()
+        node.kill_worker()
         second = job.wait_world(3, struck_at, cap_s=PATIENCE_S)
         assert second.epoch == 2
         fault = Fault.decode(kv.range(KEYS.faults(1), prefix=True).items[0].value)
@@ -100,6 +113,7 @@ def test_a_job_goes_on_whoever_is_lost(cluster: Cluster, kv: raftkv.Client, tmp_
     )
 
 
+@pytest.mark.long
 def test_it_works_on_etcd(tmp_path: Path) -> None:
     with Cluster(ETCD_FAST) as etcd, Job(BACKENDS["etcd"], etcd.endpoints[0], tmp_path / "job", RUN) as job:
         job.start("a")

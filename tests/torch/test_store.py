@@ -19,6 +19,7 @@ import raftkv
 from raftkv.errors import ConfigError
 from raftkv.torch import Store
 from raftkv.torch.init_method import parse
+from tests.long import long_except
 
 if TYPE_CHECKING:
     from raftkv.client.local import LocalCluster
@@ -222,7 +223,7 @@ def _kill_the_leader(cluster: LocalCluster) -> None:
     cluster.members[cluster.endpoints.index(leader)].kill()
 
 
-@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("size", long_except([2, 8], {2}))
 def test_processes_reduce_over_it_and_by_the_url(raftkv_cluster: LocalCluster, size: int) -> None:
     command = [sys.executable, "-W", "error", str(WORKER), *raftkv_cluster.endpoints, str(size)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -263,7 +264,7 @@ print("raftkv" in _rendezvous_handlers)
 """
 
 
-@pytest.mark.parametrize(("switch", "known"), [("1", "True"), ("0", "False")])
+@pytest.mark.parametrize(("switch", "known"), long_except([("1", "True"), ("0", "False")], [("1", "True")]))
 def test_the_scheme_is_known_to_scripts_that_import_only_torch_if_asked_for(
     tmp_path: Path, switch: str, known: str
 ) -> None:

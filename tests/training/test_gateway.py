@@ -207,6 +207,7 @@ def test_a_late_copy_whose_conditions_come_true_is_not_done_beside_the_next_atte
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_store_can_be_kept_in_etcd_too() -> None:
     async def wait_and_write(endpoints: list[str]) -> None:
         async with aio.connect(endpoints) as kv, asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
@@ -253,6 +254,7 @@ def test_waits_go_on_after_their_history_is_gone() -> None:
         asyncio.run(run(cluster))
 
 
+@pytest.mark.long
 def test_sums_are_exact_while_the_leader_dies(tmp_path: Path) -> None:
     with raftkv.local(3) as cluster, gateway(cluster.endpoints, log=tmp_path / "log") as port:
         sums: list[int] = []
