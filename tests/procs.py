@@ -90,7 +90,8 @@ def _is_free(port: int) -> bool:
     return True
 
 
-_given_ports: set[int] = set()
+_given_ports: set[int] = {22_379, 22_380}
+"""Ports that nobody is to be given again; the first are those of `make cluster`, which a test plays."""
 
 
 def free_port() -> int:

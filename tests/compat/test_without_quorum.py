@@ -17,6 +17,8 @@ from tests.compat.store import get, put
 from tests.compat.wire import Answer, Wire
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, http_get, wait_for
 
+REQUEST_TIMEOUT_S = 7.0
+"""etcd's, at the default election timeout."""
 PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
 RANGE, PUT = "etcdserverpb.KV/Range", "etcdserverpb.KV/Put"
 LEADER = "v3electionpb.Election/Leader"
@@ -65,7 +67,7 @@ def test_a_client_that_requires_a_leader_is_refused_at_once(rest: Rest) -> None:
     started = time.monotonic()
     for method, request in ((PUT, put(b"a")), (RANGE, get(b"a")), (RANGE, get(b"a", serializable=True))):
         assert _refusal(rest.wire.call(method, request, metadata=metadata)) == NO_LEADER
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < REQUEST_TIMEOUT_S, "none waited for the leader"
     other_value = rest.wire.call(RANGE, get(b"a", serializable=True), metadata=[("hasleader", "yes")])
     assert other_value.code == "OK"
 
@@ -98,7 +100,7 @@ def test_what_needs_a_quorum_times_out(rest: Rest) -> None:
     code = "UNKNOWN" if rest.cluster.program.name == "etcd" else "DEADLINE_EXCEEDED"
     assert answers["put"] == (code, "context deadline exceeded")
     assert answers.get("leader", TIMED_OUT) == TIMED_OUT
-    assert 6 < waited_s < 9
+    assert REQUEST_TIMEOUT_S - 1 < waited_s < 2 * REQUEST_TIMEOUT_S, "all at the same time, not one after another"
 
 
 def test_the_members_come_back(rest: Rest) -> None:

@@ -112,7 +112,7 @@ def test_every_member_answers_for_the_leader(wire: Wire) -> None:
         assert end.code == "OK", end
         assert sorted(answers) == [(5, 0), (lease_id, 30), (lease_id, 30)]
         response = time_to_live(wire, lease_id, member)
-        assert 28 <= response.TTL <= 30
+        assert 15 <= response.TTL <= 30
         assert (response.grantedTTL, list(response.keys)) == (30, [b"any/1", b"any/2"])
         missing = time_to_live(wire, 5, member)
         assert (missing.ID, missing.TTL, missing.grantedTTL, list(missing.keys)) == (5, -1, 0, [])
@@ -122,17 +122,17 @@ def test_every_member_answers_for_the_leader(wire: Wire) -> None:
 
 
 def test_a_dead_leader_takes_no_time_with_it_and_gives_none(wire: Wire, cluster: Cluster) -> None:
-    lease_id = grant(wire, 10)
+    lease_id = grant(wire, 30)
     attach(wire, lease_id, b"kept")
-    wait_for(lambda: time_to_live(wire, lease_id).TTL <= 6, "some of the time to pass")
+    wait_for(lambda: time_to_live(wire, lease_id).TTL <= 27, "some of the time to pass")
     old = leader(wire)
     survivor = (old + 1) % 3
     cluster.members[old].kill()
     wait_for(lambda: leader_of(wire, survivor) not in (-1, old), "a new leader")
     left_s = time_to_live(wire, lease_id, survivor).TTL
-    assert 0 < left_s <= 6, "not reset to 10"
+    assert 0 < left_s <= 27, "not reset to 30"
     for member in (survivor, (old + 2) % 3):
-        assert keep_alive(wire, [lease_id], member) == (OK, [(lease_id, 10)])
+        assert keep_alive(wire, [lease_id], member) == (OK, [(lease_id, 30)])
     assert value_of(wire, "kept", survivor) == b"v"
     cluster.members[old].restart()
     wire.reconnect()
