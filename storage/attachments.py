@@ -63,3 +63,9 @@ class Attachments:
         self._keys.clear()
         for key, lease in of_key.items():
             self.attach(key, lease)
+
+    def become(self, other: Attachments) -> None:
+        """Be what another is, at once; it must not be used any more. ``of_key`` stays the same object."""
+        self.of_key.clear()
+        self.of_key.update(other.of_key)
+        self._keys = other._keys

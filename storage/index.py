@@ -227,6 +227,25 @@ class Index:
         self._dead = SortedList(dead)
         self._dirty = dict.fromkeys(dirty)
 
+    def restore_part(self, part: list[tuple[bytes, int | KeyIndex]]) -> None:
+        """Take some keys of a scan into a fresh index, which is not to be used before ``restored``."""
+        self._keys.update(key for key, _ in part)
+        for key, entry in part:
+            if isinstance(entry, KeyIndex):
+                if not entry.is_live():
+                    self._dead.add(key)
+                if entry.needs_compaction():
+                    self._dirty[key] = None
+
+    def restored(self, entries: dict[bytes, int | KeyIndex]) -> None:
+        """All keys of the scan were taken; these are their histories."""
+        self._entries = entries
+
+    def become(self, other: Index) -> None:
+        """Be what another index is, at once; it must not be used any more."""
+        self._entries, self._keys = other._entries, other._keys
+        self._dead, self._dirty = other._dead, other._dirty
+
 
 class Walk:
     """An interval at one revision, in pieces, up or down; between them anything may happen to the index.

@@ -30,6 +30,7 @@ Left out: watchers, leases, auth (they keep their state in buckets of their own 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -48,7 +49,7 @@ from raftkv.storage.index import Index
 from raftkv.storage.mvcc_range import PinnedView, RangeResult, Reader, check_revision
 from raftkv.storage.mvcc_txn import Change, WriteTxn
 from raftkv.storage.overlay import Overlay
-from raftkv.storage.restore import fill_index, scan
+from raftkv.storage.restore import STEP_RECORDS, Restored, fill_index, fill_index_steps, scan, scan_steps
 from raftkv.storage.revision import pack, to_key
 from raftkv.storage.selection import Pieces, Selection, no_limit
 
@@ -129,12 +130,16 @@ class Store:
 
     def _load(self) -> None:
         """Take the state of the database for the present one."""
-        get = self._overlay.value
-        _check_format(get(schema.META, schema.META_FORMAT_VERSION))
+        _check_format(self._overlay.value(schema.META, schema.META_FORMAT_VERSION))
         with closing(self.backend.begin_read()) as read:
             restored = scan(read)
         fill_index(self._index, restored.entries)
         self._attachments.restore(restored.leases)
+        self._adopt(restored)
+
+    def _adopt(self, restored: Restored) -> None:
+        """Take the numbers of the database, whose index is in place, for the present ones."""
+        get = self._overlay.value
         scheduled, finished = schema.read_compact_revisions(get)
         self.compact_revision = max(scheduled, finished)
         self.revision = max(FIRST_REVISION, restored.last_revision, self.compact_revision)
@@ -429,23 +434,55 @@ class Store:
         self.flush(lambda: on_ready(partial(hash_kv, self.backend, revision)))
 
     def install(self, received: Path) -> None:
+        """``install_steps`` in one go: holds the owner for about 3 s for a million keys, and for a commit under way."""
+        for _ in self.install_steps(received, wait_for_commit=False):
+            pass
+
+    def install_steps(self, received: Path, *, wait_for_commit: bool = True) -> Iterator[None]:
         """Replace everything by a received database, made by ``copy_to`` on another member and verified.
 
-        Holds the owner until the new state is read (about 3 s for a million keys). Changes not yet committed are
-        dropped: the received state contains them.
+        Each step takes some milliseconds. Up to the last one the present state is served as it is, and must not be
+        changed; the last one swaps files and index. Changes not yet committed are dropped: the received state contains
+        them. Before the last step nothing has happened to the database; the caller can have the rest done again after
+        a crash, or give up by closing the iterator.
+
+        Arguments:
+            received: the database, which is gone afterwards.
+            wait_for_commit: let the report of a commit under way come in between the steps.
 
         Raises:
-            StorageError: the database could not be replaced.
+            CorruptRecordError: the received database is damaged.
+            StorageError: the database could not be replaced, or is read by others for too long.
             InvariantError: the received state is older than the present one.
         """
         if self._txn.is_open:
             raise InvariantError("a snapshot inside a write transaction")
-        applied, revision = self.applied_index, self.revision
+        with closing(self.backend.open_copy(received)) as copy, closing(copy.begin_read()) as read:
+            _check_format(read.get(schema.META, schema.META_FORMAT_VERSION))
+            applied = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
+            if applied < self.applied_index:
+                raise InvariantError(f"a snapshot of entry {applied} for the state of entry {self.applied_index}")
+            restored = yield from scan_steps(read)
+        index, attachments = Index(), Attachments()
+        yield from fill_index_steps(index, restored)
+        for count, (key, lease) in enumerate(restored.leases.items(), 1):
+            attachments.attach(key, lease)
+            if not count % STEP_RECORDS:
+                yield
+        yield from self._wait_alone(wait_for_commit)
         failpoint("applyBeforeOpenSnapshot")
-        self._overlay.exchange(partial(self.backend.replace, received, READERS_TIMEOUT_S))
-        self._load()
-        if self.applied_index < applied or self.revision < revision:
-            raise InvariantError(f"snapshot of entry {self.applied_index} replaced the state of entry {applied}")
+        self._overlay.exchange(partial(self.backend.replace, received))
+        self._index.become(index)
+        self._attachments.become(attachments)
+        self._adopt(restored)
+
+    def _wait_alone(self, wait_for_commit: bool) -> Iterator[None]:
+        """Step until no commit is on its way and nobody else (a hash, a copy) reads the database."""
+        give_up_at = time.monotonic() + READERS_TIMEOUT_S
+        while (wait_for_commit and self._overlay.is_busy) or self.backend.readers > 1:
+            if time.monotonic() > give_up_at:
+                raise StorageError(f"the database was in use for {READERS_TIMEOUT_S:g} s: it cannot be replaced")
+            yield
 
     def defragment(self, copy: Path, on_done: Callable[[BaseException | None], None]) -> None:
         """Give free pages back to the file system: go on with a compact copy of the database.

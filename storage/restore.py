@@ -8,7 +8,10 @@ deletion.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
 
 from raftkv.errors import CorruptionError, InvariantError
 from raftkv.storage import schema
@@ -18,6 +21,9 @@ from raftkv.storage.key_index import KeyIndex
 from raftkv.storage.key_value import VALUE_HEADS, KeyValueView, varint
 from raftkv.storage.record import CorruptRecordError, unseal
 from raftkv.storage.revision import KEY_BYTES, SUB_BITS, describe, from_key
+
+STEP_RECORDS: Final = 1_000
+"""Records or keys of one step: about 3 ms."""
 
 _FIRST_VERSION = b"\x20\x01"
 _SMALL = len(VALUE_HEADS)
@@ -34,7 +40,18 @@ class Restored:
 
 
 def scan(read: ReadTxn) -> Restored:
-    """Read every record in order of revision.
+    """Read every record in order of revision; raises like ``scan_steps``."""
+    steps = scan_steps(read)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            restored: Restored = end.value
+            return restored
+
+
+def scan_steps(read: ReadTxn) -> Generator[None, None, Restored]:
+    """The same in steps of some milliseconds.
 
     Raises:
         CorruptRecordError: a record is not what was written; names its revision.
@@ -42,7 +59,9 @@ def scan(read: ReadTxn) -> Restored:
     restored = Restored()
     entries = restored.entries
     revision = 0
-    for revision_key, record in read.items(schema.KEY):
+    for count, (revision_key, record) in enumerate(read.items(schema.KEY), 1):
+        if not count % STEP_RECORDS:
+            yield
         data = unseal(revision_key, record)
         revision = from_key(revision_key)
         key = _key_of_plain_record(data, revision >> SUB_BITS) if len(revision_key) == KEY_BYTES else None
@@ -120,3 +139,15 @@ def fill_index(index: Index, entries: dict[bytes, int | KeyIndex]) -> None:
         dead=(key for key, entry in histories if not entry.is_live()),
         dirty=(key for key, entry in histories if entry.needs_compaction()),
     )
+
+
+def fill_index_steps(index: Index, restored: Restored) -> Iterator[None]:
+    """Let a fresh index be that of a scan, which it takes over, in steps; it is whole after the last of them.
+
+    Costs more in sum than ``fill_index``, which sorts all keys in one go.
+    """
+    keys = iter(restored.entries.items())
+    while part := list(islice(keys, STEP_RECORDS)):
+        index.restore_part(part)
+        yield
+    index.restored(restored.entries)

@@ -88,6 +88,13 @@ class Backend(Protocol):
     def copy_to(self, path: Path) -> None:
         """Write a consistent compact copy of the last committed state to a new file, durable on return."""
 
+    def open_copy(self, path: Path) -> Backend:
+        """Read a database that ``copy_to`` made, where it is; close it before anything is done with the file."""
+
+    @property
+    def readers(self) -> int:
+        """Read transactions and copies that are open."""
+
     def replace(self, path: Path, timeout_s: float = 0.0) -> None:
         """Go on with another database, made by ``copy_to``, moved over this one.
 

@@ -31,6 +31,7 @@ import lmdb
 from raftkv.errors import CorruptionError, InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
+from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint
 
 MAP_SIZE_BYTES: Final = 16 << 30
@@ -102,6 +103,7 @@ class LMDBBackend:
         self._open()
 
     def _open(self) -> None:
+        is_new = not self._read_only and not self.path.exists()
         try:
             self._environment = lmdb.open(
                 str(self.path),
@@ -121,6 +123,9 @@ class LMDBBackend:
                     name.chmod(FILE_MODE)
                 self._environment.reader_check()
             self._handles = self._open_buckets()
+            if is_new:
+                # Else a power cut could leave a member whose log was made after its database without the latter.
+                sync_directory(str(self.path.parent))
         except (lmdb.Error, OSError) as error:
             raise StorageError(f"cannot open the database {self.path}: {error}") from error
         self._page_bytes = self._environment.stat()["psize"]
@@ -226,6 +231,15 @@ class LMDBBackend:
         except (lmdb.Error, OSError) as error:
             raise _declared(error, path) from error
 
+    def open_copy(self, path: Path) -> LMDBBackend:
+        """See ``Backend``."""
+        return LMDBBackend(path, read_only=True)
+
+    @property
+    def readers(self) -> int:
+        """See ``Backend``."""
+        return self._users
+
     def replace(self, path: Path, timeout_s: float = 0.0) -> None:
         """See ``Backend``."""
         with self._idle:
@@ -253,11 +267,7 @@ def lock_path(path: Path) -> Path:
 def replace_file(source: Path, target: Path) -> None:
     """Move a file over another, durably: after a crash the name holds one of the two, whole."""
     os.replace(source, target)
-    descriptor = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_directory(str(target.parent))
 
 
 def _pages(stat: lmdb._StatDict) -> int:

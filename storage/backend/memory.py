@@ -14,7 +14,7 @@ from sortedcontainers import SortedDict
 
 from raftkv.errors import InvariantError, StorageError
 from raftkv.storage import schema
-from raftkv.storage.backend.base import WriteBatch
+from raftkv.storage.backend.base import Backend, WriteBatch
 
 
 class MemoryReadTxn:
@@ -47,7 +47,7 @@ class MemoryReadTxn:
 
     def close(self) -> None:
         """See ``ReadTxn``."""
-        self._backend.readers.discard(self)
+        self._backend._readers.discard(self)
 
 
 class MemoryBackend:
@@ -55,7 +55,7 @@ class MemoryBackend:
 
     def __init__(self) -> None:
         self.buckets: dict[bytes, SortedDict[bytes, bytes]] = {name: SortedDict() for name in schema.BUCKETS}
-        self.readers: set[MemoryReadTxn] = set()
+        self._readers: set[MemoryReadTxn] = set()
         self.commits = 0
         self._size_bytes = 0
 
@@ -69,7 +69,7 @@ class MemoryBackend:
     def begin_read(self) -> MemoryReadTxn:
         """See ``Backend``."""
         reader = MemoryReadTxn(self)
-        self.readers.add(reader)
+        self._readers.add(reader)
         return reader
 
     def commit(self, batch: WriteBatch) -> None:
@@ -97,7 +97,7 @@ class MemoryBackend:
     def _set(self, bucket: bytes, key: bytes, value: bytes | None) -> None:
         items = self.buckets[bucket]
         old = items.get(key)
-        for reader in self.readers:
+        for reader in self._readers:
             reader.undo.setdefault((bucket, key), old)
         if old is not None:
             self._size_bytes -= len(key) + len(old)
@@ -116,6 +116,15 @@ class MemoryBackend:
         """See ``Backend``."""
         return self._size_bytes
 
+    @property
+    def readers(self) -> int:
+        """See ``Backend``."""
+        return len(self._readers)
+
+    def open_copy(self, path: Path) -> Backend:
+        """Not for this engine."""
+        raise StorageError(f"cannot read {path} with a database in memory")
+
     def copy_to(self, path: Path) -> None:
         """Not for this engine: a simulation passes ``clone()``."""
         raise StorageError(f"cannot copy a database in memory to {path}")
@@ -126,4 +135,4 @@ class MemoryBackend:
 
     def close(self) -> None:
         """Nothing to release: what was committed stays, as on a disk."""
-        self.readers.clear()
+        self._readers.clear()

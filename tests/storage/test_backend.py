@@ -12,6 +12,7 @@ import pytest
 
 from raftkv.errors import InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
+from raftkv.storage.backend import lmdb as lmdb_module
 from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend, lock_path
 from raftkv.storage.failpoints import arm
@@ -164,6 +165,15 @@ def test_errors_of_the_disk_are_declared(database: LMDBBackend, name: str, expec
     with pytest.raises(StorageError, match=os.strerror(getattr(errno, name))) as caught:
         database.commit(records(2))
     assert type(caught.value) is expected
+
+
+def test_the_name_of_a_new_database_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(lmdb_module, "sync_directory", synced.append)
+    for expected in ([str(tmp_path)], []):
+        LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES).close()
+        assert synced == expected
+        synced.clear()
 
 
 def test_what_is_no_database_is_refused(tmp_path: Path) -> None:

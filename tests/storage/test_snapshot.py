@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -184,9 +185,52 @@ def test_an_older_state_is_not_taken_over(tmp_path: Path) -> None:
     sender = database(tmp_path / "sender", 10)
     write_snapshot(sender.backend, tmp_path / "received")
     store = database(tmp_path / "db", 20)
-    with pytest.raises(InvariantError, match="snapshot of entry 10 replaced the state of entry 20"):
+    with pytest.raises(InvariantError, match="a snapshot of entry 10 for the state of entry 20"):
         store.install(tmp_path / "received")
     closed(store)
+    closed(sender)
+
+
+def test_until_its_last_step_an_installation_changes_nothing(tmp_path: Path) -> None:
+    sender = database(tmp_path / "sender", 5000, seed=2)
+    write_snapshot(sender.backend, tmp_path / "received")
+    store = database(tmp_path / "db", 50)
+    before = (store.revision, store.applied_index, store.range(b"\x00", b"\x00").kvs)
+    file = (tmp_path / "db").stat().st_ino
+    given_up = store.install_steps(tmp_path / "received")
+    next(given_up)
+    given_up.close()
+    for count, _ in enumerate(store.install_steps(tmp_path / "received"), 1):
+        assert (store.revision, store.applied_index, store.range(b"\x00", b"\x00").kvs) == before
+        assert (tmp_path / "db").stat().st_ino == file
+        store.commit()
+    assert count >= 5000 // 1000
+    assert (store.revision, store.applied_index) == (sender.revision, sender.applied_index)
+    assert store.range(b"\x00", b"\x00").kvs == sender.range(b"\x00", b"\x00").kvs
+    assert hashed(store) == hashed(sender)
+    assert not (tmp_path / "received").exists()
+    closed(store)
+    closed(sender)
+
+
+@pytest.mark.parametrize("crash", ["applyBeforeOpenSnapshot", "defragBeforeRename"])
+def test_a_crash_before_the_last_step_leaves_both_databases(tmp_path: Path, crash: str) -> None:
+    sender = database(tmp_path / "sender", 300, seed=2)
+    write_snapshot(sender.backend, tmp_path / "received")
+    store = database(tmp_path / "db", 50)
+    before = hashed(store)
+    arm(crash, "raise")
+    with pytest.raises(FailpointPanic):
+        store.install(tmp_path / "received")
+    disarm_all()
+    (tmp_path / "crash").mkdir()
+    for name in ("db", "received"):
+        shutil.copy(tmp_path / name, tmp_path / "crash" / name)
+    again = Store.open(LMDBBackend(tmp_path / "crash" / "db", MAP_SIZE_BYTES))
+    assert hashed(again) == before
+    again.install(tmp_path / "crash" / "received")
+    assert hashed(again) == hashed(sender)
+    closed(again)
     closed(sender)
 
 
