@@ -64,6 +64,8 @@ SITES: Final[dict[str, str]] = {
     "defragBeforeCopy": "an online compacting copy is about to begin",
     "defragBeforeRename": "the compacted copy is about to take the database's place",
     "snapshotBeforeRename": "a received database is whole and verified, and about to take its name",
+    "snapshotAfterRename": "a received database has its name, which is not durable yet",
+    "snapshotBeforeSend": "a copy for another member is made and about to be sent",
     # compaction of the key space
     "compactBeforeCommitScheduledCompact": "the revision to compact to is about to be recorded",
     "compactAfterCommitScheduledCompact": "the revision to compact to is recorded",

@@ -31,10 +31,11 @@ Left out: watchers, leases, auth (they keep their state in buckets of their own 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from raftkv.errors import CompactedError, FutureRevisionError, InvariantError, StorageError
 from raftkv.raft.types import ConfState
@@ -58,6 +59,9 @@ OPERATIONS_MAX = 10_000
 
 READERS_TIMEOUT_S = 60.0
 """How long ``install`` waits for hashes and copies on other threads to end."""
+
+WAIT_S = 0.01
+"""Rest between two looks at whether they have ended."""
 
 FIRST_REVISION = 1
 """Of a store without any change; the first change makes revision 2."""
@@ -438,13 +442,13 @@ class Store:
         for _ in self.install_steps(received, wait_for_commit=False):
             pass
 
-    def install_steps(self, received: Path, *, wait_for_commit: bool = True) -> Iterator[None]:
+    def install_steps(self, received: Path, *, wait_for_commit: bool = True) -> Generator[float, None, None]:
         """Replace everything by a received database, made by ``copy_to`` on another member and verified.
 
-        Each step takes some milliseconds. Up to the last one the present state is served as it is, and must not be
-        changed; the last one swaps files and index. Changes not yet committed are dropped: the received state contains
-        them. Before the last step nothing has happened to the database; the caller can have the rest done again after
-        a crash, or give up by closing the iterator.
+        Each step takes some milliseconds, and yields how many seconds to rest before the next. Up to the last one the
+        present state is served as it is, and must not be changed; the last one swaps files and index. Changes not yet
+        committed are dropped: the received state contains them. Before the last step nothing has happened to the
+        database; the caller can have the rest done again after a crash, or give up by closing the iterator.
 
         Arguments:
             received: the database, which is gone afterwards.
@@ -462,13 +466,13 @@ class Store:
             applied = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
             if applied < self.applied_index:
                 raise InvariantError(f"a snapshot of entry {applied} for the state of entry {self.applied_index}")
-            restored = yield from scan_steps(read)
+            restored = yield from _paced(scan_steps(read))
         index, attachments = Index(), Attachments()
-        yield from fill_index_steps(index, restored)
+        yield from _paced(fill_index_steps(index, restored))
         for count, (key, lease) in enumerate(restored.leases.items(), 1):
             attachments.attach(key, lease)
             if not count % STEP_RECORDS:
-                yield
+                yield 0.0
         yield from self._wait_alone(wait_for_commit)
         failpoint("applyBeforeOpenSnapshot")
         self._overlay.exchange(partial(self.backend.replace, received))
@@ -476,13 +480,13 @@ class Store:
         self._attachments.become(attachments)
         self._adopt(restored)
 
-    def _wait_alone(self, wait_for_commit: bool) -> Iterator[None]:
+    def _wait_alone(self, wait_for_commit: bool) -> Iterator[float]:
         """Step until no commit is on its way and nobody else (a hash, a copy) reads the database."""
         give_up_at = time.monotonic() + READERS_TIMEOUT_S
         while (wait_for_commit and self._overlay.is_busy) or self.backend.readers > 1:
             if time.monotonic() > give_up_at:
                 raise StorageError(f"the database was in use for {READERS_TIMEOUT_S:g} s: it cannot be replaced")
-            yield
+            yield WAIT_S
 
     def defragment(self, copy: Path, on_done: Callable[[BaseException | None], None]) -> None:
         """Give free pages back to the file system: go on with a compact copy of the database.
@@ -510,9 +514,23 @@ class Store:
         self._overlay.close()
 
 
+T = TypeVar("T")
+
+
 def _call_all(calls: list[Callable[[], None]]) -> None:
     for call in calls:
         call()
+
+
+def _paced(steps: Generator[None, None, T]) -> Generator[float, None, T]:
+    """Steps that need no rest."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        yield 0.0
 
 
 def _check_format(data: bytes | None) -> None:

@@ -8,7 +8,7 @@ deletion.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -141,7 +141,7 @@ def fill_index(index: Index, entries: dict[bytes, int | KeyIndex]) -> None:
     )
 
 
-def fill_index_steps(index: Index, restored: Restored) -> Iterator[None]:
+def fill_index_steps(index: Index, restored: Restored) -> Generator[None, None, None]:
     """Let a fresh index be that of a scan, which it takes over, in steps; it is whole after the last of them.
 
     Costs more in sum than ``fill_index``, which sorts all keys in one go.

@@ -39,6 +39,7 @@ class Admission:
         size_bytes: the database's present size.
         data_dir: whose free disk is watched.
         raise_no_space: starts the proposal of the alarm.
+        make_room: gives up what takes room and can come again; whether there was any.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Admission:
         size_bytes: Callable[[], int],
         data_dir: str,
         raise_no_space: Callable[[], None],
+        make_room: Callable[[], bool],
     ) -> None:
         self._node = node
         self._applier = applier
@@ -59,6 +61,7 @@ class Admission:
         self._size_bytes = size_bytes
         self._data_dir = data_dir
         self._raise_no_space = raise_no_space
+        self._make_room = make_room
         self._disk_free_bytes = 0
         self.is_learner = False
         self.watch_disk()
@@ -105,14 +108,22 @@ class Admission:
     def finds_no_room(self) -> bool:
         """Whether the disk is at its reserve, looked at now."""
         self.watch_disk()
-        return self._disk_free_bytes < DISK_RESERVE_BYTES
+        return self._is_below_reserve(0)
 
     def _is_disk_full(self, cost_bytes: int) -> bool:
         if self._disk_free_bytes - cost_bytes >= DISK_RESERVE_BYTES:
             return False
         # The last look may be from before somebody made room.
         self.watch_disk()
-        return self._disk_free_bytes - cost_bytes < DISK_RESERVE_BYTES
+        return self._is_below_reserve(cost_bytes)
+
+    def _is_below_reserve(self, cost_bytes: int) -> bool:
+        left_bytes = self._disk_free_bytes - cost_bytes
+        if left_bytes >= DISK_RESERVE_BYTES:
+            return False
+        # A copy of a database for one member that lags is no reason to stop the writes of all. It may take a moment
+        # until its room is free, so a part of the reserve is for that.
+        return not (self._make_room() and left_bytes >= DISK_RESERVE_BYTES // 2)
 
 
 def _is_text(value: bytes) -> bool:

@@ -36,6 +36,7 @@ from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.writer import Writer
 from raftkv.storage.datadir import ensure_private_directory, refuse_etcd
 from raftkv.storage.mvcc import Store
+from raftkv.storage.snapshot import read_meta
 from raftkv.storage.wal import WAL, Recovered
 from raftkv.storage.wal.disk import Disk, RealDisk, UnsyncedDisk
 
@@ -160,6 +161,9 @@ def _open_database(config: ServerConfig, snapshots: Path, marker: SnapshotMeta) 
                     f"the log says that the database has entries up to {marker.index}, but {backend.path} "
                     f"has them up to {applied}, and there is no {received.name}"
                 )
+            holds = read_meta(received).index
+            if holds != marker.index:
+                raise CorruptionError(f"{received} has entries up to {holds}, the log says {marker.index}")
             _log.warning("finishing the installation of a snapshot at %d", marker.index)
             backend.replace(received)
         remove_leftovers(snapshots)

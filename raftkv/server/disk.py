@@ -98,6 +98,27 @@ class Mark(Batch):
         failpoint("raftAfterWALRelease")
 
 
+class Restore(Batch):
+    """A marker that the log begins anew behind a received database, and what of the log came with it."""
+
+    __slots__ = ("meta",)
+
+    def __init__(
+        self, meta: SnapshotMeta, hard_state: HardState, entries: Sequence[Entry], done: Callable[[], None]
+    ) -> None:
+        super().__init__(hard_state, entries, True, done)
+        self.meta = meta
+
+    def write(self, log: Log) -> None:
+        """Write the marker, which from then on says that the received database holds."""
+        failpoint("raftBeforeSaveSnap")
+        log.save_snapshot(self.meta, self.hard_state if not self.entries else None)
+        if self.entries:
+            super().write(log)
+        log.sync()
+        failpoint("raftAfterSaveSnap")
+
+
 class Disk:
     """Makes batches durable in order.
 

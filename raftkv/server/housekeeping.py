@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from raftkv.errors import MapFullError
+from raftkv.raft.config import NO_LIMIT
+from raftkv.raft.memory_log import size_of
 from raftkv.raft.types import SnapshotMeta
 from raftkv.server.admission import Admission
 from raftkv.server.auto_compaction import AutoCompaction
@@ -27,6 +29,23 @@ SPACE_FAILURES_MAX: Final = 3
 DISK_WATCH_S: Final = 1.0
 
 
+LOG_HELD_ENTRIES_MAX: Final = 500_000
+LOG_HELD_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Entries kept in memory and on disk for a member that is being sent the database. When more is written meanwhile, the
+send is given up, and the log is cut: the member gets a newer database later."""
+
+
+class SnapshotsSent(Protocol):
+    """Snapshots on their way to other members."""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether there are any."""
+
+    def give_up(self, reason: str) -> bool:
+        """End them."""
+
+
 class Housekeeping:
     """The periodic work of a member.
 
@@ -37,7 +56,7 @@ class Housekeeping:
         compaction_keys: keys that a slice looks at.
         snapshot_entries: applied entries after which the log is cut.
         catchup_entries: entries kept behind the cut for slow followers.
-        hold_log: whether a snapshot is being sent, so that the entries after it must stay.
+        snapshots: while one is being sent the entries after it must stay, up to ``LOG_HELD_*``.
         on_no_space: told while the database finds no room for a commit.
         auto_compaction: compacts by the clock, if the member was asked to.
     """
@@ -55,7 +74,7 @@ class Housekeeping:
         compaction_keys: int,
         snapshot_entries: int,
         catchup_entries: int,
-        hold_log: Callable[[], bool],
+        snapshots: SnapshotsSent,
         on_no_space: Callable[[], None],
         auto_compaction: AutoCompaction | None,
     ) -> None:
@@ -69,7 +88,8 @@ class Housekeeping:
         self._compaction_keys = compaction_keys
         self._snapshot_entries = snapshot_entries
         self._catchup_entries = catchup_entries
-        self._hold_log = hold_log
+        self._snapshots = snapshots
+        self._held_to = self._held_entries = self._held_bytes = 0
         self._on_no_space = on_no_space
         self._space_error: Exception | None = None
         self._space_failures = 0
@@ -135,13 +155,31 @@ class Housekeeping:
         """Mark what the database holds, so that the log before it can go."""
         log, durable = self._node.log, self._store.durable_index
         marked = log.snapshot().index
-        if self._marking or self._hold_log() or durable - marked < self._snapshot_entries:
+        if self._marking or self._holds_log() or durable - marked < self._snapshot_entries:
             return
         if durable < self._node.conf_changed_at:
             return  # the configuration of that moment is known once the database has caught up
         self._marking = True
         meta = SnapshotMeta(durable, log.term(durable), self._store.conf_state)
         self._disk.submit(Mark(meta, lambda: self._marked(meta)))
+
+    def _holds_log(self) -> bool:
+        """Whether the log must stay for a member that is being sent the database; not for ever, as it is in memory."""
+        log = self._node.log
+        last = log.last_index()
+        if not self._snapshots.in_flight:
+            self._held_to, self._held_entries, self._held_bytes = last, 0, 0
+            return False
+        first = max(self._held_to + 1, log.first_index())
+        if last >= first:
+            self._held_entries += last + 1 - first
+            self._held_bytes += size_of(log.entries(first, last + 1, NO_LIMIT))
+            self._held_to = last
+        if self._held_entries > LOG_HELD_ENTRIES_MAX or self._held_bytes > LOG_HELD_BYTES_MAX:
+            self._snapshots.give_up(
+                f"{self._held_entries} entries of {self._held_bytes >> 20} MiB were written meanwhile, too many to keep"
+            )
+        return True
 
     def _marked(self, meta: SnapshotMeta) -> None:
         self._marking = False

@@ -29,7 +29,7 @@ from raftkv.errors import ConfigError, StatusError, UnknownEntryError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
-from raftkv.raft.types import NONE, SnapshotMeta, StateRole
+from raftkv.raft.types import NONE, Message, SnapshotMeta, StateRole
 from raftkv.rpc.budget import AnswerBudget
 from raftkv.rpc.channel import Channel
 from raftkv.rpc.limits import ServerLimits
@@ -39,7 +39,7 @@ from raftkv.server.admission import Admission
 from raftkv.server.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
 from raftkv.server.bootstrap import Durable, open_durable
 from raftkv.server.cluster import ClusterService
-from raftkv.server.disk import Disk
+from raftkv.server.disk import Disk, Mark
 from raftkv.server.election import ElectionService
 from raftkv.server.horovod import HorovodService
 from raftkv.server.horovod_scopes import Scopes
@@ -60,14 +60,13 @@ from raftkv.server.range_stream import RangeStreamService
 from raftkv.server.readiness import Readiness
 from raftkv.server.recipe import Recipe
 from raftkv.server.request_ids import request_ids
-from raftkv.server.snapshots import SnapshotReceiver, SnapshotSender, snapshot_path
+from raftkv.server.snapshots import Installer, SnapshotReceiver, SnapshotSender
 from raftkv.server.transport import Transport, peer_metadata
 from raftkv.server.turns import LoopTurns
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner, WatchService
 from raftkv.storage import schema
 from raftkv.storage.backend.writer import ThreadWriter
-from raftkv.storage.failpoints import failpoint
 
 _log = logging.getLogger(__name__)
 
@@ -159,9 +158,7 @@ class Member:
         self._disk = Disk(durable.wal, self._loop, self._fatal, metrics.wal_sync_histogram(self._registry).observe)
         self._membership = Membership(store, schema.MEMBERS)
         self._applier = Applier(store, Alarms(store, schema.ALARM), self._membership, Leases(store))
-        self._snapshots = SnapshotSender(
-            store, durable.snapshots, self._channel, self._introduction, self._report_snapshot
-        )
+        self._make_snapshots(durable)
         self._transport = Transport(
             durable.cluster_id,
             durable.member_id,
@@ -180,6 +177,7 @@ class Member:
             size_bytes=lambda: store.size_in_use_bytes,
             data_dir=self.config.data_dir,
             raise_no_space=self._raise_no_space,
+            make_room=self._make_room,
         )
         self._housekeeping = Housekeeping(
             self.node,
@@ -192,7 +190,7 @@ class Member:
             compaction_keys=self.config.compaction_batch_limit,
             snapshot_entries=self.config.snapshot_count,
             catchup_entries=self.config.snapshot_catchup_entries,
-            hold_log=lambda: self._snapshots.in_flight,
+            snapshots=self._snapshots,
             on_no_space=self._raise_no_space,
             auto_compaction=self._make_auto_compaction(),
         )
@@ -224,6 +222,19 @@ class Member:
         self._metrics_server = Server(METRICS_LIMITS, self._http.handle, answers=self._answers)
         self._peer_server = self._make_peer_server(durable)
 
+    def _make_snapshots(self, durable: Durable) -> None:
+        store = durable.store
+        self._snapshots = SnapshotSender(
+            store,
+            durable.snapshots,
+            self._channel,
+            self._introduction,
+            self._is_snapshot_wanted,
+            self._report_snapshot,
+        )
+        self._installer = Installer(store, durable.snapshots, self._snapshot_swapped, self._fatal)
+        self._receiver = SnapshotReceiver(durable.snapshots, self._awaits_snapshot)
+
     def _make_node(self, durable: Durable) -> Node:
         config, store = self.config, durable.store
         raft_config = RaftConfig(
@@ -246,7 +257,7 @@ class Member:
             conf_state=store.conf_state,
             applied=store.applied_index,
             on_fatal=self._fatal,
-            install_snapshot=self._install_snapshot,
+            install_snapshot=self._installer.install,
             note_applied=durable.mark.note,
             cork=self._cork,
             uncork=self._uncork,
@@ -300,7 +311,7 @@ class Member:
             durable.member_id,
             self._membership.members.__contains__,
             self.node.receive,
-            SnapshotReceiver(durable.snapshots),
+            self._receiver,
             self._lease_service,
         ).register(server)
         return server
@@ -412,6 +423,7 @@ class Member:
         self._lessor.stop()
         self._leader_log.stop()
         self.node.stop()
+        await self._installer.close()
         await self._snapshots.close()
         await self._transport.close()
         await self._peer_server.close()
@@ -483,6 +495,17 @@ class Member:
     def _report_snapshot(self, peer_id: int, ok: bool) -> None:
         self.node.report_snapshot(peer_id, ok)
 
+    def _is_snapshot_wanted(self, message: Message) -> bool:
+        return self.node.role == StateRole.LEADER and self.node.term == message.term
+
+    def _awaits_snapshot(self, index: int) -> bool:
+        return self.node.awaits_snapshot(index)
+
+    def _make_room(self) -> bool:
+        """Give up copies of databases, whoever they are for: they come again, and writes must go on."""
+        given_up = self._snapshots.give_up("the disk is full")
+        return self._receiver.give_up() or given_up
+
     def _raise_no_space(self) -> None:
         if self._raising_no_space:
             return
@@ -499,22 +522,13 @@ class Member:
     def _no_space_raised(self) -> None:
         self._raising_no_space = False
 
-    def _install_snapshot(self, meta: SnapshotMeta) -> None:
-        """Replace database and log by a received snapshot; the marker in the log decides which of the two holds."""
-        durable = self._durable
-        self._disk.drain()
-        failpoint("raftBeforeSaveSnap")
-        durable.wal.save_snapshot(meta, durable.log.initial_state()[0])
-        durable.wal.sync()
-        failpoint("raftAfterSaveSnap")
-        durable.store.install(snapshot_path(durable.snapshots, meta.index))
-        durable.log.apply_snapshot(meta)
-        durable.wal.release(meta.index)
+    def _snapshot_swapped(self, meta: SnapshotMeta) -> None:
+        """The store holds a received snapshot: read again what is derived from it, and cut the log to it."""
+        self._disk.submit(Mark(meta, lambda: None))
         self._membership.reload()
         self._applier.alarms.reload()
         self._applier.leases.reload()
         self._watch_hub.restored()
-        _log.info("installed a snapshot at %d", meta.index)
 
 
 def _client_limits(config: ServerConfig) -> ServerLimits:

@@ -10,6 +10,9 @@ each peer. For each ``Ready`` of the Raft core, in this order:
 4. committed entries, which are durable here by then, are applied, and their callers answered;
 5. confirmed reads are served once everything up to their index is applied.
 
+A received snapshot takes the place of 2 to 5: its marker goes to the disk, then the database is exchanged beside the
+loop (``snapshots``), which ticks and answers heartbeats meanwhile; what is durable behind it is confirmed after it.
+
 Invariants
 - No acknowledgement, to a client or a peer, before the fsync it depends on; with one member too.
 - Entries are applied in index order, each once; the applied index is stored with their effects.
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -51,7 +55,7 @@ from raftkv.raft.types import (
     SoftState,
     StateRole,
 )
-from raftkv.server.disk import Batch, Disk
+from raftkv.server.disk import Batch, Disk, Restore
 from raftkv.server.proposals import Proposals, Waiter
 from raftkv.server.reads import Reader, ReadQueue
 from raftkv.storage.failpoints import failpoint
@@ -140,7 +144,8 @@ class Node:
         settings: timing.
         ids: fresh request ids.
         on_fatal: told once, with the error that stopped the member.
-        install_snapshot: replaces log and store by a received snapshot.
+        install_snapshot: replaces the store by a received snapshot, whose marker is in the log, and calls back when it
+            has; the loop goes on meanwhile, but for applying and acknowledging.
         note_applied: keeps the index and term of the last applied entry through a kill, before anybody is shown it.
         cork, uncork: put around a turn, so that all its answers leave together and at once when it ends.
     """
@@ -159,7 +164,7 @@ class Node:
         conf_state: ConfState,
         applied: int,
         on_fatal: Callable[[BaseException], None],
-        install_snapshot: Callable[[SnapshotMeta], None],
+        install_snapshot: Callable[[SnapshotMeta, Callable[[], None]], None],
         note_applied: Callable[[int, int], None],
         cork: Callable[[], None] = _nothing,
         uncork: Callable[[], None] = _nothing,
@@ -201,6 +206,9 @@ class Node:
         # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
         self._refused = False
         self._ticker: asyncio.TimerHandle | None = None
+        # While a snapshot is being installed: its Ready, and those behind it that are durable already.
+        self._installing: Ready | None = None
+        self._behind: deque[Ready] = deque()
 
     # -- doors -------------------------------------------------------------------------------------------------------
 
@@ -240,6 +248,14 @@ class Node:
             self.fatal(error)
             return
         self._wake()
+
+    def awaits_snapshot(self, index: int) -> bool:
+        """Whether the received database of an index is to be installed, or is being."""
+        pending = self.raw.raft.log.unstable.snapshot
+        installing = self._installing
+        return (pending is not None and pending.index == index) or (
+            installing is not None and installing.snapshot is not None and installing.snapshot.index == index
+        )
 
     def _step(self, message: Message) -> None:
         if message.type == MessageType.PROPOSE and self.role == StateRole.LEADER and _is_plain(message):
@@ -409,8 +425,6 @@ class Node:
         if ready.hard_state is not None:
             self.term = ready.hard_state.term
             self.committed = ready.hard_state.commit
-        if ready.snapshot is not None:
-            self._restore(ready.snapshot)
         self._persist(ready)
         if ready.read_states:
             now = self._loop.time()
@@ -421,11 +435,19 @@ class Node:
         return len(ready.committed_entries)
 
     def _persist(self, ready: Ready) -> None:
+        if ready.snapshot is not None:
+            # Entries may follow it at once, so the log begins anew now; the state follows when the marker is durable.
+            self.log.apply_snapshot(ready.snapshot)
         if ready.hard_state is not None:
             self.log.set_hard_state(ready.hard_state)
             self._unwritten_hard_state = ready.hard_state
         if ready.entries:
             self.log.append(ready.entries)
+        if ready.snapshot is not None:
+            self._unwritten_hard_state = None
+            state, _ = self.log.initial_state()
+            self._disk.submit(Restore(ready.snapshot, state, ready.entries, lambda: self._saved(ready)))
+            return
         if not ready.must_sync and not self._disk.outstanding:
             # Nothing that must not be forgotten. A commit index alone is written with the next records: a restart
             # without it learns it again from the leader.
@@ -450,24 +472,43 @@ class Node:
 
     def _durable(self, ready: Ready) -> None:
         """Everything up to this Ready is durable: tell the core, send what promises it."""
+        if self._installing is not None:
+            self._behind.append(ready)
+            return
+        if ready.snapshot is not None:
+            self._installing = ready
+            meta = ready.snapshot
+            self._install_snapshot(meta, lambda: self._installed(ready, meta))
+            return
+        self._confirm(ready)
+
+    def _confirm(self, ready: Ready) -> None:
         failpoint("raftBeforeAdvance")
         self.raw.on_append_durable(ready)
         if ready.messages_after_append:
             failpoint("raftBeforeFollowerSend")
             self._sender.send(ready.messages_after_append)
 
-    def _restore(self, meta: SnapshotMeta) -> None:
-        """Replace the state by a received snapshot."""
-        failpoint("raftBeforeApplySnap")
-        self._install_snapshot(meta)
-        self.conf_state = meta.conf_state
-        self.applied = meta.index
-        self._note_applied(meta.index, meta.term)
-        self.raw.on_applied(meta.index)
-        failpoint("raftAfterApplySnap")
-        self.reads.applied(meta.index)
-        for callback in self.on_applied:
-            callback()
+    def _installed(self, ready: Ready, meta: SnapshotMeta) -> None:
+        """The state is that of a received snapshot: go on with what came behind it."""
+        if self.stopped:
+            return
+        try:
+            self.conf_state = meta.conf_state
+            self.applied = meta.index
+            self._note_applied(meta.index, meta.term)
+            failpoint("raftAfterApplySnap")
+            self._installing = None
+            self._confirm(ready)
+            while self._behind and self._installing is None:
+                self._durable(self._behind.popleft())
+            self.reads.applied(meta.index)
+            for callback in self.on_applied:
+                callback()
+        except Exception as error:
+            self.fatal(error)
+            return
+        self._wake()
 
     def _take_soft_state(self, soft: SoftState) -> None:
         self.role = soft.role

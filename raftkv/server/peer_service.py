@@ -22,7 +22,7 @@ from raftkv.rpc.server import Server
 from raftkv.rpc.server_stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.peer_codec import decode
-from raftkv.server.snapshots import SnapshotReceiver
+from raftkv.server.snapshots.receiver import SnapshotReceiver
 from raftkv.server.transport import CLUSTER_ID_KEY, FROM_KEY, TO_KEY
 
 _log = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ class PeerService:
             _log.error("cannot take a snapshot: %s", error)
             raise RpcError(errors.RESOURCE_EXHAUSTED, str(error)) from None
         self._receive([message])
+        self._snapshots.settle(message)
         await call.send(_EMPTY)
 
     def _check(self, call: ServerCall) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
@@ -91,7 +91,7 @@ class World:
         self.log = MemoryLog(conf_state=ConfState(voters=voters))
         self.failures: list[BaseException] = []
         self.noted: list[tuple[int, int]] = []
-        self.installed: list[SnapshotMeta] = []
+        self.installing: list[tuple[SnapshotMeta, Callable[[], None]]] = []
         disk: Any = self.disk
         self.node = Node(
             raw=RawNode(RaftConfig(id=ME, **raft), self.log, random.Random(1)),
@@ -105,7 +105,7 @@ class World:
             conf_state=ConfState(voters=voters),
             applied=0,
             on_fatal=self.failures.append,
-            install_snapshot=self.installed.append,
+            install_snapshot=lambda meta, done: self.installing.append((meta, done)),
             note_applied=lambda index, term: self.noted.append((index, term)),
         )
 

@@ -160,7 +160,24 @@ def test_a_member_far_behind_gets_the_database(three: Three) -> None:
     assert "installed a snapshot at" in log_of(member)
 
 
-@pytest.mark.parametrize("point", ["raftBeforeApplySnap", "raftAfterApplySnap", "defragBeforeRename"])
+def _files_of(member: Member) -> list[str]:
+    return sorted(path.name for path in (member.data_dir / "member" / "snap").iterdir())
+
+
+# In the order in which a receiver comes by them, and whether the log says by then that the received database holds.
+RECEIVING = {
+    "snapshotBeforeRename": False,
+    "snapshotAfterRename": False,
+    "raftBeforeSaveSnap": False,
+    "raftAfterSaveSnap": True,
+    "raftBeforeApplySnap": True,
+    "applyBeforeOpenSnapshot": True,
+    "defragBeforeRename": True,
+    "raftAfterApplySnap": False,  # in place: nothing is left to be finished
+}
+
+
+@pytest.mark.parametrize("point", RECEIVING)
 def test_a_receiver_killed_while_it_installs(three: Three, point: str) -> None:
     position = three.follower()
     member = three.cluster.members[position]
@@ -174,10 +191,29 @@ def test_a_receiver_killed_while_it_installs(three: Three, point: str) -> None:
     member.start()
     three.ready()
     wait_for_equal_hashes(three.wire, revision)
-    # The log says that the new database holds before it has taken the old one's place.
-    was_between = point == "defragBeforeRename"
-    assert ("finishing the installation of a snapshot" in log_of(member)[started_at:]) == was_between
+    assert ("finishing the installation of a snapshot" in log_of(member)[started_at:]) == RECEIVING[point]
     assert value_of(three.wire, "behind0", position, serializable=True) == bytes(200)
+    assert _files_of(member) == ["applied", "db", "db-lock"]
+
+
+def test_a_sender_killed_before_it_sends(three: Three) -> None:
+    member = three.cluster.members[three.follower()]
+    revision = _fall_behind(three, member)
+    others = [other for other in three.cluster.members if other is not member]
+    for other in others:
+        other.kill()
+        other.environment = {"RAFTKV_FAILPOINTS": "snapshotBeforeSend=panic"}
+        other.start()
+    member.start()
+    wait_for(lambda: not all(other.is_running() for other in others), "the end of the sender")
+    for other in others:
+        other.kill()
+        other.environment = {}
+        other.start()
+    three.ready()
+    wait_for_equal_hashes(three.wire, revision)
+    for other in three.cluster.members:
+        assert _files_of(other) == ["applied", "db", "db-lock"]
 
 
 def test_the_quota(three: Three) -> None:

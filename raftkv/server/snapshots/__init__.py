@@ -1,0 +1,26 @@
+"""Databases on their way between members: made, streamed, checked, and kept until they are installed.
+
+A follower that needs entries which the leader no longer has gets the database instead. The sender copies it from a
+read transaction, so writes go on meanwhile; the copy's own applied index, not the message's, says what it holds. The
+receiver writes it to a file of its own, reads that file again, checks the SHA-256 of all bytes and that the database
+in it is of the entry that was announced, makes it durable under the name of its index, and only then hands the
+SNAPSHOT message to the core.
+
+    sender       flush -> copy (TO.N.out.db) -> header chunk, data chunks, digest          ``sender``
+    receiver     FROM.N.tmp -> fsync -> read again -> INDEX.snap.db -> SNAPSHOT message    ``receiver``
+    node         marker in the log -> read in steps -> swap -> acknowledge                 ``installer``
+
+Invariants
+
+- Every message that the core wants sent ends in exactly one report to it, unless another to the same member follows.
+- No file has two writers; none is left behind when nobody waits for it (``files``).
+- A copy never takes the room that writes need: before it is made, and as long as it is there (``files.check_room``).
+- Up to its last step an installation changes nothing; every crash after the marker has it done again at the start.
+"""
+
+from raftkv.server.snapshots.files import remove_leftovers, snapshot_path
+from raftkv.server.snapshots.installer import Installer
+from raftkv.server.snapshots.receiver import SnapshotReceiver
+from raftkv.server.snapshots.sender import SnapshotSender
+
+__all__ = ["Installer", "SnapshotReceiver", "SnapshotSender", "remove_leftovers", "snapshot_path"]

@@ -1,0 +1,87 @@
+"""The files of databases on their way: their names, the room that they may take, who works on them,
+and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Final, TypeVar
+
+from raftkv.errors import SpaceError
+from raftkv.storage.backend.lmdb import lock_path
+
+ROOM_RESERVE_BYTES: Final = 256 * 1024 * 1024
+"""Disk that must be left when a database is copied or received: what writes are refused at, and two log segments and
+commits of the database for what is written meanwhile."""
+
+T = TypeVar("T")
+_numbers: Final = count()
+
+
+def snapshot_path(directory: Path, index: int) -> Path:
+    """Where a received database waits for its installation."""
+    return directory / f"{index:016x}.snap.db"
+
+
+def outgoing_path(directory: Path, to: int) -> Path:
+    """A name that no other copy of this process has."""
+    return directory / f"{to:016x}.{next(_numbers):x}.out.db"
+
+
+def incoming_path(directory: Path, from_: int) -> Path:
+    """A name that nothing else received by this process has."""
+    return directory / f"{from_:016x}.{next(_numbers):x}.tmp"
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what a crash left behind; call it when nothing is awaited."""
+    for pattern in ("*.snap.db*", "*.out.db*", "*.tmp"):
+        for path in directory.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def remove_received(directory: Path, index: int) -> None:
+    """Delete received databases that a state of entry ``index`` makes useless."""
+    for path in directory.glob("*.snap.db"):
+        if int(path.name.partition(".")[0], 16) <= index:
+            remove_database(path)
+
+
+def remove_database(path: Path) -> None:
+    """Delete a copy, with whatever lies beside it."""
+    path.unlink(missing_ok=True)
+    lock_path(path).unlink(missing_ok=True)
+
+
+def check_room(directory: Path, size_bytes: int) -> None:
+    """Refuse a copy that would leave too little of the disk.
+
+    Raises:
+        SpaceError: says how much there is and how much is needed.
+    """
+    stat = os.statvfs(directory)
+    free_bytes = stat.f_bavail * stat.f_frsize
+    if free_bytes < size_bytes + ROOM_RESERVE_BYTES:
+        needed_bytes = size_bytes + ROOM_RESERVE_BYTES
+        raise SpaceError(
+            f"a snapshot of {size_bytes >> 20} MiB needs {needed_bytes >> 20} MiB free in {directory}, "
+            f"where {free_bytes >> 20} MiB are: make room"
+        )
+
+
+async def on_thread(job: Callable[[], T]) -> T:
+    """Run a job on a thread, and wait for its end however often cancelled: what it works on goes after that."""
+    running = asyncio.ensure_future(asyncio.to_thread(job))
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        running.exception()  # nobody is left to be told
+        raise cancelled
+    return running.result()
