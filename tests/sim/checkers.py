@@ -1,4 +1,4 @@
-"""The judge that looks after every event: R1-R9 of the reliability bar, each as a few cheap comparisons.
+"""The judge that looks after every event: R1-R10 of the reliability bar, each as a few cheap comparisons.
 
 Owns what has been true so far: a ledger of every entry ever written by anyone, of what is committed, of the state
 after each index and of the membership at each index. Because the ledgers are global, a check costs O(1) per changed
@@ -13,6 +13,7 @@ thing instead of comparing members pairwise:
     R7  a leader's commit index stands on an entry of its own term
     R8  with PreVote a tick raises no term; with CheckQuorum a leader that hears no quorum is gone in time
     R9  learners and strangers neither campaign nor lead; a membership step keeps old and new quorums overlapping
+    R10 a member whose read was confirmed since it started is as far as it was in any life before: it may serve clients
 
 It stands apart from the faults and touches nothing.
 """
@@ -80,6 +81,9 @@ class Checkers:
         self._committed: dict[int, int] = {}
         self._committed_in_term: dict[int, int] = {}
         self._states: dict[int, tuple[bytes, int]] = {}
+        # The highest index that each member has applied, in all its lives, and in those before the present one.
+        self._reached: dict[int, int] = {}
+        self._reached_before: dict[int, int] = {}
         self._confs: dict[int, ConfState] = {}
         self.log_data: dict[int, bytes] = {}
         self.checks_count = 0
@@ -103,6 +107,7 @@ class Checkers:
         ):
             if now < before:
                 self._fail("R5", f"{member.id} restarted with {name} {now}, {before} was durable")
+        self._reached_before[member.id] = self._reached.get(member.id, 0)
         commit = member.machine.applied_index
         self._seen[member.id] = _Seen(raft.term, commit, commit, invariants=invariants.Checker(raft))
         self._check_state(member)
@@ -245,6 +250,15 @@ class Checkers:
             self._check_conf(member, entry.index)
         self._check_state(member)
 
+    def read_served(self, member: Member) -> None:
+        """A read that began in this life was confirmed: nothing that the member showed in another is missing (R10)."""
+        if member.machine.applied_index < self._reached_before[member.id]:
+            self._fail(
+                "R10",
+                f"{member.id} serves reads at {member.machine.applied_index}, "
+                f"it was at {self._reached_before[member.id]} before it crashed",
+            )
+
     def installed(self, member: Member) -> None:
         """A snapshot replaced the state."""
         if member.machine.applied_index < self._seen[member.id].applied:
@@ -254,6 +268,7 @@ class Checkers:
     def _check_state(self, member: Member) -> None:
         machine = member.machine
         self._seen[member.id].applied = machine.applied_index
+        self._reached[member.id] = max(self._reached.get(member.id, 0), machine.applied_index)
         state = (machine.digest, machine.revision)
         if self._states.setdefault(machine.applied_index, state) != state:
             self._fail("R4", f"{member.id} has another state than others at index {machine.applied_index}")

@@ -469,6 +469,7 @@ class Member:
         waiting = []
         for index, read in self._ready_reads:
             if self.machine.applied_index >= index:
+                self._cluster.checkers.read_served(self)
                 read.answer(self.machine.read(read.operation.key))
             else:
                 waiting.append((index, read))
