@@ -35,6 +35,8 @@ async def _attack_with_every_row() -> None:
                     await row.attack(attacker)
                 finally:
                     await attacker.close()
+                # A row whose request is invalid in itself would measure nothing.
+                assert not any("INVALID_ARGUMENT" in text for text in attacker.refusals), (row.name, attacker.refusals)
             told = await honest.tell()
         finally:
             honest.close()

@@ -47,32 +47,34 @@ async def _delete_all(attacker: Attacker) -> None:
     await attacker.call(KV + "DeleteRange", rpc_pb2.DeleteRangeRequest(key=b"fill/", range_end=b"fill0"))
 
 
-def _nested(operations: int) -> rpc_pb2.TxnRequest:
-    """Puts of different keys in txns in a txn, as many in each as members allow."""
+def _nested(fan_outs: tuple[int, ...], key_bytes: int) -> rpc_pb2.TxnRequest:
+    """Puts of different keys in txns in a txn: so many operations in each txn of a level.
+
+    What is allowed is 128 along each path from the outermost to an operation, not in all.
+    """
     request = rpc_pb2.TxnRequest()
     layer = [request]
-    while len(layer) * _OPERATIONS_MAX < operations:
-        layer = [txn.success.add().request_txn for txn in layer for _ in range(_OPERATIONS_MAX)]
-    for number in range(operations):
-        txn = layer[number % len(layer)]
-        txn.success.add().request_put.key = b"n%05x" % number
+    for fan_out in fan_outs[:-1]:
+        layer = [txn.success.add().request_txn for txn in layer for _ in range(fan_out)]
+    for number, txn in enumerate(txn for txn in layer for _ in range(fan_outs[-1])):
+        txn.success.add().request_put.key = b"n%0*x" % (key_bytes - 1, number)
     return request
 
 
 async def _nested_188kb(attacker: Attacker) -> None:
-    await attacker.call(KV + "Txn", _nested(attacker.count(_OPERATIONS_MAX * 100, 300)))
+    await attacker.call(KV + "Txn", _nested((64, attacker.count(64, 2)), 40))
 
 
 async def _nested_many(attacker: Attacker) -> None:
-    await attacker.call(KV + "Txn", _nested(attacker.count(90_000, 300)))
+    await attacker.call(KV + "Txn", _nested((43, attacker.count(43, 2), 42), 6))
 
 
-async def _nested_ranges(attacker: Attacker) -> None:
-    """Deletes of overlapping ranges beside puts: what checks each pair sees most of them."""
+async def _nested_deletes(attacker: Attacker) -> None:
+    """Deletes of one range in each txn: what compares each pair of them compares the most."""
     request = rpc_pb2.TxnRequest()
-    for _ in range(_OPERATIONS_MAX):
+    for _ in range(64):
         inner = request.success.add().request_txn
-        for _ in range(attacker.count(80, 2)):
+        for _ in range(attacker.count(64, 2)):
             gone = inner.success.add().request_delete_range
             gone.key, gone.range_end = b"none/", b"none0"
     await attacker.call(KV + "Txn", request)
@@ -103,9 +105,9 @@ ROWS = (
     Row("txn-compares", "a txn of 128 compares over 20,000 keys, in a loop", _compares, _fill_20k),
     Row("txn-ranges", "a txn of a put and 127 sorted ranges over 20,000 keys, in a loop", _ranges_in_txn, _fill_20k),
     Row("delete-300k", "delete of 300,000 keys in one entry", _delete_all, _fill_300k, repeats=False),
-    Row("txn-nested", "a nested txn of 12,800 puts (188 KB), in a loop", _nested_188kb),
-    Row("txn-nested-many", "a nested txn of 90,000 puts (1.4 MB), in a loop", _nested_many),
-    Row("txn-nested-deletes", "a nested txn of 10,240 equal range deletes, in a loop", _nested_ranges),
+    Row("txn-nested", "a nested txn of 64 x 64 puts (188 KB), in a loop", _nested_188kb),
+    Row("txn-nested-many", "a nested txn of 43 x 43 x 42 puts (1 MB), in a loop", _nested_many),
+    Row("txn-nested-deletes", "a nested txn of 64 x 64 equal range deletes, in a loop", _nested_deletes),
     Row(
         "churn-key",
         "put and delete of one key 40,000 times, then a restart",
