@@ -117,8 +117,8 @@ ENVIRONMENTS = {"jax_processes": "jax", "nvrx_inprocess": "nvrx", "torchft_ddp":
 """Examples whose package lives in an environment of its own."""
 
 
-LONG = {"inprocess_recovery", "jax_processes", "nvrx_inprocess", "torch_store", "torchft_ddp"}
-"""Examples that start several processes with torch or jax; `train_allreduce` stays in `make test`."""
+SHORT = {"distributed_lock_with_fencing", "quickstart", "run_exec", "train_allreduce", "watch_config"}
+"""Examples that `make test` runs; the others are long."""
 
 
 def _python(name: str) -> str:
@@ -129,7 +129,7 @@ def test_every_example_is_run_here():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "test_with_pytest"}
 
 
-@pytest.mark.parametrize("name", long_except(EXPECTED, set(EXPECTED) - LONG))
+@pytest.mark.parametrize("name", long_except(EXPECTED, SHORT))
 def test_an_example_prints_what_it_shows(name, tmp_path):
     done = subprocess.run(
         [_python(name), "-W", "ignore::UserWarning", str(EXAMPLES / f"{name}.py")],

@@ -42,6 +42,7 @@ def test_every_test_finds_the_same_cluster_empty(suite):
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.long
 def test_members_that_a_test_killed_or_paused_are_back_for_the_next(suite):
     result = suite(
         """

@@ -175,7 +175,8 @@ def marker(form: str, text: str) -> bytes:
     return base64.b64encode(text.encode()) if form == "json" else text.encode()
 
 
-@pytest.mark.parametrize("kind", long_except(PROGRAMS, {"raftkv"}))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", PROGRAMS)
 def test_holder_and_waiter_outlive_their_member(kind: str) -> None:
     with Cluster(PROGRAMS[kind], size=3) as cluster:
         everyone, others = ",".join(cluster.endpoints), ",".join(cluster.endpoints[1:])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from raftkv.aio import StatusError, connect
 from tests.client.waiting import until
 
 
+@pytest.mark.long
 def test_calls_go_on_and_what_was_acknowledged_is_there(three):
     """Every member in turn is killed under a steady load; an indefinite failure may or may not have happened."""
 

@@ -19,7 +19,6 @@ from jepsen.history import Operation
 from jepsen.ops import Put, PutResult, Range
 from jepsen.outcome import Failure
 from jepsen.runner import RUNS, Options, Report, run
-from tests.long import long_except
 
 ETCD = Settings(system="etcd", size=1, heartbeat_ms=20, election_ms=200)
 
@@ -139,7 +138,8 @@ def test_a_cluster_that_never_comes_up_fails(tmp_runs: Path, monkeypatch: pytest
     assert {"not live", "too little load"} <= rules(report)
 
 
-@pytest.mark.parametrize("workload", long_except(["mixed", "append"], {"append"}))
+@pytest.mark.long
+@pytest.mark.parametrize("workload", ["mixed", "append"])
 def test_etcd_under_pauses_passes(workload: str, tmp_runs: Path) -> None:
     # Not under kills: etcd 3.5.1 that dies under load can diverge (etcd #13766), and the judges say so.
     settings = dataclasses.replace(ETCD, size=3)

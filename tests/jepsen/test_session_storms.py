@@ -29,7 +29,7 @@ USED = {"watch": "bookmarks", "lease": "leases_ended", "lock": "held"}
 """Figures that show that there was something to judge."""
 
 
-@pytest.mark.parametrize("name", long_except(STORMS, {"watch", "lease"}))
+@pytest.mark.parametrize("name", long_except(STORMS, {"watch"}))
 def test_guarantees_hold_under_faults(name: str, tmp_runs: Path) -> None:
     options = STORMS[name]
     faults = options.nemesis.count(",") + 1

@@ -168,6 +168,7 @@ def test_what_is_refused_says_so_in_a_line(cluster: Cluster, kv: raftkv.Client) 
     assert left(kv) == []
 
 
+@pytest.mark.long
 def test_a_member_alone_answers_nothing(cluster: Cluster, kv: raftkv.Client) -> None:
     """What it knows may be old: Horovod must ask again."""
     assert say(cluster.endpoints[0], "PUT", "/global/0", b"old") == (200, b"")

@@ -63,6 +63,7 @@ def test_a_waiter_outlives_its_leader(cluster: Cluster, wire: Wire) -> None:
     assert (answer.code, answer.message.key if answer.message else answer.text) == ("OK", b"n/2")
 
 
+@pytest.mark.long
 def test_an_observer_outlives_its_leader(cluster: Cluster, wire: Wire) -> None:
     leader = leader_of(wire)
     follower = (leader + 1) % 3

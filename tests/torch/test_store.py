@@ -264,7 +264,8 @@ print("raftkv" in _rendezvous_handlers)
 """
 
 
-@pytest.mark.parametrize(("switch", "known"), long_except([("1", "True"), ("0", "False")], [("1", "True")]))
+@pytest.mark.long
+@pytest.mark.parametrize(("switch", "known"), [("1", "True"), ("0", "False")])
 def test_the_scheme_is_known_to_scripts_that_import_only_torch_if_asked_for(
     tmp_path: Path, switch: str, known: str
 ) -> None:

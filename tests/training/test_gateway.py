@@ -337,6 +337,7 @@ def _first_with_an_answer(clients: list[RawClient]) -> RawClient:
 # ---- its life
 
 
+@pytest.mark.long
 def test_the_next_job_of_that_name_begins_with_an_empty_store(raftkv_cluster: LocalCluster) -> None:
     endpoints = raftkv_cluster.endpoints
 
@@ -359,6 +360,7 @@ def test_the_next_job_of_that_name_begins_with_an_empty_store(raftkv_cluster: Lo
         client.close()
 
 
+@pytest.mark.long
 def test_a_gateway_that_is_killed_is_followed_by_one_with_the_same_keys(raftkv_cluster: LocalCluster) -> None:
     process = start_gateway(raftkv_cluster.endpoints)
     port = gateway_port(process)
@@ -373,6 +375,7 @@ def test_a_gateway_that_is_killed_is_followed_by_one_with_the_same_keys(raftkv_c
             assert _value(fresh, b"key") == b""
 
 
+@pytest.mark.long
 def test_a_gateway_waits_for_raftkv_and_can_be_stopped_meanwhile(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

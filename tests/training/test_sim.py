@@ -20,7 +20,7 @@ from tests.training.sim.swarm import draw, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_COUNT = 600
-SHORT_SEEDS_COUNT = 150
+SHORT_SEEDS_COUNT = 100
 CHUNK_SIZE = 25
 
 REGRESSIONS = {
