@@ -36,7 +36,7 @@ from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -55,7 +55,7 @@ from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.torch import settings
 from raftkv.torch.agent_store import AgentStore, EpochEnded, StoreUnreachable, connect_store, host_store
 from raftkv.training.errors import EpochOver, JoinTimeout, RecordError, RunClosed, RunConflict
-from raftkv.training.faults import End
+from raftkv.training.faults import End, Worker, signal_name
 from raftkv.training.keys import RunKeys
 from raftkv.training.membership import Progress
 from raftkv.training.seat import announce
@@ -212,6 +212,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         """The job has ended here: end the run for all, unless others must do the epoch again; leave it."""
         membership = self._membership
         if membership is not None and not self._has_left:
+            self._tell_what_torch_saw()
             reason = self._failure()
             if reason or not membership.nodes_waiting:
                 with contextlib.suppress(RaftKVError):
@@ -311,20 +312,25 @@ class RaftKVRendezvousHandler(RendezvousHandler):
             membership.report(end.fault(world.epoch, membership.node.id, membership.node.host))
 
     def _tell_what_torch_saw(self) -> None:
-        """torch comes back by itself, while the epoch is whole: see ``_worker_ended``."""
-        if (
-            self._doubtful is not None
-            and self._world is not None
-            and self._membership is not None
-            and not self._is_over()
-        ):
-            self._report(self._membership, self._world, self._doubtful)
+        """torch comes back by itself, while the epoch is whole: see ``_worker_ended``.
+
+        A worker that ended before it was ever looked at is known to torch alone.
+        """
+        world, membership = self._world, self._membership
+        if world is None or membership is None or self._has_fault or self._is_over():
+            return
+        end = self._doubtful or failure_of_agent()
+        if end is not None:
+            self._report(membership, world, end)
 
     # ---- the end
 
     def _failure(self) -> str:
         """Why torch shuts down, if its workers have failed for good; empty: they have not."""
         error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, ChildFailedError | RendezvousError):
+            what = str(error).partition("\n")[0]
+            return f"the agent on {self._given.run.host} failed: {type(error).__name__}: {what}"
         if not isinstance(error, ChildFailedError):
             return ""
         rank, first = error.get_first_failure()
@@ -378,6 +384,26 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         _say(
             f"run {self.get_run_id()!r}: epoch {world.epoch}, {world.node_count} nodes, this is node {world.node_rank}"
         )
+
+
+def failure_of_agent() -> End | None:
+    """The failed worker because of which torch's agent asks for the next epoch, or gives up; None: there is none.
+
+    torch does not tell it to its handlers: it is in the error that ends the agent, or in a local variable of the agent.
+    """
+    error = sys.exc_info()[1]
+    failures: dict[int, ProcessFailure] = error.failures if isinstance(error, ChildFailedError) else {}
+    frame = sys._getframe().f_back
+    while frame is not None and not failures:
+        failures = getattr(frame.f_locals.get("run_result"), "failures", None) or {}
+        frame = frame.f_back
+    if not failures:
+        return None
+    rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
+    worker = Worker(first.pid, rank, first.local_rank, first.error_file)
+    if first.exitcode < 0:
+        return End(worker, -1, signal_name(-first.exitcode))
+    return End(worker, first.exitcode)
 
 
 def _say(text: str) -> None:

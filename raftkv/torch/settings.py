@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.client.endpoints import Endpoint, parse_endpoints
+from raftkv.client.endpoints import Endpoint, parse_endpoints, require_ports
 from raftkv.client.sync import Client, connect
 from raftkv.errors import ConfigError
 from raftkv.training.config import OPTION_NAMES, RunConfig, parse_options
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CONNECTION: Final = ("user", "password", "ca_file", "cert_file", "key_file", "tls")
 STORE_PORT: Final = "store_port"
+UNNAMED: Final = "none"
+"""What torchrun takes for the id of a job that was started without --rdzv-id."""
 NAMES: Final = tuple(sorted((*OPTION_NAMES, *CONNECTION, STORE_PORT)))
 """What ``--rdzv-conf`` may hold, besides what torch puts there."""
 _VARIABLES: Final = {"ca_file": "RAFTKV_CACERT", "cert_file": "RAFTKV_CERT", "key_file": "RAFTKV_KEY"}
@@ -72,7 +74,9 @@ def read(params: RendezvousParameters) -> Settings:
     """
     if not params.endpoint.strip():
         raise ConfigError("no endpoint: give --rdzv-endpoint=HOST:2379, or several separated by commas")
+    _check_name(params.run_id)
     endpoints = tuple(parse_endpoints(params.endpoint))
+    require_ports(endpoints)
     options = dict(params.config)
     connection: dict[str, Any] = {name: options.pop(name) for name in CONNECTION if name in options}
     if "tls" in connection:
@@ -91,6 +95,16 @@ def read(params: RendezvousParameters) -> Settings:
         **fields,
     )
     return Settings(endpoints, connection, run.checked(), port)
+
+
+def _check_name(run_id: str) -> None:
+    if run_id == UNNAMED:
+        raise ConfigError(
+            f"--rdzv-id is missing: name the job, as in --rdzv-id=job7 (torchrun's default, {UNNAMED!r}, would be one "
+            "run for all jobs that are not named)"
+        )
+    if "/" in run_id:
+        raise ConfigError(f"--rdzv-id={run_id}: torchrun makes a directory of that name, so it cannot have a slash")
 
 
 def _with_own_names(text: str) -> str:

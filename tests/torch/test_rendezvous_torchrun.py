@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from bench.restart_faults import find_leader
 from bench.restart_job import BACKENDS, Job
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import CLOSED, RUNNING, SIGNAL, Fault, State
+from tests.cli.runner import run_ctl
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, free_port, wait_for
 
 PATIENCE_S = 180.0
@@ -123,6 +125,56 @@ def test_it_works_on_etcd(tmp_path: Path) -> None:
         job.of_rank(first, 1).kill_worker()
         assert world(job, 2, struck_at) == first.epoch + 1
         assert job.finish(PATIENCE_S) == {"a": 0, "b": 0}, job.logs()
+
+
+AGENT = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=raftkv", "--nnodes=1"]
+
+
+def run_agent(endpoint: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [*AGENT, f"--rdzv-endpoint={endpoint}", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((), "raftkv: --rdzv-id is missing: name the job, as in --rdzv-id=job7 (torchrun's default, 'none', would be "
+         "one run for all jobs that are not named)\n"),
+        (("--rdzv-id=a/b",),
+         "raftkv: --rdzv-id=a/b: torchrun makes a directory of that name, so it cannot have a slash\n"),
+    ],
+)  # fmt: skip
+def test_a_job_without_a_usable_name_is_refused_in_a_line(tmp_path: Path, words: tuple[str, ...], line: str) -> None:
+    done = run_agent("127.0.0.1:1", tmp_path, *words, "train.py")
+    assert (done.returncode, done.stderr) == (1, line)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_worker_that_ends_at_once_is_a_fault(
+    raftkv_cluster: raftkv.LocalCluster, tmp_path: Path, restarts: int
+) -> None:
+    (tmp_path / "quick.py").write_text("import sys; sys.exit(3)")
+    words = ("--rdzv-id=quick", f"--max-restarts={restarts}", "quick.py")
+    assert run_agent(raftkv_cluster.endpoints[0], tmp_path, *words).returncode != 0
+    ran = run_ctl(["--endpoints", raftkv_cluster.endpoints[0], "run", "timeline", "quick", "--json"])
+    epochs = json.loads(ran.output)["epochs"]
+    faults = [fault for epoch in epochs for fault in epoch["faults"]]
+    assert [(fault["rank"], fault["exit_code"]) for fault in faults] == [(0, 3)] * (restarts + 1)
+    with raftkv_cluster.connect() as kv:
+        closed = State.decode(kv.get(RunKeys("quick").state).value)
+    assert closed.phase == CLOSED
+    assert "exited with 3" in closed.reason
+
+
+def test_an_agent_that_fails_itself_does_not_finish_the_run(
+    raftkv_cluster: raftkv.LocalCluster, tmp_path: Path
+) -> None:
+    """torch cannot make its directory of logs: its own traceback, and a run that has failed."""
+    words = ("--rdzv-id=agent", "--log-dir=/dev/null/logs", "--redirects=3", "train.py")
+    assert run_agent(raftkv_cluster.endpoints[0], tmp_path, *words).returncode != 0
+    with raftkv_cluster.connect() as kv:
+        item = kv.get(RunKeys("agent").state)
+    assert item is None or "failed" in State.decode(item.value).reason
 
 
 def test_a_failure_is_one_line(tmp_path: Path) -> None:
