@@ -27,6 +27,11 @@ def field(number: int, value: bytes) -> bytes:
     return _TAGS[number << 3 | 2] + varint(len(value)) + value
 
 
+def head(number: int, size_bytes: int) -> bytes:
+    """What comes before the bytes of a length-delimited field; numbers below 16."""
+    return _TAGS[number << 3 | 2] + varint(size_bytes)
+
+
 def integer(number: int, value: int) -> bytes:
     """An integer or boolean field, nothing when zero; numbers below 16."""
     return _TAGS[number << 3] + varint(value) if value else b""

@@ -105,11 +105,12 @@ def _holds(view: ranges.ReadView, compare: rpc_pb2.Compare) -> bool:
     kvs = view.range(compare.key, compare.range_end).kvs
     if not kvs:
         # A missing key has no value to compare with; its numbers compare as zeros.
-        return compare.target != rpc_pb2.Compare.VALUE and _matches(compare, kv_pb2.KeyValue())
-    return all(_matches(compare, kv_pb2.KeyValue.FromString(kv)) for kv in kvs)
+        return compare.target != rpc_pb2.Compare.VALUE and matches(compare, kv_pb2.KeyValue())
+    return all(matches(compare, kv_pb2.KeyValue.FromString(kv)) for kv in kvs)
 
 
-def _matches(compare: rpc_pb2.Compare, kv: kv_pb2.KeyValue) -> bool:
+def matches(compare: rpc_pb2.Compare, kv: kv_pb2.KeyValue) -> bool:
+    """Whether the predicate holds for one key."""
     have, want = _operands(compare, kv)
     order: int = (have > want) - (have < want)
     result = compare.result

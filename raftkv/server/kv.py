@@ -17,12 +17,13 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
-from raftkv.apply import check, ranges, txn
+from raftkv.apply import check, ranges, read_txn, txn
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.request import Kind
 from raftkv.apply.response import HeaderEncoder
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
+from raftkv.rpc.budget import CONNECTION_FULL
 from raftkv.rpc.calls import UnaryCall
 from raftkv.rpc.server import Server
 from raftkv.rpc.status import RpcError
@@ -37,6 +38,8 @@ _METHODS: Final = SERVICES["etcdserverpb.KV"]
 
 KEYS_AT_ONCE: Final = 8
 """Intervals of more keys are read in slices: each value may be as large as a request."""
+SMALL_ANSWER_BYTES: Final = 1024 * 1024
+"""An answer that is being put together is not given up below this size for what others take."""
 LARGE_BYTES: Final = 64 * 1024
 S_PER_BYTE: Final = 1e-9
 """About the time that reading a large value takes: many large ones are not answered in one pass of the loop."""
@@ -126,6 +129,34 @@ def parse_or_raise(message: type[Any], data: bytes) -> Any:
         raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
 
 
+class Growth:
+    """What an answer takes while it is put together: it is given up when it would not be taken in the end.
+
+    Arguments:
+        call: whose answer it is.
+        all_bytes: what all answers of the member take that are being put together, in one cell.
+    """
+
+    __slots__ = ("_all_bytes", "_call", "_held_bytes")
+
+    def __init__(self, call: UnaryCall, all_bytes: list[int]) -> None:
+        self._call = call
+        self._all_bytes = all_bytes
+        self._held_bytes = 0
+
+    def __call__(self, size_bytes: int) -> None:
+        """Note so many bytes more. Raises RpcError when it is too much."""
+        self._held_bytes += size_bytes
+        self._all_bytes[0] += size_bytes
+        if self._held_bytes > SMALL_ANSWER_BYTES and self._all_bytes[0] > self._call.room_bytes():
+            raise RpcError(errors.RESOURCE_EXHAUSTED, CONNECTION_FULL)
+
+    def end(self) -> None:
+        """The answer is made, or given up."""
+        self._all_bytes[0] -= self._held_bytes
+        self._held_bytes = 0
+
+
 class Responder:
     """What services of one member share: the node, the applier, and the header of responses."""
 
@@ -141,6 +172,7 @@ class Responder:
         self.header = header
         self.admission = admission
         self.slices = Slices()
+        self._growing_bytes = [0]
 
     def revision(self) -> int:
         """Current revision of the store."""
@@ -154,16 +186,22 @@ class Responder:
         """Answer with a header and a body in pieces."""
         call.reply_many([self.header.encode(revision, self.node.term), *pieces])
 
-    def read_in_slices(self, call: UnaryCall, read: Callable[[PinnedView], Work[ranges.Answer]], size: int) -> None:
+    def read_in_slices(
+        self, call: UnaryCall, read: Callable[[PinnedView, Growth], Work[ranges.Answer]], size: int
+    ) -> None:
         """Answer a call with what a long read finds in the present, however long it takes.
 
         Arguments:
-            read: begins it on a view of the present.
+            read: begins it on a view of the present; tells of the bytes that it gathers.
             size: about how many keys it looks at.
         """
 
         def work() -> Work[None]:
-            revision, pieces = yield from hold(self.applier.store.pin, read)
+            growth = Growth(call, self._growing_bytes)
+            try:
+                revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth))
+            finally:
+                growth.end()
             self.reply_many(call, revision, pieces)
 
         job = self.slices.run(work, partial(self.refuse_read, call), size)
@@ -177,6 +215,9 @@ class Responder:
         """
         if isinstance(error, errors.StatusError):
             fail(call, error)
+            return
+        if isinstance(error, RpcError):
+            call.fail_with(error)
             return
         call.fail(errors.INTERNAL, "internal error")
         if isinstance(error, errors.InvariantError):
@@ -193,6 +234,14 @@ class Responder:
             fail(call, error)
             return
         call.on_cancel(waiter.cancel)
+
+
+def _range_in_pieces(request: rpc_pb2.RangeRequest, view: PinnedView, growth: Growth) -> Work[ranges.Answer]:
+    return ranges.in_pieces(view, request, growth)
+
+
+def _txn_in_pieces(request: rpc_pb2.TxnRequest, view: PinnedView, growth: Growth) -> Work[ranges.Answer]:
+    return read_txn.in_pieces(view, request, growth)
 
 
 class KVService:
@@ -241,7 +290,7 @@ class KVService:
         if request.range_end or slices.is_late:
             size = self._store.known_count(request.key, request.range_end)
             if size > KEYS_AT_ONCE or slices.is_late:
-                self._responder.read_in_slices(call, partial(ranges.in_pieces, request=request), size)
+                self._responder.read_in_slices(call, partial(_range_in_pieces, request), size)
                 return
         try:
             revision, body = ranges.execute(self._store, request)
@@ -294,12 +343,25 @@ class KVService:
     def _serve_txn(self, call: UnaryCall, request: rpc_pb2.TxnRequest) -> None:
         if call.cancelled:
             return
+        size = self._txn_size(request)
+        if size > KEYS_AT_ONCE or self._responder.slices.is_late:
+            self._responder.read_in_slices(call, partial(_txn_in_pieces, request), size)
+            return
         try:
             outcome = self._applier.read_txn(request)
         except Exception as error:
             self._responder.refuse_read(call, error)
             return
         self._responder.reply(call, outcome.revision, outcome.body)
+
+    def _txn_size(self, request: rpc_pb2.TxnRequest) -> int:
+        """About the keys that a txn of ranges looks at."""
+        known_count = self._store.known_count
+        size = sum(known_count(compare.key, compare.range_end) for compare in request.compare)
+        for operations in (request.success, request.failure):
+            read = (operation.request_range for operation in operations)
+            size += sum(known_count(range_.key, range_.range_end) for range_ in read)
+        return size
 
     def compact(self, call: UnaryCall, data: bytes) -> None:
         """Discard history."""
