@@ -53,6 +53,9 @@ PROCESS_FULL: Final = "too many response bytes are waiting for all connections o
 NOT_READ: Final = b"responses_not_read"
 """Debug data of the GOAWAY that ends a connection whose client does not read."""
 
+NOT_FINISHED: Final = b"unfinished_requests"
+"""Debug data of the GOAWAY that ends the connection with most bytes of unfinished requests."""
+
 
 class AnswerBudget:
     """What all connections of a process may have waiting.
@@ -62,7 +65,8 @@ class AnswerBudget:
 
     Attributes:
         used_bytes: what waits now, but for at most ``GRANT_BYTES`` a connection that were not asked for yet.
-        ended_total: connections that were ended because they did not read.
+        ended_total: connections that were ended because they did not read, or held most of the unfinished messages.
+        held_bytes: unfinished request messages of all connections.
     """
 
     def __init__(self, limits: ServerLimits | None = None) -> None:
@@ -74,6 +78,8 @@ class AnswerBudget:
         self.used_bytes = 0
         self.ended_total = 0
         self.accounts: set[AnswerAccount] = set()
+        self.held_bytes = 0
+        self.held_limit_bytes = limits.process_assembly_bytes
         self._waiting: set[AnswerAccount] = set()
         self._relief_at_s = float("-inf")
 
@@ -99,6 +105,12 @@ class AnswerBudget:
         self.accounts.discard(account)
         self._waiting.discard(account)
 
+    def drop_greediest(self) -> None:
+        """Too many bytes of requests are unfinished: end the connection that holds most of them."""
+        greediest = max(self.accounts, key=AnswerAccount.held_size)
+        self.ended_total += 1
+        greediest.end(NOT_FINISHED)
+
     def relieve(self, now_s: float, urgent: bool = False) -> None:
         """End connections that do not read, those that hold most first, until enough is free."""
         if now_s < self._relief_at_s:
@@ -113,7 +125,7 @@ class AnswerBudget:
             if self.used_bytes <= self.high_bytes:
                 return
             self.ended_total += 1
-            account.end()
+            account.end(NOT_READ)
 
 
 def _nothing() -> int:
@@ -123,6 +135,7 @@ def _nothing() -> int:
 class AccountedConnection(Protocol):
     """What an account needs of its connection."""
 
+    def held_size(self) -> int: ...  # noqa: D102
     def queued_size(self) -> int: ...  # noqa: D102
     def queued_by_streams(self) -> list[int]: ...  # noqa: D102
     def give_up(self, reason: bytes) -> None: ...  # noqa: D102
@@ -291,10 +304,14 @@ class AnswerAccount:
         if self._connection is not None:
             self._connection.wake()
 
-    def end(self) -> None:
-        """End the connection: its client does not read, and others need the memory."""
+    def held_size(self) -> int:
+        """Bytes of unfinished request messages of the connection."""
+        return 0 if self._connection is None else self._connection.held_size()
+
+    def end(self, reason: bytes) -> None:
+        """End the connection: others need the memory."""
         if self._connection is not None:
-            self._connection.give_up(NOT_READ)
+            self._connection.give_up(reason)
         self.close()
 
     def close(self) -> None:

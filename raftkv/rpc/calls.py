@@ -131,6 +131,11 @@ class ServerCall:
         """Bytes received and not given back to the window."""
         return 0
 
+    @property
+    def crumbled(self) -> bool:
+        """True if its unfinished message comes in far too small pieces."""
+        return False
+
     def on_data(self, data: bytes, end_stream: bool) -> None:
         """Take a piece of the request body."""
         raise NotImplementedError
@@ -193,6 +198,11 @@ class UnaryCall(ServerCall):
         super().__init__(core, stream_id, headers, route)
         self.assembler: MessageAssembler | None = None
         self.message: bytes | None = None
+
+    @property
+    def crumbled(self) -> bool:
+        """True if its unfinished message comes in far too small pieces."""
+        return self.assembler is not None and self.assembler.crumbled
 
     def reply(self, message: bytes, trailers: Headers = ()) -> None:
         """Answer OK with the serialized response message, and optional trailing metadata (header form)."""
@@ -282,7 +292,7 @@ class UnaryCall(ServerCall):
                 raise RpcError(Code.INTERNAL, TOO_MANY_MESSAGES)
             self.message = message
         core.check_held()
-        if end_stream:
+        if end_stream and self._state == OPEN:
             self._request_complete(assembler)
 
     def _request_complete(self, assembler: MessageAssembler) -> None:

@@ -15,6 +15,13 @@ from struct import Struct
 
 from raftkv.rpc.status import Code, RpcError
 
+SMALL_PIECE_BYTES = 1024
+"""Payloads of unfinished messages below this are copied together."""
+
+PIECES_FREE = 64
+PIECE_BYTES_MIN = 128
+"""A message may come in 64 pieces of any size; beyond that they must have 128 bytes on average."""
+
 PREFIX = Struct(">BI")
 PREFIX_BYTES = PREFIX.size
 _pack = PREFIX.pack
@@ -67,19 +74,28 @@ def decompressor_missing(encoding: bytes, on_server: bool = True) -> RpcError:
 class MessageAssembler:
     """Turns the DATA payloads of one stream into messages.
 
+    Small pieces are put together as they come: as objects of their own they would take many times their size.
+
     Attributes:
         held_bytes: bytes of the unfinished message (with its prefix) that are kept here.
+        pieces: payloads that the unfinished message has come in.
     """
 
-    __slots__ = ("_chunks", "_encoding", "_limit", "_need", "_on_server", "held_bytes")
+    __slots__ = ("_chunks", "_encoding", "_limit", "_need", "_on_server", "held_bytes", "pieces")
 
     def __init__(self, limit_bytes: int, encoding: bytes | None = None, on_server: bool = True) -> None:
         self._limit = limit_bytes
         self._encoding = encoding
         self._on_server = on_server
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | bytearray] = []
         self._need = 0
         self.held_bytes = 0
+        self.pieces = 0
+
+    @property
+    def crumbled(self) -> bool:
+        """True if the unfinished message comes in pieces so small that taking them costs more than it is worth."""
+        return self.pieces > PIECES_FREE and self.pieces * PIECE_BYTES_MIN > self.held_bytes
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take a payload, return the messages it completes.
@@ -88,8 +104,7 @@ class MessageAssembler:
             RpcError: a prefix announces a message that is too large, compressed or malformed.
         """
         if self._chunks:
-            self._chunks.append(data)
-            self.held_bytes += len(data)
+            self._append(data)
             if self.held_bytes < self._need:
                 return []
             data = b"".join(self._chunks)
@@ -113,7 +128,19 @@ class MessageAssembler:
         self._keep(data[offset:])
         return messages
 
+    def _append(self, data: bytes) -> None:
+        self.held_bytes += len(data)
+        self.pieces += 1
+        last = self._chunks[-1]
+        if len(data) >= SMALL_PIECE_BYTES:
+            self._chunks.append(data)
+        elif type(last) is bytearray:
+            last += data
+        else:
+            self._chunks.append(bytearray(data))
+
     def _keep(self, rest: bytes) -> None:
         self.held_bytes = len(rest)
+        self.pieces = 1
         if rest:
             self._chunks.append(rest)

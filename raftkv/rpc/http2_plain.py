@@ -12,7 +12,7 @@ from raftkv.rpc.calls import ANSWERED, CANCELLED, OPEN, ServerCall
 from raftkv.rpc.h2 import ErrorCode, H2Error
 from raftkv.rpc.http import HttpHandler, HttpRequest, HttpResponse, text_response
 from raftkv.rpc.router import Route
-from raftkv.rpc.status import Headers
+from raftkv.rpc.status import Headers, RpcError
 
 if TYPE_CHECKING:
     from raftkv.rpc.server_core import ServerCore
@@ -49,7 +49,11 @@ class PlainCall(ServerCall):
             return
         core.hold(len(data))
         self._body += data
-        if end_stream:
+        try:
+            core.check_held()
+        except RpcError as error:
+            self._send_whole(text_response(503, error.text), error.text.encode() + b"\n")
+        if end_stream and self._state == OPEN:
             self._task = core.spawn(self._run())
 
     def released(self) -> None:

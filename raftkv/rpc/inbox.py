@@ -13,6 +13,9 @@ from collections.abc import Callable
 
 from raftkv.rpc.framing import PREFIX_BYTES, MessageAssembler
 
+MESSAGE_OVERHEAD_BYTES = 56
+"""What a message costs beside its bytes: a stream of empty ones would else be free."""
+
 
 class Inbox:
     """Messages of one stream, read by one task.
@@ -96,6 +99,11 @@ class Inbox:
     def release(self) -> None:
         """Deliver nothing more: the listener usually holds the call, and the call this inbox."""
         self._listener = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is not held back by the window: the unfinished message, and what messages cost as objects."""
+        return self.assembler.held_bytes + MESSAGE_OVERHEAD_BYTES * len(self._messages)
 
     @property
     def unacknowledged(self) -> int:

@@ -22,6 +22,7 @@ class ServerLimits:
         stream_window_bytes: request bytes a stream may send ahead of its handler.
         connection_window_bytes: the same for a whole connection; bounds what slow handlers can make us hold.
         assembly_bytes: unfinished messages of a connection, all streams together.
+        process_assembly_bytes: the same for all connections; above this the one that holds most is ended.
         stream_send_buffer_bytes: ``StreamCall.send`` waits while more than this is queued.
         connection_send_buffer_bytes: answers of a connection that wait to be read; above this a call fails, and no new
             one is taken (see ``budget``). An answer of 300 MB passes (etcd: 2 GiB), or sixteen of 30 MB side by side.
@@ -42,7 +43,8 @@ class ServerLimits:
         reset_per_s: RST_STREAM frames taken each second after the burst.
         glitch_burst: suspicious frames taken at once, as libnghttp2 counts them.
         glitch_per_s: suspicious frames taken each second after the burst.
-        control_burst: SETTINGS, PRIORITY_UPDATE and empty DATA frames taken at once.
+        control_burst: SETTINGS, PRIORITY_UPDATE and empty DATA frames taken at once, and WINDOW_UPDATE frames beyond
+            one for each 32 bytes that the client was sent.
         control_per_s: the same each second after the burst.
         connections: open connections of the server, unfinished handshakes included.
         crowded_idle_s: when there are as many, one without calls that was silent for so long is closed for others.
@@ -68,6 +70,7 @@ class ServerLimits:
     stream_window_bytes: int = 1 * MIB
     connection_window_bytes: int = 16 * MIB
     assembly_bytes: int = 64 * MIB
+    process_assembly_bytes: int = 256 * MIB
     stream_send_buffer_bytes: int = 1 * MIB
     connection_send_buffer_bytes: int = 512 * MIB
     process_send_buffer_bytes: int = 1024 * MIB

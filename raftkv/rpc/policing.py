@@ -5,6 +5,12 @@ Pure: times come in as arguments. Source of the ping rules: grpc-go, ``keepalive
 
 from __future__ import annotations
 
+from typing import Final
+
+UPDATE_BYTES: Final = 32
+UPDATES_MAX: Final = 20_000
+"""However much was sent: so many WINDOW_UPDATE frames are a few milliseconds of work."""
+
 
 class TokenBucket:
     """``burst`` events at once, ``per_s`` each second after that."""
@@ -24,6 +30,31 @@ class TokenBucket:
         if self._tokens < 1:
             return False
         self._tokens -= 1
+        return True
+
+
+class UpdateAllowance:
+    """How many WINDOW_UPDATE frames a client may send: some at first, and one for every ``UPDATE_BYTES`` sent to it.
+
+    A client has no reason for more: it tells how much it has read. Even one that tells so after each DATA frame, for
+    stream and connection, stays below.
+    """
+
+    __slots__ = ("_left", "_sent_bytes")
+
+    def __init__(self, burst: int) -> None:
+        self._left = burst
+        self._sent_bytes = 0
+
+    def take(self, sent_bytes: int) -> bool:
+        """Count one frame; False when there were too many. ``sent_bytes``: all that was ever sent to the client."""
+        if self._left <= 0:
+            earned = (sent_bytes - self._sent_bytes) // UPDATE_BYTES
+            if earned <= 0:
+                return False
+            self._sent_bytes += earned * UPDATE_BYTES
+            self._left = min(earned, UPDATES_MAX)
+        self._left -= 1
         return True
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from raftkv.rpc.budget import CONNECTION_FULL, NOT_READ, AnswerAccount, AnswerBudget, StallWatch
 from raftkv.rpc.calls import ServerCall, UnaryCall
 from raftkv.rpc.deadlines import DeadlineWheel, forget
-from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, MessageAssembler
+from raftkv.rpc.framing import PIECE_BYTES_MIN, PREFIX, PREFIX_BYTES, MessageAssembler
 from raftkv.rpc.gone import nothing
 from raftkv.rpc.h2 import (
     CLOSED,
@@ -38,12 +38,13 @@ from raftkv.rpc.h2 import (
     RequestReceived,
     SettingsReceived,
     StreamClosed,
+    WindowUpdated,
     goaway_frame,
     server_connection,
 )
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.metadata import decode_timeout
-from raftkv.rpc.policing import PingPolicy, TokenBucket
+from raftkv.rpc.policing import PingPolicy, TokenBucket, UpdateAllowance
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.router import GRPC_CONTENT_TYPES, Refusal, Route, Router, refuse
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
@@ -126,6 +127,7 @@ class ServerCore:
             limits.ping_interval_min_s if limits.ping_permit_without_stream else limits.ping_interval_idle_min_s,
             limits.ping_strikes_max,
         )
+        self._updates = UpdateAllowance(limits.control_burst)
         self._control = TokenBucket(limits.control_burst, limits.control_per_s)
         self.on_ping_acknowledged: Callable[[bytes], None] | None = None
         self.spawn = environment.spawn
@@ -247,10 +249,14 @@ class ServerCore:
             self.consume(len(event.data), event.stream_id)
             if event.end_stream:
                 self._linger.discard(event.stream_id)
+            elif len(event.data) < PIECE_BYTES_MIN:
+                self._count_control()
             return
         if not event.data and not event.end_stream:
             self._count_control()
         call.on_data(event.data, event.end_stream)
+        if call.crumbled:
+            self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_small_frames")
 
     def run_unary(self, call: UnaryCall, message: bytes) -> None:
         """Run the handler of a unary call whose request is complete."""
@@ -290,6 +296,9 @@ class ServerCore:
             case SettingsReceived():
                 self.settled = True
                 self._count_control()
+            case WindowUpdated():
+                if not self._updates.take(self.account.left_bytes):
+                    self._count_control()
             case PriorityUpdateReceived():
                 self._count_control()
             case ConnectionClosed():
@@ -412,6 +421,10 @@ class ServerCore:
 
     # ---- what the account of its answers uses
 
+    def held_size(self) -> int:
+        """Bytes of unfinished messages."""
+        return self.held_bytes
+
     def queued_size(self) -> int:
         """Bytes of bodies that have not left."""
         return self.h2.queued_body_size()
@@ -514,11 +527,15 @@ class ServerCore:
     def hold(self, amount: int) -> None:
         """Account for bytes of unfinished messages."""
         self.held_bytes += amount
+        self._environment.answers.held_bytes += amount
 
     def check_held(self) -> None:
         """Raise RESOURCE_EXHAUSTED when the unfinished messages of the connection are too many."""
         if self.held_bytes > self.limits.assembly_bytes:
             raise RpcError(Code.RESOURCE_EXHAUSTED, "too many bytes of unfinished messages on this connection")
+        budget = self._environment.answers
+        if budget.held_bytes > budget.held_limit_bytes:
+            budget.drop_greediest()
 
     def watch_drain(self, call: DrainWatcher) -> None:
         """Tell ``call.drained`` when its send buffer has room."""

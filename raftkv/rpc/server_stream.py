@@ -35,12 +35,23 @@ class StreamCall(ServerCall):
                 await call.send(message)
     """
 
-    __slots__ = ("_drained", "_initial", "_on_room", "_sent_headers", "_task", "_trailers", "inbox", "sent_bytes")
+    __slots__ = (
+        "_drained",
+        "_held_bytes",
+        "_initial",
+        "_on_room",
+        "_sent_headers",
+        "_task",
+        "_trailers",
+        "inbox",
+        "sent_bytes",
+    )
 
     def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(core, stream_id, headers, route)
         self.inbox = Inbox(core.assembler(), partial(core.consume_of, stream_id))
         self.sent_bytes = 0
+        self._held_bytes = 0
         self._drained: asyncio.Future[None] | None = None
         self._on_room: Callable[[], None] | None = None
         self._initial: Headers = ()
@@ -164,21 +175,29 @@ class StreamCall(ServerCall):
         """Bytes received and not given back to the window."""
         return self.inbox.unacknowledged
 
+    @property
+    def crumbled(self) -> bool:
+        """True if its unfinished message comes in far too small pieces."""
+        return self.inbox.assembler.crumbled
+
     def on_data(self, data: bytes, end_stream: bool) -> None:
         """Take a piece of the request stream."""
         core = self._core
-        held = self.inbox.assembler.held_bytes
         try:
             try:
                 self.inbox.feed(data)
             finally:
-                core.hold(self.inbox.assembler.held_bytes - held)
+                self._hold(self.inbox.held_bytes)
             core.check_held()
             if end_stream:
                 self._half_closed()
         except RpcError as error:
             self.request_done = end_stream
             self._abort(error)
+
+    def _hold(self, size: int) -> None:
+        held, self._held_bytes = self._held_bytes, size
+        self._core.hold(size - held)
 
     def _half_closed(self) -> None:
         self.request_done = True
@@ -198,7 +217,7 @@ class StreamCall(ServerCall):
 
     def released(self) -> None:
         """Stop the handler of a cancelled call, wake its sender, give the windows back."""
-        self._core.hold(-self.inbox.assembler.held_bytes)
+        self._hold(0)
         self.inbox.assembler.held_bytes = 0
         self.inbox.discard()
         self.inbox.release()

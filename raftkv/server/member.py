@@ -76,6 +76,7 @@ RECEIVE_OVERHEAD_BYTES: Final = 512 * 1024
 PEER_LIMITS: Final = ServerLimits(
     max_receive_message_bytes=64 * 1024 * 1024,
     assembly_bytes=256 * 1024 * 1024,
+    process_assembly_bytes=1024 * 1024 * 1024,
     stream_window_bytes=16 * 1024 * 1024,
     connection_window_bytes=32 * 1024 * 1024,
     ping_interval_min_s=0.5,

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from raftkv.rpc import Channel, Code, ServerLimits
+from raftkv.rpc import Channel, Code, ServerLimits, StreamCall
+from raftkv.rpc.http import HttpRequest, HttpResponse
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.loop import failure, on_loop, until
@@ -195,6 +196,106 @@ async def test_empty_data_flood() -> None:
         attacker.send(raw.headers(1) + raw.message(1, b"") * 5_000)
         await attacker.until_closed()
         assert attacker.goaway == (ENHANCE_YOUR_CALM, b"too_many_control_frames")
+
+
+@on_loop
+async def test_data_in_tiny_frames() -> None:
+    async with under_attack() as (echo, attacker):
+        attacker.send(
+            raw.headers(1) + raw.message(1, b"\0" + struct.pack(">I", 50_000)) + raw.message(1, b"x") * 40_000
+        )
+        await attacker.until_closed()
+        assert attacker.goaway == (ENHANCE_YOUR_CALM, b"too_many_small_frames")
+        assert not echo.hanging
+
+
+@on_loop
+async def test_data_in_tiny_frames_for_a_call_that_is_answered() -> None:
+    async with under_attack(ServerLimits(control_burst=100, control_per_s=1)) as (_, attacker):
+        attacker.send(raw.headers(1, raw.grpc_headers("/no/Such")) + raw.message(1, b"x") * 5_000)
+        await attacker.until_closed()
+        assert attacker.goaway == (ENHANCE_YOUR_CALM, b"too_many_control_frames")
+
+
+@on_loop
+async def test_a_message_may_begin_with_small_frames() -> None:
+    """The prefix alone, and a few bytes where a window ended: some clients do that for every message."""
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, raw.grpc_headers(s.BIDI)))
+        for number in range(500):
+            body = b"%05d" % number * 100
+            client.send(raw.message(1, b"\0" + struct.pack(">I", len(body))))
+            for start in range(0, 500, 100):
+                client.send(raw.message(1, body[start : start + 100]))
+            client.send(raw.frame(raw.WINDOW_UPDATE, 0, 1, (505).to_bytes(4, "big")))
+            client.send(raw.frame(raw.WINDOW_UPDATE, 0, 0, (505).to_bytes(4, "big")))
+        came = 0
+        while came < 500 * 505:
+            came += len((await client.until_frame(raw.DATA, 1))[3])
+        assert client.goaway is None
+        client.close()
+
+
+@on_loop
+async def test_window_update_flood() -> None:
+    async with under_attack() as (_, attacker):
+        attacker.send(raw.frame(raw.WINDOW_UPDATE, 0, 0, (1).to_bytes(4, "big")) * 100_000)
+        await attacker.until_closed()
+        assert attacker.goaway == (ENHANCE_YOUR_CALM, b"too_many_control_frames")
+
+
+@on_loop
+async def test_unread_messages_cost_what_they_take_not_only_what_they_weigh() -> None:
+    async def deaf(call: StreamCall) -> None:
+        await asyncio.Event().wait()
+
+    limits = ServerLimits(assembly_bytes=100_000)
+    async with under_attack(limits) as (echo, attacker):
+        echo.server.stream("/test.Deaf/Stream", deaf)
+        attacker.send(raw.headers(1, raw.grpc_headers("/test.Deaf/Stream")))
+        attacker.send(raw.message(1, bytes(5) * 3_000) * 2)
+        assert (await attacker.until_frame(raw.HEADERS, 1))[1] & raw.END_STREAM
+        assert raw.decode_headers(attacker.frames)[1][b"grpc-status"] == b"%d" % Code.RESOURCE_EXHAUSTED
+        await until(lambda: not any(one.held_bytes for one in echo.server.connections))
+
+
+@on_loop
+async def test_the_connection_with_most_unfinished_messages_goes_when_all_have_too_many() -> None:
+    limits = ServerLimits(process_assembly_bytes=1 << 20)
+    async with under_attack(limits) as (echo, _):
+        attackers = [await raw.RawClient.connect(echo.target) for _ in range(3)]
+        prefix = b"\0" + struct.pack(">I", 500_001)
+        for attacker, pieces in zip(attackers, (20, 40, 22), strict=True):
+            attacker.send(raw.headers(1) + raw.headers(3))
+            for one in (1, 3):
+                attacker.send(raw.message(one, prefix))
+                for _ in range(pieces // 2):
+                    attacker.send(raw.message(one, bytes(16_000)))
+            await attacker.until_frame(raw.SETTINGS)
+        await attackers[1].until_closed()
+        assert attackers[1].goaway == (ENHANCE_YOUR_CALM, b"unfinished_requests")
+        await until(lambda: echo.server.answers.held_bytes == 42 * 16_000 + 20)
+        for attacker in attackers:
+            attacker.close()
+        await until(lambda: echo.server.answers.held_bytes == 0)
+
+
+@on_loop
+async def test_plain_bodies_count_as_unfinished_messages() -> None:
+    async def handle(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    plain = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"), (b":authority", b"x"))
+    async with s.echo_server(ServerLimits(assembly_bytes=1 << 20), handle) as echo:
+        attacker = await raw.RawClient.connect(echo.target)
+        for one in range(1, 80, 2):
+            attacker.send(raw.headers(one, plain) + raw.message(one, bytes(16_000)) * 2)
+        await attacker.until_frame(raw.HEADERS)
+        assert next(iter(raw.decode_headers(attacker.frames).values()))[b":status"] == b"503"
+        assert echo.server.answers.held_bytes <= 1 << 20
+        attacker.close()
+        await until(lambda: echo.server.answers.held_bytes == 0)
 
 
 @on_loop
