@@ -105,6 +105,7 @@ class WatchHub:
         self.streams: set[WatchStream] = set()
         self.events_total = 0
         self.watcher_count = 0
+        self.watcher_bytes = 0
         """Watchers of all open streams."""
         self.unsynced_count = 0
         """Those that are behind."""
@@ -283,6 +284,7 @@ class WatchHub:
         self.deliver()
         self.streams.add(watcher.stream)
         self.watcher_count += 1
+        self.watcher_bytes += watcher.size_bytes
         if watcher.start_revision == 0 or watcher.start_revision > self._store.revision:
             self._synced(watcher)
         else:
@@ -291,6 +293,7 @@ class WatchHub:
     def remove(self, watcher: Watcher) -> None:
         """Serve a watcher no more."""
         self.watcher_count -= 1
+        self.watcher_bytes -= watcher.size_bytes
         if not self._forget(watcher):
             self._count_unsynced(watcher.stream, -1)
 
@@ -306,6 +309,7 @@ class WatchHub:
         if stream in self.streams:
             self.streams.remove(stream)
             self.watcher_count -= len(stream.watchers)
+            self.watcher_bytes -= stream.watcher_bytes
             self._count_unsynced(stream, -stream.unsynced_count)
             self._leaving.append(list(stream.watchers.values()))
             if self._move():

@@ -8,13 +8,17 @@ and looked at one by one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from raftkv.server.watch.intervals import Intervals
 from raftkv.server.watch.messages import id_field
 
 if TYPE_CHECKING:
     from raftkv.server.watch.stream import WatchStream
+
+
+WATCHER_BYTES: Final = 1100
+"""What a watcher takes beside its key, at most: measured 720 to 1,100, with its place in the index."""
 
 
 class Watcher:
@@ -75,6 +79,11 @@ class Watcher:
         self.progress_notify = progress_notify
         self.is_synced = False
         self.is_quiet = False
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes."""
+        return WATCHER_BYTES + len(self.key) + len(self.range_end)
 
     def wants(self, is_delete: bool) -> bool:
         """Whether its filters let an event through."""

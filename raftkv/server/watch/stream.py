@@ -20,7 +20,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.status import RpcError
 from raftkv.server.watch import messages
-from raftkv.server.watch.index import Watcher
+from raftkv.server.watch.index import WATCHER_BYTES, Watcher
 
 QUEUED_MAX_BYTES: Final = 256 * 1024
 """Bytes of one stream that may wait for the client before its watchers fall behind."""
@@ -35,6 +35,12 @@ BURST_MAX_BYTES: Final = 4 * 1024 * 1024
 """Bytes that one change may put on one stream at once: beyond it, its watchers are served one by one."""
 
 NOTIFICATIONS_PER_STEP: Final = 1000
+
+STREAM_WATCHERS_MAX_BYTES: Final = 256 * 1024 * 1024
+"""What the watchers of one stream may take: about 240,000 on keys of 30 bytes (see ``WATCHER_BYTES``)."""
+
+MEMBER_WATCHERS_MAX_BYTES: Final = 1024 * 1024 * 1024
+"""The same for all streams of a member: about 960,000. etcd has no limit but its memory."""
 
 _pack: Final = PREFIX.pack
 
@@ -77,6 +83,9 @@ class Hub(Protocol):
     def revision(self) -> int:
         """The present revision."""
 
+    watcher_bytes: int
+    """What the watchers of all streams take."""
+
     def header(self) -> bytes:
         """Response header with the current revision, after everything up to it was delivered."""
 
@@ -103,6 +112,7 @@ class WatchStream:
     def __init__(self, hub: Hub, call: Call, fragment_bytes: int, fail: Callable[[errors.StatusError], None]) -> None:
         self.fail = fail
         self.watchers: dict[int, Watcher] = {}
+        self.watcher_bytes = 0
         self._hub = hub
         self._call = call
         self._fragment_bytes = fragment_bytes
@@ -150,6 +160,10 @@ class WatchStream:
         elif watch_id in self.watchers:
             self.send(messages.refused(header, "mvcc: duplicate watch ID provided on the WatchStream"))
             return
+        refusal = self._refusal(WATCHER_BYTES + len(key) + len(range_end))
+        if refusal:
+            self.send(messages.refused(header, refusal))
+            return
         self.send(messages.created(header, watch_id))
         watcher = self.watchers[watch_id] = Watcher(
             self,
@@ -163,9 +177,18 @@ class WatchStream:
             fragment=request.fragment,
             progress_notify=request.progress_notify,
         )
+        self.watcher_bytes += watcher.size_bytes
         if request.start_revision > self._hub.revision:
             self._add_ahead(watcher)
         self._hub.add(watcher)
+
+    def _refusal(self, size_bytes: int) -> str:
+        """Why there is no room for one more watcher; empty if there is."""
+        if self.watcher_bytes + size_bytes > STREAM_WATCHERS_MAX_BYTES:
+            return f"raftkv: the watchers of one stream may take {STREAM_WATCHERS_MAX_BYTES} bytes: watch ranges"
+        if self._hub.watcher_bytes + size_bytes > MEMBER_WATCHERS_MAX_BYTES:
+            return f"raftkv: the watchers of one member may take {MEMBER_WATCHERS_MAX_BYTES} bytes: watch ranges"
+        return ""
 
     def _add_ahead(self, watcher: Watcher) -> None:
         if len(self._ahead) > 2 * len(self.watchers) + 100:  # most of them have ended
@@ -214,6 +237,7 @@ class WatchStream:
         """End a watcher without a word."""
         self._hub.remove(watcher)
         del self.watchers[watcher.watch_id]
+        self.watcher_bytes -= watcher.size_bytes
         self._parked.pop(watcher, None)
 
     def close(self) -> None:

@@ -277,3 +277,31 @@ def test_a_change_that_very_many_watch_is_delivered_in_steps(world: World, monke
     assert sorted(got)[:-1] == [(number, 2) for number in range(100) if number != 3]
     world.put(b"many")
     assert world.hub.unsynced_count == 99
+
+
+def test_watchers_are_bounded_by_what_they_take(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "STREAM_WATCHERS_MAX_BYTES", 3 * 1200)
+    monkeypatch.setattr(stream_module, "MEMBER_WATCHERS_MAX_BYTES", 5 * 1200)
+    (first, first_call), (second, second_call) = world.stream(), world.stream()
+    for number in range(4):
+        world.watch(first, key=b"%0100d" % number)
+        world.watch(second, key=b"%0100d" % number)
+    reason = "raftkv: the watchers of one stream may take 3600 bytes: watch ranges"
+    assert [(one.created, one.canceled, one.cancel_reason) for one in first_call.read()] == [
+        *[(True, False, "")] * 3,
+        (True, True, reason),
+    ]
+    last = second_call.read()[-1]
+    assert (last.watch_id, last.cancel_reason) == (
+        -1,
+        "raftkv: the watchers of one member may take 6000 bytes: watch ranges",
+    )
+    assert (len(first.watchers), len(second.watchers)) == (3, 2)
+    world.watch(second, key=b"x" * 3000)
+    assert second_call.read()[-1].canceled, "a long key counts"
+    first.receive(rpc_pb2.WatchRequest(cancel_request=rpc_pb2.WatchCancelRequest(watch_id=0)).SerializeToString())
+    world.watch(second, key=b"x" * 100)
+    assert len(second.watchers) == 3
+    first.close()
+    second.close()
+    assert world.hub.watcher_bytes == 0
