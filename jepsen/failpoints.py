@@ -44,6 +44,7 @@ HITS_MAX: Final = 15
 
 RECEIVING: Final = (
     "snapshotBeforeRename",
+    "snapshotAfterRename",
     "raftBeforeApplySnap",
     "raftBeforeSaveSnap",
     "raftAfterSaveSnap",
@@ -75,6 +76,7 @@ ELSEWHERE: Final = {
     "walAfterRepairCopy": "tests/storage/wal/test_failures.py",
     "walAfterRepair": "tests/storage/wal/test_failures.py",
     "defragBeforeCopy": "tests/storage/test_snapshot.py",
+    "snapshotBeforeSend": "tests/server/test_process_cluster.py",
     "beforeApplyOneConfChange": "tests/server/test_process_total.py",
     "afterApplyOneConfChange": "tests/server/test_process_total.py",
 }
