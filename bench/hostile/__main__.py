@@ -13,7 +13,7 @@ import sys
 from rich.console import Console
 
 from bench.hostile.measure import Outcome, measure
-from bench.hostile.report import details, live_misses, misses, print_table
+from bench.hostile.report import details, live_misses, misses, print_table, together
 from bench.hostile.rows import ROWS, Row
 from bench.hostile.soak import allow_descriptors
 
@@ -32,6 +32,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--row", action="append", default=[], choices=[row.name for row in ROWS], metavar="NAME")
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of keys, calls and connections")
     parser.add_argument("--seconds", type=float, default=6.0, help="how long an attack that can be repeated lasts")
+    parser.add_argument("--rounds", type=int, default=1, help="of each row, both programs in turn; see report.together")
     parser.add_argument("--programs", default="etcd,raftkv", help="comma-separated; etcd, raftkv")
     parser.add_argument("--nofile", type=int, help="limit of descriptors of a member")
     parser.add_argument(
@@ -43,14 +44,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 async def run_row(row: Row, options: argparse.Namespace, console: Console) -> tuple[Outcome | None, Outcome | None]:
     """Measure a row with every program that was asked for; raftkv's outcome, then etcd's."""
-    found: dict[str, Outcome] = {}
-    for program in PROGRAMS:
-        if program not in options.programs.split(",") or program not in row.programs:
-            continue
-        found[program] = await measure(row, program, options.scale, options.seconds, options.nofile)
-        for line in details(found[program]):
-            console.print(line, markup=False, highlight=False, style="dim", soft_wrap=True)
-    return found.get("raftkv"), found.get("etcd")
+    found: dict[str, list[Outcome]] = {"raftkv": [], "etcd": []}
+    programs = [name for name in PROGRAMS if name in options.programs.split(",") and name in row.programs]
+    for _ in range(options.rounds):
+        for program in programs:
+            outcome = await measure(row, program, options.scale, options.seconds, options.nofile)
+            found[program].append(outcome)
+            for line in details(outcome):
+                console.print(line, markup=False, highlight=False, style="dim", soft_wrap=True)
+    raftkv, etcd = (together(rounds) if rounds else None for rounds in found.values())
+    return raftkv, etcd
 
 
 async def run(options: argparse.Namespace, console: Console) -> int:

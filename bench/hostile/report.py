@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Final
 
 from rich.console import Console
@@ -10,6 +12,19 @@ from rich.table import Table
 from bench.hostile.measure import Outcome
 
 TURN_LIMIT_MS: Final = 50.0
+
+
+def together(rounds: list[Outcome]) -> Outcome:
+    """Several rounds of one program: the one of median honest p99, with the worst of all else that has a bar."""
+    by_latency = sorted(rounds, key=lambda outcome: outcome.put.get("p99_ms", math.inf))
+    return replace(
+        by_latency[(len(rounds) - 1) // 2],
+        turns_ms=[max(turns) for turns in zip(*(outcome.turns_ms for outcome in rounds), strict=False)],
+        turns_own_ms=[max(turns) for turns in zip(*(outcome.turns_own_ms for outcome in rounds), strict=False)],
+        errors=sum(outcome.errors for outcome in rounds),
+        leader_changes=max(outcome.leader_changes for outcome in rounds),
+        problem=next((outcome.problem for outcome in rounds if outcome.problem), ""),
+    )
 
 
 def misses(raftkv: Outcome, etcd: Outcome | None) -> list[str]:

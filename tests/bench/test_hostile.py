@@ -10,7 +10,7 @@ import pytest
 
 from bench.hostile.attacker import Attacker
 from bench.hostile.measure import Outcome
-from bench.hostile.report import live_misses, misses
+from bench.hostile.report import live_misses, misses, together
 from bench.hostile.rows import ROWS
 from bench.hostile.soak import GROWTH_BYTES, Verdict, duration_s, is_growth, quarters
 from bench.hostile.stage import HonestProcess, agreement, leader_number, members, metrics_of
@@ -75,6 +75,15 @@ def _outcome(program: str, p99_ms: float, **changes: object) -> Outcome:
 )
 def test_bars(changes: dict[str, object], missed: list[str]) -> None:
     assert misses(_outcome("raftkv", 20.0, **changes), _outcome("etcd", 20.0)) == missed
+
+
+def test_of_several_rounds_the_median_latency_and_the_worst_of_the_rest_count() -> None:
+    rounds = [
+        _outcome("raftkv", p99_ms, turns_own_ms=[turn_ms]) for p99_ms, turn_ms in ((9.0, 60.0), (3.0, 1.0), (5.0, 2.0))
+    ]
+    rounds[1].leader_changes = 1
+    whole = together(rounds)
+    assert (whole.put["p99_ms"], whole.turns_own_ms, whole.leader_changes) == (5.0, [60.0], 1)
 
 
 def test_a_smoke_test_has_no_bars_of_time() -> None:

@@ -74,7 +74,7 @@ async def _replay(attacker: Attacker) -> None:
 
 async def _unread(attacker: Attacker) -> None:
     """A thousand watchers of one key that is written, by clients which read nothing."""
-    channels = [attacker.channel() for _ in range(10)]
+    channels, puts = [attacker.channel() for _ in range(10)], attacker.channel()
     create = rpc_pb2.WatchCreateRequest(key=b"unread", prev_kv=True)
     message = rpc_pb2.WatchRequest(create_request=create).SerializeToString()
     streams = [channels[number % 10].stream(_WATCH) for number in range(attacker.count(1000, 10))]
@@ -82,7 +82,7 @@ async def _unread(attacker: Attacker) -> None:
         for stream in streams:
             await stream.send(message)
         while not attacker.is_over():
-            await attacker.call(KV + "Put", rpc_pb2.PutRequest(key=b"unread", value=b"v" * 100_000))
+            await attacker.call(KV + "Put", rpc_pb2.PutRequest(key=b"unread", value=b"v" * 100_000), puts)
     except RpcError as error:
         attacker.refused(str(error))
     finally:
