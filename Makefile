@@ -51,14 +51,19 @@ clean:  ## everything that can be made again
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis cluster-data bench/data jepsen/runs
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-$(RUNTIME): setup.py  # what raftkv itself needs; an environment that an older Python or a failure left is made anew
+# What raftkv itself needs. An environment that an older Python or a failure has left is made anew. The machine's own pip
+# fills it, if there is one: to install a pip first takes as long as all the rest.
+$(RUNTIME): setup.py
 	@$(PYTHON) -c '$(CHECK)'
-	@$(BIN)/python -c '$(CHECK)' 2>/dev/null && $(BIN)/python -m pip --version >/dev/null 2>&1 \
-	  || { rm -rf .venv && $(PYTHON) -m venv .venv; } || { rm -rf .venv; exit 1; }
-	$(BIN)/pip install -q -e . && touch $@
+	@$(BIN)/python -c '$(CHECK)' 2>/dev/null \
+	  || { rm -rf .venv && $(PYTHON) -m venv --without-pip .venv; } || { rm -rf .venv; exit 1; }
+	@$(PYTHON) -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip >/dev/null || { rm -rf .venv; exit 1; }
+	@if $(PYTHON) -c 'import pip' 2>/dev/null; then pip="$(PYTHON) -m pip --python .venv"; else pip=$(BIN)/pip3; fi; \
+	  set -x; $$pip install -q -e . && touch $@
 
 $(VENV): $(RUNTIME) pyproject.toml  # and what its development needs
-	$(BIN)/pip install -q --upgrade pip && $(BIN)/pip install -q -e '.[dev,torch]'
+	$(BIN)/python -m ensurepip --default-pip >/dev/null && $(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/pip install -q -e '.[dev,torch]'
 	$(BIN)/pip install -q --no-deps --target .venv/protobuf-4.25 'protobuf==4.25.*' && touch $@  # oldest runtime supported
 
 $(CLIENTS): tests/foreign/environments.py $(wildcard tests/foreign/packages/*) | $(VENV)

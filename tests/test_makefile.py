@@ -17,12 +17,13 @@ TIMEOUT_S = 60
 
 PYTHON = """#!/bin/sh
 echo "python $*" >> calls
+if [ "$1" = -c ] && [ "$2" = "import pip" ]; then {pip}; exit; fi
 if [ "$1" = -c ]; then exec {python} -c "import sys; sys.version_info = ({version}, 0); $2"; fi
 if [ "$1" = -m ] && [ "$2" = venv ]; then
   mkdir -p .venv/bin
   {broken}
   cp "$0" .venv/bin/python
-  for name in pip raftkv; do printf '#!/bin/sh\\necho "%s $*" >> calls\\n' $name > .venv/bin/$name; done
+  for name in pip pip3 raftkv; do printf '#!/bin/sh\\necho "%s $*" >> calls\\n' $name > .venv/bin/$name; done
   chmod +x .venv/bin/*
 fi
 """
@@ -36,9 +37,10 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def python(checkout: Path, name: str, version: str = "3, 11", broken: str = "") -> str:
+def python(checkout: Path, name: str, version: str = "3, 11", broken: str = "", pip: str = "true") -> str:
     program = checkout / name
-    program.write_text(PYTHON.format(python=sys.executable, version=version, broken=broken), encoding="utf-8")
+    text = PYTHON.format(python=sys.executable, version=version, broken=broken, pip=pip)
+    program.write_text(text, encoding="utf-8")
     program.chmod(0o755)
     return f"./{name}"
 
@@ -55,7 +57,11 @@ def calls(checkout: Path) -> list[str]:
     return [line for line in lines if not line.startswith("python -c")]
 
 
-WANTED = ["python -m venv .venv", "pip install -q -e .", "raftkv cluster --size 3"]
+WANTED = [
+    "python -m venv --without-pip .venv",
+    "python -m pip --python .venv install -q -e .",
+    "raftkv cluster --size 3",
+]
 
 
 def test_a_cluster_needs_raftkv_and_nothing_else(checkout: Path) -> None:
@@ -90,6 +96,11 @@ def test_what_a_failure_has_left_is_made_anew(checkout: Path, state: str) -> Non
     assert not (programs / "left-behind").exists()
 
 
+def test_a_machine_without_pip_gets_one_in_the_environment(checkout: Path) -> None:
+    assert make(checkout, "cluster", python(checkout, "python", pip="false")).returncode == 0
+    assert calls(checkout) == [WANTED[0], "python -m ensurepip", "pip3 install -q -e .", WANTED[2]]
+
+
 def test_an_environment_that_cannot_be_made_is_removed(checkout: Path) -> None:
     done = make(checkout, "cluster", python(checkout, "python", broken="echo no ensurepip >&2; exit 1"))
     assert done.returncode == 2
@@ -100,5 +111,9 @@ def test_an_environment_that_cannot_be_made_is_removed(checkout: Path) -> None:
 def test_development_needs_more(checkout: Path) -> None:
     done = make(checkout, ".venv/.installed", python(checkout, "python"))
     assert done.returncode == 0, done.stderr
-    installs = [line for line in calls(checkout) if line.startswith("pip install")]
-    assert installs[:3] == [WANTED[1], "pip install -q --upgrade pip", "pip install -q -e .[dev,torch]"]
+    assert calls(checkout)[:5] == [
+        *WANTED[:2],
+        "python -m ensurepip --default-pip",
+        "python -m pip install -q --upgrade pip",
+        "pip install -q -e .[dev,torch]",
+    ]
