@@ -22,6 +22,8 @@ from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream
 
 _PATH: Final = SERVICES["etcdserverpb.Watch"]["Watch"].path
+REQUESTS_PER_PASS: Final = 200
+"""Requests that all watch streams together may make in one pass of the loop; more wait, unread."""
 PROGRESS_JITTER: Final = 0.1
 PROGRESS_DEFAULT_S: Final = 600.0
 PROGRESS_MIN_S: Final = 0.1
@@ -80,6 +82,8 @@ class WatchService:
         # As etcd: zero is the default, and no client needs more than ten a second.
         self._progress_interval_s = max(progress_interval_s or PROGRESS_DEFAULT_S, PROGRESS_MIN_S)
         self._loop = asyncio.get_running_loop()
+        self._requests_left = REQUESTS_PER_PASS
+        self._has_room = asyncio.Event()
 
     def register(self, server: Server) -> None:
         """Serve it."""
@@ -93,18 +97,36 @@ class WatchService:
             raise RpcError(error.code, str(error)) from None
         end = self._guard.until_leader_lost(call)
         stream = WatchStream(self._hub, call, self._fragment_bytes, lambda error: _fail(end, error))
-
-        def receive(data: bytes) -> None:
-            stream.receive(data)
-            self._hub.flush()
-
-        ticker = self._loop.create_task(self._notify_progress(stream))
+        tasks = [
+            self._loop.create_task(self._receive(call, stream, end)),
+            self._loop.create_task(self._notify_progress(stream)),
+        ]
         try:
-            call.deliver_to(receive)
             await end
         finally:
-            ticker.cancel()
+            for task in tasks:
+                task.cancel()
             stream.close()
+
+    async def _receive(self, call: StreamCall, stream: WatchStream, end: asyncio.Future[None]) -> None:
+        """Take the client's requests: many fit in what a pass of the loop receives, so it takes only some of them."""
+        try:
+            while (data := await call.receive()) is not None:
+                while self._requests_left <= 0:
+                    await self._has_room.wait()
+                if self._requests_left == REQUESTS_PER_PASS:
+                    self._has_room.clear()
+                    self._loop.call_soon(self._next_pass)
+                self._requests_left -= 1
+                stream.receive(data)
+                self._hub.flush()
+        except RpcError as error:
+            if not end.done():
+                end.set_exception(error)
+
+    def _next_pass(self) -> None:
+        self._requests_left = REQUESTS_PER_PASS
+        self._has_room.set()
 
     async def _notify_progress(self, stream: WatchStream) -> None:
         while True:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import cast
 
 import pytest
 
 from raftkv.apply.response import HeaderEncoder
 from raftkv.errors import StoppedError
 from raftkv.pb import rpc_pb2
+from raftkv.rpc.server_stream import StreamCall
+from raftkv.server.admission import Admission
+from raftkv.server.leader_guard import LeaderGuard
 from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import stream as stream_module
 from raftkv.server.watch.hub import WatchHub
+from raftkv.server.watch.service import REQUESTS_PER_PASS, WatchService
 from raftkv.server.watch.stream import WatchStream
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
@@ -305,3 +311,51 @@ def test_watchers_are_bounded_by_what_they_take(world: World, monkeypatch: pytes
     first.close()
     second.close()
     assert world.hub.watcher_bytes == 0
+
+
+class Flood(FakeCall):
+    """A call whose client has sent more requests than a pass of the loop should take."""
+
+    def __init__(self, requests: int) -> None:
+        super().__init__()
+        self._left = requests
+
+    async def receive(self) -> bytes | None:
+        if not self._left:
+            return None
+        self._left -= 1
+        request = rpc_pb2.WatchCreateRequest(key=b"%d" % self._left)
+        return rpc_pb2.WatchRequest(create_request=request).SerializeToString()
+
+
+class Guard:
+    """There is always a leader."""
+
+    def until_leader_lost(self, call: object) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+
+class Admitted:
+    """Any metadata will do."""
+
+    def check_metadata(self, call: object) -> None:
+        """See ``Admission``."""
+
+
+def test_a_pass_of_the_loop_takes_few_requests_of_all_streams_together(world: World) -> None:
+    async def run() -> None:
+        guard, admission = cast(LeaderGuard, Guard()), cast(Admission, Admitted())
+        service = WatchService(world.hub, admission, guard, fragment_bytes=1000, progress_interval_s=0)
+        calls = [Flood(3 * REQUESTS_PER_PASS), Flood(REQUESTS_PER_PASS)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(service.watch(cast(StreamCall, call))) for call in calls]
+            before = 0
+            while before < 4 * REQUESTS_PER_PASS:
+                await asyncio.sleep(0)
+                assert world.hub.watcher_count - before <= REQUESTS_PER_PASS
+                before = world.hub.watcher_count
+            for task in tasks:
+                task.cancel()
+
+    asyncio.run(run())
+    assert world.hub.watcher_count == 0
