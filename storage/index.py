@@ -56,6 +56,11 @@ class Index:
         return len(self._keys) - len(self._dead)
 
     @property
+    def has_dead(self) -> bool:
+        """Whether any known key does not exist now."""
+        return bool(self._dead)
+
+    @property
     def dirty_count(self) -> int:
         """Number of keys that a compaction would visit."""
         return len(self._dirty)
@@ -171,7 +176,7 @@ class Index:
     def known_count(self, key: bytes, end: bytes) -> int:
         """Number of known keys of an interval, live or not: how long a walk through it is; logarithmic."""
         if not end:
-            return 1
+            return int(key in self._entries)
         if end == TO_THE_LAST:
             return len(self._keys) - int(self._keys.bisect_left(key))
         return max(int(self._keys.bisect_left(end)) - int(self._keys.bisect_left(key)), 0)

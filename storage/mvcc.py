@@ -307,6 +307,15 @@ class Store:
             kvs, count = self._reader.at(revision, key, range_end, limit, count_only, keys_only)
         return RangeResult(kvs, count, current)
 
+    def small_range(
+        self, key: bytes, range_end: bytes, limit: int, keys_max: int, size_bytes_max: int
+    ) -> RangeResult | None:
+        """Read an interval at once, unless that is more work than for so many keys and bytes; None then."""
+        if self.is_writing:
+            return None
+        found = self._reader.small(key, range_end, limit, keys_max, size_bytes_max)
+        return None if found is None else RangeResult(*found, self.revision)
+
     def select(
         self,
         key: bytes,

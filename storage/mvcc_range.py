@@ -77,6 +77,22 @@ class Reader:
             return [self._key_only(name) for name, _ in pairs], count
         return self._overlay.load_all(revision for _, revision in pairs), count
 
+    def small(
+        self, key: bytes, end: bytes, limit: int, keys_max: int, size_bytes_max: int
+    ) -> tuple[list[bytes], int] | None:
+        """KeyValues and count of what exists now in an interval; None when they are many or large."""
+        count = self._index.known_count(key, end)
+        if count > keys_max:
+            return None
+        if self._index.has_dead:
+            count = self._index.count(key, end)
+        pairs = self._limited(self._index.live(key, end), limit)
+        kvs = self._overlay.load_all((revision for _, revision in pairs), size_bytes_max)
+        if len(kvs) < count and (limit <= 0 or len(kvs) < limit):
+            return None
+        self.ranges_total += 1
+        return kvs, count
+
     def at(
         self, main: int, key: bytes, end: bytes, limit: int, count_only: bool, keys_only: bool
     ) -> tuple[list[bytes], int]:

@@ -24,8 +24,8 @@ from typing import Any, Final, Protocol
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
+from raftkv.apply import ranges, response, txn
 from raftkv.apply import request as requests
-from raftkv.apply import response, txn
 from raftkv.apply.alarms import Alarms, MetaStore
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
@@ -44,7 +44,7 @@ class WriteTxn(txn.WriteView, Protocol):
         """Make the writes visible to readers."""
 
 
-class Store(ReadView, MetaStore, Protocol):
+class Store(ReadView, ranges.SmallView, MetaStore, Protocol):
     """The part of the MVCC store that applying needs."""
 
     revision: int

@@ -88,6 +88,31 @@ def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:
     return result.revision, response.range_body(kvs[:limit] if more else kvs, more, result.count)
 
 
+class SmallView(Protocol):
+    """The store, where it can be read at once if that is little work."""
+
+    def small_range(
+        self, key: bytes, range_end: bytes, limit: int, keys_max: int, size_bytes_max: int
+    ) -> RangeResult | None:
+        """Read an interval, unless it is large."""
+
+
+def execute_small(
+    view: SmallView, request: rpc_pb2.RangeRequest, keys_max: int, size_bytes_max: int
+) -> tuple[int, bytes] | None:
+    """Like ``execute``, for a plain request for the present of few keys; None for any other, and for large values."""
+    if request.revision > 0 or request.count_only or _is_selection(request):
+        return None
+    limit = request.limit
+    fetch = limit + 1 if 0 < limit < LIMIT_MAX else 0
+    result = view.small_range(request.key, request.range_end, fetch, keys_max, size_bytes_max)
+    if result is None:
+        return None
+    kvs = result.kvs
+    more = 0 < limit < len(kvs)
+    return result.revision, response.range_body(kvs[:limit] if more else kvs, more, result.count)
+
+
 def _is_selection(request: rpc_pb2.RangeRequest) -> bool:
     """Whether the answer is not just the interval, cut at the limit."""
     return bool(

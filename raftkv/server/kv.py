@@ -36,8 +36,11 @@ from raftkv.storage.mvcc_range import PinnedView
 _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["etcdserverpb.KV"]
 
-KEYS_AT_ONCE: Final = 8
-"""Intervals of more keys are read in slices: each value may be as large as a request."""
+KEYS_AT_ONCE: Final = 128
+BYTES_AT_ONCE: Final = 512 * 1024
+"""Intervals of more keys, or with larger values, are read in slices."""
+KEYS_OF_TXN_AT_ONCE: Final = 8
+"""The same for txns of ranges, where each value may be as large as a request."""
 SMALL_ANSWER_BYTES: Final = 1024 * 1024
 """An answer that is being put together is not given up below this size for what others take."""
 LARGE_BYTES: Final = 64 * 1024
@@ -287,13 +290,18 @@ class KVService:
         if call.cancelled:
             return
         slices = self._responder.slices
-        if request.range_end or slices.is_late:
-            size = self._store.known_count(request.key, request.range_end)
-            if size > KEYS_AT_ONCE or slices.is_late:
-                self._responder.read_in_slices(call, partial(_range_in_pieces, request), size)
-                return
         try:
-            revision, body = ranges.execute(self._store, request)
+            if request.range_end or slices.is_late:
+                answer = None
+                if not slices.is_late:
+                    answer = ranges.execute_small(self._store, request, KEYS_AT_ONCE, BYTES_AT_ONCE)
+                if answer is None:
+                    size = self._store.known_count(request.key, request.range_end)
+                    self._responder.read_in_slices(call, partial(_range_in_pieces, request), size)
+                    return
+                revision, body = answer
+            else:
+                revision, body = ranges.execute(self._store, request)
         except Exception as error:
             self._responder.refuse_read(call, error)
             return
@@ -344,7 +352,7 @@ class KVService:
         if call.cancelled:
             return
         size = self._txn_size(request)
-        if size > KEYS_AT_ONCE or self._responder.slices.is_late:
+        if size > KEYS_OF_TXN_AT_ONCE or self._responder.slices.is_late:
             self._responder.read_in_slices(call, partial(_txn_in_pieces, request), size)
             return
         try:

@@ -107,6 +107,32 @@ def test_a_selection_is_what_reading_everything_gives(
     store.close()
 
 
+@given(HISTORY, NAMES, ENDS, st.integers(-1, 4), st.integers(1, 6), st.sampled_from([0, 40, 10_000]))
+def test_a_small_range_is_the_range_or_nothing(
+    history: list[list[tuple[bytes, bytes | None, int]]],
+    key: bytes,
+    end: bytes,
+    limit: int,
+    keys_max: int,
+    size_bytes_max: int,
+) -> None:
+    store = Store.open(MemoryBackend())
+    for changes in history:
+        change(store, *changes)
+    expected = store.range(key, end, limit=limit)
+    found = store.small_range(key, end, limit, keys_max, size_bytes_max)
+    if found is not None:
+        assert (found.kvs, found.count, found.revision) == (expected.kvs, expected.count, expected.revision)
+        assert store.known_count(key, end) <= keys_max
+    elif store.known_count(key, end) <= keys_max:
+        assert sum(map(len, expected.kvs)) > size_bytes_max - 8
+    txn = store.begin()
+    txn.put(b"a", b"not yet")
+    assert store.small_range(key, end, limit, keys_max, size_bytes_max) is None, "the index is ahead of the present"
+    txn.end()
+    store.close()
+
+
 @given(HISTORY, HISTORY, NAMES, ENDS, SELECTIONS, st.integers(0, 4))
 def test_a_pinned_view_stays_as_it_was(
     history: list[list[tuple[bytes, bytes | None, int]]],
