@@ -334,8 +334,13 @@ class Store:
         """
         main = revision if revision > 0 else self.revision
         check_revision(main, self.revision, self.compact_revision)
-        is_present = main == self.revision and not self.is_changing
+        is_present = main == self.revision and not self.is_writing
         return self._reader.select(main, key, range_end, selection, is_present=is_present, grow=grow)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a write transaction is open, whose changes are in the index already."""
+        return self._txn.is_open
 
     def pin(self) -> PinnedView:
         """The present, for reads that take long; its ``let_go`` must be called."""

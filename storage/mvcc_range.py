@@ -186,7 +186,7 @@ class Versions(Protocol):
     compact_revision: int
 
     @property
-    def is_changing(self) -> bool:
+    def is_writing(self) -> bool:
         """Whether a write transaction is open, whose changes are in the index already."""
 
 
@@ -253,6 +253,6 @@ class PinnedView:
         """
         main = revision if revision > 0 else self.revision
         check_revision(main, self.revision, self.compact_revision)
-        is_present = main == self._store.revision and not self._store.is_changing
+        is_present = main == self._store.revision and not self._store.is_writing
         check = partial(self._check, main)
         return self._reader.select(main, key, range_end, selection, is_present=is_present, check=check, grow=grow)

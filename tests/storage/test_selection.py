@@ -58,6 +58,12 @@ def change(store: Store, *changes: tuple[bytes, bytes | None, int]) -> None:
         else:
             txn.put(key, value, lease)
     txn.end()
+    store.set_applied(store.applied_index, store.applied_term)
+
+
+def compact(store: Store, revision: int) -> None:
+    store.compact(revision)
+    store.set_applied(store.applied_index, store.applied_term)
 
 
 def dumb(stored: list[bytes], selection: Selection) -> tuple[list[bytes], Selected]:
@@ -155,7 +161,7 @@ def test_a_pinned_view_stays_as_it_was(
         if waiting:
             change(store, *waiting.pop())
         if store.revision > store.compact_revision:
-            store.compact(store.revision)
+            compact(store, store.revision)
         while store.compaction_step():
             pass
         store.commit()
@@ -180,14 +186,14 @@ def test_a_view_that_was_let_go_is_overtaken_by_a_compaction() -> None:
     for pieces in (present, past, untouched):
         next(pieces)
     change(store, (b"k1", None, 0))
-    store.compact(7)
+    compact(store, 7)
     assert not store.compaction_step(), "the work waits for the view"
     assert store.is_compacting
     next(past)
     view.let_go()
     assert store.compaction_step()
     next(present)
-    store.compact(10)
+    compact(store, 10)
     with pytest.raises(CompactedError):
         next(past)
     with pytest.raises(RequestTimeoutError):
@@ -199,7 +205,7 @@ def test_a_view_refuses_what_its_store_refuses() -> None:
     store = Store.open(MemoryBackend())
     for number in range(5):
         change(store, (b"k", b"%d" % number, 0))
-    store.compact(3)
+    compact(store, 3)
     view = store.pin()
     change(store, (b"k", b"later", 0))
     with pytest.raises(FutureRevisionError):
