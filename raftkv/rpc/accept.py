@@ -10,11 +10,11 @@ import asyncio
 import ssl as ssl_module
 from typing import TYPE_CHECKING, cast
 
-from raftkv.rpc.gone import forget_frames, release
+from raftkv.rpc.gone import forget_frames, release, share_read_buffer
 from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
 from raftkv.rpc.http1 import Http1Protocol
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
-from raftkv.rpc.protocol import H2Protocol
+from raftkv.rpc.protocol import H2Protocol, read_buffer
 from raftkv.rpc.server_core import Peer, ServerCore
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ class Connection(asyncio.Protocol):
     async def _start_tls(self, transport: asyncio.Transport, context: ssl_module.SSLContext) -> None:
         limits = self._server.limits
         loop = asyncio.get_running_loop()
+        loop.call_soon(share_read_buffer, transport, read_buffer())  # when start_tls has made the protocol
         try:
             tls = await loop.start_tls(
                 transport,

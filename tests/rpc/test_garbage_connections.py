@@ -15,6 +15,7 @@ import pytest
 from raftkv.rpc import Channel, ChannelOptions, ServerLimits
 from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.http import HttpRequest, HttpResponse
+from raftkv.rpc.protocol import read_buffer
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.conftest import Certificates
@@ -219,6 +220,20 @@ async def test_tls_connections(certificates: Certificates, name: str) -> None:
 
         found = await leaks(echo, one)
         assert len(found) < SPARE, found[:: max(1, len(found) // 30)]
+
+
+@on_loop
+async def test_tls_connections_have_no_read_buffer_of_their_own(certificates: Certificates) -> None:
+    """Neither while the handshake is unfinished nor after it; asyncio's take 256 KiB each."""
+    async with s.echo_server(ssl=certificates.server_context()) as echo:
+        with socket.create_connection(address(echo.target)):
+            await until(lambda: echo.server.connections)
+            async with Channel(echo.target, certificates.client_context()) as channel:
+                assert await channel.unary(s.UNARY, b"x" * 300_000, 10) == b"x" * 300_000
+                below = [connection._below_tls for connection in echo.server.connections]
+                assert len(below) == 2
+                buffers = [one.get_protocol()._ssl_buffer for one in below if one is not None]
+                assert [buffer is read_buffer() for buffer in buffers] == [True, True]
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["h2c", "tls"])
