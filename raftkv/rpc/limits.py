@@ -22,7 +22,8 @@ class ServerLimits:
         stream_window_bytes: request bytes a stream may send ahead of its handler.
         connection_window_bytes: the same for a whole connection; bounds what slow handlers can make us hold.
         assembly_bytes: unfinished messages of a connection, all streams together.
-        process_assembly_bytes: the same for all connections; above this the one that holds most is ended.
+        process_assembly_bytes: the same for all connections; above this the one that holds most is ended. Both count 8
+            KiB for each open call of a connection beyond 16.
         stream_send_buffer_bytes: ``StreamCall.send`` waits while more than this is queued.
         connection_send_buffer_bytes: answers of a connection that wait to be read; above this a call fails, and no new
             one is taken (see ``budget``). An answer of 300 MB passes (etcd: 2 GiB), or sixteen of 30 MB side by side.
@@ -70,7 +71,7 @@ class ServerLimits:
     stream_window_bytes: int = 1 * MIB
     connection_window_bytes: int = 16 * MIB
     assembly_bytes: int = 64 * MIB
-    process_assembly_bytes: int = 256 * MIB
+    process_assembly_bytes: int = 512 * MIB
     stream_send_buffer_bytes: int = 1 * MIB
     connection_send_buffer_bytes: int = 512 * MIB
     process_send_buffer_bytes: int = 1024 * MIB

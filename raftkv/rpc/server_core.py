@@ -53,6 +53,11 @@ _unpack = PREFIX.unpack_from
 _GOAWAY_PING = b"goawayok"
 
 
+OPEN_CALLS_FREE = 16
+CALL_BYTES = 8 * 1024
+"""What an open call takes, roughly: engine, headers, call, task. The first few of a connection are not counted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """Who is at the other end of a connection.
@@ -107,6 +112,7 @@ class ServerCore:
         self.severed = False
         """Set when the connection has gone and this end did not close it."""
         self.held_bytes = 0
+        self._calls_bytes = 0
         self.account = AnswerAccount(environment.answers, limits, environment.clock, self)
         self._environment = environment
         self._wake = wake
@@ -143,8 +149,19 @@ class ServerCore:
             self._dispatch(self.h2.events())
         except H2Error as error:
             self._engine_failed(error)
+        if len(self._calls) > OPEN_CALLS_FREE or self._calls_bytes:
+            self._count_calls()
         if self.closing or self.h2.want_write:
             self.wake()
+
+    def _count_calls(self) -> None:
+        """Open calls take memory before they have said anything: count them with the unfinished messages."""
+        size = CALL_BYTES * max(0, len(self._calls) - OPEN_CALLS_FREE)
+        counted, self._calls_bytes = self._calls_bytes, size
+        self.hold(size - counted)
+        budget = self._environment.answers
+        if budget.held_bytes > budget.held_limit_bytes:
+            budget.drop_greediest()
 
     def _dispatch(self, events: list[Event]) -> None:
         calls, account = self._calls, self.account
@@ -412,6 +429,8 @@ class ServerCore:
             call.closed()
         self._linger.clear()
         self._drain_watch.clear()
+        self.hold(-self._calls_bytes)
+        self._calls_bytes = 0
         self.account.close()
         self.h2 = CLOSED
 

@@ -282,6 +282,23 @@ async def test_the_connection_with_most_unfinished_messages_goes_when_all_have_t
 
 
 @on_loop
+async def test_open_calls_are_bounded_for_all_connections_together() -> None:
+    """Calls of which nothing but the header came."""
+    async with under_attack(ServerLimits(process_assembly_bytes=5 << 20)) as (echo, _):
+        attackers = [await raw.RawClient.connect(echo.target) for _ in range(3)]
+        for attacker, calls in zip(attackers[:2], (150, 400), strict=True):
+            attacker.send(b"".join(raw.headers(one) for one in range(1, 2 * calls, 2)))
+            await until(lambda calls=calls: calls in [one.open_calls for one in echo.server.connections])
+        attackers[2].send(b"".join(raw.headers(one) for one in range(1, 400, 2)))
+        await attackers[1].until_closed()
+        assert attackers[1].goaway == (ENHANCE_YOUR_CALM, b"unfinished_requests")
+        await until(lambda: sum(one.open_calls for one in echo.server.connections) in (350, 351))
+        for attacker in attackers:
+            attacker.close()
+        await until(lambda: echo.server.answers.held_bytes == 0)
+
+
+@on_loop
 async def test_plain_bodies_count_as_unfinished_messages() -> None:
     async def handle(request: HttpRequest) -> HttpResponse:
         return HttpResponse()
