@@ -9,11 +9,11 @@ process. Measuring costs 0.4 us a turn.
 
 Told in three ways: the histogram ``raftkv_loop_turn_seconds``, the gauges of the longest turn since the last scrape (so
 one scraper, or each sees a part), and a warning for a turn above ``TURN_LIMIT_S``, at most one a second, that names the
-functions which ran. Those come from a thread that looks every 25 ms: it sees what a long turn is doing without any
-work in the short ones. On Linux it also knows how long the loop waited for a processor that others had. ``own`` is a
-turn without that wait: what the member did itself, syncs and waits for the interpreter lock included. The wait is
-counted from the last look before the turn, so up to 25 ms of it may have been earlier, and ``own`` be so much
-too short.
+functions which ran. Those come from a thread that looks ten times a second: it sees what a long turn is doing without
+any work in the short ones. (It cannot look oftener: each time it takes the interpreter lock from a busy loop, which on
+a crowded machine costs more than a turn.) On Linux the loop also knows how long it waited for a processor that others
+had. ``own`` is a turn without that wait: what the member did itself, syncs and waits for the interpreter lock included.
+The wait is counted from up to 20 ms before the turn, and ``own`` may be so much too short.
 
 Leaves out: what a turn above the limit should lead to; that is up to whoever cuts the work into slices.
 """
@@ -39,7 +39,11 @@ from raftkv.server.metrics import histogram_family
 TURN_LIMIT_S: Final = 0.05
 """No turn may be longer, whatever one client asks for."""
 WARNING_INTERVAL_S: Final = 1.0
-LOOK_INTERVAL_S: Final = 0.025
+LOOK_INTERVAL_S: Final = 0.1
+SEEN_AFTER_S: Final = 0.01
+"""A turn that has lasted so long when it is looked at is noted; most end soon."""
+SAMPLE_INTERVAL_S: Final = 0.02
+"""How old the base may be from which waits for a processor are counted; reading it costs 4 us."""
 FRAMES_MAX: Final = 4
 """Functions that a warning names, the innermost first."""
 _BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -114,6 +118,7 @@ class TurnSelector(selectors.DefaultSelector):
         """The number of the turn under way; 0: none was begun."""
         self.began = 0.0
         """When it began; 0: the loop waits for events."""
+        self._waits: _Waits | None = None
         self._onlooker: _Onlooker | None = None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -126,8 +131,12 @@ class TurnSelector(selectors.DefaultSelector):
             turns.sum_s += seconds
             if seconds > turns.notable_s:
                 self._notable(seconds, now)
+            elif self._waits is not None and now - self._waits.sampled_at > SAMPLE_INTERVAL_S:
+                self._waits.since_sample_s(now)
             self.began = 0.0
         elif self._onlooker is None:
+            # The first call: on the loop's own thread, whose waits and frames are meant.
+            self._waits = _Waits()
             self._onlooker = _Onlooker(self)
         ready = self._wait(timeout)
         self.turn += 1
@@ -135,31 +144,58 @@ class TurnSelector(selectors.DefaultSelector):
         return ready
 
     def _notable(self, seconds: float, now: float) -> None:
-        work, waited_s = self._onlooker.seen(self.turn) if self._onlooker is not None else ("", 0.0)
-        self._turns.notable(seconds, max(0.0, seconds - waited_s), work, now)
+        waited_s = self._waits.since_sample_s(now) if self._waits is not None else 0.0
+        number, work = self._onlooker.seen if self._onlooker is not None else (0, "")
+        self._turns.notable(seconds, max(0.0, seconds - waited_s), work if number == self.turn else "", now)
 
     def close(self) -> None:
         """Close it, and let its thread end."""
         if self._onlooker is not None:
             self._onlooker.stop()
+        if self._waits is not None:
+            self._waits.close()
         super().close()
 
 
+class _Waits:
+    """How long the thread that made this has waited for a processor, since the sample before."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = -1  # not Linux
+        self.sampled_at = 0.0
+        self._total_s = 0.0
+        self.since_sample_s(0.0)
+
+    def since_sample_s(self, now: float) -> float:
+        """Take a sample."""
+        if self._file < 0:
+            return 0.0
+        # Nanoseconds on a processor, nanoseconds of waiting for one, and how often.
+        total_s = int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+        waited_s, self._total_s, self.sampled_at = total_s - self._total_s, total_s, now
+        return waited_s
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+
+
 class _Onlooker:
-    """The thread that looks at the loop; made on the loop's own thread."""
+    """The thread that looks at the loop; made on the loop's own thread.
+
+    Attributes:
+        seen: the number of a turn that was long when it was looked at, and what it did.
+    """
 
     def __init__(self, selector: TurnSelector) -> None:
+        self.seen: tuple[int, str] = (0, "")
         self._selector = selector
         self._loop_thread = threading.get_ident()
-        try:
-            self._schedule = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
-        except OSError:
-            self._schedule = -1  # not Linux
         self._stopped = threading.Event()
-        self._work: tuple[int, str] = (0, "")
-        """What was seen of a turn."""
-        self._before = self._newest = (0, self._waited_s())
-        """How long the loop had waited for a processor when a turn was first seen; the last two of those."""
         self._thread = threading.Thread(target=self._run, name="loop-turns", daemon=True)
         self._thread.start()
 
@@ -167,33 +203,13 @@ class _Onlooker:
         """End the thread."""
         self._stopped.set()
         self._thread.join()
-        if self._schedule >= 0:
-            os.close(self._schedule)
-
-    def seen(self, turn: int) -> tuple[str, float]:
-        """What was seen of a turn that is just over, and how long it waited for a processor at most."""
-        number, work = self._work
-        # The newest look may have fallen into this turn; then the one before it is the base.
-        base = self._newest if self._newest[0] < turn else self._before
-        waited_s = self._waited_s()
-        self._before = self._newest = (turn, waited_s)
-        return work if number == turn else "", waited_s - base[1]
-
-    def _waited_s(self) -> float:
-        if self._schedule < 0:
-            return 0.0
-        # Nanoseconds on a processor, nanoseconds of waiting for one, and how often.
-        return int(os.pread(self._schedule, 100, 0).split()[1]) / 1e9
 
     def _run(self) -> None:
         selector = self._selector
         while not self._stopped.wait(LOOK_INTERVAL_S):
             turn, began = selector.turn, selector.began
-            if turn != self._newest[0]:
-                self._before = self._newest
-                self._newest = (turn, self._waited_s())
-            if began and monotonic() - began >= LOOK_INTERVAL_S and self._work[0] != turn:
-                self._work = (turn, name_work(sys._current_frames().get(self._loop_thread)))
+            if began and monotonic() - began >= SEEN_AFTER_S:
+                self.seen = (turn, name_work(sys._current_frames().get(self._loop_thread)))
 
 
 def name_work(frame: FrameType | None) -> str:
