@@ -115,9 +115,11 @@ def _address(text: str) -> tuple[str, int]:
 
 async def _serve(values: dict[str, Any], config: GatewayConfig) -> int:
     from raftkv.client.library import connect
+    from raftkv.server.descriptors import raise_limit
     from raftkv.training.gateway import Gateway
     from raftkv.training.gateway_writer import ATTEMPT_TIMEOUT_S
 
+    raise_limit()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

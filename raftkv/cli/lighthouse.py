@@ -87,8 +87,10 @@ def _help() -> int:
 
 async def _serve(values: dict[str, Any]) -> int:
     from raftkv.client.library import connect
+    from raftkv.server.descriptors import raise_limit
     from raftkv.training.lighthouse import Lighthouse
 
+    raise_limit()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -127,8 +127,11 @@ def gateway(endpoints: Sequence[str], *flags: str, log: Path | None = None) -> I
         process.communicate()
 
 
-def start_gateway(endpoints: Sequence[str], *flags: str, log: Path | None = None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "raftkv", "tcpstore-gateway", f"--endpoints={','.join(endpoints)}"]
+def start_gateway(
+    endpoints: Sequence[str], *flags: str, log: Path | None = None, before: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """A gateway; ``before``: what its command line begins with."""
+    command = [*before, sys.executable, "-m", "raftkv", "tcpstore-gateway", f"--endpoints={','.join(endpoints)}"]
     with contextlib.ExitStack() as stack:
         errors = None if log is None else stack.enter_context(log.open("w"))
         return subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import select
 import signal
 import socket
@@ -75,6 +76,20 @@ def test_a_request_that_never_ends_is_bounded() -> None:
     reader.feed(pair)
     with pytest.raises(FrameError, match="a request of more than"):
         next(reader.requests())
+
+
+def test_a_gateway_takes_the_descriptors_that_it_may_have(raftkv_cluster: LocalCluster) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    process = start_gateway(raftkv_cluster.endpoints, before=("prlimit", f"--nofile=80:{hard}"))
+    try:
+        port = gateway_port(process)
+        clients = [RawClient(port) for _ in range(100)]
+        assert all(client.ask(Op.PING, 7) == b"\7\0\0\0" for client in clients)
+        for client in clients:
+            client.close()
+    finally:
+        process.terminate()
+        process.communicate()
 
 
 # ---- writes
