@@ -1,0 +1,39 @@
+"""Which tests a run takes: all but the long ones, the long ones, both, or those that are named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+STORMS = "tests/jepsen/test_session_storms.py"
+NAMED = f"{STORMS}::test_guarantees_hold_under_faults"
+
+
+@pytest.mark.parametrize(
+    ("words", "taken"),
+    [
+        ([STORMS], {"watch"}),
+        ([STORMS, "-m", "long"], {"lease", "lock", "election"}),
+        ([STORMS, "--all"], {"watch", "lease", "lock", "election"}),
+        ([NAMED], {"watch", "lease", "lock", "election"}),
+        ([f"{NAMED}[lock]"], {"lock"}),
+    ],
+    ids=["make test", "make test-all", "all", "named", "one named"],
+)
+def test_which_tests_are_taken(words: list[str], taken: set[str]) -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(STORMS)]
+    assert {line.partition("[")[2].removesuffix("]") for line in lines} == taken, done.stdout + done.stderr
+
+
+def test_make_runs_every_test_once() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    runs = [line.strip() for line in text.splitlines() if "-m pytest" in line]
+    assert runs == ["$(BIN)/python -m pytest -n $(JOBS) --dist worksteal" + more for more in ("", " -m long")]
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert script.endswith("make verify\nmake test\nmake test-all\n")
