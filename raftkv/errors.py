@@ -167,6 +167,12 @@ class InvalidAlarmError(_InvalidArgument):
     text = "raftkv: unknown alarm or action"
 
 
+class TooManyChangesError(_InvalidArgument):
+    """One request changes more keys than a revision can hold."""
+
+    text = "raftkv: the request makes too many changes for one revision"
+
+
 class MalformedEntryError(_InvalidArgument):
     """The body of a log entry is no request of its kind: refused alike by all, without effect."""
 

@@ -57,6 +57,10 @@ class Attachments:
         """The same in no order, which takes no time to speak of."""
         return list(self._keys.get(lease, ()))
 
+    def count(self, lease: int) -> int:
+        """How many keys a lease has."""
+        return len(self._keys.get(lease, ()))
+
     def restore(self, of_key: dict[bytes, int]) -> None:
         """Replace everything by what a scan of the records found."""
         self.of_key.clear()

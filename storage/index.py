@@ -173,6 +173,10 @@ class Index:
                 found.append((name, *state))
         return found
 
+    def state(self, key: bytes, main: int) -> State | None:
+        """A key as of a main revision."""
+        return next(iter(self.states((key,), main)), None) if key in self._entries else None
+
     def known_count(self, key: bytes, end: bytes) -> int:
         """Number of known keys of an interval, live or not: how long a walk through it is; logarithmic."""
         if not end:

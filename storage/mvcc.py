@@ -254,7 +254,17 @@ class Store:
 
     def get(self, key: bytes) -> bytes | None:
         """The current serialized KeyValue of a key: the shortest way to one."""
+        if self._txn.is_open:
+            return next(iter(self.range(key).kvs), None)
         return self._reader.get(key)
+
+    @property
+    def reader(self) -> Reader:
+        """Reads the store at any revision."""
+        return self._reader
+
+    def check(self) -> None:
+        """The store itself can always be read."""
 
     def record(self, revision: int) -> bytes:
         """The serialized KeyValue put at a packed revision, as a change of ``on_changes`` names the one before."""
@@ -271,6 +281,10 @@ class Store:
     def lease_keys_unordered(self, lease: int) -> list[bytes]:
         """The same in no order, for leases of very many keys."""
         return self._attachments.keys_unordered(lease)
+
+    def lease_key_count(self, lease: int) -> int:
+        """How many keys are attached to a lease now."""
+        return self._attachments.count(lease)
 
     def leased_keys(self) -> dict[bytes, int]:
         """Every key attached to a lease, and the lease; the live table, not to be changed."""
@@ -300,7 +314,12 @@ class Store:
             CorruptRecordError: fatal.
         """
         current = self.revision
-        if revision <= 0 or revision == current:
+        if self._txn.is_open:
+            # The index is ahead of the present: see it as of the last transaction that ended.
+            revision = revision if revision > 0 else current
+        elif revision == current:
+            revision = 0
+        if revision <= 0:
             kvs, count = self._reader.latest(key, range_end, limit, count_only, keys_only)
         else:
             check_revision(revision, current, self.compact_revision)
@@ -461,8 +480,9 @@ class Store:
 
         Each step takes some milliseconds, and yields how many seconds to rest before the next. Up to the last one the
         present state is served as it is, and must not be changed; the last one swaps files and index. Changes not yet
-        committed are dropped: the received state contains them. Before the last step nothing has happened to the
-        database; the caller can have the rest done again after a crash, or give up by closing the iterator.
+        committed are dropped, and an entry that was given up half-way: the received state contains them. Before the
+        last step nothing has happened to the database; the caller can have the rest done again after a crash, or give
+        up by closing the iterator.
 
         Arguments:
             received: the database, which is gone afterwards.
@@ -473,8 +493,6 @@ class Store:
             StorageError: the database could not be replaced, or is read by others for too long.
             InvariantError: the received state is older than the present one.
         """
-        if self._txn.is_open:
-            raise InvariantError("a snapshot inside a write transaction")
         with closing(self.backend.open_copy(received)) as copy, closing(copy.begin_read()) as read:
             _check_format(read.get(schema.META, schema.META_FORMAT_VERSION))
             applied = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
@@ -490,6 +508,7 @@ class Store:
         yield from self._wait_alone(wait_for_commit)
         failpoint("applyBeforeOpenSnapshot")
         self._overlay.exchange(partial(self.backend.replace, received))
+        self._txn.is_open = False  # of an entry that was given up half-way: the received state contains it
         self._index.become(index)
         self._attachments.become(attachments)
         self._adopt(restored)

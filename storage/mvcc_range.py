@@ -16,7 +16,7 @@ from typing import Protocol
 
 from raftkv.errors import CompactedError, FutureRevisionError, RequestTimeoutError
 from raftkv.storage.compaction import Hold
-from raftkv.storage.index import Index, Walk
+from raftkv.storage.index import Index, State, Walk
 from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, pack_key
@@ -104,9 +104,23 @@ class Reader:
         kvs = self._overlay.load_all(revision for _, revision in self._limited(pairs, limit))
         return [KeyValueView(kv).without_value() for kv in kvs] if keys_only else kvs, len(pairs)
 
+    def state(self, key: bytes, main: int) -> State | None:
+        """What the index knows of a key as of a main revision."""
+        return self._index.state(key, main)
+
+    def lease_at(self, key: bytes, revision: int) -> int:
+        """The lease that the value of a packed revision was put with, 0 for none."""
+        if self._index.latest(key) == revision:
+            return self._leases.get(key, 0)
+        return KeyValueView(self.record(revision)).lease
+
     def walk(self, key: bytes, end: bytes, main: int, *, reverse: bool = False) -> Walk:
         """An interval at a revision, to be gone through in pieces."""
         return Walk(self._index, key, end, main, reverse=reverse)
+
+    def known_count(self, key: bytes, end: bytes) -> int:
+        """Keys of an interval that the index knows, live or not."""
+        return self._index.known_count(key, end)
 
     def load_all(self, revisions: list[int], size_bytes_max: int) -> list[bytes]:
         """The first KeyValues of packed revisions that the index knows: at least one, no more once there is enough."""
@@ -215,6 +229,19 @@ class PinnedView:
     def let_go(self) -> None:
         """Let compactions go on; once or more."""
         self._hold.end()
+
+    @property
+    def reader(self) -> Reader:
+        """Reads the store at any revision; ``check`` first."""
+        return self._reader
+
+    def check(self) -> None:
+        """Raise if the present of this view cannot be read any more."""
+        self._check(self.revision)
+
+    def known_count(self, key: bytes, range_end: bytes) -> int:
+        """Keys of an interval that the store knows: how much work a read of it is."""
+        return self._reader.known_count(key, range_end)
 
     def _check(self, main: int) -> None:
         compacted = self._store.compact_revision

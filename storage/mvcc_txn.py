@@ -15,7 +15,9 @@ and again, fields encoded once per revision, and no object per change other than
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
+from sys import getrefcount
 
 from google_crc32c import value as crc32c
 
@@ -27,8 +29,6 @@ from raftkv.storage.key_value import (
     VALUE_HEADS,
     VERSION_FIELDS,
     create_field,
-    encode,
-    encode_tombstone,
     key_head,
     lease_field,
     mod_field,
@@ -36,13 +36,15 @@ from raftkv.storage.key_value import (
     version_field,
 )
 from raftkv.storage.mvcc_range import RangeResult, Reader, check_revision
-from raftkv.storage.overlay import Overlay
-from raftkv.storage.record import pack_seal, seal
-from raftkv.storage.revision import SUB_BITS, SUB_MASK, pack_key, to_tombstone_key
+from raftkv.storage.overlay import FREED_AT_ONCE, Overlay
+from raftkv.storage.record import pack_seal
+from raftkv.storage.revision import SUB_BITS, SUB_MASK, TOMBSTONE_MARK, pack_key
 from raftkv.storage.selection import Pieces, Selection, no_limit
 
 _SEPARATOR = ord("_")
 _SMALL = len(KEY_HEADS)
+KEYS_PER_PIECE = 256
+"""Keys deleted between two pauses of a long deletion: 2 ms."""
 
 Change = tuple[bytes, bytes, bool, int]
 """(key, KeyValue of the event, whether it is a deletion, packed revision of the value before or 0)."""
@@ -105,6 +107,8 @@ class WriteTxn:
         """Start over at the revision ``main``. For the store only."""
         if self.is_open:
             raise InvariantError("the store is poisoned" if self._poisoned else "a write transaction is open already")
+        if len(self.changes) > FREED_AT_ONCE:
+            self._free_changes()
         self.is_open = True
         self.main = main
         self.compact_revision = compact_revision
@@ -112,6 +116,12 @@ class WriteTxn:
         self._base = main << SUB_BITS
         self._mod_field = b""
         self._records = self._overlay.pending.records
+
+    def _free_changes(self) -> None:
+        """Let the changes of a long transaction go little by little, if nobody else has them still."""
+        changes, self.changes = self.changes, []
+        if getrefcount(changes) == 2:  # ours, and the argument of the question
+            self._overlay.free_later(changes)
 
     def poison(self) -> None:
         """Refuse to be opened from now on. For the store only."""
@@ -177,15 +187,31 @@ class WriteTxn:
             self._delete(name)
         return doomed
 
+    def delete_in_pieces(self, key: bytes, end: bytes) -> Iterator[int]:
+        """Delete every key of an interval, in order, a piece at a time: how many keys each piece deleted.
+
+        Nothing else may change anything before the last piece.
+        """
+        self.deletes_total += 1
+        while doomed := list(islice(self._index.live(key, end), KEYS_PER_PIECE)):
+            for name, _ in doomed:
+                self._delete(name)
+            yield len(doomed)
+            if not end:
+                return
+            key = doomed[-1][0] + b"\x00"
+
     def _delete(self, key: bytes) -> None:
         revision = self._next_revision()
         previous = self._index.tombstone(key, revision)
-        revision_key = to_tombstone_key(revision)
-        self._records[revision_key] = seal(revision_key, encode_tombstone(key))
-        if key in self._leases:
+        key_size = len(key)
+        data = (KEY_HEADS[key_size] if key_size < _SMALL else key_head(key_size)) + key
+        revision_key = pack_key(self.main, _SEPARATOR, revision & SUB_MASK) + TOMBSTONE_MARK
+        self._records[revision_key] = pack_seal(crc32c(revision_key + data)) + data
+        if self._leases and key in self._leases:
             self._attachments.detach(key)
         self.deleted_total += 1
-        self.changes.append((key, encode(key, 0, self.main, 0), True, previous))
+        self.changes.append((key, data + self._mod_field, True, previous))
 
     def record(self, revision: int) -> bytes:
         """The serialized KeyValue of a packed revision that ``put`` or ``delete_range`` returned."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 from google_crc32c import value as crc32c
 
@@ -36,6 +37,9 @@ from raftkv.storage.record import SEAL_BYTES, CorruptRecordError, read_seal, uns
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, describe, pack_key
 
 _SEPARATOR = ord("_")
+FREED_AT_ONCE = 20_000
+"""Objects that are freed where they are given up; more are freed little by little."""
+_FREED_IN_A_ROW = 500
 SIZE_MAX_BYTES = 1 << 62
 """More than there is."""
 
@@ -234,12 +238,21 @@ class Overlay:
     def _settle(self) -> None:
         self._renew()
         failpoint("beforeWritebackBuf")
-        self._committing = None
+        committed, self._committing = self._committing, None
         failpoint("afterWritebackBuf")
+        if committed is not None and len(committed.records) > FREED_AT_ONCE:
+            self.free_later(committed.records)
         self.space_error = None
         self._durable = self._filling - 1
         self._on_durable()
         self._tell_waiters()
+
+    def free_later(self, items: dict[bytes, bytes] | list[Any]) -> None:
+        """Empty something that nobody uses any more, on the writer's thread.
+
+        To free hundreds of thousands of objects at once would hold the owner for a tenth of a second.
+        """
+        self._writer.submit(partial(_free, items), _ignore)
 
     def _tell_waiters(self) -> None:
         while self._waiters and self._waiters[0][0] <= self._durable:
@@ -343,6 +356,19 @@ def _write(backend: Backend, batch: WriteBatch) -> None:
         failpoint("compactAfterCommitScheduledCompact")
     if batch.deletes:
         failpoint("compactAfterCommitBatch")
+
+
+def _free(items: dict[bytes, bytes] | list[Any]) -> None:
+    """Drop items a few at a time: between two calls the interpreter lets others run."""
+    while items:
+        if isinstance(items, list):
+            del items[-_FREED_IN_A_ROW:]
+        else:
+            items.popitem()
+
+
+def _ignore(error: BaseException | None) -> None:
+    pass
 
 
 def _nothing() -> None:

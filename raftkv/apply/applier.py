@@ -18,21 +18,21 @@ that of the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import ranges, response, txn
+from raftkv.apply import ranges, read_txn, response, txn
 from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms, MetaStore
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
-from raftkv.apply.ranges import ReadView
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.rpc_pb2 import PutRequest
 from raftkv.storage.mvcc_range import PinnedView
+from raftkv.storage.revision import SUB_MASK
 
 Kind = requests.Kind
 
@@ -44,11 +44,11 @@ class WriteTxn(txn.WriteView, Protocol):
         """Make the writes visible to readers."""
 
 
-class Store(ReadView, ranges.SmallView, MetaStore, Protocol):
+class Store(txn.PathView, ranges.SmallView, MetaStore, Protocol):
     """The part of the MVCC store that applying needs."""
 
-    revision: int
-    compact_revision: int
+    def lease_key_count(self, lease: int) -> int:
+        """How many keys are attached to a lease."""
 
     def begin(self) -> WriteTxn:
         """Open a write txn."""
@@ -90,6 +90,15 @@ class Outcome:
         self.error = error
 
 
+Work = Generator[None, None, Outcome]
+"""An entry that is applied in pieces: each ``next`` does a few milliseconds at most."""
+
+AT_ONCE_MAX: Final = 500
+"""Keys and operations of one entry up to which it is applied at once: about 5 ms of the loop."""
+
+CHANGES_MAX: Final = SUB_MASK + 1
+"""Changes of one revision. A request that makes more is refused; a lease with more keys ends in several revisions."""
+
 PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
     Kind.PUT: rpc_pb2.PutRequest.FromString,
     Kind.DELETE_RANGE: rpc_pb2.DeleteRangeRequest.FromString,
@@ -112,19 +121,33 @@ class Applier:
         alarms: raised alarms.
         membership: the members shown to clients.
         leases: the granted leases.
+        at_once_max: keys that one entry may look at or change in one go; more is done in pieces.
+        changes_max: what one revision can hold.
 
     Attributes:
         term: Raft term of the entry being applied; decisions of a leader hold under its own term alone.
     """
 
-    def __init__(self, store: Store, alarms: Alarms, membership: Membership, leases: Leases) -> None:
+    def __init__(
+        self,
+        store: Store,
+        alarms: Alarms,
+        membership: Membership,
+        leases: Leases,
+        *,
+        at_once_max: int = AT_ONCE_MAX,
+        changes_max: int = CHANGES_MAX,
+    ) -> None:
         self.store = store
+        # What must be counted is done in pieces.
+        self._at_once_max = min(at_once_max, changes_max // 2)
+        self._changes_max = changes_max
         self.alarms = alarms
         self.membership = membership
         self.leases = leases
         self.term = 0
         self._when_compacted: list[Callable[[], None]] = []
-        self._handlers: dict[int, Callable[[Any], Outcome]] = {
+        self._handlers: dict[int, Callable[[Any], Outcome | Work]] = {
             Kind.PUT: self._put,
             Kind.DELETE_RANGE: self._delete_range,
             Kind.TXN: self._txn,
@@ -138,12 +161,21 @@ class Applier:
         }
 
     def apply(self, kind: int, body: bytes, request: Any = None) -> Outcome:
-        """Execute one entry.
+        """Execute one entry at once, however long it takes; see ``begin``."""
+        outcome = self.begin(kind, body, request)
+        return outcome if isinstance(outcome, Outcome) else txn.finish(outcome)
+
+    def begin(self, kind: int, body: bytes, request: Any = None) -> Outcome | Work:
+        """Execute one entry, or, if it is much work, begin to.
 
         Arguments:
             kind: of the request.
             body: its protobuf bytes.
             request: the same already parsed, where the caller has it.
+
+        Returns:
+            The outcome; or work to be driven to its end before anything else is applied. Readers of the store see it
+            meanwhile as it was before.
 
         Raises:
             UnknownEntryError: this version does not know the kind.
@@ -159,17 +191,32 @@ class Applier:
                 refusal = self.alarms.refusal(kind, request)
                 if refusal is not None:
                     return Outcome(self.store.revision, error=refusal)
-            return handler(request)
+            outcome = handler(request)
+            return outcome if isinstance(outcome, Outcome) else self._drive(kind, outcome)
         except errors.StatusError as error:
             return Outcome(self.store.revision, error=error)
         except DecodeError:
             return Outcome(self.store.revision, error=errors.MalformedEntryError())
         except BaseException as error:
-            # Whatever the entry has done by now must never be committed under the applied index of the one before.
-            self.store.poison()
-            if isinstance(error, errors.InvariantError) or not isinstance(error, Exception):
-                raise
-            raise errors.InvariantError(f"applying an entry of kind {kind} failed: {error!r}") from error
+            raise self._failed(kind, error) from error
+
+    def _drive(self, kind: int, work: Work) -> Work:
+        """The rest of an entry: what it raises ends as what is raised at once."""
+        try:
+            return (yield from work)
+        except errors.StatusError as error:
+            return Outcome(self.store.revision, error=error)
+        except GeneratorExit:
+            raise  # a received database replaces what it has done, or the member stops
+        except BaseException as error:
+            raise self._failed(kind, error) from error
+
+    def _failed(self, kind: int, error: BaseException) -> BaseException:
+        """Whatever the entry has done by now must never be committed under the applied index of the one before."""
+        self.store.poison()
+        if isinstance(error, errors.InvariantError) or not isinstance(error, Exception):
+            return error
+        return errors.InvariantError(f"applying an entry of kind {kind} failed: {error!r}")
 
     def _put(self, request: PutRequest) -> Outcome:
         if request.lease or request.prev_kv or request.ignore_value or request.ignore_lease:
@@ -187,19 +234,49 @@ class Applier:
         write.end()
         return Outcome(revision, body)
 
-    def _delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> Outcome:
+    def _delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> Outcome | Work:
+        if request.range_end and self.store.known_count(request.key, request.range_end) > self._at_once_max:
+            return self._delete_range_in_pieces(request)
         write = self.store.begin()
         revision, body = txn.delete_range(write, request)
         write.end()
         return Outcome(revision, body)
 
-    def _txn(self, request: rpc_pb2.TxnRequest) -> Outcome:
-        path = txn.choose_path(self.store, request)
+    def _delete_range_in_pieces(self, request: rpc_pb2.DeleteRangeRequest) -> Work:
+        self._check_changes(self.store.range(request.key, request.range_end, count_only=True).count)
+        write = self.store.begin()
+        revision, body = yield from txn.delete_range_in_pieces(write, request)
+        write.end()
+        return Outcome(revision, body)
+
+    def _txn(self, request: rpc_pb2.TxnRequest) -> Outcome | Work:
+        budget = txn.Budget(self._at_once_max)
+        try:
+            path = txn.choose_path(self.store, request, budget)
+            txn.spend_intervals(self.store, path, budget)
+        except txn.Costly:
+            return self._txn_in_pieces(request)
         txn.check_path(self.store, path, self.leases)
         write = self.store.begin()
         body = txn.execute(write, path)
         write.end()
         return Outcome(self.store.revision, body)
+
+    def _txn_in_pieces(self, request: rpc_pb2.TxnRequest) -> Work:
+        path = yield from txn.choose_path_in_pieces(self.store, request)
+        txn.check_path(self.store, path, self.leases)
+        yield
+        self._check_changes(txn.count_changes(self.store, path))
+        write = self.store.begin()
+        body = yield from txn.execute_in_pieces(write, path)
+        write.end()
+        return Outcome(self.store.revision, body)
+
+    def _check_changes(self, changes: int) -> None:
+        if changes > self._changes_max:
+            raise errors.TooManyChangesError(
+                f"raftkv: the request makes {changes} changes, one revision holds at most {self._changes_max}"
+            )
 
     def read_txn(self, request: rpc_pb2.TxnRequest) -> Outcome:
         """Answer a read-only txn from the current state, outside the log.
@@ -207,10 +284,8 @@ class Applier:
         Raises:
             CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
         """
-        path = txn.choose_path(self.store, request)
-        view: Any = self.store  # a read-only path calls none of the writing methods
-        txn.check_ranges(view, path)
-        return Outcome(self.store.revision, txn.execute(view, path))
+        revision, pieces = txn.finish(read_txn.in_pieces(self.store, request))
+        return Outcome(revision, b"".join(pieces))
 
     def _compact(self, request: rpc_pb2.CompactionRequest) -> Outcome:
         self.store.compact(request.revision, self._compacted)
@@ -241,13 +316,21 @@ class Applier:
         self.leases.grant(request.ID, request.TTL)
         return Outcome(self.store.revision, response.integer(2, request.ID) + response.integer(3, request.TTL))
 
-    def _lease_revoke(self, request: rpc_pb2.LeaseRevokeRequest) -> Outcome:
-        self.leases.revoke(request.ID)
-        return Outcome(self.store.revision)
+    def _lease_revoke(self, request: rpc_pb2.LeaseRevokeRequest) -> Outcome | Work:
+        self.leases.check(request.ID)
+        return self._end_leases((request.ID,), expired=False)
 
-    def _lease_expire(self, decision: raft_pb2.LeaseDecision) -> Outcome:
+    def _lease_expire(self, decision: raft_pb2.LeaseDecision) -> Outcome | Work:
         self._check_term(decision)
-        self.leases.expire(decision.ids)
+        return self._end_leases(decision.ids, expired=True)
+
+    def _end_leases(self, lease_ids: Sequence[int], *, expired: bool) -> Outcome | Work:
+        keys = sum(map(self.store.lease_key_count, lease_ids))
+        work = self._end_leases_in_pieces(lease_ids, expired)
+        return work if keys > self._at_once_max else txn.finish(work)
+
+    def _end_leases_in_pieces(self, lease_ids: Sequence[int], expired: bool) -> Work:
+        yield from self.leases.end(lease_ids, self._changes_max, expired=expired)
         return Outcome(self.store.revision)
 
     def _lease_renew(self, decision: raft_pb2.LeaseDecision) -> Outcome:

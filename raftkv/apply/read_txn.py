@@ -6,32 +6,27 @@ The passes are those of ``txn``: compares, then what may fail, then the ranges; 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Final, cast
+from typing import Final
 
-from raftkv.apply import ranges, response, txn
-from raftkv.pb import kv_pb2, rpc_pb2
-from raftkv.storage.mvcc_range import PinnedView
-from raftkv.storage.selection import Selection, no_limit
+from raftkv.apply import compares, ranges, response, txn
+from raftkv.pb import rpc_pb2
+from raftkv.storage.selection import no_limit
 
 _RANGE_ANSWER: Final = 1
 """Field of a ResponseOp."""
 
 
 def in_pieces(
-    view: PinnedView, request: rpc_pb2.TxnRequest, grow: Callable[[int], None] = no_limit
+    view: txn.PathView, request: rpc_pb2.TxnRequest, grow: Callable[[int], None] = no_limit
 ) -> Generator[None, None, ranges.Answer]:
     """The view's revision and the body of the TxnResponse; see ``ranges.in_pieces``.
 
     Raises:
         CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
     """
-    succeeded = True
-    for compare in request.compare:
-        succeeded = yield from _holds(view, compare)
-        if not succeeded:
-            break
+    succeeded = yield from compares.all_hold(view, request.compare)
     operations = list(request.success if succeeded else request.failure)
-    txn.check_ranges(cast(txn.WriteView, view), txn.Path(succeeded, operations))  # which reads nothing but revisions
+    txn.check_ranges(view, txn.Path(succeeded, operations))
     body = [response.txn_body(succeeded, ())]
     for operation in operations:
         revision, pieces = yield from ranges.in_pieces(view, operation.request_range, grow)
@@ -39,16 +34,3 @@ def in_pieces(
         answer = response.head(_RANGE_ANSWER, len(header) + sum(map(len, pieces))) + header
         body += (response.head(3, len(answer) + sum(map(len, pieces))) + answer, *pieces)
     return view.revision, body
-
-
-def _holds(view: ranges.ReadView, compare: rpc_pb2.Compare) -> Generator[None, None, bool]:
-    """Whether the predicate holds for every key of the interval; values are read where they are compared."""
-    selection = Selection(keys_only=compare.target != rpc_pb2.Compare.VALUE, counts=False)
-    is_empty = True
-    for kvs in view.select(compare.key, compare.range_end, selection):
-        is_empty = is_empty and not kvs
-        if not all(txn.matches(compare, kv_pb2.KeyValue.FromString(kv)) for kv in kvs):
-            return False
-        yield
-    # A missing key has no value to compare with; its numbers compare as zeros.
-    return not is_empty or (compare.target != rpc_pb2.Compare.VALUE and txn.matches(compare, kv_pb2.KeyValue()))

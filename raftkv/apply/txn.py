@@ -9,18 +9,24 @@ A txn runs in three passes, as in etcd (server/etcdserver/txn/txn.go):
 3. The operations run in order; later ones see what earlier ones wrote; all writes share one main revision.
 
 Nothing in pass 3 can fail, so every member ends with the same state and the same answer.
+
+A txn that looks at many keys is executed in pieces, between which the loop of the member does other things; what small
+txns do at once and what large ones do in pieces comes to the same, and a property test holds that. A long deletion
+that nobody waits for, such as the end of a lease with many keys, is done the same way (``applier``, ``leases``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Generator, Iterator, Sized
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from raftkv import errors
-from raftkv.apply import ranges, response
+from raftkv.apply import compares, ranges, response
 from raftkv.pb import kv_pb2, rpc_pb2
+from raftkv.storage.selection import Selection
 
+T = TypeVar("T")
 _RANGE: Final = "request_range"
 _PUT: Final = "request_put"
 _DELETE: Final = "request_delete_range"
@@ -57,6 +63,20 @@ class WriteView(Current, Protocol):
     def delete_range(self, key: bytes, end: bytes = b"") -> Sized:
         """Delete an interval, its end as on the wire; what was deleted."""
 
+    def delete_in_pieces(self, key: bytes, end: bytes) -> Iterator[int]:
+        """Likewise a piece at a time; how many keys were deleted in each."""
+
+
+class PathView(Current, compares.View, Protocol):
+    """What a path is chosen on: a store, or a pinned view of one."""
+
+    @property
+    def revision(self) -> int:
+        """What is the present."""
+
+    def known_count(self, key: bytes, range_end: bytes) -> int:
+        """Keys of an interval that the store knows: how much work it is."""
+
 
 def is_readonly(request: rpc_pb2.TxnRequest) -> bool:
     """Whether the txn can skip the log: ranges only. A nested txn counts as a write, as in etcd."""
@@ -92,86 +112,111 @@ class Path:
     nested: list[Path] = field(default_factory=list)
 
 
-def choose_path(view: ranges.ReadView, request: rpc_pb2.TxnRequest) -> Path:
-    """Pass 1."""
-    succeeded = all(_holds(view, compare) for compare in request.compare)
+class Costly(Exception):
+    """A request is too much work for one turn of the loop: do it in pieces."""
+
+
+class Budget:
+    """What may be done at once. Members may differ in where it ends: how a request is executed changes no outcome.
+
+    Arguments:
+        units: keys that may be looked at, and operations.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self, units: int) -> None:
+        self._left = units
+
+    def spend(self, units: int) -> None:
+        """Raise Costly when there is no more."""
+        self._left -= units
+        if self._left < 0:
+            raise Costly
+
+
+def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> Path:
+    """Pass 1, at once. Raises Costly."""
+    intervals = [compare for compare in request.compare if compare.range_end]
+    for compare in intervals:
+        budget.spend(view.known_count(compare.key, compare.range_end))
+    succeeded = all(compares.holds(view, compare) for compare in request.compare if not compare.range_end)
+    if succeeded and intervals:
+        succeeded = finish(compares.all_hold(view, intervals))
     path = Path(succeeded, list(request.success if succeeded else request.failure))
-    path.nested = [choose_path(view, op.request_txn) for op in path.operations if op.HasField(_TXN)]
+    budget.spend(len(path.operations) + len(request.compare))
+    path.nested = [choose_path(view, op.request_txn, budget) for op in path.operations if op.HasField(_TXN)]
     return path
 
 
-def _holds(view: ranges.ReadView, compare: rpc_pb2.Compare) -> bool:
-    """Whether the predicate holds for every key of the interval."""
-    kvs = view.range(compare.key, compare.range_end).kvs
-    if not kvs:
-        # A missing key has no value to compare with; its numbers compare as zeros.
-        return compare.target != rpc_pb2.Compare.VALUE and matches(compare, kv_pb2.KeyValue())
-    return all(matches(compare, kv_pb2.KeyValue.FromString(kv)) for kv in kvs)
+def choose_path_in_pieces(view: PathView, request: rpc_pb2.TxnRequest) -> Generator[None, None, Path]:
+    """Pass 1, with a pause after each piece."""
+    succeeded = yield from compares.all_hold(view, request.compare)
+    path = Path(succeeded, list(request.success if succeeded else request.failure))
+    for operation in path.operations:
+        if operation.HasField(_TXN):
+            path.nested.append((yield from choose_path_in_pieces(view, operation.request_txn)))
+    yield
+    return path
 
 
-def matches(compare: rpc_pb2.Compare, kv: kv_pb2.KeyValue) -> bool:
-    """Whether the predicate holds for one key."""
-    have, want = _operands(compare, kv)
-    order: int = (have > want) - (have < want)
-    result = compare.result
-    if result == rpc_pb2.Compare.EQUAL:
-        return order == 0
-    if result == rpc_pb2.Compare.NOT_EQUAL:
-        return order != 0
-    if result == rpc_pb2.Compare.GREATER:
-        return order > 0
-    if result == rpc_pb2.Compare.LESS:
-        return order < 0
-    return True  # a result that this version does not know holds, as in etcd
+def spend_intervals(view: PathView, path: Path, budget: Budget) -> None:
+    """Charge for the intervals that the operations of a path read or delete. Raises Costly."""
+    for operation in path.operations:
+        kind = operation.WhichOneof("request")
+        if kind == _DELETE and operation.request_delete_range.range_end:
+            budget.spend(view.known_count(operation.request_delete_range.key, operation.request_delete_range.range_end))
+        elif kind == _RANGE and operation.request_range.range_end:
+            budget.spend(view.known_count(operation.request_range.key, operation.request_range.range_end))
+    for nested in path.nested:
+        spend_intervals(view, nested, budget)
 
 
-def _operands(compare: rpc_pb2.Compare, kv: kv_pb2.KeyValue) -> tuple[Any, Any]:
-    """Both sides of a comparison; the wanted one is zero when the target's own field is not set."""
-    target = compare.target
-    if target == rpc_pb2.Compare.VALUE:
-        return kv.value, compare.value
-    if target == rpc_pb2.Compare.VERSION:
-        return kv.version, compare.version
-    if target == rpc_pb2.Compare.CREATE:
-        return kv.create_revision, compare.create_revision
-    if target == rpc_pb2.Compare.MOD:
-        return kv.mod_revision, compare.mod_revision
-    if target == rpc_pb2.Compare.LEASE:
-        return kv.lease, compare.lease
-    return 0, 0
+def count_changes(view: PathView, path: Path) -> int:
+    """How many changes a path makes, or a few more: keys that it puts and deletes again count twice."""
+    changes = 0
+    for operation in path.operations:
+        kind = operation.WhichOneof("request")
+        if kind == _PUT:
+            changes += 2
+        elif kind == _DELETE:
+            request = operation.request_delete_range
+            changes += view.range(request.key, request.range_end, count_only=True).count
+    return changes + sum(count_changes(view, nested) for nested in path.nested)
 
 
 def check_path(view: Current, path: Path, leases: Leases) -> None:
     """Pass 2 for a txn that writes."""
-    _check_puts(view, path, leases, [])
+    _check_puts(view, path, leases, None)
     check_ranges(view, path)
 
 
-def _check_puts(view: Current, path: Path, leases: Leases, deletes: list[rpc_pb2.DeleteRangeRequest]) -> None:
+def _check_puts(view: Current, path: Path, leases: Leases, emptied: bytes | None) -> bytes | None:
+    """Check in order of execution; ``emptied`` and the result: from which key on everything is deleted by then."""
     nested = iter(path.nested)
     for operation in path.operations:
         kind = operation.WhichOneof("request")
         if kind == _TXN:
-            _check_puts(view, next(nested), leases, deletes)
+            emptied = _check_puts(view, next(nested), leases, emptied)
         elif kind == _DELETE:
-            deletes.append(operation.request_delete_range)
+            request = operation.request_delete_range
+            if request.range_end == b"\0" and (emptied is None or request.key < emptied):
+                emptied = request.key
         elif kind == _PUT:
             _check_put(view, operation.request_put, leases)
-            _check_not_deleted(operation.request_put, deletes)
+            _check_not_deleted(operation.request_put, emptied)
         elif kind is None:
             raise errors.KeyNotFoundError
+    return emptied
 
 
-def _check_not_deleted(request: rpc_pb2.PutRequest, deletes: list[rpc_pb2.DeleteRangeRequest]) -> None:
+def _check_not_deleted(request: rpc_pb2.PutRequest, emptied: bytes | None) -> None:
     """Refuse to keep the value or lease of a key that the txn itself has deleted by then.
 
     The check for duplicate keys takes an open end literally, as etcd's does, so such a txn gets here; etcd panics.
     """
-    if not (request.ignore_value or request.ignore_lease):
-        return
-    for delete in deletes:
-        if delete.range_end == b"\0" and delete.key <= request.key:
-            raise errors.KeyNotFoundError
+    if emptied is not None and emptied <= request.key and (request.ignore_value or request.ignore_lease):
+        raise errors.KeyNotFoundError
 
 
 def _check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases) -> None:
@@ -220,6 +265,29 @@ def _execute_operation(view: WriteView, operation: rpc_pb2.RequestOp, nested: It
     return response.field(_ANSWER[kind], response.revision_header(revision) + body)
 
 
+def execute_in_pieces(view: WriteView, path: Path) -> Generator[None, None, bytes]:
+    """Pass 3, with a pause after each operation and within those on long intervals."""
+    nested = iter(path.nested)
+    answers: list[bytes] = []
+    for operation in path.operations:
+        kind = operation.WhichOneof("request")
+        if kind == _TXN:
+            body = yield from execute_in_pieces(view, next(nested))
+            answers.append(response.field(_ANSWER[kind], response.EMPTY_HEADER + body))
+            continue
+        if kind == _RANGE and operation.request_range.range_end:
+            revision, pieces = yield from ranges.in_pieces(view, operation.request_range)
+            body = b"".join(pieces)
+        elif kind == _DELETE and operation.request_delete_range.range_end:
+            revision, body = yield from delete_range_in_pieces(view, operation.request_delete_range)
+        else:
+            answers.append(_execute_operation(view, operation, nested))
+            yield
+            continue
+        answers.append(response.field(_ANSWER[kind], response.revision_header(revision) + body))
+    return response.txn_body(path.succeeded, answers)
+
+
 def put(view: WriteView, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
     """Write one key; the revision and the body of the PutResponse. Preconditions are checked already."""
     value, lease = request.value, request.lease
@@ -247,3 +315,30 @@ def delete_range(view: WriteView, request: rpc_pb2.DeleteRangeRequest) -> tuple[
     prev_kvs = view.range(request.key, request.range_end).kvs if request.prev_kv else []
     deleted = len(view.delete_range(request.key, request.range_end))
     return view.revision, response.delete_range_body(deleted, prev_kvs)
+
+
+def delete_range_in_pieces(
+    view: WriteView, request: rpc_pb2.DeleteRangeRequest
+) -> Generator[None, None, tuple[int, bytes]]:
+    """Likewise, with a pause after each piece."""
+    prev_kvs: list[bytes] = []
+    if request.prev_kv:
+        pieces = view.select(request.key, request.range_end, Selection())
+        for kvs in pieces:
+            prev_kvs.append(b"".join([response.field(3, kv) for kv in kvs]))
+            yield
+    deleted = 0
+    for count in view.delete_in_pieces(request.key, request.range_end):
+        deleted += count
+        yield
+    return view.revision, response.delete_range_body(deleted, ()) + b"".join(prev_kvs)
+
+
+def finish(work: Generator[None, None, T]) -> T:
+    """Do all of it at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result

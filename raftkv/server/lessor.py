@@ -281,6 +281,10 @@ class Lessor:
         timer = self._loop.call_later(first_s + _TIMER_SLACK_S, sweep)
         self._end_timers.add(timer)
 
+    def when_whole(self, callback: Callable[[], None]) -> None:
+        """Call back when no entry is half applied: at once, nearly always."""
+        self._node.applying.when_whole(callback)
+
     def time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> rpc_pb2.LeaseTimeToLiveResponse:
         """The answer of this member, which must be the confirmed leader, but for keys. TTL -1: no such lease."""
         response = rpc_pb2.LeaseTimeToLiveResponse(ID=request.ID, TTL=-1)

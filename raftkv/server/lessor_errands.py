@@ -114,6 +114,10 @@ class TimeToLive:
 
     def serve(self) -> None:
         """See ``Errand``."""
+        # The keys of a lease that is being ended in slices would be seen to go one by one.
+        self._lessor.when_whole(self._serve)
+
+    def _serve(self) -> None:
         self._done(self._lessor.time_to_live(self._request).SerializeToString(), not self._request.keys)
 
     def request(self) -> bytes:

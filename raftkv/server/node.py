@@ -15,7 +15,7 @@ loop (``snapshots``), which ticks and answers heartbeats meanwhile; what is dura
 
 Invariants
 - No acknowledgement, to a client or a peer, before the fsync it depends on; with one member too.
-- Entries are applied in index order, each once; the applied index is stored with their effects.
+- Entries are applied in index order, each once; the applied index is stored with their effects (``applying``).
 - A proposal waits for nothing but the end of the turn in which it came: batches overlap, and grow by themselves when
   turns take longer.
 - Any exception in a turn stops the member. An error is never passed over: a member that goes on after one could
@@ -31,12 +31,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 from typing import Final, Protocol
 
 from raftkv import errors
-from raftkv.apply import request as requests
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.raft import confchange
 from raftkv.raft.errors import InvalidMessage, ProposalDropped, StepLocalMessage, StepPeerNotFound
@@ -55,6 +52,7 @@ from raftkv.raft.types import (
     SoftState,
     StateRole,
 )
+from raftkv.server.applying import Applying
 from raftkv.server.disk import Batch, Disk, Restore
 from raftkv.server.proposals import Proposals, Waiter
 from raftkv.server.reads import Reader, ReadQueue
@@ -199,6 +197,7 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._in_turn = False
+        self.applying = Applying(self, self._wake)
         self._unwritten_hard_state: HardState | None = None
         # Proposals that followers passed on, waiting to be appended together with this member's own.
         self._forwarded: list[bytes] = []
@@ -305,6 +304,7 @@ class Node:
         self.stopped = True
         if self._ticker is not None:
             self._ticker.cancel()
+        self.applying.close()
         self.proposals.close()
         self.reads.close()
 
@@ -417,7 +417,7 @@ class Node:
             self._take_soft_state(ready.soft_state)
         if ready.committed_entries and not ready.entries:
             # Nothing for the disk, so nobody waits for these messages as clients wait for their answers.
-            self._apply(ready.committed_entries)
+            self.applying.take(ready.committed_entries)
             self._uncork()
             self._cork()
         if ready.messages:
@@ -431,7 +431,7 @@ class Node:
             for state in ready.read_states:
                 self.reads.confirm(state.context, state.index, self.applied, now)
         if ready.committed_entries and ready.entries:
-            self._apply(ready.committed_entries)
+            self.applying.take(ready.committed_entries)
         return len(ready.committed_entries)
 
     def _persist(self, ready: Ready) -> None:
@@ -478,6 +478,7 @@ class Node:
         if ready.snapshot is not None:
             self._installing = ready
             meta = ready.snapshot
+            self.applying.replaced(meta.index)
             self._install_snapshot(meta, lambda: self._installed(ready, meta))
             return
         self._confirm(ready)
@@ -526,25 +527,10 @@ class Node:
 
     # -- applying ----------------------------------------------------------------------------------------------------
 
-    def _apply(self, entries: list[Entry]) -> None:
-        first = entries[0].index
-        if first != self.applied + 1:
-            raise errors.InvariantError(f"entry {first} follows applied index {self.applied}")
-        if entries[-1].term != entries[0].term:
-            for _, run in groupby(entries, attrgetter("term")):
-                self._apply(list(run))
-            return
-        self.applier.term = entries[0].term
-        answers: list[tuple[Waiter, Outcome]] = []
-        for entry in entries:
-            if entry.type != EntryType.NORMAL:
-                self._apply_conf_change(entry)
-            elif entry.data:
-                self._apply_request(entry.data, answers)
-        last = entries[-1]
+    def applied_up_to(self, last: Entry, answers: list[tuple[Waiter, Outcome]]) -> None:
+        """Everything up to an entry is in the state: for ``applying``."""
         self.applied = last.index
-        # Before anything else may happen to the store: a commit to disk that came between the effects of an entry
-        # and its index would have the entry applied twice after a crash.
+        # Before anything else may happen to the store: what was changed goes to disk under this index.
         self.store.set_applied(last.index, last.term)
         self._note_applied(last.index, last.term)
         self.raw.on_applied(last.index)
@@ -554,20 +540,8 @@ class Node:
         for callback in self.on_applied:
             callback()
 
-    def _apply_request(self, data: bytes, answers: list[tuple[Waiter, Outcome]]) -> None:
-        request = requests.decode(data)
-        if request is None:
-            return  # nobody can wait for it
-        kind, request_id, body = request
-        waiter = self.proposals.pop(request_id)
-        failpoint("beforeApplyOneEntryNormal")
-        if waiter is None:
-            self.applier.apply(kind, body)
-        else:
-            answers.append((waiter, self.applier.apply(kind, body, waiter.request)))
-        failpoint("afterApplyOneEntryNormal")
-
-    def _apply_conf_change(self, entry: Entry) -> None:
+    def apply_conf_change(self, entry: Entry) -> None:
+        """Apply a membership change: for ``applying``."""
         failpoint("beforeApplyOneConfChange")
         self.conf_state = self.raw.apply_conf_change(confchange.decode(entry.data))
         self.conf_changed_at = entry.index

@@ -50,12 +50,13 @@ class ManyLeases(Leases):
 class Machine:
     """Store, applier, and the index of the last entry."""
 
-    def __init__(self, backend: MemoryBackend | None = None) -> None:
+    def __init__(self, backend: MemoryBackend | None = None, **limits: int) -> None:
+        self.limits = limits
         self.backend = backend or MemoryBackend()
         self.store = Store.open(self.backend)
         self.alarms = Alarms(self.store, schema.ALARM)
         self.membership = Membership(self.store, schema.MEMBERS)
-        self.applier = Applier(self.store, self.alarms, self.membership, ManyLeases(self.store))
+        self.applier = Applier(self.store, self.alarms, self.membership, ManyLeases(self.store), **limits)
 
     def apply(self, request: Any, parsed: bool = False) -> Outcome:
         """Apply as an entry; from its bytes, as another member does, unless ``parsed``."""
@@ -93,7 +94,7 @@ class Machine:
     def reopened(self) -> Machine:
         """The same after a clean restart: everything committed, read back from the backend."""
         self.store.commit()
-        return Machine(self.backend.clone())
+        return Machine(self.backend.clone(), **self.limits)
 
     def finish_compactions(self) -> None:
         """Do all that is left of the compactions."""

@@ -326,3 +326,16 @@ def test_a_crash_before_the_copy_of_a_defragmentation_changes_nothing(tmp_path: 
     store.close()
     store.backend.close()
     assert hashed(Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES))) == expected
+
+
+def test_a_received_database_replaces_a_transaction_that_is_open(tmp_path: Path) -> None:
+    sender = database(tmp_path / "sender", 200)
+    expected = hashed(sender)
+    sender.commit()
+    write_snapshot(sender.backend, tmp_path / "received")
+    store = database(tmp_path / "db", 100)
+    store.begin().delete_range(b"\0", b"\0")
+    store.install(tmp_path / "received")
+    assert hashed(store) == expected
+    assert not store.is_changing
+    fill(store, 10)

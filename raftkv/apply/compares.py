@@ -1,0 +1,199 @@
+"""Evaluation of a txn's compares, on what the index knows wherever that is enough.
+
+Versions, revisions and leases are in the index; only VALUE reads records. All compares on one interval and target are
+one condition, so the interval is walked once however many they are, and no further than the first key that fails.
+
+    holds(view, compare)                 # one that names a key
+    yield from all_hold(view, compares)  # any, with a pause after each small piece of work
+
+Rules, etcd's: a predicate on an interval must hold for every key of it. A missing key has no value to compare with, so
+VALUE fails on it; its numbers compare as zeros. A target that this version does not know compares zero with the zero of
+an unset field, and a result that it does not know holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Final, Protocol
+
+from raftkv.pb import kv_pb2, rpc_pb2
+from raftkv.storage.index import State
+from raftkv.storage.revision import SUB_BITS
+
+Compare = rpc_pb2.Compare
+KEYS_PER_PIECE: Final = 512
+BYTES_PER_PIECE: Final = 256 * 1024
+
+
+class Walk(Protocol):
+    """An interval being gone through."""
+
+    done: bool
+
+    def take(self, keys_max: int) -> list[State]:
+        """What exists of the next known keys."""
+
+
+class Reader(Protocol):
+    """The part of the store's reader used here."""
+
+    def state(self, key: bytes, main: int) -> State | None:
+        """A key at a revision."""
+
+    def walk(self, key: bytes, end: bytes, main: int) -> Walk:
+        """An interval at a revision."""
+
+    def lease_at(self, key: bytes, revision: int) -> int:
+        """The lease that a value was put with."""
+
+    def record(self, revision: int) -> bytes:
+        """The KeyValue of a packed revision."""
+
+    def load_all(self, revisions: list[int], size_bytes_max: int) -> list[bytes]:
+        """The first KeyValues of packed revisions."""
+
+
+class View(Protocol):
+    """A store, or a pinned view of one."""
+
+    @property
+    def revision(self) -> int:
+        """What is the present."""
+
+    @property
+    def reader(self) -> Reader:
+        """Reads it."""
+
+    def check(self) -> None:
+        """Raise when it cannot be read any more."""
+
+
+def holds(view: View, compare: Compare) -> bool:
+    """Whether a predicate on a single key holds."""
+    reader, target = view.reader, compare.target
+    state = reader.state(compare.key, view.revision)
+    if state is None:
+        return target != Compare.VALUE and _matches(compare.result, 0, _wanted(compare))
+    return _matches(compare.result, _operand(reader, target, state), _wanted(compare))
+
+
+def all_hold(view: View, compares: Iterable[Compare]) -> Generator[None, None, bool]:
+    """Whether all predicates hold, single keys and intervals."""
+    conditions: dict[tuple[bytes, bytes, int], _Condition] = {}
+    for compare in compares:
+        name = compare.key, compare.range_end, compare.target
+        condition = conditions.get(name)
+        if condition is None:
+            condition = conditions[name] = _Condition()
+        condition.add(compare.result, _wanted(compare))
+    for (key, end, target), condition in conditions.items():
+        if not (yield from _holds_throughout(view, key, end, target, condition)):
+            return False
+    return True
+
+
+def _holds_throughout(
+    view: View, key: bytes, end: bytes, target: int, condition: _Condition
+) -> Generator[None, None, bool]:
+    reader = view.reader
+    walk = reader.walk(key, end, view.revision)
+    is_empty = True
+    while not walk.done:
+        view.check()
+        states = walk.take(KEYS_PER_PIECE)
+        while states:
+            is_empty = False
+            values = _operands(reader, target, states)
+            if not condition.passes_all(values):
+                return False
+            states = states[len(values) :]
+            yield
+        yield
+    return not is_empty or (target != Compare.VALUE and condition.passes_all((0,)))
+
+
+class _Condition:
+    """What every operand of an interval must satisfy: the conjunction of its compares."""
+
+    __slots__ = ("equal", "greater", "is_false", "less", "unequal")
+
+    def __init__(self) -> None:
+        self.equal: Any = None
+        self.greater: Any = None
+        self.less: Any = None
+        self.unequal: set[Any] = set()
+        self.is_false = False
+
+    def add(self, result: int, wanted: Any) -> None:
+        if result == Compare.EQUAL:
+            self.is_false = self.is_false or (self.equal is not None and self.equal != wanted)
+            self.equal = wanted
+        elif result == Compare.NOT_EQUAL:
+            self.unequal.add(wanted)
+        elif result == Compare.GREATER:
+            self.greater = wanted if self.greater is None else max(self.greater, wanted)
+        elif result == Compare.LESS:
+            self.less = wanted if self.less is None else min(self.less, wanted)
+
+    def passes_all(self, values: Sequence[Any]) -> bool:
+        return not (
+            self.is_false
+            or (self.equal is not None and values.count(self.equal) != len(values))
+            or (self.greater is not None and min(values) <= self.greater)
+            or (self.less is not None and max(values) >= self.less)
+            or (self.unequal and not self.unequal.isdisjoint(values))
+        )
+
+
+_WANTED: Final[dict[int, Callable[[Compare], Any]]] = {
+    Compare.VERSION: lambda compare: compare.version,
+    Compare.CREATE: lambda compare: compare.create_revision,
+    Compare.MOD: lambda compare: compare.mod_revision,
+    Compare.VALUE: lambda compare: compare.value,
+    Compare.LEASE: lambda compare: compare.lease,
+}
+
+
+def _wanted(compare: Compare) -> Any:
+    """What is compared with: zero when the target's own field is not set."""
+    wanted = _WANTED.get(compare.target)
+    return 0 if wanted is None else wanted(compare)
+
+
+def _matches(result: int, have: Any, want: Any) -> bool:
+    if result == Compare.EQUAL:
+        return bool(have == want)
+    if result == Compare.NOT_EQUAL:
+        return bool(have != want)
+    if result == Compare.GREATER:
+        return bool(have > want)
+    return bool(have < want) if result == Compare.LESS else True
+
+
+def _operand(reader: Reader, target: int, state: State) -> Any:
+    key, revision, created, version = state
+    if target == Compare.VALUE:
+        return kv_pb2.KeyValue.FromString(reader.record(revision)).value
+    if target == Compare.VERSION:
+        return version
+    if target == Compare.CREATE:
+        return created
+    if target == Compare.MOD:
+        return revision >> SUB_BITS
+    return reader.lease_at(key, revision) if target == Compare.LEASE else 0
+
+
+def _operands(reader: Reader, target: int, states: list[State]) -> list[Any]:
+    """The operands of the first keys: of all, but for values that would be too much at once."""
+    if target == Compare.VALUE:
+        parse = kv_pb2.KeyValue.FromString
+        return [parse(kv).value for kv in reader.load_all([state[1] for state in states], BYTES_PER_PIECE)]
+    if target == Compare.VERSION:
+        return [state[3] for state in states]
+    if target == Compare.CREATE:
+        return [state[2] for state in states]
+    if target == Compare.MOD:
+        return [state[1] >> SUB_BITS for state in states]
+    if target == Compare.LEASE:
+        return [reader.lease_at(state[0], state[1]) for state in states]
+    return [0] * len(states)

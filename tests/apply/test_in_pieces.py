@@ -1,0 +1,229 @@
+"""An entry applied in the smallest pieces comes to what it comes to at once, and nobody sees it half done."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftkv import errors
+from raftkv.apply import applier, check, compares, leases, txn
+from raftkv.apply.applier import Outcome
+from raftkv.apply.request import Kind
+from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
+from raftkv.storage import mvcc_txn, selection
+from tests.apply.arbitrary import build
+from tests.apply.machine import KINDS, Machine
+from tests.apply.test_total import _state, _told
+from tests.compat.store import delete, put
+from tests.compat.store import txn as make_txn
+
+KEYS = (b"a", b"b", b"c", b"d", b"e")
+ENDS = (b"", b"", b"\0", b"b", b"d", b"z")
+EVERYTHING = rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0")
+
+
+@pytest.fixture(autouse=True)
+def _smallest_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (compares, mvcc_txn, selection):
+        monkeypatch.setattr(module, "KEYS_PER_PIECE", 1)
+    monkeypatch.setattr(leases, "_KEYS_PER_PIECE", 1)
+    monkeypatch.setattr(leases, "_RUN_KEYS", 2)
+
+
+def _request(rng: Random) -> Any:
+    kind = rng.choice(("put", "put", "put", "delete", "txn", "txn", "txn", "grant", "revoke", "expire", "compact"))
+    key, end = rng.choice(KEYS), rng.choice(ENDS)
+    if kind == "put":
+        return put(key, rng.choice((b"1", b"2")), lease=rng.choice((0, 0, 1, 2)), prev_kv=rng.random() < 0.5)
+    if kind == "delete":
+        return rpc_pb2.DeleteRangeRequest(key=key, range_end=end, prev_kv=rng.random() < 0.5)
+    if kind == "txn":
+        return _small(rng, build(rng, rpc_pb2.TxnRequest, 4))
+    if kind == "grant":
+        return rpc_pb2.LeaseGrantRequest(ID=rng.choice((1, 2)), TTL=5)
+    if kind == "revoke":
+        return rpc_pb2.LeaseRevokeRequest(ID=rng.choice((1, 2)))
+    if kind == "expire":
+        return raft_pb2.LeaseDecision(term=1, ids=[1, 2, 1])
+    return rpc_pb2.CompactionRequest(revision=rng.randrange(1, 40))
+
+
+def _small(rng: Random, request: rpc_pb2.TxnRequest) -> rpc_pb2.TxnRequest:
+    """Let numbers and keys of an arbitrary txn be such that compares hold and revisions exist now and then."""
+    for compare in request.compare:
+        compare.key, compare.range_end = rng.choice(KEYS), rng.choice(ENDS)
+        if compare.WhichOneof("target_union") == "version":
+            compare.version = rng.choice((0, 1, 2))
+    for operation in (*request.success, *request.failure):
+        if operation.HasField("request_range"):
+            operation.request_range.revision = rng.choice((0, 0, 1, 5))
+        elif operation.HasField("request_put"):
+            operation.request_put.lease = rng.choice((0, 0, 0, 1))
+        elif operation.HasField("request_txn"):
+            _small(rng, operation.request_txn)
+    return request
+
+
+def _in_pieces(machine: Machine, kind: int, body: bytes) -> tuple[Outcome, int]:
+    """Apply with a look at the store after each piece; the outcome and the number of pieces."""
+    store, pieces = machine.store, 0
+    outcome = machine.applier.begin(kind, body)
+    while not isinstance(outcome, Outcome):
+        before = {revision: store.range(b"\0", b"\0", revision=revision).kvs for revision in (store.revision,)}
+        try:
+            next(outcome)
+        except StopIteration as end:
+            outcome = end.value
+            break
+        pieces += 1
+        if store.revision in before:
+            assert store.range(b"\0", b"\0").kvs == before[store.revision]
+            assert store.range(b"\0", b"\0", revision=store.revision, count_only=True).count == len(
+                before[store.revision]
+            )
+            found = {kv_pb2.KeyValue.FromString(kv).key: kv for kv in before[store.revision]}
+            assert [store.get(key) for key in KEYS] == [found.get(key) for key in KEYS]
+        store.commit()
+        assert store.durable_index < store.applied_index + 1
+    store.set_applied(store.applied_index + 1, 1)
+    return outcome, pieces
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_pieces_come_to_the_same(seed: int) -> None:
+    rng = Random(seed)
+    whole = Machine(at_once_max=10**9)
+    pieces = Machine(at_once_max=0)
+    for machine in (whole, pieces):
+        machine.applier.term = 1
+    for _ in range(40):
+        request = _request(rng)
+        kind = Kind.LEASE_EXPIRE if isinstance(request, raft_pb2.LeaseDecision) else KINDS[type(request)][0]
+        body = request.SerializeToString()
+        outcome = whole.applier.apply(kind, body)
+        whole.store.set_applied(whole.store.applied_index + 1, 1)
+        assert _told(_in_pieces(pieces, kind, body)[0]) == _told(outcome), request
+    assert _state(whole) == _state(pieces) == _state(pieces.reopened())
+
+
+def test_long_entries_have_pieces() -> None:
+    machine = Machine(at_once_max=10)
+    for number in range(20):
+        machine.apply(put(b"k%02d" % number))
+    machine.apply(rpc_pb2.LeaseGrantRequest(ID=1, TTL=5))
+    for number in range(20):
+        machine.apply(put(b"l%02d" % number, lease=1))
+    for kind, request in (
+        (Kind.TXN, make_txn(then=[EVERYTHING, put(b"x")])),
+        (Kind.DELETE_RANGE, delete(b"k", b"l", prev_kv=True)),
+        (Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=1)),
+    ):
+        outcome, pieces = _in_pieces(machine, kind, request.SerializeToString())
+        assert outcome.error is None
+        assert pieces >= 20
+
+
+def test_what_one_revision_cannot_hold_is_refused_before_anything_changes() -> None:
+    machine = Machine(changes_max=10)
+    for number in range(11):
+        machine.apply(put(b"k%02d" % number))
+    before = machine.store.revision
+    for request in (delete(b"k", b"l"), make_txn(then=[delete(b"k", b"l")]), make_txn(then=[delete(b"a", b"\0")])):
+        with pytest.raises(errors.TooManyChangesError, match="one revision holds at most 10"):
+            machine.answer(request)
+    assert machine.store.revision == before
+    assert machine.answer(delete(b"k", b"k10")).deleted == 10
+
+
+def test_a_lease_with_more_keys_than_a_revision_holds_ends_in_several() -> None:
+    machine = Machine(changes_max=4)
+    machine.apply(rpc_pb2.LeaseGrantRequest(ID=1, TTL=5))
+    for number in range(10):
+        machine.apply(put(b"k%02d" % number, lease=1))
+    before = machine.store.revision
+    assert machine.apply(rpc_pb2.LeaseRevokeRequest(ID=1)).error is None
+    assert machine.store.revision == before + 3
+    assert machine.store.range(b"\0", b"\0").count == 0
+
+
+def test_an_error_in_a_later_piece_poisons_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(at_once_max=1)
+    for key in KEYS:
+        machine.apply(put(key))
+    work = machine.applier.begin(Kind.DELETE_RANGE, delete(b"a", b"z").SerializeToString())
+    assert not isinstance(work, Outcome)
+    next(work)
+    monkeypatch.setattr(machine.store._index, "tombstone", lambda key, revision: 1 // 0)
+    with pytest.raises(errors.InvariantError, match="ZeroDivisionError"):
+        next(work)
+    with pytest.raises(errors.InvariantError):
+        machine.store.set_applied(machine.store.applied_index + 1, 1)
+
+
+# -- compares, beside the plain reading of their rules --------------------------------------------------------------
+
+
+def _model(machine: Machine, compare: rpc_pb2.Compare) -> bool:
+    kvs = [kv_pb2.KeyValue.FromString(kv) for kv in machine.store.range(compare.key, compare.range_end).kvs]
+    if not kvs:
+        return compare.target != rpc_pb2.Compare.VALUE and _matches(compare, kv_pb2.KeyValue())
+    return all(_matches(compare, kv) for kv in kvs)
+
+
+def _matches(compare: rpc_pb2.Compare, kv: kv_pb2.KeyValue) -> bool:
+    have, want = {
+        rpc_pb2.Compare.VERSION: (kv.version, compare.version),
+        rpc_pb2.Compare.CREATE: (kv.create_revision, compare.create_revision),
+        rpc_pb2.Compare.MOD: (kv.mod_revision, compare.mod_revision),
+        rpc_pb2.Compare.VALUE: (kv.value, compare.value),
+        rpc_pb2.Compare.LEASE: (kv.lease, compare.lease),
+    }.get(compare.target, (0, 0))
+    order = (have > want) - (have < want)
+    return {0: order == 0, 1: order > 0, 2: order < 0, 3: order != 0}.get(compare.result, True)
+
+
+COMPARES = st.builds(
+    lambda key, end, target, result, field, number, value: rpc_pb2.Compare(
+        key=key,
+        range_end=end,
+        target=target,
+        result=result,
+        **{field: value if field == "value" else number},
+    ),
+    st.sampled_from((*KEYS, b"z")),
+    st.sampled_from(ENDS),
+    st.sampled_from((0, 1, 2, 3, 4, 7)),
+    st.sampled_from((0, 1, 2, 3, 9)),
+    st.sampled_from(("version", "create_revision", "mod_revision", "value", "lease")),
+    st.integers(-1, 8),
+    st.sampled_from((b"", b"1", b"2", b"3")),
+)
+WRITES = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.sampled_from((b"", b"1", b"2", None)), st.sampled_from((0, 0, 100, 101))),
+    max_size=8,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(WRITES, st.lists(COMPARES, max_size=6))
+def test_compares(writes: list[tuple[bytes, bytes | None, int]], wanted: list[rpc_pb2.Compare]) -> None:
+    machine = Machine()
+    for key, value, lease in writes:
+        machine.apply(delete(key) if value is None else put(key, value, lease=lease))
+    expected = all(_model(machine, compare) for compare in wanted)
+    assert txn.finish(compares.all_hold(machine.store, wanted)) == expected
+    request = rpc_pb2.TxnRequest(compare=wanted)
+    assert txn.choose_path(machine.store, request, txn.Budget(10**9)).succeeded == expected
+    for compare in wanted:
+        if not compare.range_end:
+            assert compares.holds(machine.store, compare) == _model(machine, compare)
+
+
+def test_the_limits_are_what_the_store_holds() -> None:
+    assert applier.CHANGES_MAX == 1 << 24
+    assert check.OPERATIONS_TOTAL_MAX >= 4 * 128
