@@ -53,8 +53,8 @@ def print_table(rows: list[tuple[Outcome | None, Outcome | None, list[str]]], co
     for name in ("row", "program"):
         table.add_column(name, no_wrap=True)
     for name in (
-        "longest turn ms",
-        "of it CPU",
+        "turn ms",
+        "own ms",
         "put p50",
         "p99",
         "max ms",
