@@ -366,7 +366,7 @@ class WatchHub:
 
     def _move(self) -> bool:
         """Move some of those that fell behind or left many at once; whether there are more."""
-        for queue, move in ((self._leaving, self._forget), (self._falling, self._to_history)):
+        for queue, move in ((self._leaving, self._let_go), (self._falling, self._to_history)):
             if queue:
                 watchers = queue[0]
                 for watcher in watchers[-MOVES_PER_STEP:]:
@@ -375,6 +375,11 @@ class WatchHub:
                 if not watchers:
                     queue.popleft()
         return bool(self._leaving or self._falling)
+
+    def _let_go(self, watcher: Watcher) -> None:
+        """Take a watcher of a closed stream from wherever it is, its stream too: they would hold each other."""
+        self._forget(watcher)
+        watcher.stream.watchers.pop(watcher.watch_id, None)
 
     def _to_history(self, watcher: Watcher) -> None:
         """Serve a watcher that fell behind, unless it has ended since."""

@@ -311,6 +311,8 @@ def test_watchers_are_bounded_by_what_they_take(world: World, monkeypatch: pytes
     first.close()
     second.close()
     assert world.hub.watcher_bytes == 0
+    assert not first.watchers
+    assert not second.watchers, "a closed stream and its watchers would hold each other"
 
 
 class Flood(FakeCall):
