@@ -15,8 +15,8 @@ from jepsen.db import Cluster, Member
 
 ENVIRONMENT: Final = "RAFTKV_FAILPOINTS"
 PANIC_STATUS: Final = 66
-REACH_S: Final = 4.0
-"""How long an armed member may take to come by its point."""
+REACH_S: Final = 15.0
+"""How long an armed member may take to start and to come by its point."""
 
 BEHIND_ACKS: Final = 150
 """Writes that it misses first: with ``--snapshot-count=50`` it is then sent the whole database."""
