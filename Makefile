@@ -44,7 +44,7 @@ sim: $(VENV)  ## SEED=n replays one seed of the simulator, SEEDS=n runs many
 sim-training: $(VENV)  ## the rendezvous in its simulator: SEED=n replays one, SEEDS=n runs many
 	$(BIN)/python -m tests.training.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --jobs $(JOBS))
 
-bench: $(VENV)  ## raftkv beside real etcd in one run: bench/results.json, plot, README table
+bench: $(VENV)  ## raftkv beside real etcd in one run: bench/results.json, plot, table in docs/performance.md
 	$(BIN)/pip install -q -e '.[bench]' && $(BIN)/python -m bench.compare
 
 clean:  ## everything that can be made again
@@ -63,7 +63,7 @@ $(RUNTIME): setup.py
 
 $(VENV): $(RUNTIME) pyproject.toml  # and what its development needs
 	$(BIN)/python -m ensurepip --default-pip >/dev/null && $(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/pip install -q -e '.[dev,torch]'
+	$(BIN)/pip install -q -e '.[dev,dev-torch]'
 	$(BIN)/pip install -q --no-deps --target .venv/protobuf-4.25 'protobuf==4.25.*' && touch $@  # oldest runtime supported
 
 $(CLIENTS): tests/foreign/environments.py $(wildcard tests/foreign/packages/*) | $(VENV)

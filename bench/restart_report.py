@@ -1,6 +1,6 @@
 """What the restart benchmark shows and keeps: tables, `bench/restart_results.json` and `docs/restart.png`.
 
-python -m bench.restart_report          # writes README's table and draws the plot again, from the results
+python -m bench.restart_report          # writes docs/training.md and draws the plot again, from the results
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.compare import write_readme
+from bench.compare import write_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "restart_results.json"
@@ -104,9 +104,9 @@ def _merged(lines: list[Line]) -> list[Line]:
 
 
 def publish(kept: dict[str, Any]) -> None:
-    """Write the table of README.md and draw the plot."""
+    """Write the table of docs/training.md and draw the plot."""
     lines = [Line(**line) for line in kept["lines"]]
-    write_readme(f"{markdown(lines)}\n\n{_about(kept)}", "restart")
+    write_table(f"{markdown(lines)}\n\n{_about(kept)}", "restart")
     plot(lines)
 
 

@@ -155,7 +155,7 @@ def test_the_example_of_a_test_passes():
     assert "3 passed" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("place", ["README.md"])
+@pytest.mark.parametrize("place", ["docs/client.md"])
 def test_the_python_of_the_documentation_runs(place, tmp_path):
     """Each block of Python is a program, or a test if it has a test function."""
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

@@ -115,5 +115,5 @@ def test_development_needs_more(checkout: Path) -> None:
         *WANTED[:2],
         "python -m ensurepip --default-pip",
         "python -m pip install -q --upgrade pip",
-        "pip install -q -e .[dev,torch]",
+        "pip install -q -e .[dev,dev-torch]",
     ]

@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
         module = import_module(f"raftkv.torch.{place}")
     except ModuleNotFoundError as error:
         if error.name == "torch":
-            raise ConfigError(f"raftkv.torch.{name} needs PyTorch: pip install 'raftkv[torch]'") from None
+            raise ConfigError(f"raftkv.torch.{name} needs PyTorch 2.5 or newer: pip install torch numpy") from None
         raise
     return getattr(module, name)
 
