@@ -21,6 +21,11 @@ ENVIRONMENT_PREFIX = "ETCDCTL_"
 FORMATS = ("simple", "fields", "json", "protobuf", "table")
 
 
+def _ours(*flags: Flag) -> tuple[Flag, ...]:
+    """Flags that etcdctl does not have: what is wrong with them is said in plain words."""
+    return tuple(replace(flag, ours=True) for flag in flags)
+
+
 def _inherited(*flags: Flag) -> tuple[Flag, ...]:
     """Flags that an environment variable sets, too."""
     variables = (ENVIRONMENT_PREFIX + flag.name.upper().replace("-", "_") for flag in flags)
@@ -281,8 +286,8 @@ def _check_commands() -> Branch:
     return Branch("check", "Judge a cluster by its answers to a load", children, GLOBAL_FLAGS)
 
 
-_JSON = Flag("json", BOOL, usage="print JSON; watch prints one object a line")
-_EXEC_FLAGS = (
+(_JSON,) = _ours(Flag("json", BOOL, usage="print JSON; watch prints one object a line"))
+_EXEC_FLAGS = _ours(
     Flag("job", usage="id of the run, the same on all of its nodes (required)"),
     Flag("nnodes", default="1", usage="number of nodes that take part: N, or MIN:MAX"),
     Flag("nproc-per-node", INT, 1, "number of workers on this node"),
@@ -309,7 +314,7 @@ the failed worker, 128 and the signal's number if a signal ended it, or 1 if ano
 
 def _run_commands() -> Branch:
     flags = (_JSON,)
-    sure = (
+    sure = _ours(
         Flag("yes", BOOL, usage="do not ask for confirmation", short="y"),
         Flag("force", BOOL, usage="delete the run even while nodes are alive in it"),
     )
@@ -338,7 +343,7 @@ def _run_commands() -> Branch:
     return Branch("run", "See, start and delete training runs", children, (*GLOBAL_FLAGS, _JSON))
 
 
-_TOP_FLAGS = (
+_TOP_FLAGS = _ours(
     Flag("interval", DURATION, 2.0, "time between two looks"),
     Flag("once", BOOL, usage="look for one interval, print the table, end"),
     Flag("json", BOOL, usage="print JSON, one object a line"),

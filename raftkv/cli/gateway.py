@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from raftkv.cli import daemon, pflag
 from raftkv.cli.exits import ERROR, SUCCESS, CommandError
 from raftkv.cli.pflag import BOOL, INT, Flag
+from raftkv.client.errors import EndpointsFailed
 from raftkv.errors import ConfigError, RaftKVError
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ async def _started(gateway: Any, config: GatewayConfig, stop: asyncio.Event) -> 
         return False
     try:
         await starting
+    except EndpointsFailed:
+        raise
     except OSError as error:
         raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
     return True

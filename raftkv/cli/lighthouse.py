@@ -104,10 +104,12 @@ async def _serve(values: dict[str, Any]) -> int:
         key_file=values["key"],
     ) as kv:
         lighthouse = Lighthouse(kv, _config(values))
-        for text in values["listen"] or (DEFAULT_LISTEN,):
-            await _listen(lighthouse, text, values["job"])
+        lines = [await _listen(lighthouse, text, values["job"]) for text in values["listen"] or (DEFAULT_LISTEN,)]
         serving = asyncio.ensure_future(lighthouse.run())
         stopping = asyncio.ensure_future(stop.wait())
+        if await daemon.wait_cluster(kv, stop, "torchft-lighthouse"):
+            # They say that managers can come, and where: whoever starts the daemon with port 0 reads them.
+            print("\n".join(lines), flush=True)
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         serving.cancel()
@@ -116,7 +118,8 @@ async def _serve(values: dict[str, Any]) -> int:
     return SUCCESS
 
 
-async def _listen(lighthouse: Lighthouse, text: str, default_job: str) -> None:
+async def _listen(lighthouse: Lighthouse, text: str, default_job: str) -> str:
+    """Open a listener; the line that tells of it."""
     job, equals, address = text.rpartition("=")
     name = job if equals else default_job
     host, port = _address(address)
@@ -124,8 +127,7 @@ async def _listen(lighthouse: Lighthouse, text: str, default_job: str) -> None:
         addresses = await lighthouse.listen(host, port, name)
     except OSError as error:
         raise ConfigError(f"--listen {text}: {error.strerror or error}") from None
-    # The line says that managers can come, and where: whoever starts the daemon with port 0 reads it.
-    print(f"raftkv: torchft lighthouse of job {name} on {_url(*addresses[0])}", flush=True)
+    return f"raftkv: torchft lighthouse of job {name} on {_url(*addresses[0])}"
 
 
 def _url(host: str, port: int) -> str:

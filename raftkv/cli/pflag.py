@@ -31,7 +31,8 @@ LIST: Final = "strings"
 @dataclass(frozen=True)
 class Flag:
     """One flag: its name, kind, default (in the parsed form; a duration in seconds), one line of help, short name,
-    the words that it may be, and the environment variable that sets it too (empty: none)."""
+    the words that it may be, the environment variable that sets it too (empty: none), and whether it is raftkv's own:
+    then a value that it cannot be is refused in plain words instead of etcdctl's."""
 
     name: str
     kind: str = STRING
@@ -40,6 +41,7 @@ class Flag:
     short: str = ""
     choices: tuple[str, ...] = ()
     variable: str = ""
+    ours: bool = False
 
     @property
     def shown_default(self) -> str:
@@ -122,6 +124,14 @@ def parse(flags: Iterable[Flag], words: Sequence[str]) -> Parsed:
     return _Parser(flags).run(words)
 
 
+_KINDS: dict[str, str] = {
+    BOOL: "true or false",
+    INT: "a whole number",
+    DURATION: "a duration such as 300ms, 1.5s or 2m",
+    LIST: "a list separated by commas",
+}
+
+
 class _Parser:
     def __init__(self, flags: Iterable[Flag]) -> None:
         self.long = {flag.name: flag for flag in flags}
@@ -186,5 +196,7 @@ class _Parser:
         try:
             assign(self.parsed, flag, value)
         except ValueError as error:
+            if flag.ours:
+                raise FlagError(f"--{flag.name} must be {_KINDS[flag.kind]} (set to {value!r})") from None
             name = f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
             raise FlagError(f'invalid argument {govalues.quote(value)} for "{name}" flag: {error}') from None

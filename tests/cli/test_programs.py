@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from raftkv import __version__
+from tests.cli.programs import Running
 from tests.cli.runner import run_ctl, run_server
+from tests.procs import RAFTKV, Cluster
 
 BIN = Path(sys.executable).parent
 TIMEOUT_S = 30
@@ -144,3 +146,55 @@ def test_settings_are_shown_without_the_password():
 def test_connections_that_cannot_be_made(words, code):
     ran = run_ctl(["get", "a", "--command-timeout=100ms", *words])
     assert (ran.code, ran.errors.count("\n")) == (code, 1)
+
+
+DAEMONS = {
+    "torchft-lighthouse": (
+        "raftkv torchft-lighthouse: waiting for the cluster: ",
+        "torchft lighthouse of job default on ",
+    ),
+    "tcpstore-gateway": ("raftkv does not answer, clients wait: ", "TCPStore gateway on "),
+}
+
+
+@pytest.mark.parametrize("daemon", DAEMONS)
+def test_a_daemon_says_that_it_is_ready_when_its_cluster_answers(daemon: str) -> None:
+    waits, ready = DAEMONS[daemon]
+    with Cluster(RAFTKV) as cluster:
+        (endpoint,) = cluster.endpoints
+        cluster.members[0].kill()
+        command = [str(BIN / "raftkv"), daemon, "--listen", "127.0.0.1:0", "--endpoints", endpoint]
+        with Running(command) as program:
+            program.wait_complained(waits)
+            program.wait_complained(f"from {endpoint}: connect: connection refused")
+            assert program.output == b""
+            cluster.members[0].restart()
+            program.wait_printed(ready.encode())
+            assert program.stop().code == 0
+        cluster.members[0].kill()
+        with Running(command) as program:
+            program.wait_complained(waits)
+            assert program.stop().code == 0
+            assert program.output == b""
+
+
+PLAIN = [
+    (run_server, "cluster --size many", 2, "raftkv: --size must be a whole number (set to 'many')"),
+    (run_server, "tcpstore-gateway --linger soon", 2, "raftkv: --linger must be a whole number (set to 'soon')"),
+    (run_server, "tcpstore-gateway --fresh=maybe", 2, "raftkv: --fresh must be true or false (set to 'maybe')"),
+    (run_server, "torchft-lighthouse --min-replicas 1.5", 2,
+     "raftkv: --min-replicas must be a whole number (set to '1.5')"),
+    (run_ctl, "top --interval soon", 1,
+     "Error: --interval must be a duration such as 300ms, 1.5s or 2m (set to 'soon')"),
+    (run_ctl, "run exec --job j --stop-grace 10 -- true", 1,
+     "Error: --stop-grace must be a duration such as 300ms, 1.5s or 2m (set to '10')"),
+    (run_ctl, "run list --json=maybe", 1, "Error: --json must be true or false (set to 'maybe')"),
+    (run_ctl, "get a --limit many", 1,
+     'Error: invalid argument "many" for "--limit" flag: strconv.ParseInt: parsing "many": invalid syntax'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("run", "text", "code", "line"), PLAIN, ids=[text for _, text, _, _ in PLAIN])
+def test_flags_of_its_own_are_refused_in_plain_words_and_etcdctls_in_etcdctls(run, text, code, line) -> None:
+    ran = run(text.split())
+    assert (ran.code, ran.output, ran.errors) == (code, b"", f"{line}\n")
