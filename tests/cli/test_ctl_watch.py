@@ -81,15 +81,17 @@ def test_a_command_runs_for_each_change(server: str, words: tuple[str, ...], end
 
 
 @pytest.mark.parametrize(
-    ("words", "environment"),
+    ("words", "environment", "end"),
     [
-        (("--rev=2",), {"ETCDCTL_WATCH_KEY": "w3"}),
-        (("--rev=2",), {"ETCDCTL_WATCH_KEY": "w", "ETCDCTL_WATCH_RANGE_END": "x"}),
-        (("--rev=2", "--", "echo"), {"ETCDCTL_WATCH_KEY": "w3"}),
+        (("--rev=2",), {"ETCDCTL_WATCH_KEY": "w3"}, ENDS["other"]),
+        (("--rev=2",), {"ETCDCTL_WATCH_KEY": "w", "ETCDCTL_WATCH_RANGE_END": "x"}, ENDS["other"]),
+        (("--rev=2", "--", "echo"), {"ETCDCTL_WATCH_KEY": "w3"}, ENDS["other"] + b"\n\n"),  # the command's own line too
     ],
 )
-def test_keys_from_the_environment(server: str, words: tuple[str, ...], environment: dict[str, str]) -> None:
-    ran = [watched(make(server, "watch", *words), ENDS["other"], 1, environment) for make in (etcdctl, raftkvctl)]
+def test_keys_from_the_environment(
+    server: str, words: tuple[str, ...], environment: dict[str, str], end: bytes
+) -> None:
+    ran = [watched(make(server, "watch", *words), end, 1, environment) for make in (etcdctl, raftkvctl)]
     assert ran[1] == ran[0]
 
 
