@@ -120,6 +120,7 @@ class HubMachine(RuleBasedStateMachine):
         revision = self.store.revision - back
         if revision > max(0, self.store.compact_revision):
             self.store.compact(revision)
+            self.store.set_applied(self.store.applied_index, 1)
             self.store.commit()
             while self.store.compaction_step():
                 self.store.commit()
