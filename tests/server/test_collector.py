@@ -1,0 +1,58 @@
+"""The collector of a member: no pass over everything that the store holds, however large that is."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from raftkv.server.main import GC_THRESHOLDS, collect_in_small_passes
+
+KEPT = 400_000
+YOUNG_MAX = GC_THRESHOLDS[0] * (GC_THRESHOLDS[1] + 3)
+
+
+@pytest.fixture
+def passes() -> Iterator[list[int]]:
+    """Objects that each collection has looked at, or may have, under the settings of a member."""
+    before, callbacks, seen = gc.get_threshold(), list(gc.callbacks), []
+
+    def look(phase: str, collection: dict[str, int]) -> None:
+        if phase == "start":
+            seen.append(sum(len(gc.get_objects(young)) for young in range(collection["generation"] + 1)))
+
+    gc.collect()
+    collect_in_small_passes()
+    gc.callbacks.insert(0, look)
+    yield seen
+    gc.set_threshold(*before)
+    gc.callbacks[:] = callbacks
+    gc.unfreeze()
+
+
+def test_what_lasts_is_looked_at_no_more_than_twice(passes: list[int]) -> None:
+    kept = [[number] for number in range(KEPT)]
+    assert len(passes) > 10
+    assert max(passes) <= YOUNG_MAX
+    assert len(kept) == KEPT
+
+
+class _Cycle:
+    """An object that only a collector frees; it counts those that are left."""
+
+    left = 0
+
+    def __init__(self) -> None:
+        self.own = self
+        _Cycle.left += 1
+
+    def __del__(self) -> None:
+        _Cycle.left -= 1
+
+
+def test_young_cycles_are_freed(passes: list[int]) -> None:
+    for _ in range(KEPT):
+        _Cycle()
+    assert len(passes) > 10
+    assert _Cycle.left <= GC_THRESHOLDS[0]
