@@ -55,4 +55,4 @@ def test_young_cycles_are_freed(passes: list[int]) -> None:
     for _ in range(KEPT):
         _Cycle()
     assert len(passes) > 10
-    assert _Cycle.left <= GC_THRESHOLDS[0]
+    assert _Cycle.left <= 2 * GC_THRESHOLDS[0]
