@@ -8,6 +8,9 @@ then gets ``SLICE_S`` of each pass of the loop until it is done. Meanwhile ticks
 on, so nobody is deposed; entries that are committed are queued; readers see the state before it (the store sees to
 that, by revision), and nothing is committed to the database.
 
+Very many short entries are too much for one turn of the node too: after ``TURN_S`` what was applied is finished and
+answered as a unit, and the next turn goes on.
+
 A received snapshot replaces an entry under way with everything behind it, as it contains them; the end of the member
 leaves the disk at the entry before.
 """
@@ -29,6 +32,12 @@ from raftkv.storage.failpoints import failpoint
 
 SLICE_S: Final = 0.008
 """How long a pass of the loop works on an entry: others get their turn each time."""
+
+TURN_S: Final = 0.012
+"""How long a turn applies short entries; to answer them takes about as long again."""
+
+ENTRIES_PER_LOOK: Final = 32
+"""Entries between two looks at the clock."""
 
 Answers = list[tuple[Waiter, Outcome]]
 
@@ -78,6 +87,20 @@ class Applying:
         self._under_way: _UnderWay | None = None
         self._whole: list[Callable[[], None]] = []
         self._taken = node.applied
+        self._until = perf_counter() + TURN_S
+        self._entries_left = ENTRIES_PER_LOOK
+        self._is_paused = False
+
+    def begin_turn(self) -> int:
+        """A turn of the node begins: go on with what the last one left; how many entries were applied."""
+        self._until = perf_counter() + TURN_S
+        self._entries_left = ENTRIES_PER_LOOK
+        if not self._is_paused:
+            return 0
+        self._is_paused = False
+        before = len(self._queue)
+        self._run()
+        return before - len(self._queue)
 
     @property
     def is_whole(self) -> bool:
@@ -98,7 +121,7 @@ class Applying:
             raise errors.InvariantError(f"entry {first} follows applied index {self._taken}")
         self._taken = entries[-1].index
         self._queue.extend(entries)
-        if self._under_way is None:
+        if self._under_way is None and not self._is_paused:
             self._run()
 
     def replaced(self, index: int) -> None:
@@ -121,9 +144,9 @@ class Applying:
         self._tell_whole()
 
     def _run(self) -> None:
-        """Apply what is queued, in runs of one term, up to an entry that takes longer."""
+        """Apply what is queued, in runs of one term, up to an entry that takes longer or the end of the turn's time."""
         queue, node, applier = self._queue, self._node, self._node.applier
-        while queue and self._under_way is None:
+        while queue and self._under_way is None and not self._is_paused:
             term = applier.term = queue[0].term
             answers: Answers = []
             last: Entry | None = None
@@ -134,8 +157,17 @@ class Applying:
                 elif entry.data and not self._apply(entry, answers, last):
                     break
                 last = entry
+                self._entries_left -= 1
+                if not self._entries_left and self._is_time_up() and queue:
+                    self._is_paused = True
+                    self._wake()
+                    break
             if last is not None and self._under_way is None:
                 node.applied_up_to(last, answers)
+
+    def _is_time_up(self) -> bool:
+        self._entries_left = ENTRIES_PER_LOOK
+        return perf_counter() >= self._until
 
     def _apply(self, entry: Entry, answers: Answers, before: Entry | None) -> bool:
         """Apply one request; False if it is under way now, and what came before it is answered."""
@@ -172,6 +204,7 @@ class Applying:
             waiter = under_way.waiter
             self._node.applied_up_to(under_way.entry, [] if waiter is None else [(waiter, outcome)])
             self._tell_whole()
+            self._until = perf_counter() + TURN_S
             self._run()
         except Exception as error:
             self._node.fatal(error)

@@ -328,10 +328,10 @@ class Node:
         self._in_turn = True
         self._cork()
         try:
+            applied = self.applying.begin_turn()
             if self._forwarded or self.proposals.has_unsent:
                 self._propose_unsent()
             self.reads.start(self._loop.time())
-            applied = 0
             while self.raw.has_ready():
                 applied += self._carry_out(self.raw.ready())
                 if applied > APPLY_PER_TURN_MAX:

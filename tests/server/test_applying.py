@@ -183,3 +183,57 @@ def test_small_entries_are_applied_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         assert isinstance(deletion.outcome, Outcome)
 
     asyncio.run(scenario())
+
+
+def test_a_turn_applies_for_a_bounded_time_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of 1 ms each: many short ones, of one Ready or of several, are too long for a turn too."""
+    now = 0.0
+    monkeypatch.setattr(applying, "perf_counter", lambda: now)
+
+    async def scenario() -> None:
+        nonlocal now
+        world = await leader()
+        begin, took = world.node.applier.begin, 0
+
+        def slow(*arguments: Any) -> Any:
+            nonlocal now, took
+            now += 0.001
+            took += 1
+            return begin(*arguments)
+
+        monkeypatch.setattr(world.node.applier, "begin", slow)
+        callers = [propose(world, put(b"new%d" % number), Kind.PUT) for number in range(200)]
+        a_turn_max = applying.TURN_S / 0.001 + applying.ENTRIES_PER_LOOK
+        turns = 0
+        while not all(isinstance(caller.outcome, Outcome) for caller in callers):
+            took = 0
+            await asyncio.sleep(0)
+            assert took <= a_turn_max
+            assert world.node.applied >= KEYS, "what was applied is a unit, and noted"
+            turns += 1
+            assert turns < PASSES_MAX
+        assert turns >= 200 / a_turn_max
+        assert count(world) == KEYS + 200
+        assert world.failures == []
+
+    asyncio.run(scenario())
+
+
+def test_a_snapshot_replaces_what_a_turn_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applying, "TURN_S", 0.0)
+    monkeypatch.setattr(applying, "ENTRIES_PER_LOOK", 1)
+
+    async def scenario() -> None:
+        world = World((1,))
+        world.node.raw.campaign()
+        world.node._wake()
+        await world.turns()
+        callers = [propose(world, put(b"k%d" % number), Kind.PUT) for number in range(10)]
+        await passes(world, lambda: callers[2].outcome is not None)
+        index = world.node.applied + 100
+        world.node.applying.replaced(index)
+        await world.turns()
+        assert [caller.outcome is None for caller in callers[4:]] == [True] * 6
+        assert world.failures == []
+
+    asyncio.run(scenario())
