@@ -74,11 +74,12 @@ class RangeStreamService:
         """The revision to read at, that of the store, and how many keys there are."""
 
         def read(view: PinnedView) -> Work[tuple[int, int, int]]:
+            # The present is that of the view: at an older revision, keys are counted by a walk.
+            revision = request.revision if request.revision > 0 else view.revision
             selection = Selection(count_only=True)
             _, found = yield from collect(view.select(request.key, request.range_end, selection, revision=revision))
             return revision, view.revision, found.count if found is not None else 0
 
-        revision = request.revision if request.revision > 0 else self._store.revision
         return hold(self._store.pin, read)
 
     async def _send_all_but_last(
