@@ -135,11 +135,20 @@ def _nothing() -> int:
 class AccountedConnection(Protocol):
     """What an account needs of its connection."""
 
-    def held_size(self) -> int: ...  # noqa: D102
-    def queued_size(self) -> int: ...  # noqa: D102
-    def queued_by_streams(self) -> list[int]: ...  # noqa: D102
-    def give_up(self, reason: bytes) -> None: ...  # noqa: D102
-    def wake(self) -> None: ...  # noqa: D102
+    def held_size(self) -> int:
+        """Bytes of unfinished requests that the connection holds."""
+
+    def queued_size(self) -> int:
+        """Bytes of bodies that have not left."""
+
+    def queued_by_streams(self) -> list[int]:
+        """For each streaming call that has bytes waiting: how many."""
+
+    def give_up(self, reason: bytes) -> None:
+        """Drop all that waits, and end the connection with a GOAWAY that says why."""
+
+    def wake(self) -> None:
+        """Ask the shell to send what may leave."""
 
 
 class AnswerAccount:
