@@ -224,6 +224,13 @@ class NoSpaceError(StatusError):
     text = "etcdserver: mvcc: database space exceeded"
 
 
+class ResponseTooLargeError(StatusError):
+    """The events of one revision for one watcher are more than a connection may have waiting."""
+
+    code = RESOURCE_EXHAUSTED
+    text = "raftkv: the events of one revision are too large for a response: watch smaller ranges or without prev_kv"
+
+
 class TooManyRequestsError(StatusError):
     """Apply lags too far behind commit; UNKNOWN on the wire, as etcd sends it."""
 

@@ -369,13 +369,15 @@ class Store:
         """Keys of an interval that the store knows, live or not: how much work a read of it is; cheap."""
         return self._index.known_count(key, range_end)
 
-    def history(self, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
+    def history(self, first: int, last: int, *, sub: int = 0) -> Iterator[tuple[bytes, bytes]]:
         """Revision key and KeyValue of every change of main revisions ``first..last``, oldest first.
+
+        ``sub`` is the first change of ``first`` to begin with, for a reader that goes on where it stopped.
 
         A deletion has an 18-byte revision key and a KeyValue of the key alone. Revisions before ``compact_revision``
         may have gaps. The caller must finish before anything else happens to the store.
         """
-        return self._overlay.records(to_key(pack(max(first, 0), 0)), to_key(pack(last + 1, 0)))
+        return self._overlay.records(to_key(pack(max(first, 0), sub)), to_key(pack(last + 1, 0)))
 
     # Durability.
 

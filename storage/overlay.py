@@ -21,9 +21,11 @@ keeps the batch where it is, readable, to be tried again by the next ``commit``.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from google_crc32c import value as crc32c
@@ -69,6 +71,9 @@ class Overlay:
         self._get_record = self._read.get_record
         self.pending = WriteBatch()
         self._committing: WriteBatch | None = None
+        # Keys of their records, as far as somebody has asked: a history of very many is read in many steps.
+        self._pending_keys: list[bytes] = []
+        self._committing_keys: list[bytes] = []
         self._on_durable: Callable[[], None] = _nothing
         self._busy = False
         self._commit_again = False
@@ -149,6 +154,7 @@ class Overlay:
 
     def discard(self, revision_key: bytes) -> bool:
         """Drop a record that did not leave memory yet; ``False`` when it must be deleted on disk."""
+        self._pending_keys = []
         return self.pending.records.pop(revision_key, None) is not None
 
     def records(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -158,10 +164,13 @@ class Overlay:
         """
         for key, record in self._read.items(schema.KEY, start, end):
             yield key, unseal(key, record)
-        for batch in (self._committing, self.pending):
-            for key, record in batch.records.items() if batch is not None else ():
-                if start <= key < end:
-                    yield key, record[SEAL_BYTES:]
+        for batch, keys in ((self._committing, self._committing_keys), (self.pending, self._pending_keys)):
+            if batch is not None and batch.records and next(reversed(batch.records)) >= start:
+                if len(keys) < len(batch.records):
+                    keys.extend(islice(batch.records, len(keys), None))
+                for number in range(bisect_left(keys, start), bisect_left(keys, end)):
+                    key = keys[number]
+                    yield key, batch.records[key][SEAL_BYTES:]
 
     def value(self, bucket: bytes, key: bytes) -> bytes | None:
         """A value of a bucket other than ``key``."""
@@ -199,6 +208,7 @@ class Overlay:
             return None
         self._touched = False
         batch, self.pending = self.pending, WriteBatch()
+        self._committing_keys, self._pending_keys = self._pending_keys, []
         self._on_durable = self._stamp(batch)
         self._committing = batch
         self._filling += 1
@@ -239,6 +249,7 @@ class Overlay:
         self._renew()
         failpoint("beforeWritebackBuf")
         committed, self._committing = self._committing, None
+        self._committing_keys = []
         failpoint("afterWritebackBuf")
         if committed is not None and len(committed.records) > FREED_AT_ONCE:
             self.free_later(committed.records)
@@ -327,6 +338,7 @@ class Overlay:
         self._epoch += 1
         self._busy = self._commit_again = self._touched = self.is_changing = self._wanted = False
         self._committing, self.pending = None, WriteBatch()
+        self._committing_keys, self._pending_keys = [], []
         self._read.close()
         try:
             replace()

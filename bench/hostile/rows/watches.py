@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 from bench.hostile.attacker import EVERYTHING, KV, Attacker
 from bench.hostile.rows.row import Row
@@ -90,6 +91,26 @@ async def _unread(attacker: Attacker) -> None:
             stream.cancel()
 
 
+async def _fill_300k(attacker: Attacker) -> None:
+    await attacker.fill(attacker.count(300_000, 100))
+
+
+async def _delete_watched(attacker: Attacker) -> None:
+    """Ten watchers of all that is deleted, half of them with previous values; all is read."""
+    channels = [attacker.channel() for _ in range(5)]
+    async with AsyncExitStack() as stack:
+        reading = []
+        for number in range(10):
+            stream = await stack.enter_async_context(channels[number % 5].stream(_WATCH))
+            create = rpc_pb2.WatchCreateRequest(key=b"fill/", range_end=b"fill0", prev_kv=number % 2 == 0)
+            await stream.send(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
+            await _read(stream, 1, attacker)
+            reading.append(asyncio.create_task(_read(stream, 1, attacker)))
+        request = rpc_pb2.DeleteRangeRequest(key=b"fill/", range_end=b"fill0")
+        await attacker.call(KV + "DeleteRange", request)
+        await asyncio.gather(*reading)
+
+
 ROWS = (
     Row(
         "watch-progress",
@@ -98,5 +119,12 @@ ROWS = (
         repeats=False,
     ),
     Row("watch-history", "100 watches of everything from revision 1 over 200,000 events", _replay, _fill_history),
+    Row(
+        "delete-300k-watched",
+        "delete of 300,000 keys in one entry, which 10 watch, half with previous values",
+        _delete_watched,
+        _fill_300k,
+        repeats=False,
+    ),
     Row("watch-unread", "1,000 watchers of a key of 100 kB that is written, nothing is read", _unread),
 )

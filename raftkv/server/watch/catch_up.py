@@ -1,8 +1,10 @@
 """Watchers that are behind, served from the history in the store.
 
-Owns their queue. A step takes the first of them, with others that are about as far, reads a piece of history once for
-all, sends each its events as one response (header: the store's revision, as in etcd), and puts those that are not
-done at the end of the queue. So nobody starves behind a watcher that has a long way to go, and a step is short.
+Owns their queue. The first of them, with others that are about as far, are served together: a piece of history is read
+once for all (``piece``), each is sent its events as one response (header: the store's revision, as in etcd), and those
+that are not done are put at the end of the queue. So nobody starves behind a watcher that has a long way to go. Nearly
+always this is one step; a revision of very many changes, or large ones that many watch, takes several, and a step is
+short whatever there is. Between steps watchers may end, streams be closed, the store be compacted or replaced.
 
 A watcher whose stream has no room is *parked* in its stream until the client has read. One whose next revision was
 compacted is ended with ``compact_revision``, never silently.
@@ -11,25 +13,22 @@ compacted is ended with ``compact_revision``, never silently.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from raftkv.errors import CompactedError
+from raftkv import errors
 from raftkv.server.watch import messages
-from raftkv.server.watch.index import Watcher, WatcherIndex
-from raftkv.storage.key_value import encode, key_of
-from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone
+from raftkv.server.watch.index import Watcher
+from raftkv.server.watch.piece import EVENT_BYTES, Piece, View
 
 if TYPE_CHECKING:
     from raftkv.server.watch.hub import History
 
 WATCHERS_PER_STEP: Final = 512
 REVISIONS_PER_STEP: Final = 1000
-BYTES_PER_STEP: Final = 1024 * 1024
-"""Bytes of events that a step has for all its watchers together, a whole revision at least."""
-EVENT_BYTES: Final = 200
-"""What an event for a watcher counts beside its own bytes: handing it over takes time too."""
+BYTES_PER_STEP: Final = 4 * 1024 * 1024
+"""Bytes of responses that a step puts on streams, one response at least."""
 
 
 class CatchUp:
@@ -55,6 +54,11 @@ class CatchUp:
         self._wake = wake
         # Ordered, and not a plain dict: that one is slow to give its first when many before it are gone.
         self._queue: OrderedDict[Watcher, None] = OrderedDict()
+        self._piece: Piece | None = None
+        self._work: Iterator[int] | None = None
+        """What is under way."""
+        self._unserved: dict[Watcher, None] = {}
+        """Watchers that it has still to serve."""
 
     def add(self, watcher: Watcher) -> None:
         """Serve a watcher from ``next_revision`` on."""
@@ -64,21 +68,60 @@ class CatchUp:
     def remove(self, watcher: Watcher) -> None:
         """Forget a watcher, if it is here."""
         self._queue.pop(watcher, None)
+        self._unserved.pop(watcher, None)
 
     @property
     def next_revision(self) -> int:
         """The next revision of the watcher that is the farthest behind of the first few; 2**63 for none."""
-        first = islice(self._queue, WATCHERS_PER_STEP)
+        first = islice(chain(self._unserved, self._queue), WATCHERS_PER_STEP)
         return min((watcher.next_revision for watcher in first), default=1 << 63)
 
     def step(self) -> bool:
         """Do a piece of work; whether more can be done at once."""
-        batch = self._take()
-        if batch:
-            piece = _Piece(self._store, batch)
-            for watcher in batch:
-                self._advance(watcher, piece)
+        if self._work is None:
+            batch = self._take()
+            if not batch:
+                return bool(self._queue)
+            self._unserved = dict.fromkeys(batch)
+            self._work = self._serve(batch)
+        left = BYTES_PER_STEP
+        for used in self._work:
+            left -= used
+            if left <= 0:
+                return True
+        self._work = self._piece = None
         return bool(self._queue)
+
+    def replaced(self) -> None:
+        """The store is another now: what is being read of it is read again."""
+        if self._piece is not None:
+            self._piece.is_abandoned = True
+
+    def _serve(self, batch: list[Watcher]) -> Iterator[int]:
+        """Read a piece of history and hand it out; pauses after each bit of work, and says how much that was."""
+        first = min(watcher.next_revision for watcher in batch)
+        piece = self._piece = Piece(self._store, batch, min(first + REVISIONS_PER_STEP - 1, self._store.revision))
+        piece.read()
+        while not piece.is_read:
+            yield BYTES_PER_STEP
+            if piece.is_stale:
+                self._put_back(batch)
+                return
+            piece.read()
+        self._put_back(piece.left_out)
+        for view in piece.views:
+            for watcher in view.watchers:
+                if watcher in self._unserved:
+                    yield from self._send(watcher, view)
+                    self._advance(watcher, piece.last)
+            while view.free():
+                yield BYTES_PER_STEP
+
+    def _put_back(self, watchers: list[Watcher]) -> None:
+        """These have to be served by another piece."""
+        for watcher in watchers:
+            if self._unserved.pop(watcher, self) is None:
+                self._queue[watcher] = None
 
     def _take(self) -> list[Watcher]:
         """The next watchers to serve together: the first in the queue, and others that are about as far."""
@@ -104,74 +147,48 @@ class CatchUp:
         # The revision in this header is zero, as in etcd: nothing is promised to have been sent.
         stream.send(messages.compacted(self._header(0), watcher.watch_id, self._store.compact_revision))
 
-    def _advance(self, watcher: Watcher, piece: _Piece) -> None:
-        """Send a watcher what the piece has for it, and see where it belongs then."""
+    def _send(self, watcher: Watcher, view: View) -> Iterator[int]:
+        """Send a watcher what a view has for it; one that is not to go on is not ``_unserved`` afterwards."""
         stream = watcher.stream
+        if stream.is_closed or view.is_too_large:
+            del self._unserved[watcher]
+            if not stream.is_closed:
+                stream.fail(errors.ResponseTooLargeError())
+            return
         if not stream.has_room:
+            del self._unserved[watcher]
             stream.park(watcher)
             return
-        events = piece.events.get(watcher)
-        if events:
-            stream.send_events(watcher, self._header(self._store.revision), events)
-        watcher.next_revision = max(watcher.next_revision, piece.last + 1)
+        events = view.since(watcher.next_revision)
+        if not events:
+            return
+        header = self._header(self._store.revision)
+        size_bytes = view.size_of(events)
+        if not stream.is_to_be_split(watcher, header, len(events), size_bytes):
+            is_large = size_bytes > BYTES_PER_STEP and not view.is_joined
+            joined = view.joined(events)
+            if is_large:
+                yield BYTES_PER_STEP  # to copy it takes long enough for a step
+            if watcher in self._unserved and not stream.is_closed:
+                stream.send_joined(watcher, header, joined)
+                yield size_bytes + EVENT_BYTES
+            return
+        # Put together bit by bit, but sent in a row: clients expect no other response between fragments.
+        fragments: list[bytes] = []
+        for message in stream.fragments(watcher, header, events):
+            fragments.append(message)
+            yield len(message)
+        if watcher in self._unserved and not stream.is_closed:
+            stream.send_fragments(watcher, fragments)
+
+    def _advance(self, watcher: Watcher, last: int) -> None:
+        """See where a watcher belongs that has everything up to a revision, unless it has ended or waits elsewhere."""
+        if self._unserved.pop(watcher, self) is not None:
+            return
+        watcher.next_revision = max(watcher.next_revision, last + 1)
+        if watcher.stream.is_closed:
+            return
         if watcher.next_revision > self._store.revision:
             self._synced(watcher)
         else:
             self._queue[watcher] = None
-
-
-class _Piece:
-    """A piece of history, matched with the watchers of a step.
-
-    Attributes:
-        last: the last revision that is in it whole.
-        events: by watcher, the encoded events for it.
-    """
-
-    def __init__(self, store: History, batch: list[Watcher]) -> None:
-        self._store = store
-        self._index = WatcherIndex()
-        for watcher in batch:
-            self._index.add(watcher, special=True)
-        self.events: dict[Watcher, list[bytes]] = {}
-        first = min(watcher.next_revision for watcher in batch)
-        self.last = min(first + REVISIONS_PER_STEP - 1, store.revision)
-        self._read(first)
-
-    def _read(self, first: int) -> None:
-        size_bytes, current = 0, first
-        for revision_key, kv in self._store.history(first, self.last):
-            revision = from_key(revision_key) >> SUB_BITS
-            if revision != current:
-                if size_bytes > BYTES_PER_STEP:
-                    self.last = current
-                    return
-                current = revision
-            size_bytes += self._match(revision, kv, is_tombstone(revision_key))
-
-    def _match(self, revision: int, kv: bytes, is_delete: bool) -> int:
-        """Give a change to its watchers; the bytes to count for it."""
-        key = key_of(kv)
-        watchers = [
-            watcher
-            for watcher in self._index.watchers(key)
-            if watcher.next_revision <= revision and watcher.wants(is_delete)
-        ]
-        if not watchers:
-            return EVENT_BYTES
-        if is_delete:
-            kv = encode(key, 0, revision, 0)
-        plain = messages.event(kv, is_delete)
-        with_prev: bytes | None = None
-        for watcher in watchers:
-            if watcher.prev_kv and with_prev is None:
-                with_prev = messages.event(kv, is_delete, self._previous(key, revision))
-            event = with_prev if watcher.prev_kv and with_prev is not None else plain
-            self.events.setdefault(watcher, []).append(event)
-        return (len(plain) + EVENT_BYTES) * len(watchers)
-
-    def _previous(self, key: bytes, revision: int) -> bytes | None:
-        try:
-            return next(iter(self._store.range(key, revision=revision - 1).kvs), None)
-        except CompactedError:
-            return None

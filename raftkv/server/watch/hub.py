@@ -5,6 +5,10 @@ txn; they are delivered once per turn, after the entries were applied, hence com
 room, one that starts in the past, and everybody after a snapshot was installed are *unsynced*: ``catch_up`` serves them
 from history until they have everything, and gives them back.
 
+A turn has limits: changes to be matched, watchers times events, and bytes. Beyond the first everybody falls behind, beyond
+the others the group or watcher that would be too much. A group, and all of them together, fall behind at once however
+many they are: they leave the index as they are, and are moved to the history in steps.
+
 Invariants
 - A watcher gets every event that it asked for, once, in order of revision; all of one revision in one response.
 - What a turn has for a group of watchers is one response for each of them, put together once.
@@ -40,8 +44,8 @@ class History(Protocol):
     compact_revision: int
     on_changes: Callable[[int, list[Change]], None] | None
 
-    def history(self, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
-        """Revision key and KeyValue of every change of main revisions ``first..last``."""
+    def history(self, first: int, last: int, *, sub: int = 0) -> Iterator[tuple[bytes, bytes]]:
+        """Revision key and KeyValue of every change of main revisions ``first..last``, from ``first.sub`` on."""
 
     def record(self, revision: int) -> bytes:
         """The KeyValue put at a packed revision."""
@@ -58,6 +62,12 @@ DELIVERIES_PER_TURN: Final = 20_000
 
 DELIVERIES_MIN: Final = 100
 """A group for which a turn has no more than this is served in it all the same: falling behind costs more."""
+
+MATCHES_PER_TURN: Final = 10_000
+"""Changes, and groups found for them, that a turn looks at; when there are more, everybody falls behind."""
+
+BYTES_PER_TURN: Final = 8 * 1024 * 1024
+"""Bytes of events that a turn puts on streams, each copied twice or so; who gets no more falls behind."""
 
 MOVES_PER_STEP: Final = 2_000
 """Watchers that a step moves, when very many fell behind or left at once."""
@@ -79,6 +89,63 @@ def _pieces(batch: Batch) -> Iterator[Batch]:
     yield piece
 
 
+class _Events:
+    """The events of a piece, encoded once for all who want them, when the first of them does.
+
+    Arguments:
+        piece: what happened.
+        record: reads a previous value.
+    """
+
+    __slots__ = ("_changes", "_is_too_large", "_joined", "_plain", "_record", "_with_prev", "first")
+
+    def __init__(self, piece: Batch, record: Callable[[int], bytes]) -> None:
+        self.first = piece[0][0]
+        self._changes = [(revision, change) for revision, changes in piece for change in changes]
+        self._record = record
+        self._plain: list[bytes] = []
+        self._with_prev: list[bytes] = []
+        self._is_too_large = False
+        self._joined: dict[bool, bytes] = {}
+
+    def all(self, prev_kv: bool, bytes_max: int) -> list[bytes] | None:
+        """All of them; None when previous values make them larger than that."""
+        if not prev_kv:
+            if not self._plain:
+                self._plain = [messages.event(kv, is_delete) for _, (_, kv, is_delete, _) in self._changes]
+            return self._plain
+        if not self._with_prev and not self._is_too_large:
+            self._with_prev = self._encode_with_prev(bytes_max)
+            self._is_too_large = not self._with_prev
+        return self._with_prev or None
+
+    def _encode_with_prev(self, bytes_max: int) -> list[bytes]:
+        events: list[bytes] = []
+        for _, (_, kv, is_delete, previous) in self._changes:
+            if bytes_max < 0:
+                return []
+            events.append(messages.event(kv, is_delete, self._record(previous) if previous else None))
+            bytes_max -= len(events[-1])
+        return events
+
+    def joined(self, prev_kv: bool, events: list[bytes]) -> bytes:
+        """All of them, as one."""
+        found = self._joined.get(prev_kv)
+        if found is None:
+            found = self._joined[prev_kv] = b"".join(events)
+        return found
+
+    def wanted(self, watcher: Watcher) -> list[int] | None:
+        """Which of them a watcher wants; None for all."""
+        if watcher.start_revision <= self.first and not (watcher.no_put or watcher.no_delete):
+            return None
+        return [
+            number
+            for number, (revision, change) in enumerate(self._changes)
+            if revision >= watcher.start_revision and watcher.wants(change[2])
+        ]
+
+
 class WatchHub:
     """See the module.
 
@@ -94,9 +161,9 @@ class WatchHub:
         self._index = WatcherIndex()
         self._catch_up = CatchUp(store, header, self._caught_up, wake)
         self._pending: Batch = []
-        self._deliveries_left = 0
-        self._falling: deque[list[Watcher]] = deque()
-        """Watchers that fell behind many at once: in no index any more, and not in the history yet."""
+        self._deliveries_left = self._bytes_left = 0
+        self._fallen: deque[WatcherIndex] = deque()
+        """Groups that fell behind: live no more, and not in the history yet; moved there in steps."""
         self._leaving: deque[list[Watcher]] = deque()
         """Watchers of streams that were closed."""
         self._wake = wake
@@ -141,19 +208,32 @@ class WatchHub:
         self.delivered_revision = revision
         if self._pending:
             pending, self._pending = self._pending, []
-            self._deliveries_left = DELIVERIES_PER_TURN
-            for group, batch in self._by_group(pending).items():
-                self._deliver_batch(group, batch)
+            self._deliveries_left, self._bytes_left = DELIVERIES_PER_TURN, BYTES_PER_TURN
+            batches = self._by_group(pending)
+            if batches is None:
+                self._fall_all(pending[0][0])
+            else:
+                for group, batch in batches.items():
+                    self._deliver_batch(group, batch)
             self.flush()
             if self._on_change:
                 self._call_recipes(pending)
 
-    def _by_group(self, pending: Batch) -> dict[Group, Batch]:
-        """The changes of a turn for each group that wants them. A watcher is in one group, so its order is kept."""
+    def _by_group(self, pending: Batch) -> dict[Group, Batch] | None:
+        """The changes of a turn for each group that wants them. A watcher is in one group, so its order is kept.
+
+        None if there is too much to be matched in one turn.
+        """
         batches: dict[Group, Batch] = {}
+        left = MATCHES_PER_TURN
         for revision, changes in pending:
+            left -= len(changes)
+            if left < 0:
+                return None
             for change in changes:
-                for group in self._index.groups(change[0]):
+                groups = self._index.groups(change[0])
+                left -= len(groups)
+                for group in groups:
                     batch = batches.setdefault(group, [])
                     if batch and batch[-1][0] == revision:
                         batch[-1][1].append(change)
@@ -165,7 +245,8 @@ class WatchHub:
         """What a turn has for a group, unless so many watch and so much happened that it takes too long for one."""
         cost = group.size * sum(len(changes) for _, changes in batch)
         if cost > max(self._deliveries_left, DELIVERIES_MIN):
-            self._fall(self._index.take(group), batch[0][0])
+            self._index.detach(group)
+            self._fall(group, batch[0][0])
             return
         self._deliveries_left -= cost
         for piece in _pieces(batch):
@@ -174,62 +255,69 @@ class WatchHub:
     def _deliver_piece(self, group: Group, piece: Batch) -> None:
         """One response for each watcher of a group; its header has the revision of the last event."""
         header = self._encode_header(piece[-1][0])
-        late: list[Watcher] = []
         if group.plain:
             events = [messages.event(kv, is_delete) for _, changes in piece for _, kv, is_delete, _ in changes]
             self._fan_out(group, header, events, piece[0][0])
-        for watcher in group.special:
-            self._deliver_to(watcher, header, piece, late)
-        for watcher in late:
-            # These did not get it: they go on from there later, from history.
-            self._index.remove(watcher)
-            self._unsynced(watcher, piece[0][0])
+        if group.special:
+            shared = _Events(piece, self._store.record)
+            late = [watcher for watcher in group.special if not self._deliver_to(watcher, header, shared)]
+            for watcher in late:
+                # These did not get it: they go on from there later, from history.
+                self._index.remove(watcher)
+                self._unsynced(watcher, shared.first)
 
     def _fan_out(self, group: Group, header: bytes, events: list[bytes], first: int) -> None:
-        joined = b"".join(events)
+        joined, count = b"".join(events), len(events)
+        size_bytes, bytes_left = len(joined), self._bytes_left
         full: list[WatchStream] = []
         for stream, id_fields in group.plain.items():
-            if stream.fan_out(header, id_fields, joined):
-                self.events_total += len(id_fields) * len(events)
+            if bytes_left >= 0 and stream.fan_out(header, id_fields, joined):
+                self.events_total += len(id_fields) * count
+                bytes_left -= len(id_fields) * size_bytes
             else:
                 full.append(stream)
+        self._bytes_left = bytes_left
         for stream in full:
-            self._fall(self._index.take_stream(group, stream), first)
+            self._fall(self._index.detach_stream(group, stream), first)
 
-    def _deliver_to(self, watcher: Watcher, header: bytes, piece: Batch, late: list[Watcher]) -> None:
-        wanted = [
-            change
-            for revision, changes in piece
-            if revision >= watcher.start_revision
-            for change in changes
-            if watcher.wants(change[2])
-        ]
-        if not wanted:
-            return
-        if not watcher.stream.has_room:
-            late.append(watcher)
-            return
-        if watcher.stream.is_closed:
-            return
-        record = self._store.record
-        events = [
-            messages.event(kv, is_delete, record(previous) if watcher.prev_kv and previous else None)
-            for _, kv, is_delete, previous in wanted
-        ]
-        watcher.stream.send_events(watcher, header, events)
-        self.events_total += len(events)
+    def _deliver_to(self, watcher: Watcher, header: bytes, events: _Events) -> bool:
+        """Deliver to one watcher what it wants; False if it must fall behind."""
+        wanted, stream = events.wanted(watcher), watcher.stream
+        if (wanted is not None and not wanted) or stream.is_closed:
+            return True
+        if self._bytes_left < 0 or not stream.has_room:
+            return False
+        chosen = events.all(watcher.prev_kv, self._bytes_left)
+        if chosen is None:
+            return False
+        if wanted is None:
+            joined = events.joined(watcher.prev_kv, chosen)
+            self._bytes_left -= len(joined)
+            if stream.is_to_be_split(watcher, header, len(chosen), len(joined)):
+                stream.send_events(watcher, header, chosen)
+            else:
+                stream.send_joined(watcher, header, joined)
+        else:
+            chosen = [chosen[number] for number in wanted]
+            self._bytes_left -= sum(map(len, chosen))
+            stream.send_events(watcher, header, chosen)
+        self.events_total += len(chosen)
+        return True
 
     def _call_recipes(self, pending: Batch) -> None:
         called: dict[Callable[[], None], None] = {}
-        for _, changes in pending:
-            for change in changes:
-                called.update(self._on_change.get(change[0], ()))
+        if sum(len(changes) for _, changes in pending) > MATCHES_PER_TURN:
+            for callbacks in self._on_change.values():
+                called.update(callbacks)
+        else:
+            for _, changes in pending:
+                for change in changes:
+                    called.update(self._on_change.get(change[0], ()))
         for callback in called:
             callback()
 
     def _unsynced(self, watcher: Watcher, next_revision: int) -> None:
         self._count_unsynced(watcher.stream, 1)
-        watcher.is_synced = False
         watcher.next_revision = next_revision
         self._catch_up.add(watcher)
 
@@ -237,15 +325,29 @@ class WatchHub:
         stream.unsynced_count += change
         self.unsynced_count += change
 
-    def _fall(self, watchers: list[Watcher], next_revision: int) -> None:
-        """Watchers that were taken out of the index fall behind; the rest of the work is done in steps."""
-        watchers = [watcher for watcher in watchers if not watcher.stream.is_closed]
-        for watcher in watchers:
-            watcher.is_synced = False
-            watcher.next_revision = max(next_revision, watcher.start_revision)
-            watcher.stream.unsynced_count += 1
-        self.unsynced_count += len(watchers)
-        self._falling.append(watchers)
+    def _fall(self, group: Group, next_revision: int) -> None:
+        """A group that was taken out of the index falls behind; its watchers are moved to the history in steps."""
+        group.next_revision = next_revision
+        for stream, ids in group.plain.items():
+            if not stream.is_closed:
+                self._count_unsynced(stream, len(ids))
+        for watcher in group.special:
+            if not watcher.stream.is_closed:
+                self._count_unsynced(watcher.stream, 1)
+        if not self._fallen or not self._fallen[-1].attach(group):
+            fallen = WatcherIndex()
+            fallen.attach(group)
+            self._fallen.append(fallen)
+        self._wake()
+
+    def _fall_all(self, next_revision: int) -> None:
+        """All that are live fall behind, in about no time however many they are."""
+        fallen, self._index = self._index, WatcherIndex()
+        fallen.next_revision = next_revision
+        for stream in self.streams:
+            stream.unsynced_count = len(stream.watchers)
+        self.unsynced_count = self.watcher_count
+        self._fallen.append(fallen)
         self._wake()
 
     def _caught_up(self, watcher: Watcher) -> None:
@@ -255,7 +357,6 @@ class WatchHub:
 
     def _synced(self, watcher: Watcher) -> None:
         """A watcher has everything up to the present: serve it live."""
-        watcher.is_synced = True
         is_special = (
             watcher.no_put
             or watcher.no_delete
@@ -271,8 +372,8 @@ class WatchHub:
         next_revision = self.delivered_revision + 1
         self.delivered_revision = self._store.revision
         self._pending.clear()
-        for group in self._index.all_groups():
-            self._fall(self._index.take(group), next_revision)
+        self._fall_all(next_revision)
+        self._catch_up.replaced()
         for callbacks in list(self._on_change.values()):
             for callback in list(callbacks):
                 callback()
@@ -299,10 +400,15 @@ class WatchHub:
 
     def _forget(self, watcher: Watcher) -> bool:
         """Take a watcher from wherever it is; whether that was among the live."""
-        if watcher.is_synced:
-            return self._index.remove(watcher)
-        self._catch_up.remove(watcher)
+        if self._index.remove(watcher):
+            return True
+        if not any(fallen.remove(watcher) for fallen in self._fallen):
+            self._catch_up.remove(watcher)
         return False
+
+    def is_live(self, watcher: Watcher) -> bool:
+        """Whether a watcher has everything so far."""
+        return watcher in self._index
 
     def leave(self, stream: WatchStream) -> None:
         """A client is gone: nothing reaches its watchers any more. However many there are, they go step by step."""
@@ -327,7 +433,7 @@ class WatchHub:
 
     def has_reached(self, watcher: Watcher) -> bool:
         """Whether a watcher has everything so far, and does not start in the future."""
-        return watcher.is_synced and watcher.start_revision <= self._store.revision
+        return watcher in self._index and watcher.start_revision <= self._store.revision
 
     def touched(self, stream: WatchStream) -> None:
         """A stream has something to send."""
@@ -366,25 +472,40 @@ class WatchHub:
 
     def _move(self) -> bool:
         """Move some of those that fell behind or left many at once; whether there are more."""
-        for queue, move in ((self._leaving, self._let_go), (self._falling, self._to_history)):
-            if queue:
-                watchers = queue[0]
-                for watcher in watchers[-MOVES_PER_STEP:]:
-                    move(watcher)
-                del watchers[-MOVES_PER_STEP:]
-                if not watchers:
-                    queue.popleft()
-        return bool(self._leaving or self._falling)
+        if self._leaving:
+            watchers = self._leaving[0]
+            for watcher in watchers[-MOVES_PER_STEP:]:
+                self._let_go(watcher)
+            del watchers[-MOVES_PER_STEP:]
+            if not watchers:
+                self._leaving.popleft()
+        left = MOVES_PER_STEP
+        while self._fallen and left > 0:
+            left -= self._to_history(self._fallen[0], left)
+            if not self._fallen[0]:
+                self._fallen.popleft()
+        return bool(self._leaving or self._fallen)
 
     def _let_go(self, watcher: Watcher) -> None:
         """Take a watcher of a closed stream from wherever it is, its stream too: they would hold each other."""
         self._forget(watcher)
         watcher.stream.watchers.pop(watcher.watch_id, None)
 
-    def _to_history(self, watcher: Watcher) -> None:
-        """Serve a watcher that fell behind, unless it has ended since."""
-        if watcher.stream.watchers.get(watcher.watch_id) is watcher:
-            self._catch_up.add(watcher)
+    def _to_history(self, fallen: WatcherIndex, count_max: int) -> int:
+        """Serve some watchers of a group that fell behind from history; how many."""
+        if not fallen:
+            return 0
+        group, count = fallen.pop(), 0
+        next_revision = group.next_revision or fallen.next_revision
+        while group and count < count_max:
+            watcher = group.pop()
+            count += 1
+            if not watcher.stream.is_closed:
+                watcher.next_revision = max(next_revision, watcher.start_revision)
+                self._catch_up.add(watcher)
+        if group:
+            fallen.attach(group)
+        return count
 
     def resume(self, watchers: list[Watcher]) -> None:
         """These have room again."""

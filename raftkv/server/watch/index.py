@@ -7,7 +7,7 @@ and looked at one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from raftkv.server.watch.intervals import Intervals
@@ -28,9 +28,7 @@ class Watcher:
         stream, watch_id: whose it is; the id is unique in its stream.
         key, range_end: as in the index: ``range_end`` empty for one key, ``b"\\0"`` for no end.
         start_revision: what the client asked for, 0 for "from now".
-        next_revision: the first revision not sent yet; kept only while the watcher is not synced.
-        is_synced: whether it is served live, by the hub, or was until it fell behind with many others; otherwise from
-            history.
+        next_revision: the first revision not sent yet; kept only while the watcher is served from history.
         is_quiet: nothing was sent since the last progress notification was due.
     """
 
@@ -38,7 +36,6 @@ class Watcher:
         "fragment",
         "id_field",
         "is_quiet",
-        "is_synced",
         "key",
         "next_revision",
         "no_delete",
@@ -77,7 +74,6 @@ class Watcher:
         self.prev_kv = prev_kv
         self.fragment = fragment
         self.progress_notify = progress_notify
-        self.is_synced = False
         self.is_quiet = False
 
     @property
@@ -91,11 +87,18 @@ class Watcher:
 
 
 class Group:
-    """All watchers of one key or one interval."""
+    """All watchers of one key or one interval.
 
-    __slots__ = ("plain", "special")
+    Attributes:
+        interval: key and range end, as of its watchers.
+        next_revision: the first revision that they did not get, of a group that fell behind.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("interval", "next_revision", "plain", "special")
+
+    def __init__(self, interval: tuple[bytes, bytes]) -> None:
+        self.interval = interval
+        self.next_revision = 0
         self.plain: dict[WatchStream, dict[int, bytes]] = {}
         """By stream: watch id to its field in a response."""
         self.special: dict[Watcher, None] = {}
@@ -108,15 +111,29 @@ class Group:
         """How many watchers it has."""
         return sum(map(len, self.plain.values())) + len(self.special)
 
+    def pop(self) -> Watcher:
+        """Remove one of the watchers; there must be one."""
+        if self.special:
+            return self.special.popitem()[0]
+        stream, ids = self.plain.popitem()
+        watcher = stream.watchers[ids.popitem()[0]]
+        if ids:
+            self.plain[stream] = ids
+        return watcher
+
 
 class WatcherIndex:
-    """Watchers by what they watch."""
+    """Watchers by what they watch.
+
+    Attributes:
+        size: how many there are.
+        next_revision: the first revision that they did not get, when all of them fell behind at once.
+    """
 
     def __init__(self) -> None:
         self.by_key: dict[bytes, Group] = {}
         self.ranges: Intervals[Group] = Intervals()
-        self.size = 0
-        self._special: set[Watcher] = set()
+        self.size = self.next_revision = 0
 
     def __bool__(self) -> bool:
         return self.size > 0
@@ -125,7 +142,6 @@ class WatcherIndex:
         """Add a watcher; ``special`` if events must not reach it unseen."""
         group = self._group(watcher.key, watcher.range_end)
         if special:
-            self._special.add(watcher)
             group.special[watcher] = None
         else:
             group.plain.setdefault(watcher.stream, {})[watcher.watch_id] = watcher.id_field
@@ -136,8 +152,7 @@ class WatcherIndex:
         group = self._find(watcher.key, watcher.range_end)
         if group is None:
             return False
-        if watcher in self._special:
-            self._special.remove(watcher)
+        if watcher in group.special:
             del group.special[watcher]
         else:
             ids = group.plain.get(watcher.stream)
@@ -150,32 +165,41 @@ class WatcherIndex:
             self._forget(watcher.key, watcher.range_end)
         return True
 
-    def take(self, group: Group) -> list[Watcher]:
-        """Remove all watchers of a group."""
-        taken = list(group.special)
-        for stream, ids in group.plain.items():
-            taken += [stream.watchers[watch_id] for watch_id in ids]
-        self._special.difference_update(group.special)
-        group.special.clear()
-        group.plain.clear()
-        self.size -= len(taken)
-        self._forget(taken[0].key, taken[0].range_end)
-        return taken
+    def __contains__(self, watcher: Watcher) -> bool:
+        group = self._find(watcher.key, watcher.range_end)
+        return group is not None and (
+            watcher in group.special or watcher.watch_id in group.plain.get(watcher.stream, ())
+        )
 
-    def take_stream(self, group: Group, stream: WatchStream) -> list[Watcher]:
-        """Remove all watchers of one stream that want every event of a group as it is."""
-        ids = group.plain.pop(stream)
-        self.size -= len(ids)
-        taken = [stream.watchers[watch_id] for watch_id in ids]
+    def detach(self, group: Group) -> None:
+        """Remove a whole group, however many watchers it has, at once."""
+        self.size -= group.size
+        self._forget(*group.interval)
+
+    def detach_stream(self, group: Group, stream: WatchStream) -> Group:
+        """The same for the watchers of one stream that want every event of a group as it is."""
+        detached = Group(group.interval)
+        detached.plain[stream] = group.plain.pop(stream)
+        self.size -= detached.size
         if not group:
-            self._forget(taken[0].key, taken[0].range_end)
-        return taken
+            self._forget(*group.interval)
+        return detached
 
-    def all_groups(self) -> list[Group]:
-        """Every group there is."""
-        return [*self.by_key.values(), *self.ranges.values()]
+    def attach(self, group: Group) -> bool:
+        """Add a whole group, unless there is one of its interval; whether it was added."""
+        if self._find(*group.interval) is not None:
+            return False
+        self._set(*group.interval, group)
+        self.size += group.size
+        return True
 
-    def groups(self, key: bytes) -> Iterable[Group]:
+    def pop(self) -> Group:
+        """Remove a group, whichever is found soonest; there must be one."""
+        group = self.ranges.pop() if self.ranges else self.by_key.popitem()[1]
+        self.size -= group.size
+        return group
+
+    def groups(self, key: bytes) -> Sequence[Group]:
         """The groups whose key or interval contains a key."""
         group = self.by_key.get(key)
         if not self.ranges:
@@ -185,27 +209,21 @@ class WatcherIndex:
             found.append(group)
         return found
 
-    def watchers(self, key: bytes) -> list[Watcher]:
-        """All watchers of a key."""
-        found: list[Watcher] = []
-        for group in self.groups(key):
-            found += group.special
-            for stream, ids in group.plain.items():
-                found += [stream.watchers[watch_id] for watch_id in ids]
-        return found
-
     def _find(self, key: bytes, range_end: bytes) -> Group | None:
         return self.ranges.get(key, range_end) if range_end else self.by_key.get(key)
 
     def _group(self, key: bytes, range_end: bytes) -> Group:
         group = self._find(key, range_end)
         if group is None:
-            group = Group()
-            if range_end:
-                self.ranges.add(key, range_end, group)
-            else:
-                self.by_key[key] = group
+            group = Group((key, range_end))
+            self._set(key, range_end, group)
         return group
+
+    def _set(self, key: bytes, range_end: bytes, group: Group) -> None:
+        if range_end:
+            self.ranges.add(key, range_end, group)
+        else:
+            self.by_key[key] = group
 
     def _forget(self, key: bytes, range_end: bytes) -> None:
         if range_end:

@@ -79,16 +79,15 @@ class Intervals(Generic[T]):
         self._root = _remove(self._root, start, end)
         self._size -= 1
 
-    def values(self) -> list[T]:
-        """The values of all intervals."""
-        found: list[T] = list(self._open.values())
-        nodes = [self._root]
-        while nodes:
-            node = nodes.pop()
-            if node is not None:
-                found.append(node.value)
-                nodes += (node.left, node.right)
-        return found
+    def pop(self) -> T:
+        """Remove an interval, whichever is found soonest, and return its value; there must be one."""
+        if self._root is None:
+            value: T = self._open.popitem()[1]
+            return value
+        node = self._root
+        self._root = _merge(node.left, node.right)
+        self._size -= 1
+        return node.value
 
     def containing(self, key: bytes) -> list[T]:
         """The values of all intervals that contain a key: bounded ones in order of start, then open ones."""

@@ -6,6 +6,7 @@ only the few bytes of the id differ. See ``raftkv.apply.response`` for why this 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from raftkv.apply.response import field, integer
@@ -59,21 +60,19 @@ def compacted(header: bytes, watch_id: int, compact_revision: int) -> bytes:
     return header + id_field(watch_id) + _CANCELED + integer(5, compact_revision)
 
 
-def fragments(start: bytes, events: list[bytes], size_bytes_max: int) -> list[bytes]:
+def fragments(start: bytes, events: list[bytes], size_bytes_max: int) -> Iterator[bytes]:
     """A response in pieces of at most ``size_bytes_max`` (or one event); all but the last say that more follows.
 
     Arguments:
         start: header and watch id, which every piece repeats.
         events: elements of field ``events``, in order.
     """
-    pieces: list[bytes] = []
     piece: list[bytes] = []
     room = size_bytes_max - len(start)
     for element in events:
         if piece and len(element) > room:
-            pieces.append(start + _FRAGMENT + b"".join(piece))
+            yield start + _FRAGMENT + b"".join(piece)
             piece, room = [], size_bytes_max - len(start)
         piece.append(element)
         room -= len(element)
-    pieces.append(start + b"".join(piece))
-    return pieces
+    yield start + b"".join(piece)

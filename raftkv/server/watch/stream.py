@@ -259,13 +259,38 @@ class WatchStream:
 
     def send_events(self, watcher: Watcher, header: bytes, events: list[bytes]) -> None:
         """Queue the events of one watcher as one response, or as fragments where the watcher allows it."""
-        watcher.is_quiet = False
-        start = header + watcher.id_field
-        if watcher.fragment and len(events) > 1 and sum(map(len, events)) + len(start) >= self._fragment_bytes:
-            for message in messages.fragments(start, events, self._fragment_bytes):
-                self.send(message)
+        if self.is_to_be_split(watcher, header, len(events), sum(map(len, events))):
+            self.send_fragments(watcher, list(self.fragments(watcher, header, events)))
         else:
-            self.send(start + b"".join(events))
+            self.send_joined(watcher, header, b"".join(events))
+
+    def send_joined(self, watcher: Watcher, header: bytes, events: bytes) -> None:
+        """Queue events that were put together as one response of a watcher."""
+        watcher.is_quiet = False
+        self._touch()
+        size_bytes = len(header) + len(watcher.id_field) + len(events)
+        # Apart, so that events which many share are copied once: when they leave.
+        self._out.append(_pack(0, size_bytes) + header + watcher.id_field)
+        self._out.append(events)
+        self._queued_bytes += size_bytes
+
+    def is_to_be_split(self, watcher: Watcher, header: bytes, count: int, size_bytes: int) -> bool:
+        """Whether a watcher allows fragments, and so many events are too large for one response."""
+        size_bytes += len(header) + len(watcher.id_field)
+        return watcher.fragment and count > 1 and size_bytes >= self._fragment_bytes
+
+    def fragments(self, watcher: Watcher, header: bytes, events: list[bytes]) -> Iterator[bytes]:
+        """The responses that events are split into, one by one: to put them all together may take long."""
+        return messages.fragments(header + watcher.id_field, events, self._fragment_bytes)
+
+    def send_fragments(self, watcher: Watcher, fragments: list[bytes]) -> None:
+        """Queue all fragments of a response."""
+        watcher.is_quiet = False
+        self._touch()
+        for message in fragments:
+            self._out.append(_pack(0, len(message)))
+            self._out.append(message)
+            self._queued_bytes += len(message)
 
     def fan_out(self, header: bytes, id_fields: dict[int, bytes], event: bytes) -> bool:
         """Queue one event for many watchers; False if there is no room and nothing was queued."""

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from raftkv.apply.response import HeaderEncoder
 from raftkv.pb import rpc_pb2
-from raftkv.server.watch import catch_up, hub, stream
+from raftkv.server.watch import catch_up, hub, piece, stream
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream
 from raftkv.storage.backend.memory import MemoryBackend
@@ -204,7 +204,9 @@ class HubMachine(RuleBasedStateMachine):
     @invariant()
     def the_counts_are_those_of_the_watchers(self) -> None:
         for one in self.clients:
-            assert one.stream.unsynced_count == sum(not watcher.is_synced for watcher in one.stream.watchers.values())
+            assert one.stream.unsynced_count == sum(
+                not self.hub.is_live(watcher) for watcher in one.stream.watchers.values()
+            )
         assert self.hub.unsynced_count == sum(one.stream.unsynced_count for one in self.clients)
         assert self.hub.watcher_count == sum(len(one.stream.watchers) for one in self.clients)
 
@@ -275,7 +277,7 @@ class HubMachine(RuleBasedStateMachine):
         return [one for one in self.history if matches(one)]
 
     def teardown(self) -> None:
-        for _ in range(200):
+        for _ in range(20_000):
             more = self.hub.catch_up()
             for client in self.clients:
                 self._judge(client)
@@ -295,20 +297,29 @@ class HubMachine(RuleBasedStateMachine):
         self.store.close()
 
 
-@pytest.fixture(params=["roomy", "tight", "many"])
+@pytest.fixture(params=["roomy", "tight", "many", "steps"])
 def _limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With tight limits everybody falls behind all the time; with many watchers they do so together, and in steps."""
+    """With tight limits everybody falls behind all the time; with many watchers they do so together, and in steps; with
+    few units of work a step, each change is a step of its own."""
     if request.param == "many":
         monkeypatch.setattr(hub, "DELIVERIES_PER_TURN", 3)
         monkeypatch.setattr(hub, "DELIVERIES_MIN", 1)
         monkeypatch.setattr(hub, "MOVES_PER_STEP", 1)
         monkeypatch.setattr(stream, "NOTIFICATIONS_PER_STEP", 1)
+    if request.param == "steps":
+        monkeypatch.setattr(hub, "MATCHES_PER_TURN", 3)
+        monkeypatch.setattr(hub, "BYTES_PER_TURN", 150)
+        monkeypatch.setattr(hub, "MOVES_PER_STEP", 2)
+        monkeypatch.setattr(catch_up, "BYTES_PER_STEP", 100)
+        monkeypatch.setattr(piece, "UNITS_PER_STEP", 1)
+        monkeypatch.setattr(piece, "REFERENCES_MAX", 3)
+        monkeypatch.setattr(piece, "FREED_PER_STEP", 1)
     if request.param == "tight":
         monkeypatch.setattr(stream, "QUEUED_MAX_BYTES", 200)
         monkeypatch.setattr(stream, "QUEUED_LOW_BYTES", 100)
         monkeypatch.setattr(stream, "BURST_MAX_BYTES", 400)
         monkeypatch.setattr(catch_up, "REVISIONS_PER_STEP", 3)
-        monkeypatch.setattr(catch_up, "BYTES_PER_STEP", 150)
+        monkeypatch.setattr(piece, "BYTES_PER_PIECE", 150)
         monkeypatch.setattr(catch_up, "WATCHERS_PER_STEP", 2)
 
 

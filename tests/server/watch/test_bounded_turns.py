@@ -1,0 +1,212 @@
+"""How much a turn, or a step of catching up, does for watchers at most: counted, not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from raftkv.pb import rpc_pb2
+from raftkv.server.watch import messages
+from raftkv.server.watch import piece as piece_module
+from raftkv.server.watch.index import WatcherIndex
+from raftkv.server.watch.stream import WatchStream
+from tests.server.watch.fakes import FakeCall
+from tests.server.watch.test_hub import World
+
+TURN_MAX_BYTES = 16 * 1024 * 1024
+EVENTS_MAX = 10_000
+"""Events that a turn or step may encode: each takes 1 to 2 us."""
+MANY = 30_000
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.store.close()
+
+
+class Encoded:
+    """Counts events as they are encoded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        event = messages.event
+
+        def counted(kv: bytes, is_delete: bool, prev_kv: bytes | None = None) -> bytes:
+            self.count += 1
+            return event(kv, is_delete, prev_kv)
+
+        monkeypatch.setattr(messages, "event", counted)
+
+    def take(self) -> int:
+        """How many since the last call."""
+        taken, self.count = self.count, 0
+        return taken
+
+
+def _queued(calls: list[FakeCall]) -> int:
+    return sum(call.send_buffer_size for call in calls)
+
+
+def _events(call: FakeCall) -> list[list[rpc_pb2.WatchResponse]]:
+    """Responses with events, fragments of one together."""
+    found: list[list[rpc_pb2.WatchResponse]] = [[]]
+    for response in call.responses:
+        if response.events:
+            found[-1].append(response)
+            if not response.fragment:
+                found.append([])
+    return found[:-1]
+
+
+@pytest.mark.parametrize("prev_kv", [False, True])
+def test_a_large_value_that_very_many_watch_is_encoded_once_and_delivered_in_steps(
+    world: World, monkeypatch: pytest.MonkeyPatch, prev_kv: bool
+) -> None:
+    world.put(b"k", b"a" * 100_000)
+    streams = [world.stream() for _ in range(300)]
+    calls = [call for _, call in streams]
+    for stream, _ in streams:
+        world.watch(stream, key=b"k", prev_kv=prev_kv)
+    before, encoded = _queued(calls), Encoded(monkeypatch)
+    world.put(b"k", b"b" * 100_000)
+    assert encoded.take() == 1
+    assert _queued(calls) - before <= TURN_MAX_BYTES
+    more = True
+    while more:
+        before = _queued(calls)
+        more = world.hub.catch_up()
+        assert _queued(calls) - before <= TURN_MAX_BYTES
+        assert encoded.take() <= 2
+    for call in calls:
+        call.read()
+        ((response,),) = _events(call)
+        assert response.events[0].kv.value == b"b" * 100_000
+        assert response.events[0].prev_kv.value == (b"a" * 100_000 if prev_kv else b"")
+    assert world.hub.unsynced_count == 0
+
+
+def _delete_all(world: World) -> None:
+    txn = world.store.begin()
+    txn.delete_range(b"k", b"l")
+    txn.end()
+
+
+def _world_of_many(world: World) -> list[tuple[WatchStream, FakeCall]]:
+    """Ten watchers of very many keys: half with previous values, some in fragments."""
+    txn = world.store.begin()
+    for number in range(MANY):
+        txn.put(b"k%05d" % number, b"v")
+    txn.end()
+    world.hub.applied()
+    streams = [world.stream() for _ in range(10)]
+    for number, (stream, _) in enumerate(streams):
+        world.watch(stream, key=b"k", range_end=b"l", prev_kv=number % 2 == 0, fragment=number % 3 == 0)
+    return streams
+
+
+def test_a_revision_of_very_many_changes_is_matched_and_sent_in_steps(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = _world_of_many(world)
+    encoded = Encoded(monkeypatch)
+    _delete_all(world)
+    world.hub.applied()
+    assert encoded.take() <= EVENTS_MAX
+    more = True
+    while more:
+        more = world.hub.catch_up()
+        assert encoded.take() <= EVENTS_MAX
+    for number, (_, call) in enumerate(streams):
+        call.read()
+        (response,) = _events(call)
+        assert (len(response) > 1) == (number % 3 == 0), "one response, or all fragments in a row"
+        events = [event for part in response for event in part.events]
+        assert [event.kv.key for event in events] == [b"k%05d" % one for one in range(MANY)]
+        assert all(event.HasField("prev_kv") == (number % 2 == 0) for event in events)
+        assert events[-1].kv.mod_revision == world.store.revision
+    assert world.hub.unsynced_count == 0
+
+
+def test_a_piece_of_history_that_a_compaction_overtakes_is_read_again_or_ends_the_watch(world: World) -> None:
+    (behind, behind_call), (at, at_call) = world.stream(), world.stream()
+    world.put(b"first")
+    revision = world.store.revision
+    _world_of_many(world)
+    _delete_all(world)
+    world.put(b"last")
+    world.watch(behind, key=b"\0", range_end=b"\0", start_revision=revision)
+    world.watch(at, key=b"\0", range_end=b"\0", start_revision=revision + 2)
+    world.hub.catch_up()
+    assert not behind_call.read()[-1].events, "it takes several steps"
+    world.store.compact(revision + 2)
+    world.store.commit()
+    while world.store.compaction_step():
+        world.store.commit()
+    while world.hub.catch_up():
+        assert world.hub.lag_revisions >= 0
+    assert behind_call.read()[-1].compact_revision == revision + 2
+    at_call.read()
+    world.hub.catch_up()
+    at_call.read()
+    events = [event for parts in _events(at_call) for part in parts for event in part.events]
+    assert len(events) == MANY + 1
+
+
+def test_views_beyond_what_a_piece_may_hold_get_a_piece_of_their_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_module, "REFERENCES_MAX", MANY)
+    streams = [world.stream() for _ in range(7)]
+    txn = world.store.begin()
+    for number in range(MANY):
+        txn.put(b"k%05d" % number, b"v")
+    txn.end()
+    for number, (stream, _) in enumerate(streams):
+        world.watch(stream, key=b"k", range_end=b"l%d" % number, start_revision=1)
+    while world.hub.catch_up():
+        pass
+    for _, call in streams:
+        call.read()
+        ((response,),) = _events(call)
+        assert len(response.events) == MANY
+
+
+def test_what_no_client_can_be_sent_ends_the_stream(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piece_module, "PIECE_MAX_BYTES", 10_000)
+    txn = world.store.begin()
+    for number in range(100):
+        txn.put(b"k%d" % number, b"v" * 200)
+    txn.end()
+    (large, large_call), (small, small_call) = world.stream(), world.stream()
+    world.watch(small, key=b"k1", start_revision=1)
+    world.watch(large, key=b"k", range_end=b"l", start_revision=1)
+    while world.hub.catch_up():
+        pass
+    assert [str(failure)[:45] for failure in world.failures] == ["raftkv: the events of one revision are too la"]
+    assert [len(response.events) for response in small_call.read()] == [0, 1]
+    assert [len(response.events) for response in large_call.read()] == [0]
+
+
+def test_a_replaced_store_looks_at_no_single_watcher(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, call = world.stream()
+    for number in range(500):
+        world.watch(stream, key=b"%d" % number, range_end=b"" if number % 2 else b"%d0" % number)
+    call.read()
+    forgotten, forget = 0, WatcherIndex._forget
+
+    def counted(index: WatcherIndex, key: bytes, range_end: bytes) -> None:
+        nonlocal forgotten
+        forgotten += 1
+        forget(index, key, range_end)
+
+    monkeypatch.setattr(WatcherIndex, "_forget", counted)
+    world.hub.restored()
+    assert (forgotten, world.hub.unsynced_count, stream.unsynced_count) == (0, 500, 500)
+    while world.hub.catch_up():
+        pass
+    assert world.hub.unsynced_count == 0
+    world.put(b"499")
+    assert [response.watch_id for response in call.read()] == [499]
