@@ -74,7 +74,7 @@ counter 1 2
 deleted 5
 """,
     "run_exec": r"""
-sum of the ranks of 4: 6
+\[rank0\]: sum of the ranks of 4: 6
 exit codes: \[0, 0\]
 epoch 1: 2 nodes, over because: rank 1: SIGKILL
 epoch 2: 2 nodes, over because: succeeded

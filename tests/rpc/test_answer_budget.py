@@ -194,7 +194,7 @@ async def test_a_connection_whose_own_window_stays_closed_is_ended() -> None:
 
 @on_loop
 async def test_a_stream_that_trickles_is_one_that_stands_still() -> None:
-    limits = ServerLimits(send_stall_timeout_s=0.2)
+    limits = ServerLimits(send_stall_timeout_s=0.2, control_burst=10**9)
     async with under_attack(limits) as (echo, _):
         client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
         client.send(raw.headers(1, raw.grpc_headers(s.FLOOD)))
