@@ -20,6 +20,7 @@ from raftkv.storage import schema
 from raftkv.storage.backend.writer import ScriptedWriter
 from raftkv.storage.key_value import KeyValueView
 from raftkv.storage.mvcc import Store
+from raftkv.storage.revision import SUB_BITS, SUB_MASK, from_key
 from raftkv.storage.selection import ASCEND, DESCEND, Selection, drain
 from tests.long import long_except
 from tests.storage.conftest import Engine
@@ -191,8 +192,14 @@ class StoreMachine(RuleBasedStateMachine):
     def same_history(self) -> None:
         first = max(self.model.compacted, 1)
         changes = [change for change in self.model.changes if change.main > first]
-        found = [KeyValueView(data) for _, data in self.store.history(first + 1, self.model.revision)]
+        records = list(self.store.history(first + 1, self.model.revision))
+        found = [KeyValueView(data) for _, data in records]
         assert [(view.key, view.value) for view in found] == [(c.key, c.value or b"") for c in changes]
+        half = records[len(records) // 2 :]
+        if half:
+            begin = from_key(half[0][0])
+            again = self.store.history(begin >> SUB_BITS, self.model.revision, sub=begin & SUB_MASK)
+            assert list(again) == half, "a reader goes on where it stopped"
 
 
 class StoreMachineOnDisk(StoreMachine):

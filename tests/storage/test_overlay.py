@@ -15,6 +15,7 @@ from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.backend.writer import ScriptedWriter, ThreadWriter
 from raftkv.storage.mvcc import Store
+from raftkv.storage.revision import SUB_BITS, from_key
 
 
 def put(store: Store, key: bytes, value: bytes = b"v") -> None:
@@ -264,4 +265,31 @@ def test_keys_that_no_bucket_takes(backend: Backend, bucket: bytes, key: bytes) 
     store = Store.open(backend)
     with pytest.raises(InvariantError):
         store.meta_put(bucket, key, b"")
+    store.close()
+
+
+def test_history_is_whole_while_batches_fill_leave_and_lose_what_is_compacted(backend: Backend) -> None:
+    """What is not on disk yet is found by a list of keys, which is kept from one question to the next."""
+    writer = ScriptedWriter()
+    store = Store.open(backend, writer)
+
+    def revisions() -> list[int]:
+        first = max(store.compact_revision, 1) + 1
+        return [from_key(key) >> SUB_BITS for key, _ in store.history(first, store.revision)]
+
+    def check() -> None:
+        assert revisions() == list(range(max(store.compact_revision, 1) + 1, store.revision + 1))
+
+    for number in range(40):
+        put(store, b"a")
+        check()
+        if number == 10:
+            store.commit()
+        if number == 20:
+            store.compact(store.revision - 2)
+            while store.compaction_step():
+                pass
+            check()
+        if number == 30:
+            writer.run_next()
     store.close()

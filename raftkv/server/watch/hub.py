@@ -5,9 +5,9 @@ txn; they are delivered once per turn, after the entries were applied, hence com
 room, one that starts in the past, and everybody after a snapshot was installed are *unsynced*: ``catch_up`` serves them
 from history until they have everything, and gives them back.
 
-A turn has limits: changes to be matched, watchers times events, and bytes. Beyond the first everybody falls behind, beyond
-the others the group or watcher that would be too much. A group, and all of them together, fall behind at once however
-many they are: they leave the index as they are, and are moved to the history in steps.
+A turn has limits: changes to be matched, watchers times events, and bytes. Beyond the first everybody falls behind,
+beyond the others the group or watcher that would be too much. A group, and all of them together, fall behind at once
+however many they are: they leave the index as they are, and are moved to the history in steps.
 
 Invariants
 - A watcher gets every event that it asked for, once, in order of revision; all of one revision in one response.
@@ -31,6 +31,7 @@ from raftkv.server.watch import messages
 from raftkv.server.watch.catch_up import CatchUp
 from raftkv.server.watch.index import Group, Watcher, WatcherIndex
 from raftkv.server.watch.stream import WatchStream
+from raftkv.server.watch.turn import Batch, Events, pieces
 from raftkv.storage.mvcc_range import RangeResult
 from raftkv.storage.mvcc_txn import Change
 
@@ -54,9 +55,6 @@ class History(Protocol):
         """Read one key at a revision."""
 
 
-Batch = list[tuple[int, list[Change]]]
-"""Changes by main revision, in order."""
-
 DELIVERIES_PER_TURN: Final = 20_000
 """Watchers times events that a turn delivers; those of further groups fall behind and are served in steps."""
 
@@ -71,79 +69,6 @@ BYTES_PER_TURN: Final = 8 * 1024 * 1024
 
 MOVES_PER_STEP: Final = 2_000
 """Watchers that a step moves, when very many fell behind or left at once."""
-
-RESPONSE_BYTES: Final = 256 * 1024
-"""Bytes of events after which the next revision of a turn goes into another response; clients limit its size."""
-
-
-def _pieces(batch: Batch) -> Iterator[Batch]:
-    """A batch in pieces that fit in a response; a revision is never split."""
-    piece: Batch = []
-    size_bytes = 0
-    for revision, changes in batch:
-        if size_bytes > RESPONSE_BYTES:
-            yield piece
-            piece, size_bytes = [], 0
-        piece.append((revision, changes))
-        size_bytes += sum(len(change[1]) for change in changes)
-    yield piece
-
-
-class _Events:
-    """The events of a piece, encoded once for all who want them, when the first of them does.
-
-    Arguments:
-        piece: what happened.
-        record: reads a previous value.
-    """
-
-    __slots__ = ("_changes", "_is_too_large", "_joined", "_plain", "_record", "_with_prev", "first")
-
-    def __init__(self, piece: Batch, record: Callable[[int], bytes]) -> None:
-        self.first = piece[0][0]
-        self._changes = [(revision, change) for revision, changes in piece for change in changes]
-        self._record = record
-        self._plain: list[bytes] = []
-        self._with_prev: list[bytes] = []
-        self._is_too_large = False
-        self._joined: dict[bool, bytes] = {}
-
-    def all(self, prev_kv: bool, bytes_max: int) -> list[bytes] | None:
-        """All of them; None when previous values make them larger than that."""
-        if not prev_kv:
-            if not self._plain:
-                self._plain = [messages.event(kv, is_delete) for _, (_, kv, is_delete, _) in self._changes]
-            return self._plain
-        if not self._with_prev and not self._is_too_large:
-            self._with_prev = self._encode_with_prev(bytes_max)
-            self._is_too_large = not self._with_prev
-        return self._with_prev or None
-
-    def _encode_with_prev(self, bytes_max: int) -> list[bytes]:
-        events: list[bytes] = []
-        for _, (_, kv, is_delete, previous) in self._changes:
-            if bytes_max < 0:
-                return []
-            events.append(messages.event(kv, is_delete, self._record(previous) if previous else None))
-            bytes_max -= len(events[-1])
-        return events
-
-    def joined(self, prev_kv: bool, events: list[bytes]) -> bytes:
-        """All of them, as one."""
-        found = self._joined.get(prev_kv)
-        if found is None:
-            found = self._joined[prev_kv] = b"".join(events)
-        return found
-
-    def wanted(self, watcher: Watcher) -> list[int] | None:
-        """Which of them a watcher wants; None for all."""
-        if watcher.start_revision <= self.first and not (watcher.no_put or watcher.no_delete):
-            return None
-        return [
-            number
-            for number, (revision, change) in enumerate(self._changes)
-            if revision >= watcher.start_revision and watcher.wants(change[2])
-        ]
 
 
 class WatchHub:
@@ -249,7 +174,7 @@ class WatchHub:
             self._fall(group, batch[0][0])
             return
         self._deliveries_left -= cost
-        for piece in _pieces(batch):
+        for piece in pieces(batch):
             self._deliver_piece(group, piece)
 
     def _deliver_piece(self, group: Group, piece: Batch) -> None:
@@ -259,7 +184,7 @@ class WatchHub:
             events = [messages.event(kv, is_delete) for _, changes in piece for _, kv, is_delete, _ in changes]
             self._fan_out(group, header, events, piece[0][0])
         if group.special:
-            shared = _Events(piece, self._store.record)
+            shared = Events(piece, self._store.record)
             late = [watcher for watcher in group.special if not self._deliver_to(watcher, header, shared)]
             for watcher in late:
                 # These did not get it: they go on from there later, from history.
@@ -280,7 +205,7 @@ class WatchHub:
         for stream in full:
             self._fall(self._index.detach_stream(group, stream), first)
 
-    def _deliver_to(self, watcher: Watcher, header: bytes, events: _Events) -> bool:
+    def _deliver_to(self, watcher: Watcher, header: bytes, events: Events) -> bool:
         """Deliver to one watcher what it wants; False if it must fall behind."""
         wanted, stream = events.wanted(watcher), watcher.stream
         if (wanted is not None and not wanted) or stream.is_closed:
