@@ -26,6 +26,7 @@ from typing import Final, Protocol
 from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.applier import Applier, Outcome, Work
+from raftkv.apply.request import Kind
 from raftkv.raft.types import Entry, EntryType
 from raftkv.server.proposals import Proposals, Waiter
 from raftkv.storage.failpoints import failpoint
@@ -35,6 +36,9 @@ SLICE_S: Final = 0.008
 
 TURN_S: Final = 0.008
 """How long a turn applies short entries; to answer them takes about as long again."""
+
+PUT_BYTES_BITS: Final = 12
+"""A put counts as one entry more for each 4 KiB of it."""
 
 ENTRIES_PER_LOOK: Final = 32
 """Entries between two looks at the clock."""
@@ -157,8 +161,8 @@ class Applying:
                 elif entry.data and not self._apply(entry, answers, last):
                     break
                 last = entry
-                self._entries_left -= 1
-                if not self._entries_left and self._is_time_up() and queue:
+                self._entries_left -= _weight(entry)
+                if self._entries_left <= 0 and self._is_time_up() and queue:
                     self._is_paused = True
                     self._wake()
                     break
@@ -215,6 +219,14 @@ class Applying:
         whole, self._whole = self._whole, []
         for callback in whole:
             callback()
+
+
+def _weight(entry: Entry) -> int:
+    """How many small puts an entry may be worth: what is no put may be hundreds of operations, or keys."""
+    data = entry.data
+    if data and data[0] != Kind.PUT:
+        return ENTRIES_PER_LOOK
+    return 1 + (len(data) >> PUT_BYTES_BITS)
 
 
 def _work(work: Work, until: float) -> Outcome | None:

@@ -11,6 +11,7 @@ from raftkv import errors
 from raftkv.apply import applier
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind
+from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry
 from raftkv.server import applying
 from raftkv.storage import mvcc_txn
@@ -185,7 +186,8 @@ def test_small_entries_are_applied_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(scenario())
 
 
-def test_a_turn_applies_for_a_bounded_time_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [Kind.PUT, Kind.TXN])
+def test_a_turn_applies_for_a_bounded_time_and_the_next_goes_on(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of 1 ms each: many short ones, of one Ready or of several, are too long for a turn too."""
     now = 0.0
     monkeypatch.setattr(applying, "perf_counter", lambda: now)
@@ -202,8 +204,14 @@ def test_a_turn_applies_for_a_bounded_time_and_the_next_goes_on(monkeypatch: pyt
             return begin(*arguments)
 
         monkeypatch.setattr(world.node.applier, "begin", slow)
-        callers = [propose(world, put(b"new%d" % number), Kind.PUT) for number in range(200)]
-        a_turn_max = applying.TURN_S / 0.001 + applying.ENTRIES_PER_LOOK
+        puts = [put(b"new%d" % number) for number in range(200)]
+        if kind == Kind.PUT:
+            callers = [propose(world, one, kind) for one in puts]
+        else:
+            txns = [rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_put=one)]) for one in puts]
+            callers = [propose(world, one, kind) for one in txns]
+        # What is no put may be much work: the clock is looked at after each.
+        a_turn_max = applying.TURN_S / 0.001 + (applying.ENTRIES_PER_LOOK if kind == Kind.PUT else 1)
         turns = 0
         while not all(isinstance(caller.outcome, Outcome) for caller in callers):
             took = 0
