@@ -24,7 +24,7 @@ from raftkv.rpc.budget import CONNECTION_FULL, NOT_READ, AnswerAccount, AnswerBu
 from raftkv.rpc.calls import ServerCall, UnaryCall
 from raftkv.rpc.deadlines import DeadlineWheel, forget
 from raftkv.rpc.framing import PIECE_BYTES_MIN, PREFIX, PREFIX_BYTES, MessageAssembler
-from raftkv.rpc.gone import nothing
+from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps, nothing
 from raftkv.rpc.h2 import (
     CLOSED,
     ConnectionClosed,
@@ -425,6 +425,9 @@ class ServerCore:
         self.closing = True
         calls = list(self._calls.values())
         self._calls.clear()
+        if self.h2.queued_body_size() > FREE_BYTES_PER_STEP:
+            queued = [*self.account.answers, *(call.stream_id for call in calls)]
+            self.spawn(free_in_steps(self.h2, queued))
         for call in calls:
             call.closed()
         self._linger.clear()

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from itertools import pairwise
 
-from raftkv.rpc import Channel, Code, ServerLimits, UnaryCall
+import pytest
+
+from raftkv.rpc import Channel, Code, ServerLimits, UnaryCall, server_core
 from raftkv.rpc.budget import CONNECTION_FULL, NOT_READ, PROCESS_FULL
+from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps
+from raftkv.rpc.h2 import H2Connection
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.loop import failure, on_loop, until
@@ -276,3 +282,28 @@ async def test_nothing_stays_charged_however_calls_end() -> None:
         assert account.total == 0
         assert not account.answers
     assert not echo.server.answers.accounts
+
+
+@on_loop
+async def test_what_a_lost_connection_had_queued_is_freed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Giving 300 MB back to the system at once takes 60 ms."""
+    left: list[int] = []
+
+    async def watched(h2: H2Connection, stream_ids: Iterable[int]) -> None:
+        steps = free_in_steps(h2, stream_ids).__await__()
+        left.append(h2.queued_body_size())
+        for _ in steps:
+            left.append(h2.queued_body_size())
+            await asyncio.sleep(0)
+        left.append(h2.queued_body_size())
+
+    monkeypatch.setattr(server_core, "free_in_steps", watched)
+    async with s.echo_server() as echo:
+        calls = serve_big(echo)
+        client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
+        client.send(ask(1, 64, MIB))
+        await until(lambda: len(calls) == 64)
+        client.close()
+        await until(lambda: len(left) > 1 and left[-1] == 0)
+    assert left[0] >= 64 * MIB
+    assert max(before - after for before, after in pairwise(left)) <= FREE_BYTES_PER_STEP + MIB + 5
