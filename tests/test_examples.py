@@ -117,7 +117,7 @@ ENVIRONMENTS = {"jax_processes": "jax", "nvrx_inprocess": "nvrx", "torchft_ddp":
 """Examples whose package lives in an environment of its own."""
 
 
-SHORT = {"distributed_lock_with_fencing", "quickstart", "run_exec", "train_allreduce", "watch_config"}
+SHORT = {"distributed_lock_with_fencing", "quickstart", "run_exec", "watch_config"}
 """Examples that `make test` runs; the others are long."""
 
 

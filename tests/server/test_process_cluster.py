@@ -16,6 +16,7 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
+from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, Member, wait_for
 from tests.server.process import (
     COMPACT,
@@ -177,7 +178,7 @@ RECEIVING = {
 }
 
 
-@pytest.mark.parametrize("point", RECEIVING)
+@pytest.mark.parametrize("point", long_except(RECEIVING, {"snapshotBeforeRename", "applyBeforeOpenSnapshot"}))
 def test_a_receiver_killed_while_it_installs(three: Three, point: str) -> None:
     position = three.follower()
     member = three.cluster.members[position]

@@ -17,6 +17,8 @@ SEEDS_MAX = 120
 DIRECTED = {"tail of another history read back", "log keeps a tail behind a received snapshot"}
 """Chance does not find these in time: see test_directed.py."""
 
+FOUND_BY_SEEDS = sorted(set(MUTANTS) - DIRECTED)
+
 CONSEQUENCES = {
     "acknowledged before the fsync": (draw, ("R6", "K4", "invariants")),
     "vote not persisted": (election_corner, ("R6", "invariants")),
@@ -27,7 +29,7 @@ CONSEQUENCES = {
 """With the direct checks off, what a bug leads to must still be seen."""
 
 
-@pytest.mark.parametrize("name", sorted(set(MUTANTS) - DIRECTED))
+@pytest.mark.parametrize("name", long_except(FOUND_BY_SEEDS, set(FOUND_BY_SEEDS[::3])))
 def test_planted_bug_is_found(name: str) -> None:
     mutant = MUTANTS[name]
     with mutant.planted():

@@ -12,7 +12,7 @@ from tests.sim.corners import CORNERS
 from tests.sim.swarm import draw, run_seed
 
 SEEDS_COUNT = 500
-SHORT_SEEDS_COUNT = 40
+SHORT_SEEDS_COUNT = 20
 CHUNK_SIZE = 10
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
