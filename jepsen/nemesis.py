@@ -222,7 +222,7 @@ class Nemesis:
         self._revive(None)
 
     def _revive(self, crashing: Member | None) -> int | None:
-        """Likewise, but leave alone the one that is to end; its exit status if it has."""
+        """Wait for the others; leave alone the one that is to end, and return its exit status if it has."""
         crashed = None
         for member, status in self._cluster.died():
             if member is crashing:

@@ -63,7 +63,7 @@ class Attacker:
 
     @property
     def endpoint(self) -> str:
-        """Of the member that is attacked."""
+        """Name the member that is attacked."""
         return self.endpoints[self.target]
 
     def is_over(self) -> bool:

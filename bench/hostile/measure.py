@@ -145,7 +145,7 @@ def _note(
 
 
 async def _agreement(cluster: Cluster) -> Agreement:
-    """As soon as it is there: a member may have to catch up."""
+    """Wait until it is there: a member may have to catch up."""
     deadline = monotonic() + 30
     while True:
         try:

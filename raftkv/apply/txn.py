@@ -64,7 +64,7 @@ class WriteView(Current, Protocol):
         """Delete an interval, its end as on the wire; what was deleted."""
 
     def delete_in_pieces(self, key: bytes, end: bytes) -> Iterator[int]:
-        """Likewise a piece at a time; how many keys were deleted in each."""
+        """Delete an interval a piece at a time; yield how many keys were deleted in each."""
 
 
 class PathView(Current, compares.View, Protocol):
@@ -320,7 +320,7 @@ def delete_range(view: WriteView, request: rpc_pb2.DeleteRangeRequest) -> tuple[
 def delete_range_in_pieces(
     view: WriteView, request: rpc_pb2.DeleteRangeRequest
 ) -> Generator[None, None, tuple[int, bytes]]:
-    """Likewise, with a pause after each piece."""
+    """Delete an interval as ``delete_range`` does, with a pause after each piece."""
     prev_kvs: list[bytes] = []
     if request.prev_kv:
         pieces = view.select(request.key, request.range_end, Selection())

@@ -36,7 +36,7 @@ RELIEF_INTERVAL_S: Final = 0.02
 """Looking for connections that do not read costs a microsecond for each that has answers waiting: not more often."""
 
 URGENT_SHARE: Final = 1 / 20
-"""Of the grace: what is left of it when a call would fail otherwise."""
+"""Share of the grace that is left when a call would fail otherwise."""
 
 READING_BYTES: Final = 64 * 1024
 READING_SHARE: Final = 64

@@ -83,7 +83,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Of requests that are not done: those that have not come as a whole, those that wait, and waits."""
+        """Bytes of requests that are not done: those that have not come as a whole, those that wait, and waits."""
         return self._reader.held_bytes + self._doing_bytes + self._waiting_bytes
 
     async def finished(self) -> None:
@@ -367,4 +367,4 @@ _ANSWERS: Final[dict[Op, Callable[[Connection, Request], Coroutine[Any, Any, byt
     Op.WAIT: Connection._wait,
     Op.BARRIER: Connection._barrier,
 }
-"""Of the class, not of each connection: a table of bound methods would keep a closed one until the collector runs."""
+"""Table of the class, not of each connection: one of bound methods would keep a closed one until the collector runs."""
