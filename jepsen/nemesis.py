@@ -222,7 +222,7 @@ class Nemesis:
         self._revive(None)
 
     def _revive(self, crashing: Member | None) -> int | None:
-        """Wait for the others; leave alone the one that is to end, and return its exit status if it has."""
+        """Start members that ended by themselves, but for the one that is to end: return its exit status if it has."""
         crashed = None
         for member, status in self._cluster.died():
             if member is crashing:

@@ -182,7 +182,7 @@ class CatchUp:
             stream.send_fragments(watcher, fragments)
 
     def _advance(self, watcher: Watcher, last: int) -> None:
-        """Put a watcher that has everything up to a revision where it belongs, unless it has ended or waits elsewhere."""
+        """Put a watcher that has everything up to a revision where it belongs, unless it ended or waits elsewhere."""
         if self._unserved.pop(watcher, self) is not None:
             return
         watcher.next_revision = max(watcher.next_revision, last + 1)
