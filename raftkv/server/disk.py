@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from raftkv.raft.memory_log import limit_size, size_of
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
@@ -59,6 +59,8 @@ class Batch:
     """One Ready's records and what to do once they are durable."""
 
     __slots__ = ("done", "entries", "hard_state", "must_sync", "size_bytes")
+    is_short: ClassVar[bool] = True
+    """Whether writing it takes as long as its bytes do; if not, it is the thread's, however short syncs are."""
 
     def __init__(
         self, hard_state: HardState | None, entries: Sequence[Entry], must_sync: bool, done: Callable[[], None]
@@ -85,6 +87,7 @@ class Mark(Batch):
     """A marker that everything up to ``meta`` is durable in the database; the log before it is released."""
 
     __slots__ = ("meta",)
+    is_short = False  # to delete a segment of 64 MiB takes some 30 ms
 
     def __init__(self, meta: SnapshotMeta, done: Callable[[], None]) -> None:
         super().__init__(None, (), True, done)
@@ -153,7 +156,8 @@ class Disk:
 
     def submit(self, batch: Batch) -> None:
         """Make a batch durable, then call its ``done`` on the loop (possibly before this returns)."""
-        if self._outstanding == 0 and self._usual_s < INLINE_SYNC_MAX_S and batch.size_bytes <= INLINE_BYTES_MAX:
+        is_short = batch.is_short and batch.size_bytes <= INLINE_BYTES_MAX
+        if is_short and self._outstanding == 0 and self._usual_s < INLINE_SYNC_MAX_S:
             self._write((batch,))
             batch.done()
             return

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from raftkv.raft.types import Entry, HardState, SnapshotMeta
+from raftkv.raft.types import ConfState, Entry, HardState, SnapshotMeta
 from raftkv.server import disk as disk_module
 from raftkv.server.disk import FRAME_BYTES_MAX, Batch, Disk, Mark
 
@@ -70,6 +70,27 @@ def test_a_fast_disk_is_written_on_the_loop(log: FakeLog) -> None:
     asyncio.run(scenario())
     assert log.threads == {threading.get_ident()}
     assert log.events == [1, "sync"]
+
+
+def test_segments_are_deleted_on_the_thread_however_fast_the_disk_is() -> None:
+    threads: list[int] = []
+
+    class DeletingLog(FakeLog):
+        def release(self, index: int) -> int:
+            threads.append(threading.get_ident())
+            return super().release(index)
+
+    deleting = DeletingLog()
+
+    async def scenario() -> None:
+        disk = Disk(deleting, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
+        disk.submit(Mark(SnapshotMeta(7, 1, ConfState((1,))), lambda: None))
+        await _all_durable(disk)
+        disk.close()
+
+    asyncio.run(scenario())
+    assert deleting.events[:2] == ["mark 7", "release 7"]
+    assert threading.get_ident() not in threads
 
 
 def test_a_large_batch_is_left_to_the_thread_and_written_in_frames(log: FakeLog) -> None:
