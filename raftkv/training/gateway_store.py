@@ -38,11 +38,11 @@ OPERATIONS_MAX: Final = 100
 BATCH_BYTES_MAX: Final = 1024 * 1024
 """Of one txn: members allow 1.5 MiB."""
 FIRST_READ_KEYS: Final = 8
-"""Of the first txn that reads many keys: how large their values are shows in its answer."""
+"""Keys read by the first txn of a read of many: how large their values are shows in its answer."""
 WATCHED_KEYS_MAX: Final = 100
-"""Of one wait at once; the next are watched from the same revision on when those have come."""
+"""Keys that one wait watches at once; the next are watched from the same revision on when those have come."""
 KEYS_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of a list of all keys."""
+"""Bytes that a list of all keys may have."""
 _CONFLICT_PAUSE_S: Final = 0.002
 _CONFLICT_PAUSE_MAX_S: Final = 0.05
 """32 processes that add to one number at once make 6 calls an addition; with 0.25 s, 5, but it takes thrice as long."""

@@ -33,7 +33,7 @@ FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 STRINGS_PER_TURN: Final = 2048
 """Cut by one call of ``Reader.next``: some 2 ms."""
 _STRING_OVERHEAD_BYTES: Final = 48
-"""Of a short string, beside its bytes: what it is as an object."""
+"""What a short string takes as an object, beside its bytes."""
 
 READY: Final = b"\x00"
 """Answer to WAIT and BARRIER, and to a CHECK whose keys are all there."""
@@ -150,7 +150,7 @@ class Reader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Of what has come and was not cut yet."""
+        """Bytes that have come and were not cut yet."""
         return len(self._buffer) - self._at
 
     @property

@@ -31,7 +31,7 @@ from raftkv.training.records import Record
 ROOT: Final = "/raftkv/torchft/"
 REPLICA_ID_MAX: Final = 512
 MEMBER_BYTES_MAX: Final = 16 * 1024
-"""Of what a replica says of itself, some 300 bytes. A quorum is one value: a large message would leave all without."""
+"""Bytes that a replica may say of itself (some 300 do). A quorum is one value: a large one would leave all without."""
 _JOB: Final = re.compile(r"[^\x00-\x20/@\x7f]{1,200}")
 
 
