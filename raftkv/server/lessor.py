@@ -25,6 +25,7 @@ from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.rpc.channel import Channel
+from raftkv.server.leader_guard import ELECTIONS
 from raftkv.server.lease_graces import Orphan
 from raftkv.server.lessor_errands import Renewal, Shortening, TimeToLive
 from raftkv.server.lessor_renewals import RENEW_MAX, Done, Expiry, Renewals, Ticket
@@ -126,6 +127,7 @@ class Lessor:
         self._scheduled = False
         self._barrier: _Barrier | None = None
         self._term = 0
+        self._after_outage = False
         self._timer: asyncio.TimerHandle | None = None
         self._end_timers: set[asyncio.TimerHandle] = set()
         self.on_end: list[Callable[[int], None]] = []
@@ -178,6 +180,8 @@ class Lessor:
         self._barrier = None
         tickets = self._renewals.surrender()
         if self._node.role == StateRole.LEADER:
+            node = self._node
+            self._after_outage = self._loop.time() - node.leader_lost_at > ELECTIONS * node.settings.election_s
             self._raise_barrier()
         self._router.retry_all()
         self._send_on(tickets)
@@ -192,7 +196,7 @@ class Lessor:
         if barrier is self._barrier:
             self._barrier = None
             self._term = self._node.term
-            self.times.promote()
+            self.times.promote(after_outage=self._after_outage)
             self._router.retry_all()
 
     def barrier_failed(self, barrier: _Barrier) -> None:

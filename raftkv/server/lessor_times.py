@@ -37,8 +37,8 @@ waited for it on other members."""
 
 OUTAGE_S: Final = 1.0
 OUTAGE_GRACE_S: Final = 2.0
-"""The same for a lease that would have been over for so long: its owner was turned away meanwhile, tries again every
-quarter of a second, and so do all others."""
+"""The same after an outage in which owners were turned away: they try again every quarter of a second, all of them. A
+lease that would have been over for ``OUTAGE_S`` tells of one, whatever the new leader has seen."""
 
 UNHEARD_TTLS: Final = 0.5
 """A new leader shortens a lease that it has not heard of yet to no less than this part of its TTL: an owner that went
@@ -165,12 +165,18 @@ class LeaseTimes:
 
     # -- leadership --------------------------------------------------------------------------------------------------
 
-    def promote(self) -> None:
-        """This member leads, and everything that leaders before it committed is applied."""
+    def promote(self, *, after_outage: bool = False) -> None:
+        """This member leads, and everything that leaders before it committed is applied.
+
+        Arguments:
+            after_outage: there was no leader for so long that owners were turned away, or for nobody knows how long
+                because this member has just started: what it takes for the last renewal is no news of the owner.
+        """
         now = self._clock.now()
         for lease in self._leases.values():
             ends_at = lease.renewed_at + lease.ttl_s + LOGGED_S
-            grace_s = OUTAGE_GRACE_S if now - ends_at > OUTAGE_S else min(lease.ttl_s, PROMOTE_GRACE_S)
+            turned_away = after_outage or now - ends_at > OUTAGE_S
+            grace_s = OUTAGE_GRACE_S if turned_away else min(lease.ttl_s, PROMOTE_GRACE_S)
             lease.ends_at = max(ends_at, now + grace_s)
             lease.logged_at = lease.kept_at = -math.inf
             lease.doomed = False

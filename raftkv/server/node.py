@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -181,6 +182,7 @@ class Node:
         self.leader_changes = 0
         self.proposals_dropped = 0
         self.leader_elected_at = 0.0
+        self.leader_lost_at = -math.inf
         self.conf_changed_at = 0
         self.stopped = False
         self.on_leader_change: list[Callable[[], None]] = []
@@ -516,6 +518,8 @@ class Node:
         if soft.leader == self.leader:
             return
         had_leader, self.leader = self.leader != NONE, soft.leader
+        if had_leader:
+            self.leader_lost_at = self._loop.time()
         if soft.leader != NONE:
             self.leader_changes += had_leader or self.leader_elected_at > 0
             self.leader_elected_at = self._loop.time()

@@ -78,6 +78,7 @@ class Member:
         self.applied = 0
         self.term = 0
         self.barrier: int | None = None
+        self.after_outage = False
         self.clock = LeaseClock(lambda: world.now)
         self.times = LeaseTimes(self.clock, self._lease_ended)
         self.renewals = Renewals(self.times, self.clock, self._propose, world.retry)
@@ -91,10 +92,10 @@ class Member:
     def _lease_ended(self, lease_id: int) -> None:
         self.renewals.lease_ended(lease_id)
 
-    def lead(self, term: int, barrier: int) -> None:
+    def lead(self, term: int, barrier: int, *, after_outage: bool = False) -> None:
         """Elected; primary once everything up to `barrier` is applied."""
         self.step_down()
-        self.term, self.barrier = term, barrier
+        self.term, self.barrier, self.after_outage = term, barrier, after_outage
         self._promote_if_ready()
 
     def step_down(self) -> None:
@@ -107,7 +108,7 @@ class Member:
     def _promote_if_ready(self) -> None:
         if self.barrier is not None and self.applied >= self.barrier:
             self.barrier = None
-            self.times.promote()
+            self.times.promote(after_outage=self.after_outage)
 
     def apply(self, count: int) -> None:
         """Apply the next committed entries, then tell whoever waited."""
@@ -181,14 +182,14 @@ class World:
                     self.ended[lease_id] = self.now
         self.log += entries
 
-    def elect(self, index: int, surviving: int = 0) -> None:
+    def elect(self, index: int, surviving: int = 0, *, after_outage: bool = False) -> None:
         """A member takes over. The first `surviving` entries of the old leader's tail are committed, the rest lost."""
         self.commit(surviving)
         self.lost += self.appended
         self.appended = []
         self.term += 1
         self.leader = self.members[index]
-        self.leader.lead(self.term, len(self.log))
+        self.leader.lead(self.term, len(self.log), after_outage=after_outage)
 
     def time_out_lost(self) -> None:
         """Whoever waits for a lost entry hears that it took too long."""

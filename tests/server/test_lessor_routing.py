@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+import pytest
 
 from raftkv import errors
 from raftkv.apply.request import Kind
@@ -15,7 +18,7 @@ from raftkv.server.lease_graces import GRACE_MAX_MS, Graces, Orphan
 from raftkv.server.lessor import Lessor
 from raftkv.server.lessor_errands import LEASE_SHORTEN_PATH, Shortening
 from raftkv.server.lessor_renewals import RENEW_MAX, Ticket
-from raftkv.server.lessor_times import UNLOGGED
+from raftkv.server.lessor_times import LOGGED_S, OUTAGE_GRACE_S, UNLOGGED
 from raftkv.server.node import NodeSettings
 from tests.apply.machine import Machine
 
@@ -31,6 +34,7 @@ class Node:
         self.role = StateRole.FOLLOWER
         self.term = 1
         self.applied = self.committed = 0
+        self.leader_lost_at = -math.inf
         self.stopped = self.is_transferring = False
         self.reads: list[Any] = []
         self.proposed: list[tuple[int, bytes]] = []
@@ -316,6 +320,23 @@ def test_the_leader_does_not_wait_for_its_next_beat() -> None:
         (kind, body) = follower.node.proposed[0]
         assert (kind, list(raft_pb2.LeaseDecision.FromString(body).ids)) == (Kind.LEASE_EXPIRE, [7])
         follower.lessor.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("lost_s_ago", "left_s"), [(1.0, 1.0 + LOGGED_S), (10.0, OUTAGE_GRACE_S), (math.inf, OUTAGE_GRACE_S)]
+)
+def test_who_leads_first_after_an_outage_or_its_start_leaves_owners_time_to_come_back(
+    lost_s_ago: float, left_s: float
+) -> None:
+    async def scenario(follower: Follower) -> None:
+        loop, times = asyncio.get_running_loop(), follower.lessor.times
+        times.granted(7, 1)
+        follower.node.leader_lost_at = loop.time() - lost_s_ago
+        follower.node.lead()
+        follower.node.confirm()
+        assert times.remaining_s(7) == pytest.approx(left_s, abs=0.2)
 
     run(scenario)
 

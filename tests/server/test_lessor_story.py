@@ -36,6 +36,18 @@ def test_a_new_leader_keeps_the_time_that_is_left() -> None:
     assert granted_at + 10 <= world.ended[7] <= granted_at + 10.7
 
 
+@pytest.mark.parametrize(("after_outage", "kept_s"), [(False, 2.75), (True, 4.5)], ids=["at once", "after an outage"])
+def test_a_new_leader_waits_longer_for_owners_that_were_turned_away(after_outage: bool, kept_s: float) -> None:
+    world = _led_by(0)
+    granted_at = world.now
+    for _ in range(25):  # the lease, and what a renewal may be older than its entry: just over
+        world.now += 0.1
+        world.members[1].beat()
+    world.elect(1, after_outage=after_outage)
+    world.advance(5.0)
+    assert granted_at + kept_s <= world.ended[7] <= granted_at + kept_s + 0.2
+
+
 def test_a_renewal_from_memory_holds_under_the_next_leader() -> None:
     world = _led_by(0)
     world.renew(7)

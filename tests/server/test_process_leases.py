@@ -205,6 +205,7 @@ def test_many_leases_end_while_others_are_served(wire: Wire) -> None:
     before = ids_known_to(wire, 0)
     request = rpc_pb2.LeaseGrantRequest(TTL=2).SerializeToString()
     granted = [call.answer() for call in [wire.start(GRANT, request) for _ in range(2_000)]]
+    assert {(answer.code, answer.text) for answer in granted} == {("OK", "")}
     ids = [answer.message.ID for answer in granted]
     pending = [
         wire.start(PUT, rpc_pb2.PutRequest(key=b"many/%d" % lease_id, lease=lease_id).SerializeToString())
