@@ -2,7 +2,8 @@
 
 The parent forks before it has threads or a loop; each child connects, waits for the others, makes its share of the
 calls, and sends its measurement back through a pipe. A child that fails sends the reason instead. Ctrl-C reaches the
-parent alone, which passes it on once; children then send what they have measured until then.
+parent alone, which passes it on once; children then send what they have measured until then. Signals are held back
+while processes are forked, so that none comes before its handler is there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from threading import Barrier, BrokenBarrierError
 from typing import Any
@@ -29,8 +30,8 @@ MakeLoad = Callable[[int, Callable[[int], None]], Runnable]
 MakeRequests = Callable[[int], Iterator[Request]]
 """Makes the requests of one process, given its rank."""
 
-
 PROGRESS_S = 0.2
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_in_processes(
@@ -54,31 +55,43 @@ def run_in_processes(
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(processes)
     answered = context.Array("q", processes, lock=False)
-    children = []
-    for rank in range(processes):
-        share = total // processes + (rank < total % processes)
-        receiver, sender = context.Pipe(duplex=False)
-        arguments = (make_load, make_requests, rank, share, barrier, sender, answered)
-        child = context.Process(target=_run_child, args=arguments, daemon=True)
-        child.start()
-        sender.close()
-        children.append((child, receiver))
-    receivers = [receiver for _, receiver in children]
-    with _passing_on_signals([child for child, _ in children]):
+    children: list[Any] = []
+    receivers: list[Connection] = []
+    with ExitStack() as stack:
+        with signals_held_back():
+            for rank in range(processes):
+                share = total // processes + (rank < total % processes)
+                receiver, sender = context.Pipe(duplex=False)
+                arguments = (make_load, make_requests, rank, share, barrier, sender, answered)
+                child = context.Process(target=_run_child, args=arguments, daemon=True)
+                child.start()
+                sender.close()
+                children.append(child)
+                receivers.append(receiver)
+            stack.enter_context(_passing_on_signals(children))
         while any(not receiver.poll() for receiver in receivers):
             wait([receiver for receiver in receivers if not receiver.poll()], PROGRESS_S)
             on_progress(sum(answered))
         answers = [_receive(receiver) for receiver in receivers]
-    for child, _ in children:
+    for child in children:
         child.join()
     return Result.merged(answers)
 
 
 @contextmanager
+def signals_held_back() -> Iterator[None]:
+    """SIGINT and SIGTERM wait until the end of the block; in a child that is forked in it, for ``leave_terminal``."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _passing_on_signals(children: list[Any]) -> Iterator[None]:
     """The first SIGINT or SIGTERM goes to the children; a second one ends this process."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
+    before = [signal.getsignal(number) for number in _NUMBERS]
 
     def pass_on(number: int, frame: object) -> None:
         restore()
@@ -87,10 +100,10 @@ def _passing_on_signals(children: list[Any]) -> Iterator[None]:
                 os.kill(child.pid, signal.SIGINT)
 
     def restore() -> None:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(_NUMBERS, before, strict=True):
             signal.signal(number, handler)
 
-    for number in numbers:
+    for number in _NUMBERS:
         signal.signal(number, pass_on)
     try:
         yield
@@ -117,21 +130,24 @@ def _run_child(
     sender: Connection,
     answered: Any,
 ) -> None:
-    leave_terminal()
-
     def on_progress(count: int) -> None:
         answered[rank] = count
 
-    try:
-        result = asyncio.run(_measure(make_load(rank, on_progress), make_requests(rank), total, barrier))
-    except (RaftKVError, RpcError, OSError, BrokenBarrierError, KeyboardInterrupt) as error:
+    answer = b"e", b"interrupted"
+    with suppress(KeyboardInterrupt):
+        try:
+            leave_terminal()
+            result = asyncio.run(_measure(make_load(rank, on_progress), make_requests(rank), total, barrier))
+            answer = b"r", result.to_bytes()
+        except (RaftKVError, RpcError, OSError, BrokenBarrierError) as error:
+            answer = b"e", (str(error) or "another load process failed").encode()
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer leaves whole
+    if answer[0] == b"e":
         barrier.abort()
-        sender.send_bytes(b"e")
-        interrupted = isinstance(error, KeyboardInterrupt)
-        sender.send_bytes((str(error) or ("interrupted" if interrupted else "another load process failed")).encode())
-        return
-    sender.send_bytes(b"r")
-    sender.send_bytes(result.to_bytes())
+    with suppress(BrokenPipeError):  # the parent was killed
+        for part in answer:
+            sender.send_bytes(part)
 
 
 def leave_terminal() -> None:
@@ -139,6 +155,7 @@ def leave_terminal() -> None:
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
 
 
 async def _measure(load: Runnable, requests: Iterator[Request], total: int, barrier: Barrier) -> Result:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from raftkv.cli.bench_load import LoadError, connections
-from raftkv.cli.bench_processes import leave_terminal
+from raftkv.cli.bench_processes import leave_terminal, signals_held_back
 from raftkv.client import methods
 from raftkv.client.endpoints import parse_endpoints
 from raftkv.errors import RaftKVError
@@ -162,7 +162,8 @@ class WatcherProcess:
         context = multiprocessing.get_context("fork")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_run, args=(share, other), daemon=True)
-        self._process.start()
+        with signals_held_back():
+            self._process.start()
         other.close()
 
     def wait_watching(self) -> None:
@@ -199,6 +200,8 @@ def _run(share: WatchShare, pipe: Connection) -> None:
     leave_terminal()
     try:
         count = asyncio.run(_watch(share, pipe))
+    except* EOFError:
+        pass  # the parent was killed
     except* (RaftKVError, RpcError, OSError, TimeoutError) as group:
         error = group.exceptions[0]
         pipe.send_bytes(b"error:" + (str(error) or "the watchers could not be made in time").encode())
