@@ -4,6 +4,7 @@ Puts together the applied leases (``apply/leases``), this member's view of time 
 decisions (``lessor_renewals``) and the way to the leader (``lessor_routing``); owns the timer and the change of roles:
 
     leader elected here -> a read is confirmed, so all entries before this term are applied -> primary
+    lease over          -> a read is confirmed, so this member has a quorum -> its end is proposed
     leadership lost     -> every keep-alive that waits goes to the next leader
 
 Grants and revocations travel through the log like any write. For callers inside the member:
@@ -30,13 +31,16 @@ from raftkv.server.lease_graces import Orphan
 from raftkv.server.lessor_errands import Renewal, Shortening, TimeToLive
 from raftkv.server.lessor_renewals import RENEW_MAX, Done, Expiry, Renewals, Ticket
 from raftkv.server.lessor_routing import Router
-from raftkv.server.lessor_times import BEAT_S, LeaseClock, LeaseTimes
+from raftkv.server.lessor_times import BEAT_S, PATIENCE_S, LeaseClock, LeaseTimes
 from raftkv.server.node import Node
 from raftkv.server.proposals import Waiter
 
 GATHER_MAX_S: Final = 0.02
 """How long keep-alives gather while others are on their way: one of a lease that is ending is answered when it is gone,
 and those with it; no other lease may end because of that."""
+
+QUORUM_LATE_S: Final = 0.5
+"""A quorum that takes so long to answer was not there meanwhile, or hardly."""
 
 _TIMER_SLACK_S: Final = 0.001
 """A timer that is set for the end of a lease comes when it is over, whatever the rounding of clocks."""
@@ -92,6 +96,20 @@ class _Barrier:
         self.lessor.barrier_failed(self)
 
 
+class _Confirmation:
+    """Waits until a quorum has said that this leader leads: what it ends then is over for all."""
+
+    def __init__(self, lessor: Lessor, asked_at: float) -> None:
+        self.lessor = lessor
+        self.asked_at = asked_at
+
+    def ready(self) -> None:
+        self.lessor.may_end_leases(self)
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.lessor.may_not_end_leases(self)
+
+
 class Lessor:
     """See the module.
 
@@ -126,6 +144,7 @@ class Lessor:
         self._gathering: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._barrier: _Barrier | None = None
+        self._confirmation: _Confirmation | None = None
         self._term = 0
         self._after_outage = False
         self._timer: asyncio.TimerHandle | None = None
@@ -163,8 +182,9 @@ class Lessor:
             self._clock.beat()
             if self.times.is_primary and not self._is_primary():
                 self._leader_changed()  # lost and won again between two looks: another term
-            if self.times.is_primary:
-                self._expiry.sweep()
+            if self.times.is_primary and self._confirmation is None and self._expiry.has_work():
+                self._confirmation = _Confirmation(self, self.clock())
+                self._node.read(self._confirmation)
             self._router.tick()
         except Exception as error:
             self._node.fatal(error)
@@ -177,7 +197,7 @@ class Lessor:
     def _leader_changed(self) -> None:
         self.times.demote()
         self._expiry.surrender()
-        self._barrier = None
+        self._barrier = self._confirmation = None
         tickets = self._renewals.surrender()
         if self._node.role == StateRole.LEADER:
             node = self._node
@@ -198,6 +218,21 @@ class Lessor:
             self._term = self._node.term
             self.times.promote(after_outage=self._after_outage)
             self._router.retry_all()
+
+    def may_end_leases(self, confirmation: _Confirmation) -> None:
+        """A quorum has answered since leases were found to be over. If that took long, it may not have been there for
+        their owners either; what is doomed may be on its way into the log and stays so."""
+        if confirmation is not self._confirmation:
+            return
+        self._confirmation = None
+        if self.clock() - confirmation.asked_at > QUORUM_LATE_S:
+            self.times.forgive(PATIENCE_S)
+        self._expiry.sweep()
+
+    def may_not_end_leases(self, confirmation: _Confirmation) -> None:
+        """No quorum has answered: the next beat asks again."""
+        if confirmation is self._confirmation:
+            self._confirmation = None
 
     def barrier_failed(self, barrier: _Barrier) -> None:
         """No quorum answered: try again for as long as this member takes itself for the leader."""

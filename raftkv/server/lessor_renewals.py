@@ -174,6 +174,10 @@ class Expiry:
         self._in_flight: list[int] = []
         self._reign = 0
 
+    def has_work(self) -> bool:
+        """Whether ``sweep`` would do something."""
+        return not self._in_flight and self._times.has_due()
+
     def sweep(self) -> None:
         """Propose the end of leases that are over, unless some are on their way; the rest follows when they are."""
         if self._in_flight:

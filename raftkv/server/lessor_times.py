@@ -31,9 +31,9 @@ from typing import Final
 LOGGED_S: Final = 0.5
 """A renewal in the log lets the leader answer keep-alives from memory for so long."""
 
-PROMOTE_GRACE_S: Final = 0.25
-"""What a new leader leaves to the owners of leases at least, or the TTL if that is shorter: their keep-alives have
-waited for it on other members."""
+PATIENCE_S: Final = 1.0
+"""What a new leader leaves at least to a lease that its owner, by its own clock, must take for over (``LOGGED_S``
+before it is): an owner that has not given up asks one member after the other, and a round may take most of this."""
 
 OUTAGE_S: Final = 1.0
 OUTAGE_GRACE_S: Final = 2.0
@@ -175,8 +175,8 @@ class LeaseTimes:
         now = self._clock.now()
         for lease in self._leases.values():
             ends_at = lease.renewed_at + lease.ttl_s + LOGGED_S
-            turned_away = after_outage or now - ends_at > OUTAGE_S
-            grace_s = OUTAGE_GRACE_S if turned_away else min(lease.ttl_s, PROMOTE_GRACE_S)
+            left_s = ends_at - now
+            grace_s = OUTAGE_GRACE_S if after_outage or left_s < -OUTAGE_S else PATIENCE_S if left_s < LOGGED_S else 0.0
             lease.ends_at = max(ends_at, now + grace_s)
             lease.logged_at = lease.kept_at = -math.inf
             lease.doomed = False
@@ -242,6 +242,17 @@ class LeaseTimes:
             if lease is not None:
                 lease.logged_at = proposed_at
 
+    def forgive(self, grace_s: float) -> None:
+        """Let no lease end for so long, but those that are doomed."""
+        earliest = self._clock.now() + grace_s
+        for lease in self._leases.values():
+            lease.ends_at = max(lease.ends_at, earliest)
+        self._rebuild_heap()
+
+    def has_due(self) -> bool:
+        """Whether a lease is over now."""
+        return bool(self._again) or self._due(self._clock.now()) is not None
+
     def take_due(self, count_max: int) -> list[int]:
         """Leases that are over now, doomed by this call; the end of each must be proposed."""
         due: list[int] = []
@@ -250,17 +261,24 @@ class LeaseTimes:
             if lease_id in self._leases:
                 due.append(lease_id)
         now = self._clock.now()
-        while self._heap and self._heap[0][0] <= now and len(due) < count_max:
-            queued_at, lease_id = heapq.heappop(self._heap)
-            lease = self._leases.get(lease_id)
-            if lease is None or lease.queued_at != queued_at or lease.doomed:
-                continue
-            if lease.ends_at > now:
-                self._push(lease_id, lease)  # renewed since
-            else:
-                lease.doomed = True
-                due.append(lease_id)
+        while len(due) < count_max and (first := self._due(now)) is not None:
+            heapq.heappop(self._heap)
+            self._leases[first].doomed = True
+            due.append(first)
         return due
+
+    def _due(self, now: float) -> int | None:
+        """The lease at the head of the heap, if it is over; what the heap has wrong is put right on the way."""
+        while self._heap and self._heap[0][0] <= now:
+            queued_at, lease_id = self._heap[0]
+            lease = self._leases.get(lease_id)
+            is_stale = lease is None or lease.queued_at != queued_at or lease.doomed
+            if lease is not None and not is_stale and lease.ends_at <= now:
+                return lease_id
+            heapq.heappop(self._heap)
+            if lease is not None and not is_stale:
+                self._push(lease_id, lease)  # renewed since
+        return None
 
     def give_back(self, lease_ids: Sequence[int]) -> None:
         """The proposal of their end failed: they stay doomed, as it may arrive yet, and become due again."""

@@ -15,10 +15,10 @@ from raftkv.pb import raft_pb2
 from raftkv.raft.types import NONE, StateRole
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.lease_graces import GRACE_MAX_MS, Graces, Orphan
-from raftkv.server.lessor import Lessor
+from raftkv.server.lessor import QUORUM_LATE_S, Lessor
 from raftkv.server.lessor_errands import LEASE_SHORTEN_PATH, Shortening
 from raftkv.server.lessor_renewals import RENEW_MAX, Ticket
-from raftkv.server.lessor_times import LOGGED_S, OUTAGE_GRACE_S, UNLOGGED
+from raftkv.server.lessor_times import LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
 from raftkv.server.node import NodeSettings
 from tests.apply.machine import Machine
 
@@ -128,6 +128,12 @@ class Follower:
             channel=channel,
             introduction=lambda peer: (),
         )
+
+    async def wait_read(self) -> None:
+        """Wait until the leadership of this member is to be confirmed."""
+        async with asyncio.timeout(10):
+            while not self.node.reads:  # noqa: ASYNC110 - nobody beats here
+                await asyncio.sleep(0.001)
 
     def ids(self, member: int) -> list[list[int]]:
         """Leases of each call to a member."""
@@ -314,12 +320,30 @@ def test_the_leader_does_not_wait_for_its_next_beat() -> None:
         assert follower.lessor.times.renew(7) == UNLOGGED
         follower.lessor.orphaned([Orphan(7, 0.01, asyncio.get_running_loop().time())])
         follower.node.confirm()
-        async with asyncio.timeout(10):
-            while not follower.node.proposed:  # noqa: ASYNC110 - nobody beats here
-                await asyncio.sleep(0.001)
+        await follower.wait_read()
+        assert not follower.node.proposed, "a lease is over for a leader only when a quorum has said that it leads"
+        follower.node.confirm()
         (kind, body) = follower.node.proposed[0]
         assert (kind, list(raft_pb2.LeaseDecision.FromString(body).ids)) == (Kind.LEASE_EXPIRE, [7])
         follower.lessor.stop()
+
+    run(scenario)
+
+
+def test_a_quorum_that_was_away_may_have_been_away_for_owners_too() -> None:
+    async def scenario(follower: Follower) -> None:
+        node, times = follower.node, follower.lessor.times
+        times.granted(7, 60)
+        node.lead()
+        node.confirm()
+        assert times.renew(7) == UNLOGGED
+        follower.lessor.orphaned([Orphan(7, 0.01, asyncio.get_running_loop().time())])
+        node.confirm()
+        await follower.wait_read()
+        node.reads[0].asked_at -= QUORUM_LATE_S
+        node.confirm()
+        assert not node.proposed
+        assert PATIENCE_S - 0.2 < times.remaining_s(7) <= PATIENCE_S
 
     run(scenario)
 
