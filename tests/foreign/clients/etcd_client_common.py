@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from etcd_client import Client, CondVar, ConnectOptions, GRPCStatusError, Txn
 from report import WAIT_S, Report, text
+from report import run as run_in_turn
+
+
+def run(*scenarios: Callable[[Report], Any]) -> NoReturn:
+    """Play every scenario in order and end the process at once.
+
+    Threads of this client's tokio that go on while the interpreter ends may abort it, all steps told: that says
+    nothing of the server.
+    """
+    run_in_turn(*scenarios, around=asyncio.run)
+    os._exit(0)
 
 
 def connect(report: Report) -> Any:

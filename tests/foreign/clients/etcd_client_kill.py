@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from etcd_client import Client, ClientError, ConnectOptions, EtcdLockOption
-from etcd_client_common import Watched, client, failure, key
-from report import Report, run
+from etcd_client_common import Watched, client, failure, key, run
+from report import Report
 
 QUICK = ConnectOptions().with_timeout(0.7).with_connect_timeout(1.0)
 
@@ -80,4 +80,4 @@ async def lock_outlives_members(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run(puts_and_watches, watch_is_told, lock_outlives_members, around=asyncio.run)
+    run(puts_and_watches, watch_is_told, lock_outlives_members)

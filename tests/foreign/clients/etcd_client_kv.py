@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from etcd_client import Compare, CompareOp, Txn, TxnOp
-from etcd_client_common import connect, failure, key, revision
-from report import Report, run
+from etcd_client_common import connect, failure, key, revision, run
+from report import Report
 
 
 async def put_get_delete(report: Report) -> None:
@@ -75,4 +75,4 @@ async def at_once(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run(put_get_delete, txn, refusals, at_once, around=asyncio.run)
+    run(put_get_delete, txn, refusals, at_once)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from etcd_client import EtcdLockOption
-from etcd_client_common import client, connect, failure, key
-from report import Report, run
+from etcd_client_common import client, connect, failure, key, run
+from report import Report
 
 
 async def _lease_of(connection: object, name: bytes) -> int:
@@ -42,4 +40,4 @@ async def locked_without_lease(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run(life, locked_without_lease, around=asyncio.run)
+    run(life, locked_without_lease)

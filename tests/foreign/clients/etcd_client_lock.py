@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from etcd_client import EtcdLockOption
-from etcd_client_common import client, connect, failure, key
-from report import Report, run
+from etcd_client_common import client, connect, failure, key, run
+from report import Report
 
 
 async def keys(connection: Any, name: bytes, wanted: int) -> int:
@@ -59,4 +59,4 @@ async def counting(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run(time_out, expiry, counting, around=asyncio.run)
+    run(time_out, expiry, counting)

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from etcd_client import ConnectOptions, GRPCStatusError, Txn, TxnOp
-from etcd_client_common import Watched, client, connect, event, key
-from report import Report, run
+from etcd_client_common import Watched, client, connect, event, key, run
+from report import Report
 
 
 async def one_key(report: Report) -> None:
@@ -85,4 +85,4 @@ async def eager_heartbeats(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run(one_key, prefix_and_txn, once, many, eager_heartbeats, around=asyncio.run)
+    run(one_key, prefix_and_txn, once, many, eager_heartbeats)
