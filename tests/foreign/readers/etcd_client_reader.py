@@ -6,6 +6,7 @@ This client cannot watch from an old revision, so it writes the events that it i
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,3 +55,4 @@ def _connect(task: Task) -> Any:
 
 if __name__ == "__main__":
     run(ranged, watched)
+    os._exit(0)  # threads of tokio that go on while the interpreter ends may abort it
