@@ -95,34 +95,44 @@ class WatchingClient:
 
     async def _stream(self, member: Member, ending: Ending) -> None:
         """One stream, until it ends, falls silent, or is ended by us."""
-        self._begin(member)
+        streams = self._begin(member, ending)
         async with _opened(member) as call:
             try:
-                for number, stream in enumerate(self._streams.values(), start=1):
+                for number, stream in enumerate(streams, start=1):
                     await asyncio.wait_for(call.write(_create(stream.request, number)), _SILENCE_S)
                 asking = asyncio.create_task(self._ask(call, ending))
                 try:
-                    await self._read(call, ending)
+                    await self._read(call, streams, ending)
                 finally:
                     asking.cancel()
             finally:
                 now = time.monotonic_ns()
-                for stream in self._streams.values():
+                for stream in streams:
                     stream.ended, stream.lives = now, (stream.lives[0], member.lives)
 
-    def _begin(self, member: Member) -> None:
+    def _begin(self, member: Member, ending: Ending) -> list[Stream]:
+        """The watchers of a new stream: when the run is over, without those that have got everything.
+
+        They would begin in the future, where nothing is written any more; and a server answers no request for progress
+        while any watcher of the stream begins in the future.
+        """
         now = time.monotonic_ns()
+        begun = []
         for watcher, watched in self._wanted.items():
             before = self._streams.get(watcher)
+            if before is not None and ending.over.is_set() and _has_reached(before, ending.rev):
+                continue
             start = before.next_start() if before is not None else watched.start
             stream = Stream(watcher, self._attempt, member.number, replace(watched, start=start), now)
             stream.lives, stream.lasting = (member.lives, member.lives), self._habits.lasting
             self._streams[watcher] = stream
             self._recorder.streams.append(stream)
+            begun.append(stream)
         self._attempt += 1
+        return begun
 
-    async def _read(self, call: Any, ending: Ending) -> None:
-        streams = dict(enumerate(self._streams.values(), start=1))
+    async def _read(self, call: Any, begun: Sequence[Stream], ending: Ending) -> None:
+        streams = dict(enumerate(begun, start=1))
         until = time.monotonic() + self._rng.uniform(*self._habits.lives_s)
         while not (ending.over.is_set() and self._reached(ending.rev)):
             if time.monotonic() > until and not ending.over.is_set():
@@ -150,7 +160,11 @@ class WatchingClient:
                 await call.write(request)
 
     def _reached(self, rev: int) -> bool:
-        return all(stream.first and stream.position() >= rev for stream in self._streams.values())
+        return all(_has_reached(stream, rev) for stream in self._streams.values())
+
+
+def _has_reached(stream: Stream, rev: int) -> bool:
+    return bool(stream.first) and stream.position() >= rev
 
 
 @contextlib.asynccontextmanager
