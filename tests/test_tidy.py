@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -31,10 +33,37 @@ SOURCES = _tracked("*.py")
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in SOURCES}
 
 
+class Facts(NamedTuple):
+    """What a source says of itself; its tree is not kept: so many objects make every collection of garbage slow."""
+
+    long_functions: list[str]
+    imported: set[str]
+    asserts: bool
+
+
 @functools.cache
-def _trees() -> dict[str, ast.Module]:
-    """All sources, parsed; not at the import, which every process of a test run pays for."""
-    return {name: ast.parse(text) for name, text in TEXTS.items()}
+def _facts() -> dict[str, Facts]:
+    """Facts about all sources; not at the import, which every process of a test run pays for."""
+    gc.disable()
+    try:
+        return {name: _facts_of(ast.parse(text)) for name, text in TEXTS.items()}
+    finally:
+        gc.enable()
+
+
+def _facts_of(tree: ast.Module) -> Facts:
+    facts = Facts([], set(), False)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX:
+                facts.long_functions.append(node.name)
+        elif isinstance(node, ast.Import):
+            facts.imported.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            facts.imported.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.Assert):
+            facts = facts._replace(asserts=True)
+    return facts
 
 
 def test_files_stay_readable() -> None:
@@ -50,34 +79,16 @@ def test_nothing_is_left_for_later_and_nobody_sleeps() -> None:
     assert not [name for name, text in others.items() if SLEEP.search(text)], "wait for a condition"
 
 
-def _long_functions(tree: ast.AST) -> list[str]:
-    return [
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX
-    ]
-
-
 def test_functions_stay_readable() -> None:
-    assert not {name: long for name, tree in _trees().items() if (long := _long_functions(tree))}
-
-
-def _imported(tree: ast.AST) -> set[str]:
-    nodes = list(ast.walk(tree))
-    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return {
-        name.split(".")[0]
-        for name in plain | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    }
+    assert not {name: facts.long_functions for name, facts in _facts().items() if facts.long_functions}
 
 
 @pytest.mark.parametrize("module", ["pickle", "marshal", "shelve"])
 def test_nothing_is_unpickled(module: str) -> None:
-    assert not [name for name, tree in _trees().items() if name != OWN_NAME and module in _imported(tree)]
+    assert not [name for name, facts in _facts().items() if name != OWN_NAME and module in facts.imported]
 
 
 def test_safety_does_not_rest_on_assert() -> None:
     checked = [name for name in SOURCES if name.startswith(("raftkv/", "storage/")) and "/cli/" not in name]
-    asserting = [name for name in checked if any(isinstance(node, ast.Assert) for node in ast.walk(_trees()[name]))]
+    asserting = [name for name in checked if _facts()[name].asserts]
     assert not asserting, "raise InvariantError: python -O drops asserts"

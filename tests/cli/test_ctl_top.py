@@ -21,6 +21,7 @@ from raftkv.cli.top_model import Row, Sample, make_rows, total
 from raftkv.cli.top_view import fitting, headline
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import run_ctl
+from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, free_port, wait_for
 
 pytestmark = pytest.mark.xdist_group("cli-top")
@@ -30,7 +31,7 @@ TIMEOUT_S = 20.0
 EVENTS = "etcd_debugging_mvcc_events_total"
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(scope="module", params=long_except(PROGRAMS, {"raftkv"}))
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster(PROGRAMS[request.param], size=3) as cluster:
         yield cluster
@@ -105,7 +106,7 @@ def test_once_as_a_table(cluster: Cluster) -> None:
     assert "elections" in text
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("kind", long_except(PROGRAMS, {"raftkv"}))
 def test_it_goes_on_when_a_member_goes(kind: str) -> None:
     with Cluster(PROGRAMS[kind], size=3) as cluster:
         words = raftkvctl(",".join(cluster.endpoints), "top", "--json", "--interval", "100ms")

@@ -189,7 +189,7 @@ def test_interactive_progress(server: str) -> None:
     assert ran[1] == ran[0]
 
 
-@pytest.mark.parametrize("form", ["simple", "json", "fields", "protobuf"])
+@pytest.mark.parametrize("form", long_except(["simple", "json", "fields", "protobuf"], {"json"}))
 def test_a_compacted_revision(form: str) -> None:
     for program in PROGRAMS.values():
         with Cluster(program) as cluster:

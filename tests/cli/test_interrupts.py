@@ -19,6 +19,7 @@ import pytest
 
 from tests.cli.programs import TIMEOUT_S, InTerminal, Running, raftkvctl
 from tests.cli.runner import run_ctl
+from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, wait_for
 
 SOON_S = 8.0
@@ -84,7 +85,7 @@ class Nobody:
             connection.close()
 
 
-@pytest.fixture(params=["closing", "silent"])
+@pytest.fixture(params=long_except(["closing", "silent"], {"silent"}))
 def nobody(request: pytest.FixtureRequest) -> Iterator[Nobody]:
     nobody = Nobody(closes=request.param == "closing")
     yield nobody
@@ -102,7 +103,7 @@ def must_end(program: Running, nobody: Nobody, number: signal.Signals) -> int:
     return code
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", long_except([signal.SIGINT, signal.SIGTERM], {signal.SIGINT}))
 @pytest.mark.parametrize("words", WAITING, ids=" ".join)
 def test_a_signal_ends_a_command_that_no_member_answers(
     nobody: Nobody, words: tuple[str, ...], number: signal.Signals

@@ -12,6 +12,7 @@ import pytest
 from raftkv import __version__
 from tests.cli.programs import Running
 from tests.cli.runner import run_ctl, run_server
+from tests.long import long_except
 from tests.procs import RAFTKV, Cluster
 
 BIN = Path(sys.executable).parent
@@ -157,7 +158,7 @@ DAEMONS = {
 }
 
 
-@pytest.mark.parametrize("daemon", DAEMONS)
+@pytest.mark.parametrize("daemon", long_except(DAEMONS, {"torchft-lighthouse"}))
 def test_a_daemon_says_that_it_is_ready_when_its_cluster_answers(daemon: str) -> None:
     waits, ready = DAEMONS[daemon]
     with Cluster(RAFTKV) as cluster:

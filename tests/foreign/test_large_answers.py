@@ -183,7 +183,7 @@ def test_a_client_reads_every_size(name: str, one: Store) -> None:
 
 
 @THREE_MEMBERS
-@pytest.mark.parametrize("name", long_except(NAMES, ("etcdctl-3.4", "node", "etcd_client")))
+@pytest.mark.parametrize("name", long_except(NAMES, ("node",)))
 def test_a_client_reads_from_a_follower_over_a_slow_link(name: str, three: Store) -> None:
     with Relay(three.follower, SLOW) as link:
         _read(name, link.endpoint, three, UP_TO_4_MB)

@@ -41,7 +41,7 @@ def storm(options: Options) -> Report:
     return asyncio.run(run(dataclasses.replace(options, time_s=None, quiet_every=5)))
 
 
-@pytest.mark.parametrize("name", long_except(STORMS, {"brief-3", "set-1"}))
+@pytest.mark.parametrize("name", long_except(STORMS, {"brief-3"}))
 def test_nothing_acknowledged_is_lost(name: str) -> None:
     report = storm(STORMS[name])
     print(f"{name}: {report.figures}")

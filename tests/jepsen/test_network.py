@@ -14,6 +14,7 @@ from jepsen.db import Cluster, DbError, Settings, free_ports
 from jepsen.network import CLIENTS, Door, Network
 from jepsen.partitions import FAULTS, both_ways
 from jepsen.runner import Options, run
+from tests.long import long_except
 
 SOON_S = 0.2
 LONG_S = 10.0
@@ -170,6 +171,6 @@ def leader_cut_off(system: str) -> Callable[[Path], None]:
     return go
 
 
-@pytest.mark.parametrize("system", ["etcd", "raftkv"])
+@pytest.mark.parametrize("system", long_except(["etcd", "raftkv"], {"raftkv"}))
 def test_a_leader_that_is_cut_off_is_replaced_and_serves_nothing_stale(system: str, tmp_runs: Path) -> None:
     leader_cut_off(system)(tmp_runs)

@@ -20,6 +20,7 @@ from jepsen.watcher import Ending, Habits, WatchingClient
 from jepsen.watches import Watched
 from raftkv.pb import rpc_pb2
 from tests.jepsen.stage import READY_S, Stage, staged
+from tests.long import long_except
 
 WRITES = 40
 FUTURE = 1000
@@ -60,7 +61,7 @@ def test_a_watcher_of_the_future_is_given_no_bookmark(system: str, expected: set
     assert rules(system, tmp_runs, (future,), Habits((ASKS_S, ASKS_S), lasting=False)) == expected
 
 
-@pytest.mark.parametrize("system", ["etcd", "raftkv"])
+@pytest.mark.parametrize("system", long_except(["etcd", "raftkv"], {"raftkv"}))
 def test_watchers_of_all_kinds_get_all(system: str, tmp_runs: Path) -> None:
     everything = Watched("\0", END_OF_KEYS, start=2, previous=True, fragment=True)
     wanted = (everything, Watched("k", "l", start=2, without=("put",)), Watched("t1", start=3))

@@ -178,7 +178,7 @@ RECEIVING = {
 }
 
 
-@pytest.mark.parametrize("point", long_except(RECEIVING, {"snapshotBeforeRename", "applyBeforeOpenSnapshot"}))
+@pytest.mark.parametrize("point", long_except(RECEIVING, {"applyBeforeOpenSnapshot"}))
 def test_a_receiver_killed_while_it_installs(three: Three, point: str) -> None:
     position = three.follower()
     member = three.cluster.members[position]

@@ -11,6 +11,7 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
+from tests.long import long_except
 from tests.procs import ETCD, RAFTKV, Cluster, wait_for
 from tests.server.process import COMPACT, DELETE, must_put
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("process-hash")
 HASH = "etcdserverpb.Maintenance/Hash"
 
 
-@pytest.fixture(scope="module", params=[ETCD, RAFTKV], ids=lambda program: program.name)
+@pytest.fixture(scope="module", params=long_except([ETCD, RAFTKV], [RAFTKV]), ids=lambda program: program.name)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster(request.param, size=3) as cluster:
         yield cluster
