@@ -66,7 +66,7 @@ setup(
         "dev-torch": DEV_TORCH,
     },
     entry_points={
-        "console_scripts": ["raftkv = raftkv.cli.main:main", "raftkvctl = raftkv.cli.ctl:main"],
+        "console_scripts": ["raftkv = raftkv.cli.start:raftkv", "raftkvctl = raftkv.cli.start:raftkvctl"],
         "pytest11": ["raftkv = raftkv.pytest_plugin"],
         "torchrun.handlers": ["raftkv = raftkv.torch.entry:get_handler"],
         "torch.backends": ["raftkv = raftkv.torch.autoload:autoload"],

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import heapq
 import json
 import statistics
 import sys
@@ -36,6 +37,7 @@ LEASE_TTL_S: Final = 10
 KEYS: Final = 200
 VALUE: Final = b"v" * 256
 ERRORS_KEPT: Final = 20
+SLOWEST_KEPT: Final = 20
 PREFIX: Final = b"honest/"
 
 
@@ -48,6 +50,14 @@ class Window:
         self.event_s: list[float] = []
         self.errors: list[str] = []
         self.errors_total = 0
+        self.slowest: list[tuple[float, float]] = []
+        """Seconds that the slowest puts took, and when they ended; the least of them first."""
+
+    def put(self, seconds: float, now: float) -> None:
+        """A put was answered, or refused."""
+        self.put_s.append(seconds)
+        keep = heapq.heappush if len(self.slowest) < SLOWEST_KEPT else heapq.heappushpop
+        keep(self.slowest, (seconds, now))
 
     def error(self, text: str) -> None:
         self.errors_total += 1
@@ -57,7 +67,8 @@ class Window:
     def as_json(self) -> dict[str, Any]:
         names = (("put", self.put_s), ("read", self.read_s), ("event", self.event_s))
         told: dict[str, Any] = {name: _summary(times) for name, times in names}
-        return {**told, "errors": self.errors_total, "error_texts": self.errors}
+        slowest = sorted(self.slowest, reverse=True)
+        return {**told, "errors": self.errors_total, "error_texts": self.errors, "slowest": slowest}
 
 
 def _summary(times_s: list[float]) -> dict[str, float]:
@@ -113,7 +124,7 @@ class Honest:
         member = number % len(self.channels)
         answer = await self._call(member, "/etcdserverpb.KV/Put", request, f"put at member {member + 1}")
         now = monotonic()
-        self.window.put_s.append(now - due)
+        self.window.put(now - due, now)
         if answer is not None:
             revision = rpc_pb2.PutResponse.FromString(answer).header.revision
             self._acknowledged[key] = max(self._acknowledged.get(key, 0), revision)

@@ -64,6 +64,8 @@ class Verdict:
     leader_changes: int = 0
     memory_mb: list[str] = field(default_factory=list)
     descriptors: list[str] = field(default_factory=list)
+    slowest: list[str] = field(default_factory=list)
+    """Honest puts that took the longest, and the rows meanwhile."""
     misses: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -90,6 +92,8 @@ class Soak:
         self._random = random.Random(seed)
         self._scale = scale
         self._attack_s = attack_s
+        self._rows: list[tuple[str, float, float]] = []
+        """What was done, from when until when."""
         self._first: list[dict[str, float]] = []
         self._logged: list[int] = []
 
@@ -123,6 +127,7 @@ class Soak:
             await self._one(row)
 
     async def _one(self, row: Row) -> None:
+        began = monotonic()
         attacker = Attacker(
             self._cluster.endpoints, self._random.randrange(len(self._cluster.members)), self._scale, 1.0
         )
@@ -142,6 +147,7 @@ class Soak:
             self.verdict.refusals[f"{row.name}: {error}"] += 1
         finally:
             await attacker.close()
+        self._rows.append((row.name, began, monotonic()))
         self.verdict.rounds[row.name] += 1
         self.verdict.refusals.update(attacker.refusals)
 
@@ -197,6 +203,9 @@ class Soak:
             found.append(f"{verdict.leader_changes} changes of leader")
         if verdict.longest_own_turn_ms > TURN_LIMIT_MS:
             found.append(f"a turn of {verdict.longest_own_turn_ms:.0f} ms")
+        for seconds, ended in verdict.honest.pop("slowest"):
+            rows = [name for name, began, over in self._rows if began < ended and over > ended - seconds]
+            verdict.slowest.append(f"{seconds:.2f} s: {', '.join(rows)}")
         for size, member in zip(self._logged, self._cluster.members, strict=True):
             longest = sorted(long_turns(member, size), reverse=True)[:5]
             verdict.work += [f"{member.name}: {own_ms} ms: {work}" for own_ms, work in longest]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -33,6 +34,8 @@ def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:
     Returns:
         the exit code.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``start`` left it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return _ended(body, complain)
     except BrokenPipeError:

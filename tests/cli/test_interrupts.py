@@ -219,3 +219,34 @@ def test_without_a_terminal_nothing_is_drawn_and_a_signal_prints_what_there_is(m
 
 def put_in(member: str) -> bool:
     return run_ctl(["--endpoints", member, "get", "--prefix", "", "--keys-only", "--limit=1"]).output != b""
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+_, module, program = sys.argv
+del sys.argv[1:]
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from raftkv.cli import start
+sys.exit(getattr(start, program)())
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "program", "code"),
+    [
+        ("raftkv.cli.ctl", "raftkvctl", -signal.SIGINT),
+        ("raftkv.cli.main", "raftkv", -signal.SIGINT),
+        ("raftkv.server.main", "raftkv", 130),
+    ],
+)
+def test_a_signal_during_the_imports_ends_a_program_without_a_word(module: str, program: str, code: int) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, module, program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
