@@ -1,0 +1,75 @@
+"""The wheel, as somebody installs it who has no clone: everything is in it, and the programs serve."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.procs import Cluster, Program
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMEOUT_S = 300.0
+
+pytestmark = pytest.mark.long
+
+
+def _run(*command: str | Path, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _sources() -> list[str]:
+    listed = _run("git", "ls-files", "raftkv", "storage", cwd=ROOT).split()
+    return [name for name in listed if (ROOT / name).is_file() and not (ROOT / name).is_symlink()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is tracked, built: neither what an earlier build left here nor what the tests need."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in [*_sources(), "setup.py", "pyproject.toml", "README.md"]:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, source / name)
+    _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", target, source, cwd=target)
+    (built,) = target.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel in it; other packages are those of this one, which come after its own."""
+    home = tmp_path_factory.mktemp("environment")
+    _run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home)
+    python = home / "bin" / "python"
+    _run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel, cwd=home)
+    found = _run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=home).strip()
+    Path(found, "others.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    return home
+
+
+def test_the_wheel_has_every_file_and_no_other(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    renamed = {name if name.startswith("raftkv/") else f"raftkv/{name}" for name in _sources()}
+    assert packed == renamed
+
+
+def test_what_it_installs_is_used_and_serves(home: Path) -> None:
+    python, programs = home / "bin" / "python", home / "bin"
+    where = _run(python, "-c", "import raftkv.storage; print(raftkv.storage.__file__)", cwd=home)
+    assert where.startswith(str(home))
+    with Cluster(Program("raftkv", (str(programs / "raftkv"),), ())) as cluster:
+        (endpoint,) = cluster.endpoints
+        assert _run(programs / "raftkvctl", "--endpoints", endpoint, "put", "a", "b", cwd=home) == "OK\n"
+        assert _run(programs / "raftkvctl", "--endpoints", endpoint, "get", "a", cwd=home) == "a\nb\n"
