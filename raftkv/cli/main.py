@@ -31,6 +31,13 @@ Usage:
   raftkv tcpstore-gateway    serve torch's TCPStore from a cluster
   raftkv version             print the version
 
+Examples:
+  raftkv --data-dir /var/lib/raftkv
+  raftkv --name a --listen-peer-urls http://10.0.0.1:2380 --initial-advertise-peer-urls http://10.0.0.1:2380 \\
+    --listen-client-urls http://10.0.0.1:2379 --advertise-client-urls http://10.0.0.1:2379 \\
+    --initial-cluster a=http://10.0.0.1:2380,b=http://10.0.0.2:2380,c=http://10.0.0.3:2380
+  raftkv cluster --size 3
+
 Flags are etcd's, with one dash or two; every flag is also an environment variable: ETCD_ and its name in capitals.
 --config-file FILE reads a YAML file instead of both."""
 
