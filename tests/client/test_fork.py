@@ -299,6 +299,7 @@ def test_workers_of_a_torch_data_loader(member):
     assert run(member, LOADER) == f"{total}\n{total}\n3 False\n"
 
 
+@pytest.mark.long
 def test_members_die_while_children_and_parent_go_on(three):
     """The parent's watch sees every write of every child, also when its member dies in between."""
     program = """

@@ -253,6 +253,7 @@ class LyingWire(Wire):
         return LyingPending(super().start(*arguments, **options))
 
 
+@pytest.mark.long
 def test_a_planted_bug_is_found_replayed_and_made_small() -> None:
     with (
         Cluster(ETCD_FAST) as first,

@@ -197,6 +197,7 @@ def test_a_receiver_killed_while_it_installs(three: Three, point: str) -> None:
     assert _files_of(member) == ["applied", "db", "db-lock"]
 
 
+@pytest.mark.long
 def test_a_sender_killed_before_it_sends(three: Three) -> None:
     member = three.cluster.members[three.follower()]
     revision = _fall_behind(three, member)

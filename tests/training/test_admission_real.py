@@ -144,6 +144,7 @@ def test_one_run_waits_for_the_slots_of_the_other(play) -> None:
     play(story)
 
 
+@pytest.mark.long
 def test_a_run_that_dies_without_a_word_makes_room(play) -> None:
     async def story(stage: Stage) -> None:
         first = await stage.run("c", "xy", cluster="dying")
