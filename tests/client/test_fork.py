@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from tests.procs import RAFTKV, Cluster, wait_for
 
 PRELUDE = """
