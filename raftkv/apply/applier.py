@@ -146,6 +146,7 @@ class Applier:
         self.membership = membership
         self.leases = leases
         self.term = 0
+        self._is_answered = True
         self._when_compacted: list[Callable[[], None]] = []
         self._handlers: dict[int, Callable[[Any], Outcome | Work]] = {
             Kind.PUT: self._put,
@@ -160,18 +161,19 @@ class Applier:
             Kind.LEASE_RENEW: self._lease_renew,
         }
 
-    def apply(self, kind: int, body: bytes, request: Any = None) -> Outcome:
+    def apply(self, kind: int, body: bytes, request: Any = None, *, is_answered: bool = True) -> Outcome:
         """Execute one entry at once, however long it takes; see ``begin``."""
-        outcome = self.begin(kind, body, request)
+        outcome = self.begin(kind, body, request, is_answered=is_answered)
         return outcome if isinstance(outcome, Outcome) else txn.finish(outcome)
 
-    def begin(self, kind: int, body: bytes, request: Any = None) -> Outcome | Work:
+    def begin(self, kind: int, body: bytes, request: Any = None, *, is_answered: bool = True) -> Outcome | Work:
         """Execute one entry, or, if it is much work, begin to.
 
         Arguments:
             kind: of the request.
             body: its protobuf bytes.
             request: the same already parsed, where the caller has it.
+            is_answered: whether somebody waits here for the answer; else what is only read for it may be left out.
 
         Returns:
             The outcome; or work to be driven to its end before anything else is applied. Readers of the store see it
@@ -184,6 +186,7 @@ class Applier:
         handler = self._handlers.get(kind)
         if handler is None:
             raise _unknown(kind, body)
+        self._is_answered = is_answered
         try:
             if request is None:
                 request = PARSERS[kind](body)
@@ -235,6 +238,8 @@ class Applier:
         return Outcome(revision, body)
 
     def _delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> Outcome | Work:
+        if not self._is_answered:
+            request.prev_kv = False
         if request.range_end and self.store.known_count(request.key, request.range_end) > self._at_once_max:
             return self._delete_range_in_pieces(request)
         write = self.store.begin()
@@ -253,19 +258,22 @@ class Applier:
         budget = txn.Budget(self._at_once_max)
         try:
             path = txn.choose_path(self.store, request, budget)
-            txn.spend_intervals(self.store, path, budget)
+            executed = path if self._is_answered else txn.without_answers(path)
+            txn.spend_intervals(self.store, executed, budget)
         except txn.Costly:
-            return self._txn_in_pieces(request)
+            return self._txn_in_pieces(request, self._is_answered)
         txn.check_path(self.store, path, self.leases)
         write = self.store.begin()
-        body = txn.execute(write, path)
+        body = txn.execute(write, executed)
         write.end()
         return Outcome(self.store.revision, body)
 
-    def _txn_in_pieces(self, request: rpc_pb2.TxnRequest) -> Work:
+    def _txn_in_pieces(self, request: rpc_pb2.TxnRequest, is_answered: bool) -> Work:
         path = yield from txn.choose_path_in_pieces(self.store, request)
         txn.check_path(self.store, path, self.leases)
         yield
+        if not is_answered:
+            path = txn.without_answers(path)
         self._check_changes(txn.count_changes(self.store, path))
         write = self.store.begin()
         body = yield from txn.execute_in_pieces(write, path)

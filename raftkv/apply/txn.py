@@ -112,6 +112,18 @@ class Path:
     nested: list[Path] = field(default_factory=list)
 
 
+def without_answers(path: Path) -> Path:
+    """The same path for a member where nobody waits for what it answers: without ranges and previous values.
+
+    Changes the request of the path. However much a client asks to be told in one entry is the work of one member then.
+    """
+    operations = [operation for operation in path.operations if operation.WhichOneof("request") != _RANGE]
+    for operation in operations:
+        if operation.WhichOneof("request") == _DELETE:
+            operation.request_delete_range.prev_kv = False
+    return Path(path.succeeded, operations, [without_answers(nested) for nested in path.nested])
+
+
 class Costly(Exception):
     """A request is too much work for one turn of the loop: do it in pieces."""
 

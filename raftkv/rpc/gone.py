@@ -48,6 +48,8 @@ GONE: Final[asyncio.Transport] = _GoneTransport()
 
 FREE_BYTES_PER_STEP: Final = 4 * 1024 * 1024
 """Giving memory back to the system takes about 0.2 ms a MiB."""
+FREE_STREAMS_PER_STEP: Final = 50
+"""To end a stream takes about 20 us, however little it has queued."""
 
 
 async def free_in_steps(h2: H2Connection, stream_ids: Iterable[int]) -> None:
@@ -58,12 +60,12 @@ async def free_in_steps(h2: H2Connection, stream_ids: Iterable[int]) -> None:
         stream_ids: those that may have something queued.
     """
     left_bytes = h2.queued_body_size()
-    for stream_id in stream_ids:
+    for number, stream_id in enumerate(stream_ids, start=1):
         with contextlib.suppress(H2Error):
             h2.reset(stream_id, ErrorCode.CANCEL)
             h2.data_to_send(FREE_BYTES_PER_STEP)  # the stream ends, and is freed, as its reset leaves
             h2.events()
-        if left_bytes - h2.queued_body_size() >= FREE_BYTES_PER_STEP:
+        if number % FREE_STREAMS_PER_STEP == 0 or left_bytes - h2.queued_body_size() >= FREE_BYTES_PER_STEP:
             left_bytes = h2.queued_body_size()
             await asyncio.sleep(0)
 

@@ -31,7 +31,7 @@ from raftkv.raft.types import Entry, EntryType
 from raftkv.server.proposals import Proposals, Waiter
 from raftkv.storage.failpoints import failpoint
 
-SLICE_S: Final = 0.008
+SLICE_S: Final = 0.015
 """How long a pass of the loop works on an entry: others get their turn each time."""
 
 TURN_S: Final = 0.008
@@ -181,7 +181,10 @@ class Applying:
         kind, request_id, body = request
         waiter = self._node.proposals.pop(request_id)
         failpoint("beforeApplyOneEntryNormal")
-        outcome = self._node.applier.begin(kind, body, None if waiter is None else waiter.request)
+        if waiter is None:
+            outcome = self._node.applier.begin(kind, body, is_answered=False)
+        else:
+            outcome = self._node.applier.begin(kind, body, waiter.request)
         if not isinstance(outcome, Outcome):
             self._under_way = _UnderWay(entry, waiter, outcome)
             if before is not None:

@@ -6,7 +6,8 @@ are submitted, and their callback runs on the event loop, never before the fsync
 A short fsync is cheaper done inline: handing a batch to a thread and back costs some twenty system calls of two
 threads that want one interpreter, more than the sync itself on a fast disk. A long one would hold the loop, so while
 the usual sync (the median, which a burst of slow ones does not move) is above ``INLINE_SYNC_MAX_S`` batches go to the
-thread, where all that gathered during one sync share the next.
+thread, where all that gathered during one sync share the next. Slow ones come in bursts, as when the database is
+written too: after one of ``SLOW_SYNC_S`` batches go to the thread for ``SLOW_S``.
 
 A failed write or sync is final: after fsync reported an error the kernel may have dropped the dirty pages, so trying
 again could acknowledge what is not on disk. The member stops.
@@ -27,6 +28,9 @@ from raftkv.storage.failpoints import failpoint
 
 INLINE_SYNC_MAX_S: Final = 0.001
 """Usual duration of a sync up to which it is done on the event loop."""
+
+SLOW_SYNC_S: Final = 0.005
+SLOW_S: Final = 0.25
 
 INLINE_BYTES_MAX: Final = 1024 * 1024
 """A batch above this goes to the thread however short syncs are: its own checksums and writing would hold the loop."""
@@ -146,6 +150,7 @@ class Disk:
         self._queue: queue.SimpleQueue[Batch | threading.Event | None] = queue.SimpleQueue()
         self._outstanding = 0
         self._usual_s = 0.0
+        self._slow_until = 0.0
         self._thread = threading.Thread(target=self._run, name="raftkv-wal", daemon=True)
         self._thread.start()
 
@@ -157,12 +162,15 @@ class Disk:
     def submit(self, batch: Batch) -> None:
         """Make a batch durable, then call its ``done`` on the loop (possibly before this returns)."""
         is_short = batch.is_short and batch.size_bytes <= INLINE_BYTES_MAX
-        if is_short and self._outstanding == 0 and self._usual_s < INLINE_SYNC_MAX_S:
+        if is_short and self._outstanding == 0 and self._is_fast():
             self._write((batch,))
             batch.done()
             return
         self._outstanding += 1
         self._queue.put(batch)
+
+    def _is_fast(self) -> bool:
+        return self._usual_s < INLINE_SYNC_MAX_S and time.perf_counter() > self._slow_until
 
     def drain(self) -> None:
         """Block until everything submitted is durable: before a snapshot replaces the log. Callbacks run later."""
@@ -181,7 +189,10 @@ class Disk:
         if any(batch.must_sync for batch in batches):
             started = time.perf_counter()
             self._log.sync()
-            seconds = time.perf_counter() - started
+            ended = time.perf_counter()
+            seconds = ended - started
+            if seconds > SLOW_SYNC_S:
+                self._slow_until = ended + SLOW_S
             step_s = max(_STEP_MIN_S, self._usual_s * _STEP_SHARE)
             self._usual_s += step_s if seconds > self._usual_s else -step_s
             self._observe_sync(seconds)

@@ -58,10 +58,11 @@ class Machine:
         self.membership = Membership(self.store, schema.MEMBERS)
         self.applier = Applier(self.store, self.alarms, self.membership, ManyLeases(self.store), **limits)
 
-    def apply(self, request: Any, parsed: bool = False) -> Outcome:
+    def apply(self, request: Any, parsed: bool = False, is_answered: bool = True) -> Outcome:
         """Apply as an entry; from its bytes, as another member does, unless ``parsed``."""
         kind, _ = KINDS[type(request)]
-        outcome = self.applier.apply(kind, request.SerializeToString(), request if parsed else None)
+        data = request.SerializeToString()
+        outcome = self.applier.apply(kind, data, request if parsed else None, is_answered=is_answered)
         self.store.set_applied(self.store.applied_index + 1, 1)
         return outcome
 

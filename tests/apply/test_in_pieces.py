@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftkv import errors
-from raftkv.apply import applier, check, compares, leases, txn
+from raftkv.apply import applier, check, compares, leases, ranges, response, txn
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind
 from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
@@ -126,6 +126,29 @@ def test_long_entries_have_pieces() -> None:
         outcome, pieces = _in_pieces(machine, kind, request.SerializeToString())
         assert outcome.error is None
         assert pieces >= 20
+
+
+@pytest.mark.parametrize("at_once_max", [10_000, 1], ids=["at once", "in pieces"])
+def test_what_is_only_read_is_not_read_where_nobody_waits(at_once_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(at_once_max=at_once_max)
+    for key in KEYS:
+        machine.answer(put(key, b"v"))
+    gone = delete(b"a", b"c", prev_kv=True)
+    request = make_txn(then=[EVERYTHING, put(b"f", b"v"), EVERYTHING, make_txn(then=[EVERYTHING]), gone])
+    asked = machine.reopened()
+    answer = rpc_pb2.TxnResponse.FromString(asked.apply(request).body)
+    assert len(answer.responses[2].response_range.kvs) == len(KEYS) + 1
+    assert len(answer.responses[4].response_delete_range.prev_kvs) == 2
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("nobody waits for that")
+
+    monkeypatch.setattr(ranges, "execute", never)
+    monkeypatch.setattr(ranges, "in_pieces", never)
+    monkeypatch.setattr(response, "delete_range_body", lambda deleted, prev_kvs: never() if prev_kvs else b"")
+    outcome = machine.apply(request, is_answered=False)
+    assert (outcome.error, outcome.revision) == (None, asked.store.revision)
+    assert machine.hash() == asked.hash()
 
 
 def test_what_one_revision_cannot_hold_is_refused_before_anything_changes() -> None:

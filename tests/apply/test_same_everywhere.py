@@ -1,7 +1,8 @@
 """The same entries give the same answers and the same history on every member, however its disk and restarts went.
 
 One machine applies plainly. The other parses each entry from its bytes, commits and compacts at other moments, and
-is read back from its backend now and then. The requests are those of the differential test against etcd.
+is read back from its backend now and then. On a third nobody waits for answers. The requests are those of the
+differential test against etcd.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def _told(outcome: Outcome) -> tuple[int, bytes, str]:
 def test_same_everywhere(seed: int) -> None:
     rng = random.Random(seed)
     generator = Generator(seed=seed, view=View(base=1, revision=1))
-    plain, other = Machine(), Machine()
+    plain, other, unasked = Machine(), Machine(), Machine()
     applied = refused = 0
     for _ in range(STEPS):
         step = generator.next_step()
@@ -57,6 +58,8 @@ def test_same_everywhere(seed: int) -> None:
             continue
         outcome = plain.apply(step.request, parsed=True)
         assert _told(other.apply(step.request)) == _told(outcome), step
+        unheard = unasked.apply(step.request, is_answered=False)
+        assert (unheard.revision, repr(unheard.error)) == (outcome.revision, repr(outcome.error)), step
         generator.observe(step, _answer(outcome))
         applied += outcome.error is None
         refused += outcome.error is not None
@@ -69,8 +72,8 @@ def test_same_everywhere(seed: int) -> None:
     assert applied > STEPS // 5
     assert refused > 0
     assert plain.hash() == other.hash()
-    plain.finish_compactions()
-    other.finish_compactions()
-    assert plain.hash() == other.hash() == plain.reopened().hash()
+    for machine in (plain, other, unasked):
+        machine.finish_compactions()
+    assert plain.hash() == other.hash() == unasked.hash() == plain.reopened().hash()
     everything = rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0")
     assert plain.store.range(everything.key, everything.range_end).kvs == other.store.range(b"\0", b"\0").kvs

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from raftkv.rpc import Channel, Code, ServerLimits, UnaryCall, server_core
 from raftkv.rpc.budget import CONNECTION_FULL, NOT_READ, PROCESS_FULL
-from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps
+from raftkv.rpc.gone import FREE_BYTES_PER_STEP, FREE_STREAMS_PER_STEP, free_in_steps
 from raftkv.rpc.h2 import H2Connection
 from tests.rpc import raw
 from tests.rpc import services as s
@@ -308,3 +309,26 @@ async def test_what_a_lost_connection_had_queued_is_freed_in_steps(monkeypatch: 
         await until(lambda: len(left) > 1 and left[-1] == 0)
     assert left[0] >= 64 * MIB
     assert max(before - after for before, after in pairwise(left)) <= FREE_BYTES_PER_STEP + MIB + 5
+
+
+def test_streams_that_have_little_queued_are_ended_in_steps_too() -> None:
+    """To end 1,000 takes 20 ms."""
+    ended: list[int] = []
+
+    class Engine:
+        def queued_body_size(self) -> int:
+            return FREE_BYTES_PER_STEP - len(ended)
+
+        def reset(self, stream_id: int, code: int) -> None:
+            ended.append(stream_id)
+
+        def data_to_send(self, limit: int) -> bytes:
+            return b""
+
+        def events(self) -> list[object]:
+            return []
+
+    engine: Any = Engine()
+    seen = [len(ended) for _ in free_in_steps(engine, range(1_000)).__await__()]
+    assert len(ended) == 1_000
+    assert max(after - before for before, after in pairwise([0, *seen, 1_000])) <= FREE_STREAMS_PER_STEP

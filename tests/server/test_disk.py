@@ -141,6 +141,29 @@ def test_a_slow_disk_is_left_to_the_thread_and_batches_share_a_sync(
     assert log.events.count("sync") <= 2, "what gathered during a sync shares the next"
 
 
+def test_after_a_slow_sync_the_next_are_left_to_the_thread_for_a_while(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_module, "SLOW_SYNC_S", -1.0)
+
+    async def scenario() -> None:
+        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
+        done: list[int] = []
+        disk.submit(_batch(1, done))
+        assert done == [1]
+        disk.submit(_batch(2, done))
+        assert done == [1]
+        await _all_durable(disk)
+        monkeypatch.setattr(disk_module, "SLOW_S", -1.0)  # as if it had passed when the next sync ends
+        disk.submit(_batch(3, done))
+        await _all_durable(disk)
+        disk.submit(_batch(4, done))
+        assert done == [1, 2, 3, 4]
+        disk.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_batch_behind_an_outstanding_one_never_overtakes_it(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
