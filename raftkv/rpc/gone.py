@@ -13,7 +13,7 @@ from asyncio import sslproto
 from collections.abc import Iterable
 from typing import Final
 
-from raftkv.rpc.h2 import ErrorCode, H2Connection, H2Error
+from raftkv.rpc.h2 import ErrorCode, H2Connection, H2Error, window_update_frame
 
 
 class _GoneTransport(asyncio.Transport):
@@ -61,6 +61,9 @@ async def free_in_steps(h2: H2Connection, stream_ids: Iterable[int]) -> None:
     """
     left_bytes = h2.queued_body_size()
     for number, stream_id in enumerate(stream_ids, start=1):
+        while _is_large(h2, stream_id) and _take_out(h2, stream_id):
+            left_bytes = h2.queued_body_size()
+            await asyncio.sleep(0)
         with contextlib.suppress(H2Error):
             h2.reset(stream_id, ErrorCode.CANCEL)
             h2.data_to_send(FREE_BYTES_PER_STEP)  # the stream ends, and is freed, as its reset leaves
@@ -68,6 +71,31 @@ async def free_in_steps(h2: H2Connection, stream_ids: Iterable[int]) -> None:
         if number % FREE_STREAMS_PER_STEP == 0 or left_bytes - h2.queued_body_size() >= FREE_BYTES_PER_STEP:
             left_bytes = h2.queued_body_size()
             await asyncio.sleep(0)
+
+
+def _is_large(h2: H2Connection, stream_id: int) -> bool:
+    try:
+        return h2.queued_body_size(stream_id) > FREE_BYTES_PER_STEP
+    except H2Error:
+        return False
+
+
+def _take_out(h2: H2Connection, stream_id: int) -> bool:
+    """Open the windows as the client might have, and drop what leaves; whether something did.
+
+    A reset would free all that the stream has queued at once.
+    """
+    before = h2.queued_body_size(stream_id)
+    try:
+        if h2.stream_remote_window_size(stream_id) < FREE_BYTES_PER_STEP:
+            h2.receive_data(window_update_frame(stream_id, FREE_BYTES_PER_STEP))
+        if h2.remote_window_size < FREE_BYTES_PER_STEP:
+            h2.receive_data(window_update_frame(0, FREE_BYTES_PER_STEP))
+        h2.data_to_send(FREE_BYTES_PER_STEP)
+        h2.events()
+        return h2.queued_body_size(stream_id) < before
+    except H2Error:
+        return False
 
 
 def nothing() -> None:

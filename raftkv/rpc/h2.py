@@ -70,6 +70,7 @@ __all__ = [
     "WindowUpdated",
     "client_connection",
     "server_connection",
+    "window_update_frame",
 ]
 
 H2Error = NGH2Error
@@ -175,6 +176,11 @@ def goaway_frame(error_code: int, debug_data: bytes = b"", last_stream_id: int =
     """
     payload = last_stream_id.to_bytes(4, "big") + error_code.to_bytes(4, "big") + debug_data
     return len(payload).to_bytes(3, "big") + b"\x07\x00" + bytes(4) + payload
+
+
+def window_update_frame(stream_id: int, increment: int) -> bytes:
+    """Return a WINDOW_UPDATE as a client sends it; stream 0 is the connection."""
+    return b"\0\0\x04\x08\0" + stream_id.to_bytes(4, "big") + increment.to_bytes(4, "big")
 
 
 def server_connection(limits: ServerLimits) -> H2Connection:

@@ -12,7 +12,7 @@ import pytest
 from raftkv.rpc import Channel, Code, ServerLimits, UnaryCall, server_core
 from raftkv.rpc.budget import CONNECTION_FULL, NOT_READ, PROCESS_FULL
 from raftkv.rpc.gone import FREE_BYTES_PER_STEP, FREE_STREAMS_PER_STEP, free_in_steps
-from raftkv.rpc.h2 import H2Connection
+from raftkv.rpc.h2 import RESPONSE_HEADERS, H2Connection, server_connection
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.loop import failure, on_loop, until
@@ -311,13 +311,29 @@ async def test_what_a_lost_connection_had_queued_is_freed_in_steps(monkeypatch: 
     assert max(before - after for before, after in pairwise(left)) <= FREE_BYTES_PER_STEP + MIB + 5
 
 
+def test_one_stream_that_has_much_queued_is_freed_in_steps() -> None:
+    h2 = server_connection(ServerLimits())
+    h2.receive_data(CLOSED_WINDOWS + ask(1, 2, 1))
+    h2.events()
+    for stream_id in (1, 3):
+        h2.send_response(stream_id, RESPONSE_HEADERS)
+        h2.send_in_slices(stream_id, bytes(40 * MIB))
+    h2.data_to_send(0)
+    left = [h2.queued_body_size()]
+    left += [h2.queued_body_size() for _ in free_in_steps(h2, [1, 3]).__await__()]
+    left.append(h2.queued_body_size())
+    assert left[0] >= 80 * MIB
+    assert left[-1] == 0
+    assert max(before - after for before, after in pairwise(left)) <= 2 * FREE_BYTES_PER_STEP
+
+
 def test_streams_that_have_little_queued_are_ended_in_steps_too() -> None:
     """To end 1,000 takes 20 ms."""
     ended: list[int] = []
 
     class Engine:
-        def queued_body_size(self) -> int:
-            return FREE_BYTES_PER_STEP - len(ended)
+        def queued_body_size(self, stream_id: int | None = None) -> int:
+            return 1 if stream_id is not None else FREE_BYTES_PER_STEP - len(ended)
 
         def reset(self, stream_id: int, code: int) -> None:
             ended.append(stream_id)
