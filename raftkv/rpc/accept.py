@@ -204,9 +204,9 @@ class Connection(asyncio.Protocol):
 
     def _become_http1(self, transport: asyncio.Transport) -> None:
         peer = _peer_of(transport)
-        handler = self._server.http_handler
+        server = self._server
         self._http1 = Http1Protocol(
-            handler, self._server.limits, transport, peer, self._server, self.released, self._since_s
+            server.http_handler, server.limits, server.answers, transport, peer, server, self.released, self._since_s
         )
         buffered = self._hand_over(transport, self._http1)
         if buffered:

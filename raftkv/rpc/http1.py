@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import h11
 
+from raftkv.rpc.budget import AnswerBudget
 from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.http import HttpHandler, HttpRequest, HttpResponse, text_response
 from raftkv.rpc.limits import ServerLimits
@@ -47,6 +48,7 @@ class Http1Protocol(asyncio.Protocol):
         self,
         handler: HttpHandler | None,
         limits: ServerLimits,
+        budget: AnswerBudget,
         transport: asyncio.Transport,
         peer: Peer,
         spawner: Spawner,
@@ -55,6 +57,11 @@ class Http1Protocol(asyncio.Protocol):
     ) -> None:
         self._handler = handler
         self._limits = limits
+        self._budget = budget
+        self._held_bytes = 0
+        """What the budget knows of."""
+        self._served_bytes = 0
+        """The body of the request under way."""
         self._transport = transport
         self._peer = peer
         self._spawner = spawner
@@ -85,14 +92,21 @@ class Http1Protocol(asyncio.Protocol):
             return
         self._inbox += data
         self._last_read_s = self._loop.time()
-        if self._task is not None:
-            # Reading on shows that the client has left.
-            if len(self._inbox) > self._limits.http_body_bytes:
-                self._transport.pause_reading()
-            return
-        if self._idle:
-            self._await_header()
-        self._read_events()
+        if self._task is None:
+            if self._idle:
+                self._await_header()
+            self._read_events()
+        elif len(self._inbox) > self._limits.http_body_bytes:  # until then, reading on shows that the client has left
+            self._transport.pause_reading()
+        self._hold()
+        if self._budget.held_bytes > self._budget.held_limit_bytes and self._held_bytes and self._task is None:
+            self._refuse(503, "too many bytes of unfinished requests")
+
+    def _hold(self) -> None:
+        """Count what is kept of requests with the unfinished messages of all connections."""
+        size = len(self._inbox) + len(self._body) + self._served_bytes
+        self._budget.held_bytes += size - self._held_bytes
+        self._held_bytes = size
 
     def _read_events(self) -> None:
         try:
@@ -148,6 +162,7 @@ class Http1Protocol(asyncio.Protocol):
     def _take_request(self) -> HttpRequest:
         head, self._request = self._request, None
         body, self._body = bytes(self._body), bytearray()
+        self._served_bytes = len(body)
         if head is None:
             raise RuntimeError("a body ended without a request")
         return HttpRequest(
@@ -224,11 +239,15 @@ class Http1Protocol(asyncio.Protocol):
         self._finished = True
         self._timer.cancel()
         self._inbox.clear()
+        self._body.clear()
+        self._hold()
         if not self._transport.is_closing():  # asyncio's TLS transport breaks when it is closed twice
             self._transport.close()
         self._stall.arm(self._transport, self._transport.abort)
 
     def _next_request(self) -> None:
+        self._served_bytes = 0
+        self._hold()
         if self._finished:
             return
         if self._draining or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
@@ -242,6 +261,7 @@ class Http1Protocol(asyncio.Protocol):
         else:
             self._await_request()
         self._read_events()
+        self._hold()
         if len(self._inbox) <= self._limits.http_body_bytes and not self._finished:
             self._transport.resume_reading()
 
@@ -300,6 +320,10 @@ class Http1Protocol(asyncio.Protocol):
         self._finished = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
+        self._inbox.clear()
+        self._body.clear()
+        self._served_bytes = 0
+        self._hold()
         self._released()
 
 

@@ -316,6 +316,46 @@ async def test_plain_bodies_count_as_unfinished_messages() -> None:
 
 
 @on_loop
+async def test_bodies_over_http_1_1_count_with_those_of_all_connections() -> None:
+    """Forty clients begin bodies of 1 MiB; who comes when there are too many is refused, and a short one is served."""
+    may_end = asyncio.Event()
+
+    async def handle(request: HttpRequest) -> HttpResponse:
+        if request.path == "/wait":
+            await may_end.wait()
+        return HttpResponse(200, b"short")
+
+    limit = 4 << 20
+    async with s.echo_server(ServerLimits(process_assembly_bytes=limit), handle) as echo:
+        budget = echo.server.answers
+        host, _, port = echo.target.rpartition(":")
+        begun = b"PUT /x HTTP/1.1\r\nHost: x\r\nContent-Length: 1048576\r\n\r\n" + bytes(900_000)
+        clients = [await asyncio.open_connection(host, int(port)) for _ in range(40)]
+        for _, writer in clients:
+            writer.write(begun)
+        answers = [asyncio.create_task(reader.readline()) for reader, _ in clients]
+        await until(lambda: sum(answer.done() for answer in answers) >= 35)
+        assert {answer.result() for answer in answers if answer.done()} == {b"HTTP/1.1 503 Service Unavailable\r\n"}
+        assert 3 << 20 < budget.held_bytes <= limit
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        for answer in answers:
+            answer.cancel()
+        for _, one in [*clients, (reader, writer)]:
+            one.close()
+        await until(lambda: budget.held_bytes == 0)
+
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"PUT /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + bytes(100_000))
+        await until(lambda: budget.held_bytes == 100_000)
+        may_end.set()
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        await until(lambda: budget.held_bytes == 0)
+        writer.close()
+
+
+@on_loop
 async def test_unfinished_messages_of_one_connection_are_bounded_together() -> None:
     """Sixty streams, each with a message of which only the last byte is missing."""
     limits = ServerLimits(assembly_bytes=1 << 20)
