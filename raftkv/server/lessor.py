@@ -148,6 +148,7 @@ class Lessor:
         self._term = 0
         self._after_outage = False
         self._timer: asyncio.TimerHandle | None = None
+        self._queueing: asyncio.Handle | None = None
         self._end_timers: set[asyncio.TimerHandle] = set()
         self.on_end: list[Callable[[int], None]] = []
         """Told of every lease that is gone, in the entry that ends it."""
@@ -164,7 +165,7 @@ class Lessor:
 
     def stop(self) -> None:
         """Decide nothing more; whoever waits is told."""
-        for timer in (self._timer, self._gathering, *self._end_timers):
+        for timer in (self._timer, self._gathering, self._queueing, *self._end_timers):
             if timer is not None:
                 timer.cancel()
         for ticket in self._renewals.surrender() + self._arrived + self._arrived_elsewhere:
@@ -186,6 +187,19 @@ class Lessor:
                 self._confirmation = _Confirmation(self, self.clock())
                 self._node.read(self._confirmation)
             self._router.tick()
+            self._queue_some()
+        except Exception as error:
+            self._node.fatal(error)
+
+    def _queue_some(self) -> None:
+        """Go on with what a change of leaders has left to be queued; a beat does so too, which is often enough."""
+        if self.times.queue_some() and self._queueing is None:
+            self._queueing = self._loop.call_soon(self._queue_more)
+
+    def _queue_more(self) -> None:
+        self._queueing = None
+        try:
+            self._queue_some()
         except Exception as error:
             self._node.fatal(error)
 

@@ -5,7 +5,7 @@ the clock it is given, so that time can be simulated.
 
     every member: entry GRANT or RENEW applied  -> renewed_at = now
     new leader:   ends_at = renewed_at + TTL + LOGGED_S      (``promote``, once all entries before its term are applied)
-                  but not at once: owners that could reach no leader get time to reach this one
+                  but none at once: owners that could reach no leader get time to reach this one
     keep-alive:   ends_at = now + TTL
     its owner's connection broke:  ends_at = min(ends_at, now + grace)         (``shorten``; any keep-alive undoes it)
     sweep:        ends_at <= now -> doomed: its end is on its way into the log, nothing renews it any more
@@ -17,6 +17,9 @@ than ``LOGGED_S`` before, and applied. Every member saw that entry later than it
 The lease clock is monotonic; the wall clock is never read. It runs with ``beat``, which is called every ``BEAT_S``:
 when a beat is late because the process stood still, all but ``STALL_S`` of the delay is left out, because keep-alives
 that came meanwhile wait in the sockets and must be read before leases end for the lack of them.
+
+There may be a million leases, so a change of leaders touches none: what a leader knows of a lease counts under its own
+reign alone and is made anew when the next one looks at it, and those that may end are queued in steps (``queue_some``).
 """
 
 from __future__ import annotations
@@ -32,13 +35,11 @@ LOGGED_S: Final = 0.5
 """A renewal in the log lets the leader answer keep-alives from memory for so long."""
 
 PATIENCE_S: Final = 1.0
-"""What a new leader leaves at least to a lease that its owner, by its own clock, must take for over (``LOGGED_S``
-before it is): an owner that has not given up asks one member after the other, and a round may take most of this."""
+"""How long a new leader ends no lease: an owner whose own clock has run out, but that has not given up, asks one member
+after the other, and a round may take most of this."""
 
-OUTAGE_S: Final = 1.0
 OUTAGE_GRACE_S: Final = 2.0
-"""The same after an outage in which owners were turned away: they try again every quarter of a second, all of them. A
-lease that would have been over for ``OUTAGE_S`` tells of one, whatever the new leader has seen."""
+"""The same after an outage in which owners were turned away: they try again every quarter of a second, all of them."""
 
 UNHEARD_TTLS: Final = 0.5
 """A new leader shortens a lease that it has not heard of yet to no less than this part of its TTL: an owner that went
@@ -57,6 +58,11 @@ TTL_BUCKETS_S: Final = tuple(2.0**power for power in range(24))
 """Bounds of etcd's histogram of TTLs: a second to three months."""
 
 _STALE_MAX: Final = 1_000
+
+QUEUED_PER_STEP: Final = 5_000
+"""Leases that are queued in a row: 3 ms."""
+
+FREED_PER_STEP: Final = 50_000
 
 
 class LeaseClock:
@@ -83,11 +89,13 @@ class LeaseClock:
 
 
 class _Lease:
-    __slots__ = ("doomed", "ends_at", "kept_at", "logged_at", "queued_at", "renewed_at", "ttl_s")
+    __slots__ = ("doomed", "ends_at", "kept_at", "logged_at", "queued_at", "reign", "renewed_at", "ttl_s")
 
-    def __init__(self, ttl_s: int, now: float) -> None:
+    def __init__(self, ttl_s: int, now: float, reign: int) -> None:
         self.ttl_s = ttl_s
         self.renewed_at = now
+        # Under which reign the rest was known.
+        self.reign = reign
         self.ends_at = now + ttl_s
         # When the last RENEW that this leader saw applied was proposed, in seconds of the monotonic clock.
         self.logged_at = -math.inf
@@ -120,7 +128,13 @@ class LeaseTimes:
         self._clock = clock
         self._on_end = on_end
         self._leases: dict[int, _Lease] = {}
+        self._reign = 0
+        # No lease ends before; and none that this leader has not heard of.
+        self._earliest = self._earliest_unheard = -math.inf
         self._heap: list[tuple[float, int]] = []
+        # Leases that are not in the heap yet, and heaps of earlier reigns that are being freed.
+        self._unqueued: list[int] = []
+        self._old_heaps: list[list[tuple[float, int]]] = []
         # Doomed, and to be proposed again because it is not known whether the last proposal arrived.
         self._again: deque[int] = deque()
 
@@ -134,7 +148,7 @@ class LeaseTimes:
         self.granted_total += 1
         self.ttl_counts[bisect_left(TTL_BUCKETS_S, ttl_s)] += 1
         self.ttl_sum_s += ttl_s
-        lease = self._leases[lease_id] = _Lease(ttl_s, self._clock.now())
+        lease = self._leases[lease_id] = _Lease(ttl_s, self._clock.now(), self._reign)
         if self.is_primary:
             self._push(lease_id, lease)
 
@@ -159,7 +173,7 @@ class LeaseTimes:
         now = self._clock.now()
         gone = self._leases.keys() - granted.keys()
         self.demote()
-        self._leases = {lease_id: _Lease(ttl_s, now) for lease_id, ttl_s in granted.items()}
+        self._leases = {lease_id: _Lease(ttl_s, now, self._reign) for lease_id, ttl_s in granted.items()}
         for lease_id in gone:
             self._on_end(lease_id)
 
@@ -172,23 +186,34 @@ class LeaseTimes:
             after_outage: there was no leader for so long that owners were turned away, or for nobody knows how long
                 because this member has just started: what it takes for the last renewal is no news of the owner.
         """
-        now = self._clock.now()
-        for lease in self._leases.values():
-            ends_at = lease.renewed_at + lease.ttl_s + LOGGED_S
-            left_s = ends_at - now
-            grace_s = OUTAGE_GRACE_S if after_outage or left_s < -OUTAGE_S else PATIENCE_S if left_s < LOGGED_S else 0.0
-            lease.ends_at = max(ends_at, now + grace_s)
-            lease.logged_at = lease.kept_at = -math.inf
-            lease.doomed = False
-        self._again.clear()
-        self._rebuild_heap()
+        self.demote()
+        self._reign += 1
+        self._earliest = -math.inf
+        self._earliest_unheard = self._clock.now() + (OUTAGE_GRACE_S if after_outage else PATIENCE_S)
+        self._requeue()
         self.is_primary = True
 
     def demote(self) -> None:
         """This member does not lead, or does not know that it does."""
         self.is_primary = False
-        self._heap.clear()
+        self._drop_heap()
+        self._unqueued = []
         self._again.clear()
+
+    def _known(self, lease_id: int) -> _Lease | None:
+        """A lease, and what this reign knows of it: at first that it lasts from its last renewal in the log."""
+        lease = self._leases.get(lease_id)
+        if lease is not None and lease.reign != self._reign:
+            lease.reign = self._reign
+            lease.ends_at = lease.renewed_at + lease.ttl_s + LOGGED_S
+            lease.logged_at = lease.kept_at = -math.inf
+            lease.doomed = False
+        return lease
+
+    def _end_of(self, lease: _Lease) -> float:
+        """When it ends, if nothing happens."""
+        earliest = self._earliest_unheard if lease.kept_at == -math.inf else self._earliest
+        return max(lease.ends_at, earliest, self._earliest)
 
     # -- what the primary decides ------------------------------------------------------------------------------------
 
@@ -199,11 +224,11 @@ class LeaseTimes:
             GONE: no such lease. DYING: it is over and will be gone soon; nothing can save it. FRESH: renewed, and the
             log knows of it as far as is needed. UNLOGGED: renewed here; to be answered once a RENEW is applied.
         """
-        lease = self._leases.get(lease_id)
+        lease = self._known(lease_id)
         if lease is None:
             return GONE
         now = self._clock.now()
-        if lease.doomed or lease.ends_at <= now:
+        if lease.doomed or (lease.ends_at <= now and self._end_of(lease) <= now):
             return DYING
         lease.ends_at = now + lease.ttl_s
         # Not in lease time, which may stand still while the clocks of other members run.
@@ -222,7 +247,7 @@ class LeaseTimes:
         Returns:
             Seconds until it ends now, or None if nothing has changed.
         """
-        lease = self._leases.get(lease_id)
+        lease = self._known(lease_id)
         if lease is None or lease.doomed or lease.kept_at > self._clock.monotonic() - age_s:
             return None
         if lease.kept_at == -math.inf:
@@ -233,21 +258,18 @@ class LeaseTimes:
         lease.ends_at = now + grace_s
         self._push(lease_id, lease)
         self._trim_heap()
-        return grace_s
+        return max(grace_s, self._end_of(lease) - now)
 
     def note_logged(self, lease_ids: Sequence[int], proposed_at: float) -> None:
         """A RENEW that this leader proposed (monotonic time) is applied."""
         for lease_id in lease_ids:
-            lease = self._leases.get(lease_id)
+            lease = self._known(lease_id)
             if lease is not None:
                 lease.logged_at = proposed_at
 
     def forgive(self, grace_s: float) -> None:
         """Let no lease end for so long, but those that are doomed."""
-        earliest = self._clock.now() + grace_s
-        for lease in self._leases.values():
-            lease.ends_at = max(lease.ends_at, earliest)
-        self._rebuild_heap()
+        self._earliest = max(self._earliest, self._clock.now() + grace_s)
 
     def has_due(self) -> bool:
         """Whether a lease is over now."""
@@ -271,9 +293,9 @@ class LeaseTimes:
         """The lease at the head of the heap, if it is over; what the heap has wrong is put right on the way."""
         while self._heap and self._heap[0][0] <= now:
             queued_at, lease_id = self._heap[0]
-            lease = self._leases.get(lease_id)
+            lease = self._known(lease_id)
             is_stale = lease is None or lease.queued_at != queued_at or lease.doomed
-            if lease is not None and not is_stale and lease.ends_at <= now:
+            if lease is not None and not is_stale and self._end_of(lease) <= now:
                 return lease_id
             heapq.heappop(self._heap)
             if lease is not None and not is_stale:
@@ -293,7 +315,10 @@ class LeaseTimes:
 
     def remaining_s(self, lease_id: int) -> float:
         """Seconds until a lease that exists ends, as this member sees it; 0 if it is over already."""
-        return max(0.0, self._leases[lease_id].ends_at - self._clock.now())
+        lease = self._known(lease_id)
+        if lease is None:
+            raise KeyError(lease_id)
+        return max(0.0, self._end_of(lease) - self._clock.now())
 
     def ends(self) -> Iterator[tuple[float, int]]:
         """When each lease ends, and its id; for members that do not lead, as of the last renewal in the log.
@@ -301,22 +326,43 @@ class LeaseTimes:
         Leases may come and go while it is in use.
         """
         for lease_id in list(self._leases):
-            lease = self._leases.get(lease_id)
+            lease = self._known(lease_id)
             if lease is not None:
-                yield (lease.ends_at if self.is_primary else lease.renewed_at + lease.ttl_s), lease_id
+                yield (self._end_of(lease) if self.is_primary else lease.renewed_at + lease.ttl_s), lease_id
 
     # -- the heap ----------------------------------------------------------------------------------------------------
 
+    def queue_some(self) -> bool:
+        """Queue some of the leases that may end, and free some of an earlier reign's queue; whether more is left.
+
+        A lease that is not queued yet ends a little later.
+        """
+        for lease_id in self._unqueued[-QUEUED_PER_STEP:]:
+            lease = self._known(lease_id)
+            if lease is not None and not lease.doomed:
+                self._push(lease_id, lease)
+        del self._unqueued[-QUEUED_PER_STEP:]
+        if self._old_heaps:
+            del self._old_heaps[-1][-FREED_PER_STEP:]
+            if not self._old_heaps[-1]:
+                self._old_heaps.pop()
+        return bool(self._unqueued or self._old_heaps)
+
     def _push(self, lease_id: int, lease: _Lease) -> None:
-        lease.queued_at = lease.ends_at
+        lease.queued_at = self._end_of(lease)
         heapq.heappush(self._heap, (lease.queued_at, lease_id))
 
     def _trim_heap(self) -> None:
         if len(self._heap) > 2 * len(self._leases) + _STALE_MAX:
-            self._rebuild_heap()
+            self._drop_heap()
+            self._requeue()
 
-    def _rebuild_heap(self) -> None:
-        for lease in self._leases.values():
-            lease.queued_at = lease.ends_at
-        self._heap = [(lease.queued_at, lease_id) for lease_id, lease in self._leases.items() if not lease.doomed]
-        heapq.heapify(self._heap)
+    def _drop_heap(self) -> None:
+        if self._heap:
+            self._old_heaps.append(self._heap)
+            self._heap = []
+
+    def _requeue(self) -> None:
+        """Queue all anew: the first at once."""
+        self._unqueued = list(self._leases)
+        self.queue_some()

@@ -128,6 +128,7 @@ class Member:
     def beat(self) -> None:
         """What the timer does."""
         self.clock.beat()
+        self.times.queue_some()
         if self.times.is_primary:
             self.expiry.sweep()
 

@@ -6,6 +6,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.request import Kind
+from raftkv.server.lessor_times import QUEUED_PER_STEP, UNLOGGED, LeaseClock, LeaseTimes
 from tests.server.lessor_world import World
 
 
@@ -46,6 +47,27 @@ def test_a_new_leader_waits_longer_for_owners_that_were_turned_away(after_outage
     world.elect(1, after_outage=after_outage)
     world.advance(5.0)
     assert granted_at + kept_s <= world.ended[7] <= granted_at + kept_s + 0.2
+
+
+def test_a_change_of_leaders_queues_very_many_leases_in_steps() -> None:
+    """At once it took 0.8 s for a million."""
+    now = 100.0
+    clock = LeaseClock(lambda: now)
+    times = LeaseTimes(clock, lambda lease_id: None)
+    count = 2 * QUEUED_PER_STEP + 100
+    for lease_id in range(count):
+        times.granted(lease_id, 1)
+    times.promote()
+    assert times.renew(0) == UNLOGGED, "known at once"
+    for _ in range(4):
+        now += 0.4
+        clock.beat()
+    taken = [len(times.take_due(count))]
+    while times.queue_some():
+        taken.append(len(times.take_due(count)))
+    taken.append(len(times.take_due(count)))
+    assert sum(taken) == count
+    assert max(taken) <= QUEUED_PER_STEP
 
 
 def test_a_renewal_from_memory_holds_under_the_next_leader() -> None:
@@ -305,7 +327,7 @@ def test_an_outage_that_was_longer_than_a_ttl_ends_no_lease_before_its_owner_can
         for member in world.members:
             member.step_down()
             member.beat()
-    world.elect(1)
+    world.elect(1, after_outage=True)
     world.settle()
     elected_at = world.now
     world.advance(0.3)
@@ -325,7 +347,7 @@ def test_after_an_outage_a_dead_owner_keeps_nobody_waiting(outage_s: float, grac
         for member in world.members:
             member.step_down()
             member.beat()
-    world.elect(1)
+    world.elect(1, after_outage=outage_s > 5)
     world.settle()
     elected_at = world.now
     world.advance(4.0)
