@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
 import re
 import subprocess
 import sys
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from raftkv.training.config import RunConfig
 from tests.foreign.environments import interpreter
 from tests.long import long_except
 
@@ -155,10 +159,45 @@ def test_the_example_of_a_test_passes():
     assert "3 passed" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("place", ["docs/client.md"])
+WHOLE = ["docs/client.md"]
+"""Pages whose blocks are programs; those of others leave out what is the reader's, and an example has the whole."""
+
+
+def python_blocks(place):
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+PARTS = [
+    (str(page.relative_to(ROOT)), number)
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for number, _ in enumerate(python_blocks(page))
+    if str(page.relative_to(ROOT)) not in WHOLE and "raftkv.torch.nvrx" not in python_blocks(page)[number]
+]
+"""Without the one that needs another environment; its example is played there."""
+
+
+@pytest.mark.parametrize(("place", "number"), PARTS)
+def test_what_a_part_of_a_program_names_of_raftkv_is_there(place, number):
+    """Its imports work, and functions and classes that it calls of them take the arguments that it names."""
+    tree = ast.parse(python_blocks(place)[number])
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    ours = [node for node in imports if "raftkv" in ast.unparse(node)]
+    assert ours
+    names: dict[str, object] = {}
+    exec(compile(ast.Module(ours, []), place, "exec"), names)
+    for call in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
+        called = ast.unparse(call.func)
+        if called.split(".")[0] in names:
+            taken = set(inspect.signature(eval(called, names)).parameters)
+            if "options" in taken:  # of a run
+                taken |= {field.name for field in dataclasses.fields(RunConfig)}
+            assert {keyword.arg for keyword in call.keywords} <= taken, called
+
+
+@pytest.mark.parametrize("place", WHOLE)
 def test_the_python_of_the_documentation_runs(place, tmp_path):
     """Each block of Python is a program, or a test if it has a test function."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = python_blocks(place)
     assert blocks
     for number, block in enumerate(blocks):
         path = tmp_path / f"test_block_{number}.py"
