@@ -184,12 +184,16 @@ class Lessor:
             if self.times.is_primary and not self._is_primary():
                 self._leader_changed()  # lost and won again between two looks: another term
             if self.times.is_primary and self._confirmation is None and self._expiry.has_work():
-                self._confirmation = _Confirmation(self, self.clock())
-                self._node.read(self._confirmation)
+                self._ask_to_end_leases()
             self._router.tick()
             self._queue_some()
         except Exception as error:
             self._node.fatal(error)
+
+    def _ask_to_end_leases(self) -> None:
+        if not self._node.stopped:
+            self._confirmation = _Confirmation(self, self.clock())
+            self._node.read(self._confirmation)
 
     def _queue_some(self) -> None:
         """Go on with what a change of leaders has left to be queued; a beat does so too, which is often enough."""

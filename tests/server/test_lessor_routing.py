@@ -18,7 +18,7 @@ from raftkv.server.lease_graces import GRACE_MAX_MS, Graces, Orphan
 from raftkv.server.lessor import QUORUM_LATE_S, Lessor
 from raftkv.server.lessor_errands import LEASE_SHORTEN_PATH, Shortening
 from raftkv.server.lessor_renewals import RENEW_MAX, Ticket
-from raftkv.server.lessor_times import LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
+from raftkv.server.lessor_times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
 from raftkv.server.node import NodeSettings
 from tests.apply.machine import Machine
 
@@ -38,10 +38,16 @@ class Node:
         self.stopped = self.is_transferring = False
         self.reads: list[Any] = []
         self.proposed: list[tuple[int, bytes]] = []
+        self.failures: list[BaseException] = []
         self.on_leader_change: list[Callable[[], None]] = []
         self.on_applied: list[Callable[[], None]] = []
 
+    def fatal(self, error: BaseException) -> None:
+        self.failures.append(error)
+
     def read(self, reader: Any) -> None:
+        if self.stopped:
+            raise errors.StoppedError
         self.reads.append(reader)
 
     def propose(self, kind: int, body: bytes, waiter: Any) -> None:
@@ -326,6 +332,24 @@ def test_the_leader_does_not_wait_for_its_next_beat() -> None:
         (kind, body) = follower.node.proposed[0]
         assert (kind, list(raft_pb2.LeaseDecision.FromString(body).ids)) == (Kind.LEASE_EXPIRE, [7])
         follower.lessor.stop()
+
+    run(scenario)
+
+
+def test_a_member_that_stops_ends_no_lease() -> None:
+    async def scenario(follower: Follower) -> None:
+        node, times = follower.node, follower.lessor.times
+        times.granted(7, 60)
+        node.lead()
+        node.confirm()
+        assert times.renew(7) == UNLOGGED
+        follower.lessor.orphaned([Orphan(7, 0.0, asyncio.get_running_loop().time())])
+        node.confirm()
+        node.stopped = True
+        follower.lessor.start()
+        await asyncio.sleep(2 * BEAT_S)
+        follower.lessor.stop()
+        assert not node.failures
 
     run(scenario)
 
