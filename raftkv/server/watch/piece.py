@@ -135,7 +135,7 @@ class View:
 
 
 class Piece:
-    """See the module.
+    """Read a piece of history in steps, and gather for each view the events that its watchers want.
 
     Arguments:
         store: the history.
