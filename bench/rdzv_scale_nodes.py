@@ -25,11 +25,11 @@ from collections import Counter
 from typing import Any
 
 import raftkv
-from raftkv.client import core, streams
+from raftkv.client.rpc import core, streams
 from raftkv.errors import RaftKVError
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Fault
-from raftkv.training.sync_membership import Membership
+from raftkv.training.rendezvous.sync_participant import Membership
 
 WAIT_S = 600.0
 CALLS: Counter[str] = Counter()

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import raftkv
-from raftkv.client.local import LocalCluster
-from raftkv.client.local_member import LocalMember
-from raftkv.client.sync import Client
+from raftkv.client.local.cluster import LocalCluster
+from raftkv.client.local.member import LocalMember
+from raftkv.client.sync.client import Client
 from tests.foreign.environments import InstallError
 from tests.foreign.torchft_job import Replica, TorchftJob
 

@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from jepsen import held_write, ledger, nemesis
+from jepsen import held_write, ledger
 from jepsen.checker import Verdict, judge
 from jepsen.db import DbError, Settings, programs
+from jepsen.faults import nemesis
 from jepsen.history import load
 from jepsen.runner import Options, Report, run
 from jepsen.workloads import WORKLOADS

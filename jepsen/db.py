@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from jepsen.network import Door, Network
+from jepsen.faults.network import Door, Network
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})

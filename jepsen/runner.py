@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jepsen import nemesis as nemeses
 from jepsen.checker import Verdict, judge
 from jepsen.client import Client, Gate
 from jepsen.db import ROOT, Cluster, Member, Settings, require_disk
+from jepsen.faults import nemesis as nemeses
+from jepsen.faults.nemesis import LIVE_S, Nemesis
 from jepsen.history import History, Recorder, save
-from jepsen.nemesis import LIVE_S, Nemesis
 from jepsen.probe import Probe, ProbeError
 from jepsen.store_reader import Compactor, StoreReader
 from jepsen.watcher import Ending

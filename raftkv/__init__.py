@@ -13,7 +13,7 @@
 
     with raftkv.local() as cluster, cluster.connect() as kv: ...      # a throwaway cluster
 
-``raftkv.connect`` is the blocking client (``raftkv.client.sync``), safe in threads and after fork; ``raftkv.aio`` is
+``raftkv.connect`` is the blocking client (``raftkv.client.sync.client``), safe in threads and after fork; ``raftkv.aio`` is
 the same for asyncio. A name is imported when it is first used, so that the server does not load the client.
 """
 
@@ -25,11 +25,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from raftkv import aio as aio
     from raftkv import errors as errors
-    from raftkv.client.compares import create_revision as create_revision
-    from raftkv.client.compares import lease_of as lease_of
-    from raftkv.client.compares import mod_revision as mod_revision
-    from raftkv.client.compares import value as value
-    from raftkv.client.compares import version as version
     from raftkv.client.errors import AuthenticationFailed as AuthenticationFailed
     from raftkv.client.errors import EndpointsFailed as EndpointsFailed
     from raftkv.client.errors import FenceLost as FenceLost
@@ -39,26 +34,31 @@ if TYPE_CHECKING:
     from raftkv.client.errors import TermLost as TermLost
     from raftkv.client.errors import TxnConflict as TxnConflict
     from raftkv.client.errors import WatchCanceled as WatchCanceled
-    from raftkv.client.local import LocalCluster as LocalCluster
-    from raftkv.client.local import local as local
-    from raftkv.client.local_member import LocalClusterError as LocalClusterError
-    from raftkv.client.operations import delete as delete
-    from raftkv.client.operations import get as get
-    from raftkv.client.operations import get_range as get_range
-    from raftkv.client.operations import put as put
-    from raftkv.client.sync import Client as Client
-    from raftkv.client.sync import connect as connect
-    from raftkv.client.sync_lease import Lease as Lease
-    from raftkv.client.sync_lease import Session as Session
-    from raftkv.client.sync_lock import Lock as Lock
-    from raftkv.client.sync_lock import Term as Term
-    from raftkv.client.sync_loop import Closed as Closed
-    from raftkv.client.sync_loop import Forked as Forked
-    from raftkv.client.sync_loop import WrongThread as WrongThread
-    from raftkv.client.sync_stm import Transaction as Transaction
-    from raftkv.client.sync_txn import Txn as Txn
-    from raftkv.client.sync_watch import Watch as Watch
-    from raftkv.client.txn import txn as txn
+    from raftkv.client.kv.compares import create_revision as create_revision
+    from raftkv.client.kv.compares import lease_of as lease_of
+    from raftkv.client.kv.compares import mod_revision as mod_revision
+    from raftkv.client.kv.compares import value as value
+    from raftkv.client.kv.compares import version as version
+    from raftkv.client.kv.operations import delete as delete
+    from raftkv.client.kv.operations import get as get
+    from raftkv.client.kv.operations import get_range as get_range
+    from raftkv.client.kv.operations import put as put
+    from raftkv.client.kv.txn import txn as txn
+    from raftkv.client.local.cluster import LocalCluster as LocalCluster
+    from raftkv.client.local.cluster import local as local
+    from raftkv.client.local.member import LocalClusterError as LocalClusterError
+    from raftkv.client.sync.client import Client as Client
+    from raftkv.client.sync.client import connect as connect
+    from raftkv.client.sync.lease import Lease as Lease
+    from raftkv.client.sync.lease import Session as Session
+    from raftkv.client.sync.lock import Lock as Lock
+    from raftkv.client.sync.lock import Term as Term
+    from raftkv.client.sync.loop import Closed as Closed
+    from raftkv.client.sync.loop import Forked as Forked
+    from raftkv.client.sync.loop import WrongThread as WrongThread
+    from raftkv.client.sync.stm import Transaction as Transaction
+    from raftkv.client.sync.txn import Txn as Txn
+    from raftkv.client.sync.watch import Watch as Watch
     from raftkv.client.values import Event as Event
     from raftkv.client.values import KeyValue as KeyValue
     from raftkv.errors import CompactedError as Compacted
@@ -69,22 +69,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PLACES: Final = {
-    "client.compares": ("create_revision", "lease_of", "mod_revision", "value", "version"),
+    "client.kv.compares": ("create_revision", "lease_of", "mod_revision", "value", "version"),
     "client.errors": (
         "AuthenticationFailed", "EndpointsFailed", "FenceLost", "LeaseLost", "LockLost", "LockNotFree", "TermLost",
         "TxnConflict", "WatchCanceled",
     ),
-    "client.local": ("LocalCluster", "local"),
-    "client.local_member": ("LocalClusterError",),
-    "client.operations": ("delete", "get", "get_range", "put"),
-    "client.sync": ("Client", "connect"),
-    "client.sync_lease": ("Lease", "Session"),
-    "client.sync_lock": ("Lock", "Term"),
-    "client.sync_loop": ("Closed", "Forked", "WrongThread"),
-    "client.sync_stm": ("Transaction",),
-    "client.sync_txn": ("Txn",),
-    "client.sync_watch": ("Watch",),
-    "client.txn": ("txn",),
+    "client.local.cluster": ("LocalCluster", "local"),
+    "client.local.member": ("LocalClusterError",),
+    "client.kv.operations": ("delete", "get", "get_range", "put"),
+    "client.sync.client": ("Client", "connect"),
+    "client.sync.lease": ("Lease", "Session"),
+    "client.sync.lock": ("Lock", "Term"),
+    "client.sync.loop": ("Closed", "Forked", "WrongThread"),
+    "client.sync.stm": ("Transaction",),
+    "client.sync.txn": ("Txn",),
+    "client.sync.watch": ("Watch",),
+    "client.kv.txn": ("txn",),
     "client.values": ("Event", "KeyValue"),
     "errors": ("ConfigError", "RaftKVError", "StatusError"),
 }  # fmt: skip

@@ -30,8 +30,6 @@ write has failed: True if it certainly did not happen.
 
 from __future__ import annotations
 
-from raftkv.client.compares import create_revision, lease_of, mod_revision, value, version
-from raftkv.client.election import Term
 from raftkv.client.errors import (
     AuthenticationFailed,
     EndpointsFailed,
@@ -43,13 +41,15 @@ from raftkv.client.errors import (
     TxnConflict,
     WatchCanceled,
 )
-from raftkv.client.lease import Lease
+from raftkv.client.kv.compares import create_revision, lease_of, mod_revision, value, version
+from raftkv.client.kv.operations import delete, get, get_range, put
+from raftkv.client.kv.stm import Transaction
+from raftkv.client.kv.txn import Txn, txn
+from raftkv.client.lease.lease import Lease
+from raftkv.client.lease.session import Session
 from raftkv.client.library import Client, connect
-from raftkv.client.lock import Lock
-from raftkv.client.operations import delete, get, get_range, put
-from raftkv.client.session import Session
-from raftkv.client.stm import Transaction
-from raftkv.client.txn import Txn, txn
+from raftkv.client.lock.election import Term
+from raftkv.client.lock.lock import Lock
 from raftkv.client.values import (
     Alarm,
     DeleteResult,
@@ -62,7 +62,7 @@ from raftkv.client.values import (
     RangeResult,
     TxnResult,
 )
-from raftkv.client.watch import Watch
+from raftkv.client.watch.watch import Watch
 from raftkv.errors import CompactedError as Compacted
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 

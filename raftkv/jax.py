@@ -32,13 +32,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from raftkv.client.endpoints import parse_endpoints
-from raftkv.client.sync import Client, connect
+from raftkv.client.rpc.endpoints import parse_endpoints
+from raftkv.client.sync.client import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
 from raftkv.training.config import RunConfig
 from raftkv.training.records import EXIT, Fault
-from raftkv.training.sync_membership import Membership
-from raftkv.training.world import World
+from raftkv.training.rendezvous.sync_participant import Membership
+from raftkv.training.rendezvous.world import World
 
 try:
     from jax._src.clusters import ClusterEnv

@@ -10,7 +10,7 @@ call, and which outlives the process. At the next start everything up to it is c
 the log (nothing is applied before it is durable there), so it is applied again before the member serves.
 
 A power cut may lose the last writes of the page, never the log's: then the mark is older than it was, which is true
-all the same, and a quorum says the rest (``server/readiness``).
+all the same, and a quorum says the rest (``server/node/readiness``).
 
 Invariants: the slots are written in turn, each with its checksum, so that a process killed inside a store leaves the
 other one; a mark is only believed where the log has that index with that term.

@@ -4,7 +4,7 @@
         client = raftkv.Client(link.endpoint)
 
 A slow link has small buffers, so the member soon finds its socket full, and what it sends passes in pieces with a
-pause after each. What clients send passes at once. Left out: cuts of one way, see `jepsen/network.py`.
+pause after each. What clients send passes at once. Left out: cuts of one way, see `jepsen/faults/network.py`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.client.local import local
-from raftkv.client.local_member import LocalClusterError
+from raftkv.client.local.cluster import local
+from raftkv.client.local.member import LocalClusterError
 from raftkv.errors import ConfigError
 from tests.procs import http_get, wait_for
 

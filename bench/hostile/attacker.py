@@ -11,8 +11,8 @@ from time import monotonic
 from typing import Any, Final
 
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.channel import Channel
-from raftkv.rpc.client_stream import ClientStream
+from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.status import RpcError
 from tests.rpc import raw

@@ -26,7 +26,7 @@ from time import monotonic
 from typing import Any, Final
 
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.channel import Channel
+from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
 
 PUT_INTERVAL_S: Final = 0.01

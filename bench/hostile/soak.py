@@ -33,7 +33,7 @@ from bench.hostile.report import TURN_LIMIT_MS
 from bench.hostile.rows import ROWS, Row
 from bench.hostile.stage import HonestProcess, Sampler, agreement, log_bytes, long_turns, members, metrics_of
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.channel import Channel
+from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
 from tests.procs import Cluster
 

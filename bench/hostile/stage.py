@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.channel import Channel
+from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
 from tests.procs import ETCD, RAFTKV, ROOT, Cluster, Member, Program, http_get
 

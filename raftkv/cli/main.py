@@ -17,8 +17,8 @@ import sys
 from collections.abc import Sequence
 
 from raftkv import __version__
-from raftkv.cli.door import leave
 from raftkv.cli.exits import ERROR, SUCCESS, CommandError
+from raftkv.cli.program import leave
 
 API_VERSION = "3.6"
 _ABSENT = ("gateway", "grpc-proxy")
@@ -63,15 +63,15 @@ def _run(words: list[str]) -> int:
     if command == "serve":
         return _serve(rest)
     if command == "cluster":
-        from raftkv.cli import cluster
+        from raftkv.cli.cluster import command as cluster
 
         return cluster.main(rest)
     if command == "torchft-lighthouse":
-        from raftkv.cli import lighthouse
+        from raftkv.cli.daemons import torchft_lighthouse as lighthouse
 
         return lighthouse.main(rest)
     if command == "tcpstore-gateway":
-        from raftkv.cli import gateway
+        from raftkv.cli.daemons import tcpstore_gateway as gateway
 
         return gateway.main(rest)
     if command == "version":
@@ -84,7 +84,7 @@ def _run(words: list[str]) -> int:
 
 
 def _serve(words: list[str]) -> int:
-    from raftkv.cli.server_options import read_options
+    from raftkv.cli.server.options import read_options
     from raftkv.errors import RaftKVError
 
     options = read_options(words, os.environ)
@@ -122,7 +122,7 @@ def _version() -> int:
 
 
 def _help() -> int:
-    from raftkv.cli import server_flags
+    from raftkv.cli.server import flags as server_flags
 
     print(USAGE)
     print(server_flags.usage())

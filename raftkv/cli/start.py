@@ -21,6 +21,6 @@ def raftkv() -> int:
 
 def raftkvctl() -> int:
     """Run the client's command line; its exit code."""
-    from raftkv.cli.ctl import main
+    from raftkv.cli.ctl.__main__ import main
 
     return main()

@@ -10,7 +10,7 @@ one door to the RPC layer).
 The friendly face over the messages is ``raftkv.aio``.
 """
 
-from raftkv.client.core import Client, ClientOptions
-from raftkv.client.methods import Method
+from raftkv.client.rpc.core import Client, ClientOptions
+from raftkv.client.rpc.methods import Method
 
 __all__ = ["Client", "ClientOptions", "Method"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from raftkv.client import methods
+from raftkv.client.rpc import methods
 from raftkv.client.scope import Scope
 from raftkv.client.values import Alarm, EndpointStatus, Member
 from raftkv.errors import StatusError

@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from types import TracebackType
 
 from raftkv.client.admin import Admin
-from raftkv.client.bulk import Bulk
-from raftkv.client.core import Client as Core
-from raftkv.client.core import ClientOptions
-from raftkv.client.election import Elections
-from raftkv.client.endpoints import require_ports
-from raftkv.client.lease_keeper import LeaseKeeper
-from raftkv.client.lock import Locks
-from raftkv.client.pages import Pages
-from raftkv.client.session import Sessions
+from raftkv.client.kv.bulk import Bulk
+from raftkv.client.kv.pages import Pages
+from raftkv.client.kv.stm import Stm
+from raftkv.client.lease.keeper import LeaseKeeper
+from raftkv.client.lease.session import Sessions
+from raftkv.client.lock.election import Elections
+from raftkv.client.lock.lock import Locks
+from raftkv.client.rpc.core import Client as Core
+from raftkv.client.rpc.core import ClientOptions
+from raftkv.client.rpc.endpoints import require_ports
 from raftkv.client.space import Space, Text, to_bytes
-from raftkv.client.stm import Stm
-from raftkv.client.watch_hub import WatchHub
+from raftkv.client.watch.hub import WatchHub
 from raftkv.errors import ConfigError
 
 

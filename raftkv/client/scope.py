@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from raftkv.client.core import Client as Core
+from raftkv.client.rpc.core import Client as Core
 from raftkv.client.space import Space
 
 if TYPE_CHECKING:
-    from raftkv.client.lease_keeper import LeaseKeeper
-    from raftkv.client.watch_hub import WatchHub
+    from raftkv.client.lease.keeper import LeaseKeeper
+    from raftkv.client.watch.hub import WatchHub
 
 
 class Scope:

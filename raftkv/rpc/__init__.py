@@ -1,7 +1,7 @@
 """gRPC and HTTP/1.1 on one port: the RPC layer that server, peers and client library share.
 
 Read in this order: ``status`` and ``metadata`` (gRPC's vocabulary), ``framing`` (messages in a byte stream), ``h2``
-(the only module that knows the HTTP/2 library), ``server_core`` and ``client_core`` (sans-IO: bytes in, calls out),
+(the only module that knows the HTTP/2 library), ``server.core`` and ``client.core`` (sans-IO: bytes in, calls out),
 ``server`` and ``channel`` (the asyncio shells). ``http1`` answers HTTP/1.1 on the same port.
 
 Invariants of the package:
@@ -20,13 +20,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from raftkv.rpc.calls import UnaryCall
-    from raftkv.rpc.channel import Channel, ChannelState
-    from raftkv.rpc.client_stream import ClientStream
-    from raftkv.rpc.http import HttpRequest, HttpResponse
+    from raftkv.rpc.client.channel import Channel, ChannelState
+    from raftkv.rpc.client.stream import ClientStream
     from raftkv.rpc.limits import ChannelOptions, ServerLimits
-    from raftkv.rpc.server import Server
-    from raftkv.rpc.server_stream import StreamCall
+    from raftkv.rpc.server.calls import UnaryCall
+    from raftkv.rpc.server.http import HttpRequest, HttpResponse
+    from raftkv.rpc.server.server import Server
+    from raftkv.rpc.server.stream import StreamCall
     from raftkv.rpc.status import Code, RpcError
 
 __all__ = [

@@ -30,39 +30,41 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import NONE, Message, SnapshotMeta, StateRole
-from raftkv.rpc.budget import AnswerBudget
-from raftkv.rpc.channel import Channel
+from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.server import Server
-from raftkv.server import descriptors, health, metrics, tls
-from raftkv.server.admission import Admission
-from raftkv.server.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
-from raftkv.server.bootstrap import Durable, open_durable
-from raftkv.server.cluster import ClusterService
-from raftkv.server.disk import Disk, Mark
-from raftkv.server.election import ElectionService
-from raftkv.server.horovod import HorovodService
-from raftkv.server.horovod_scopes import Scopes
-from raftkv.server.housekeeping import Housekeeping
-from raftkv.server.http import HttpService
-from raftkv.server.http_access import HttpAccess
-from raftkv.server.kv import KVService, Responder
-from raftkv.server.leader_guard import LeaderGuard
-from raftkv.server.leader_log import LeaderLog
-from raftkv.server.lease_service import LeaseService
-from raftkv.server.lessor import Lessor
-from raftkv.server.lock import LockService
-from raftkv.server.maintenance import MaintenanceService
-from raftkv.server.node import Node, NodeSettings
-from raftkv.server.peer_service import PeerService
-from raftkv.server.proposals import Waiter
-from raftkv.server.range_stream import RangeStreamService
-from raftkv.server.readiness import Readiness
-from raftkv.server.recipe import Recipe
-from raftkv.server.request_ids import request_ids
+from raftkv.rpc.server.budget import AnswerBudget
+from raftkv.rpc.server.server import Server
+from raftkv.server import descriptors, tls
+from raftkv.server.horovod.routes import HorovodService
+from raftkv.server.horovod.scopes import Scopes
+from raftkv.server.http import metrics
+from raftkv.server.http.access import HttpAccess
+from raftkv.server.http.routes import HttpService
+from raftkv.server.lease.lessor import Lessor
+from raftkv.server.lease.service import LeaseService
+from raftkv.server.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
+from raftkv.server.node.bootstrap import Durable, open_durable
+from raftkv.server.node.disk import Disk, Mark
+from raftkv.server.node.housekeeping import Housekeeping
+from raftkv.server.node.leader_log import LeaderLog
+from raftkv.server.node.node import Node, NodeSettings
+from raftkv.server.node.proposals import Waiter
+from raftkv.server.node.readiness import Readiness
+from raftkv.server.node.request_ids import request_ids
+from raftkv.server.node.turns import LoopTurns
+from raftkv.server.peer.service import PeerService
+from raftkv.server.peer.transport import Transport, peer_metadata
+from raftkv.server.recipes.election import ElectionService
+from raftkv.server.recipes.local_client import Recipe
+from raftkv.server.recipes.lock import LockService
+from raftkv.server.services import health
+from raftkv.server.services.admission import Admission
+from raftkv.server.services.cluster import ClusterService
+from raftkv.server.services.kv import KVService, Responder
+from raftkv.server.services.leader_guard import LeaderGuard
+from raftkv.server.services.maintenance import MaintenanceService
+from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.snapshots import Installer, SnapshotReceiver, SnapshotSender
-from raftkv.server.transport import Transport, peer_metadata
-from raftkv.server.turns import LoopTurns
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner, WatchService
 from raftkv.storage import schema

@@ -62,7 +62,7 @@ from raftkv.torch.waits import Waits
 from raftkv.training.errors import EpochOver, TrainingError
 
 if TYPE_CHECKING:
-    from raftkv.training.run import Run
+    from raftkv.training.api.run import Run
 
 KNOWN_STORES: Final = 8
 """Of so many ranks everybody knows where their store is: any of them can be the next rank 0 without a look-up."""

@@ -49,19 +49,19 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from raftkv.client.sync import Client
-from raftkv.client.sync_loop import Closed
+from raftkv.client.sync.client import Client
+from raftkv.client.sync.loop import Closed
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.torch import settings
 from raftkv.torch.agent_store import AgentStore, EpochEnded, StoreUnreachable, connect_store, host_store
+from raftkv.training.api.attachment import announce
 from raftkv.training.errors import EpochOver, JoinTimeout, RecordError, RunClosed, RunConflict
-from raftkv.training.faults import End, Worker, signal_name
 from raftkv.training.keys import RunKeys
-from raftkv.training.membership import Progress
-from raftkv.training.seat import announce
-from raftkv.training.sync_membership import Membership
-from raftkv.training.workers import WorkerWatch
-from raftkv.training.world import World
+from raftkv.training.process.exit_watch import WorkerWatch
+from raftkv.training.process.faults import End, Worker, signal_name
+from raftkv.training.rendezvous.participant import Progress
+from raftkv.training.rendezvous.sync_participant import Membership
+from raftkv.training.rendezvous.world import World
 
 BACKEND: Final = "raftkv"
 FAILED: Final = "failed: "

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.client.endpoints import Endpoint, parse_endpoints, require_ports
-from raftkv.client.sync import Client, connect
+from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints, require_ports
+from raftkv.client.sync.client import Client, connect
 from raftkv.errors import ConfigError
 from raftkv.training.config import OPTION_NAMES, RunConfig, parse_options
 

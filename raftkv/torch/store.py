@@ -35,12 +35,12 @@ from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store as TorchStore
 
 from raftkv.client.space import to_bytes
-from raftkv.client.sync import Client, connect
+from raftkv.client.sync.client import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
-from raftkv.training.gateway_store import ReplicatedStore
+from raftkv.training.tcpstore.store import ReplicatedStore
 
 if TYPE_CHECKING:
-    from raftkv.client.guards import Fence
+    from raftkv.client.kv.guards import Fence
 
 T = TypeVar("T")
 

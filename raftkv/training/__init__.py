@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from raftkv.training import aio as aio
-    from raftkv.training.epoch import BarrierTimeout as BarrierTimeout
+    from raftkv.training.api.generation import BarrierTimeout as BarrierTimeout
+    from raftkv.training.api.run import Run as Run
+    from raftkv.training.api.run import join as join
     from raftkv.training.errors import EpochOver as EpochOver
     from raftkv.training.errors import JoinTimeout as JoinTimeout
     from raftkv.training.errors import RunClosed as RunClosed
     from raftkv.training.errors import RunConflict as RunConflict
     from raftkv.training.errors import TrainingError as TrainingError
-    from raftkv.training.run import Run as Run
-    from raftkv.training.run import join as join
 
 _PLACES: Final = {
     "BarrierTimeout": "epoch",

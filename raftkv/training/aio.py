@@ -5,9 +5,9 @@ run = await raftkv.training.aio.join("job", endpoints="h1:2379", min_nodes=2)
 
 from __future__ import annotations
 
-from raftkv.training.async_run import Run, join
-from raftkv.training.counter import Counter
-from raftkv.training.epoch import BarrierTimeout
-from raftkv.training.term import RunTerm
+from raftkv.training.api.async_run import Run, join
+from raftkv.training.api.counter import Counter
+from raftkv.training.api.generation import BarrierTimeout
+from raftkv.training.api.leadership import RunTerm
 
 __all__ = ["BarrierTimeout", "Counter", "Run", "RunTerm", "join"]

@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from raftkv.client import methods
-from raftkv.client.compares import Compare
-from raftkv.client.operations import Operation
+from raftkv.client.kv.compares import Compare
+from raftkv.client.kv.operations import Operation
+from raftkv.client.rpc import methods
 from raftkv.client.values import Event, TxnResult
 from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
-    from raftkv.client.lease import Lease
+    from raftkv.client.lease.lease import Lease
     from raftkv.client.library import Client
 
 OnEvents = Callable[[int, Sequence[Event]], None]

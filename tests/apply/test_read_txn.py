@@ -14,7 +14,7 @@ from raftkv.errors import CompactedError, FutureRevisionError
 from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc_range import PinnedView
 from tests.apply.machine import Machine
-from tests.server.recipes import Granted
+from tests.server.recipes.recipes import Granted
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 ENDS = st.sampled_from([b"", b"\0", b"c", b"z"])

@@ -15,7 +15,7 @@ from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.pb import rpc_pb2
 from tests.apply.machine import CHECKS, Machine
-from tests.compat.generator import Generator, View, is_write_txn
+from tests.compat.differential.generator import Generator, View, is_write_txn
 from tests.compat.wire import Answer
 
 STEPS = 400

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from raftkv.cli import ctl
 from raftkv.cli import main as server_main
+from raftkv.cli.ctl import __main__ as ctl
 
 
 @dataclass(frozen=True)

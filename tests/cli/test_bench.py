@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from raftkv.cli import bench_load
-from raftkv.cli.bench_load import Load, Result
+from raftkv.cli.bench import load as bench_load
+from raftkv.cli.bench.load import Load, Result
 from raftkv.pb import rpc_pb2
 from tests.procs import RAFTKV, Cluster, free_port
 
@@ -70,7 +70,8 @@ def test_puts_really_arrive(cluster: Cluster) -> None:
     _, request = next(requests)
 
     async def read() -> rpc_pb2.RangeResponse:
-        from raftkv.client import Client, methods
+        from raftkv.client import Client
+        from raftkv.client.rpc import methods
 
         async with Client([endpoint]) as client:
             return await client.call(methods.RANGE, rpc_pb2.RangeRequest.FromString(request), timeout_s=10.0)

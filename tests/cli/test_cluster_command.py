@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raftkv.cli.cluster_members import Member, stop_all
-from raftkv.cli.cluster_view import Row, make_table, news
+from raftkv.cli.cluster.members import Member, stop_all
+from raftkv.cli.cluster.view import Row, make_table, news
 from tests.cli.runner import run_ctl, run_server
 from tests.procs import data_directory, free_port
 

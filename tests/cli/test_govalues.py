@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.cli import govalues
+from raftkv.cli.goflags import values as govalues
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from raftkv.cli.command import Absent, Branch, External, Leaf
-from raftkv.cli.ctl_tree import GLOBAL_FLAGS, make_tree
+from raftkv.cli.ctl.tree import GLOBAL_FLAGS, make_tree
+from raftkv.cli.goflags.command import Absent, Branch, External, Leaf
 from tests.cli.runner import run_ctl
 from tests.compat.test_ctl_output import etcdctl_path
 

@@ -10,12 +10,12 @@ import subprocess
 import pytest
 
 import raftkv
-from raftkv.cli.run_facts import Denied, Queue, waiting
-from raftkv.cli.run_view import Line, Teller, clock, members_text, ranks_text
-from raftkv.training.admission_record import Claim, Ledger, Need
-from raftkv.training.history import fold, read_change
+from raftkv.cli.runs.facts import Denied, Queue, waiting
+from raftkv.cli.runs.view import Line, Teller, clock, members_text, ranks_text
+from raftkv.training.history.timeline import fold, read_change
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
 from raftkv.training.records import CLOSED, GATHERING, RUNNING, Member, Node, Round, State
+from raftkv.training.scheduling.record import Claim, Ledger, Need
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import Ran, run_ctl
 from tests.training.scripted_run import EPOCH_2_RUNS, KEYS, SCRIPT, B, C, Script, encoded, members, state

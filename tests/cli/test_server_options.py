@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.cli.exits import CommandError
-from raftkv.cli.server_flags import FLAGS, SETTING
-from raftkv.cli.server_options import read_options
+from raftkv.cli.server.flags import FLAGS, SETTING
+from raftkv.cli.server.options import read_options
 from raftkv.config import ServerConfig
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from raftkv.client.core import ClientOptions
-from raftkv.client.endpoints import Endpoint
+from raftkv.client.rpc.core import ClientOptions
+from raftkv.client.rpc.endpoints import Endpoint
 from raftkv.rpc.status import RpcError
 
 Answer = bytes | RpcError | Callable[[str, bytes, tuple], bytes]

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from raftkv import errors
-from raftkv.client import Client, methods
+from raftkv.client import Client
+from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from raftkv import errors
 from raftkv.aio import ConfigError, EndpointsFailed, connect, create_revision, lease_of, put, value, version
 from raftkv.client import Client as Core
-from raftkv.client import ClientOptions, methods
-from raftkv.client.backoff import Backoff
+from raftkv.client import ClientOptions
 from raftkv.client.interrupts import Interrupt
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.backoff import Backoff
 from raftkv.client.space import Space
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.status import RpcError

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from raftkv import errors
-from raftkv.client import Client, ClientOptions, methods
+from raftkv.client import Client, ClientOptions
 from raftkv.client.errors import AuthenticationFailed, UnknownStatus
+from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
 from tests.client.fakes import FakeCluster

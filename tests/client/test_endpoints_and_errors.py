@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv import errors
-from raftkv.client.endpoints import Endpoint, parse_endpoint, parse_endpoints
 from raftkv.client.errors import UnknownStatus, from_status
 from raftkv.client.keys import prefix_end
+from raftkv.client.rpc.endpoints import Endpoint, parse_endpoint, parse_endpoints
 from raftkv.errors import ConfigError
 
 

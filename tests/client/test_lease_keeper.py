@@ -9,9 +9,9 @@ import pytest
 
 from raftkv import errors
 from raftkv.client.errors import LeaseLost
-from raftkv.client.lease import Lease
-from raftkv.client.lease_keeper import LeaseKeeper
-from raftkv.client.streams import Stream
+from raftkv.client.lease.keeper import LeaseKeeper
+from raftkv.client.lease.lease import Lease
+from raftkv.client.rpc.streams import Stream
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
 from tests.client.waiting import until

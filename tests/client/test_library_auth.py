@@ -13,7 +13,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.aio import AuthenticationFailed, EndpointsFailed, connect
-from raftkv.client.methods import Method
+from raftkv.client.rpc.methods import Method
 from raftkv.pb.services import SERVICES
 from tests.client.test_against_grpcio import Store
 from tests.procs import ETCD_FAST, Cluster

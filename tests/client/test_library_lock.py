@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from raftkv.aio import FenceLost, LeaseLost, LockLost, LockNotFree, StatusError, TermLost, TxnConflict, connect, put
-from raftkv.client import methods
+from raftkv.client.rpc import methods
 from raftkv.pb import lock_pb2
 from tests.client.waiting import until
 

@@ -11,7 +11,7 @@ import raftkv
 import raftkv.aio
 from raftkv.client import ClientOptions
 from raftkv.training.records import Member
-from raftkv.training.world import World
+from raftkv.training.rendezvous.world import World
 
 
 def test_a_client_shows_where_it_goes_and_no_password() -> None:

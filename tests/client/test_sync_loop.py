@@ -12,7 +12,7 @@ import traceback
 
 import pytest
 
-from raftkv.client.sync_loop import Closed, LoopThread, WrongThread
+from raftkv.client.sync.loop import Closed, LoopThread, WrongThread
 
 
 @pytest.fixture(params=["run", "run_light"])

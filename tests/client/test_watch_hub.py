@@ -10,9 +10,9 @@ import pytest
 from raftkv import errors
 from raftkv.client.errors import EndpointsFailed, WatchCanceled
 from raftkv.client.space import Space
-from raftkv.client.watch import Watch
-from raftkv.client.watch_hub import WatchHub
-from raftkv.client.watcher import Request, Watcher
+from raftkv.client.watch.hub import WatchHub
+from raftkv.client.watch.watch import Watch
+from raftkv.client.watch.watcher import Request, Watcher
 from tests.client.fake_watches import FakeCore
 from tests.client.waiting import until
 

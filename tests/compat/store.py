@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from raftkv.pb import kv_pb2, rpc_pb2
-from tests.compat.generator import METHODS, Step
+from tests.compat.differential.generator import METHODS, Step
 from tests.compat.wire import Answer, Wire
 
 EVERYTHING = (b"\x00", b"\x00")

@@ -31,7 +31,7 @@ from tests.foreign.sessions import environment
 from tests.long import long_except
 from tests.procs import RAFTKV, Cluster
 from tests.relay import Pace, Relay
-from tests.server.process import leader_of
+from tests.server.process.process import leader_of
 
 ONE_MEMBER = pytest.mark.xdist_group("large-answers-one")
 THREE_MEMBERS = pytest.mark.xdist_group("large-answers-three")

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jepsen import nemesis, wire
+from jepsen import wire
 from jepsen.__main__ import duration_s, main
 from jepsen.db import Cluster, DbError, Settings, filesystem_of, free_ports, require_disk
+from jepsen.faults import nemesis
 from jepsen.history import History, save
 from jepsen.ops import Request, TxnResult, decode, did_write, encode, may_write
 from jepsen.outcome import classify

@@ -12,8 +12,8 @@ import dataclasses
 
 import pytest
 
-from jepsen import failpoints
 from jepsen.db import ROOT, Settings, require_disk
+from jepsen.faults import failpoints
 from jepsen.runner import RUNS, Options, Report, run
 from raftkv.storage.failpoints import SITES
 from tests.long import long_except

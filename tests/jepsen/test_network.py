@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from jepsen.db import Cluster, DbError, Settings, free_ports
-from jepsen.network import CLIENTS, Door, Network
-from jepsen.partitions import FAULTS, both_ways
+from jepsen.faults.network import CLIENTS, Door, Network
+from jepsen.faults.partitions import FAULTS, both_ways
 from jepsen.runner import Options, run
 from tests.long import long_except
 

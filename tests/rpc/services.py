@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from raftkv.rpc import Channel, ChannelOptions, RpcError, Server, ServerLimits, StreamCall, UnaryCall
-from raftkv.rpc.http import HttpHandler
+from raftkv.rpc.server.http import HttpHandler
 
 UNARY, LATER, FAIL, HANG, META = (f"/test.Echo/{name}" for name in ("Unary", "Later", "Fail", "Hang", "Meta"))
 COLLECT, COUNT, BIDI, BREAK, FLOOD = (f"/test.Echo/{name}" for name in ("Collect", "Count", "Bidi", "Break", "Flood"))

@@ -19,8 +19,8 @@ def _modules_after(statement: str) -> set[str]:
 
 def test_a_client_does_not_load_the_server() -> None:
     modules = _modules_after("from raftkv.rpc import Channel")
-    assert "raftkv.rpc.channel" in modules
-    assert not {"raftkv.rpc.server", "raftkv.rpc.server_core", "raftkv.rpc.accept"} & modules
+    assert "raftkv.rpc.client.channel" in modules
+    assert not {"raftkv.rpc.server.server", "raftkv.rpc.server.core", "raftkv.rpc.server.accept"} & modules
 
 
 def test_the_package_alone_loads_nothing() -> None:

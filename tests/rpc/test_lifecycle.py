@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from raftkv.rpc import Channel, ChannelState, Code, RpcError, Server, ServerLimits, StreamCall, UnaryCall
-from raftkv.rpc.calls import CallStateError
 from raftkv.rpc.framing import frame
+from raftkv.rpc.server.calls import CallStateError
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.loop import failure, on_loop, until

@@ -11,16 +11,16 @@ from raftkv import errors
 from raftkv.apply.applier import Applier
 from raftkv.apply.response import HeaderEncoder
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.server_stream import StreamCall
+from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
-from raftkv.server.admission import Admission
-from raftkv.server.kv import Responder
-from raftkv.server.node import Node
-from raftkv.server.range_stream import RangeStreamService
+from raftkv.server.node.node import Node
+from raftkv.server.services.admission import Admission
+from raftkv.server.services.kv import Responder
+from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.storage.index import Index
 from raftkv.storage.selection import BYTES_PER_PIECE
 from tests.apply.machine import Machine
-from tests.server.recipes import Granted, ManualNode, NoAdmission
+from tests.server.recipes.recipes import Granted, ManualNode, NoAdmission
 
 CHUNK_BYTES = 20_000
 

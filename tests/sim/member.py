@@ -1,6 +1,6 @@
 """One simulated member: the production ``RawNode`` inside the loop that carries out its Readys.
 
-Owns the duties of the caller (``raftkv/raft/__init__.py``) as ``server/node.py`` has them, on simulated devices:
+Owns the duties of the caller (``raftkv/raft/__init__.py``) as ``server/node/node.py`` has them, on simulated devices:
 ``Ready -> disk -> send -> apply -> respond``. Everything here but ``disk`` is volatile and dies in a crash.
 
     state image (LMDB)      state and applied index, replaced atomically now and then

@@ -28,13 +28,13 @@ from raftkv.torch import rendezvous
 from raftkv.torch.agent_store import AgentStore, EpochEnded, connect_store, host_store
 from raftkv.torch.entry import get_handler
 from raftkv.torch.rendezvous import RaftKVRendezvousHandler, create_handler
-from raftkv.training.faults import End, Worker
 from raftkv.training.keys import RunKeys
+from raftkv.training.process.faults import End, Worker
 from raftkv.training.records import Fault
 from tests.procs import free_port, wait_for
 
 if TYPE_CHECKING:
-    from raftkv.client.local import LocalCluster
+    from raftkv.client.local.cluster import LocalCluster
 
 WAIT_S = 60
 REGISTERED = (

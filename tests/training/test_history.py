@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 import raftkv.aio
-from raftkv.training.history import Change, Duration, Stamp, fold, read_change
-from raftkv.training.history_reader import UnknownRun, count_nodes, follow, list_runs, read_history
+from raftkv.training.history.reader import UnknownRun, count_nodes, follow, list_runs, read_history
+from raftkv.training.history.timeline import Change, Duration, Stamp, fold, read_change
 from raftkv.training.records import CLOSED, Round, State
 from tests.procs import ETCD_FAST, Cluster
 from tests.training.scripted_run import COLLATERAL, KEYS, KILLED, SCRIPT, A, C, Script, encoded, members

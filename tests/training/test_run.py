@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from raftkv.aio import connect
-from raftkv.client.endpoints import parse_endpoints
+from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.errors import ConfigError
 from raftkv.training import BarrierTimeout, EpochOver, JoinTimeout, RunClosed
-from raftkv.training.address import guess_address, is_loopback
 from raftkv.training.aio import Run, join
+from raftkv.training.api.attachment import announce, client_settings
+from raftkv.training.api.collectives import Gatherings
+from raftkv.training.api.counter import Counter
+from raftkv.training.api.generation import Epoch
 from raftkv.training.config import RunConfig
-from raftkv.training.counter import Counter
-from raftkv.training.epoch import Epoch
-from raftkv.training.gathering import Gatherings
 from raftkv.training.keys import RunKeys
-from raftkv.training.membership import Membership
-from raftkv.training.seat import announce, client_settings
+from raftkv.training.rendezvous.address import guess_address, is_loopback
+from raftkv.training.rendezvous.participant import Membership
 from tests.client.waiting import until
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from bench.hostile.attacker import EVERYTHING, KV, Attacker
 from bench.hostile.rows.row import Row
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.client_stream import ClientStream
+from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.status import RpcError
 
 _WATCH = "/etcdserverpb.Watch/Watch"

@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError
 from raftkv import errors
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import Message, MessageType
-from raftkv.rpc.server_stream import StreamCall
-from raftkv.server.peer_codec import decode_snapshot_meta
+from raftkv.rpc.server.stream import StreamCall
+from raftkv.server.peer.codec import decode_snapshot_meta
 from raftkv.server.snapshots.files import check_room, incoming_path, on_thread, remove_database, snapshot_path
 from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint

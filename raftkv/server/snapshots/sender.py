@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, Final
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, SnapshotMeta
-from raftkv.rpc.channel import Channel
-from raftkv.server.peer_codec import encode_snapshot_meta
+from raftkv.rpc.client.channel import Channel
+from raftkv.server.peer.codec import encode_snapshot_meta
 from raftkv.server.snapshots.files import check_room, on_thread, outgoing_path, remove_database
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import Store

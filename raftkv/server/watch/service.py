@@ -13,11 +13,11 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.pb.services import SERVICES
-from raftkv.rpc.server import Server
-from raftkv.rpc.server_stream import StreamCall
+from raftkv.rpc.server.server import Server
+from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
-from raftkv.server.admission import Admission
-from raftkv.server.leader_guard import LeaderGuard
+from raftkv.server.services.admission import Admission
+from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream
 

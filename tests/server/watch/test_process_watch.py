@@ -11,7 +11,7 @@ import pytest
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, wait_for
-from tests.server.process import COMPACT, leader_of, must_put, put, status_of
+from tests.server.process.process import COMPACT, leader_of, must_put, put, status_of
 from tests.server.watch.watching import Watch
 
 LARGE = b"x" * 100_000

@@ -12,18 +12,18 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raftkv.client.operations import Put
+from raftkv.client.kv.operations import Put
 from raftkv.errors import RaftKVError, StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import JoinTimeout, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
-from raftkv.training.membership import Membership
 from raftkv.training.records import EXIT, Fault
+from raftkv.training.rendezvous.participant import Membership
 
 from .network import Link, SimControl
 
 if TYPE_CHECKING:
-    from raftkv.training.world import World
+    from raftkv.training.rendezvous.world import World
 
     from .judge import Judge
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 from raftkv.client.values import DELETE, Event
 from raftkv.training.config import APPEND, TOPOLOGY
 from raftkv.training.keys import RunKeys
-from raftkv.training.ranks import placements
 from raftkv.training.records import BROKEN, CLOSED, RUNNING, Node, Round, State
+from raftkv.training.rendezvous.ranks import placements
 
 if TYPE_CHECKING:
-    from raftkv.training.world import World
+    from raftkv.training.rendezvous.world import World
 
     from .agent import Agent
     from .cluster import Cluster

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raftkv.client.compares import Compare
 from raftkv.client.errors import UnknownStatus
-from raftkv.client.operations import Operation
+from raftkv.client.kv.compares import Compare
+from raftkv.client.kv.operations import Operation
 from raftkv.client.values import Event, TxnResult
 from raftkv.errors import UNAVAILABLE, CompactedError, StatusError
 from raftkv.training.control import Grant

@@ -1,0 +1,103 @@
+"""Crashes at named points of the code: a member is down for a while, starts armed, dies at the point, starts again.
+
+    kill -> others go on -> start with RAFTKV_FAILPOINTS="walBeforeSync=after-7 panic" -> exit status 66 -> start
+
+The points are raftkv's (``storage/failpoints.py``; a test holds that the lists here name each one). One that a run does
+not come by within ``REACH_S`` is noted as not reached: a small store does not fill a log segment, say.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import ClassVar, Final
+
+from jepsen.db import Cluster, Member
+
+ENVIRONMENT: Final = "RAFTKV_FAILPOINTS"
+PANIC_STATUS: Final = 66
+REACH_S: Final = 15.0
+"""How long an armed member may take to start and to come by its point."""
+
+BEHIND_ACKS: Final = 150
+"""Writes that it misses first: with ``--snapshot-count=50`` it is then sent the whole database."""
+
+OFTEN: Final = (
+    "raftBeforeSave",
+    "raftAfterSave",
+    "raftBeforeLeaderSend",
+    "raftBeforeFollowerSend",
+    "raftBeforeAdvance",
+    "beforeApplyOneEntryNormal",
+    "afterApplyOneEntryNormal",
+    "walBeforeWrite",
+    "walAfterWrite",
+    "walBeforeSync",
+    "walAfterSync",
+    "beforeCommit",
+    "afterCommit",
+    "beforeWritebackBuf",
+    "afterWritebackBuf",
+)
+"""Points that every busy member comes by: it dies at one of the first ``HITS_MAX`` times."""
+
+HITS_MAX: Final = 15
+
+RECEIVING: Final = (
+    "snapshotBeforeRename",
+    "snapshotAfterRename",
+    "raftBeforeApplySnap",
+    "raftBeforeSaveSnap",
+    "raftAfterSaveSnap",
+    "applyBeforeOpenSnapshot",
+    "defragBeforeRename",
+    "raftAfterApplySnap",
+)
+"""Points of a member that is sent the database."""
+
+SELDOM: Final = (
+    "raftBeforeWALRelease",
+    "raftAfterWALRelease",
+    "compactBeforeCommitScheduledCompact",
+    "compactAfterCommitScheduledCompact",
+    "compactBeforeCommitBatch",
+    "compactAfterCommitBatch",
+    "compactBeforeSetFinishedCompact",
+    "compactAfterSetFinishedCompact",
+)
+"""Points of the log's and the history's ends: they want ``--snapshot-count`` and ``--compact-every`` to be small."""
+
+ELSEWHERE: Final = {
+    "walBeforeCut": "tests/storage/wal/test_failures.py",
+    "walBeforeCutRename": "tests/storage/wal/test_failures.py",
+    "walAfterCut": "tests/storage/wal/test_failures.py",
+    "walBeforeUnlink": "tests/storage/wal/test_failures.py",
+    "walAfterUnlink": "tests/storage/wal/test_failures.py",
+    "walBeforeRepair": "tests/storage/wal/test_failures.py",
+    "walAfterRepairCopy": "tests/storage/wal/test_failures.py",
+    "walAfterRepair": "tests/storage/wal/test_failures.py",
+    "defragBeforeCopy": "tests/storage/test_snapshot.py",
+    "snapshotBeforeSend": "tests/server/process/test_cluster.py",
+    "beforeApplyOneConfChange": "tests/server/process/test_total.py",
+    "afterApplyOneConfChange": "tests/server/process/test_total.py",
+}
+"""Points that no storm comes by, and the tests that do."""
+
+
+class Crash:
+    """Die at a point. The nemesis carries it out step by step: see ``Nemesis``."""
+
+    targets: ClassVar[tuple[str, ...]] = (*OFTEN, *RECEIVING, *SELDOM)
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Kill, so that the next start can be an armed one."""
+        cluster.kill(members)
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Start without the point."""
+        cluster.start([member for member in members if not member.up])
+
+
+def environment(point: str, shuffle: int) -> dict[str, str]:
+    """What arms a point of a member about to start."""
+    hits = Random(shuffle).randrange(HITS_MAX) if point in OFTEN else 0
+    return {ENVIRONMENT: f"{point}=after-{hits} panic"}

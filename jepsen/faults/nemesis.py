@@ -1,0 +1,264 @@
+"""Faults, whom they hit, and their schedule from a seed.
+
+A fault is injected, perhaps held until the rest of the cluster has acknowledged more writes, healed, and then the
+cluster must show that it works again (the next acknowledged writes) before the next one comes. Nothing is slept
+through: each wait is for a condition with a limit, and a limit that runs out after healing is a finding ("not live").
+
+Faults with targets are named ``<fault>-<target>``, such as ``kill-leader``; ``kill`` alone stands for all of its
+targets. To add one (a full disk, a clock), write a class with ``inject`` and ``heal`` and enter it in ``FAULTS``;
+members' addresses and folders are in ``db.Member``. Faults of the network are in ``partitions.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from jepsen.db import Cluster, Member
+from jepsen.faults import failpoints, partitions
+from jepsen.history import Recorder
+from jepsen.probe import Probe
+
+LIVE_S = 30.0
+"""After healing, writes must be acknowledged within this."""
+ACKS_MIN, ACKS_MAX = 10, 80
+"""How many acknowledged writes show that the cluster works; drawn anew for each step, to vary where faults fall."""
+POLL_S = 0.02
+
+
+class Fault(Protocol):
+    """One kind of trouble, done to some members and undone again."""
+
+    targets: ClassVar[tuple[str, ...]]
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Do it."""
+        ...
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Undo it, in the order given."""
+        ...
+
+
+class Kill:
+    """``kill -9``, then start again."""
+
+    targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "quorum", "all")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Kill."""
+        cluster.kill(members)
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Start."""
+        cluster.start(members)
+
+
+class Pause:
+    """SIGSTOP, then SIGCONT: a process that believes no time has passed."""
+
+    targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "quorum", "all")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Stop."""
+        cluster.pause(members)
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Go on."""
+        cluster.resume(members)
+
+
+class Wipe:
+    """Kill and destroy the data. No store survives this on all members: it shows that the judges see a loss."""
+
+    targets: ClassVar[tuple[str, ...]] = ("all",)
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Kill and destroy."""
+        cluster.kill(members)
+        for member in members:
+            cluster.wipe(member)
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Start."""
+        cluster.start(members)
+
+
+CRASHING = "failpoint"
+"""Its targets are points of the code; any member may be the one."""
+
+FAULTS: dict[str, Callable[[], Fault]] = {
+    "kill": Kill,
+    "pause": Pause,
+    "wipe": Wipe,
+    "failpoint": failpoints.Crash,
+    **partitions.FAULTS,
+}
+GROUPS: dict[str, tuple[str, ...]] = {"network": tuple(partitions.FAULTS)}
+"""Names that stand for several faults."""
+
+_KILLING = frozenset({"kill", "wipe", CRASHING})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One entry of a schedule.
+
+    hold_s: keep the fault until more writes are acknowledged, for so long at most; 0: heal at once.
+    acks: acknowledged writes to wait for, before healing (if held) and after.
+    settle: afterwards wait for the health of every member too.
+    shuffle: seed of the order in which members are healed.
+    """
+
+    fault: str
+    target: str
+    hold_s: float
+    acks: int
+    settle: bool
+    shuffle: int
+
+
+def parse(names: str, size: int) -> list[tuple[str, str]]:
+    """Faults and targets of a list such as ``kill,pause-leader``, for a cluster of ``size``.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    wanted: list[tuple[str, str]] = []
+    for name in _expand(names):
+        fault, _, target = name.partition("-")
+        known = FAULTS[fault]().targets if fault in FAULTS else ()
+        if not known or (target and target not in known):
+            raise ValueError(f"unknown nemesis {name!r}: have {', '.join(FAULTS)}, each also with -<target>")
+        wanted += [(fault, one) for one in ((target,) if target else known)]
+    if size > 1:
+        return wanted
+    return list(dict.fromkeys((fault, target if fault == CRASHING else "all") for fault, target in wanted))
+
+
+def uses_network(names: str) -> bool:
+    """Whether a list of faults has any of the network."""
+    return any(name.partition("-")[0] in partitions.FAULTS for name in _expand(names))
+
+
+def _expand(names: str) -> Iterator[str]:
+    for name in filter(None, names.split(",")):
+        yield from GROUPS.get(name, (name,))
+
+
+def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
+    """Steps without end: each round has every fault once, in a new order."""
+    rng = random.Random(f"schedule {seed}")
+    while wanted:
+        for fault, target in rng.sample(wanted, len(wanted)):
+            network = fault in partitions.FAULTS
+            held = network or fault == "pause" or rng.random() < 0.4
+            hold_s = rng.uniform(0.3, 4.0 if network else 2.0) if held else 0.0
+            # A cut that heals at once is not noticed: most go on until their time is up.
+            acks = rng.randint(ACKS_MIN, ACKS_MAX) * (5 if network and rng.random() < 0.8 else 1)
+            yield Step(fault, target, hold_s, acks, settle=rng.random() < 0.5, shuffle=rng.getrandbits(32))
+
+
+class Nemesis:
+    """Carries out steps and notes them in the history."""
+
+    def __init__(self, cluster: Cluster, probe: Probe, recorder: Recorder) -> None:
+        self.faults = 0
+        self.kills = 0
+        self.crashed_at: set[str] = set()
+        self._calm = True
+        self._cluster, self._probe, self._recorder = cluster, probe, recorder
+
+    async def carry_out(self, step: Step) -> None:
+        """Inject, hold, heal, and wait until the cluster works again."""
+        self.revive()
+        leader = await self._leader()
+        members = self._choose(step, leader)
+        fault = FAULTS[step.fault]()
+        names = [member.name for member in members]
+        self._recorder.event(step.fault, target=step.target, members=names, leader=leader in members, calm=self._calm)
+        fault.inject(self._cluster, members)
+        self.faults += 1
+        self.kills += len(members) if step.fault in _KILLING else 0
+        if step.fault == CRASHING:
+            await self._crash(step, members[0])
+        elif step.hold_s:
+            await self._recorder.wait_acked(step.acks, step.hold_s)
+        self._recorder.event("heal", fault=step.fault, members=names)
+        fault.heal(self._cluster, members)
+        await self.settle(min(step.acks, ACKS_MAX), step.settle)
+
+    async def _crash(self, step: Step, member: Member) -> None:
+        """Start a member that is down so that it dies at a point, and wait until it has."""
+        behind = failpoints.BEHIND_ACKS if step.target in failpoints.RECEIVING else step.acks
+        await self._recorder.wait_acked(behind if len(self._cluster.members) > 1 else 0, LIVE_S)
+        self._cluster.start([member], failpoints.environment(step.target, step.shuffle))
+        until = time.monotonic() + failpoints.REACH_S
+        while time.monotonic() < until:
+            await asyncio.sleep(POLL_S)
+            status = self._revive(member)
+            if status is not None:
+                if status == failpoints.PANIC_STATUS:
+                    self.crashed_at.add(step.target)
+                self._recorder.event("crashed", member=member.name, point=step.target, status=status)
+                return
+        self._recorder.event("not reached", member=member.name, point=step.target)
+        self._cluster.kill([member])
+
+    async def settle(self, acks: int, everyone: bool) -> None:
+        """Wait until writes are acknowledged again, and if ``everyone``, until every member is well."""
+        self._calm = everyone
+        if not await self._recorder.wait_acked(acks, LIVE_S):
+            await self._unhealthy(f"fewer than {acks} writes acknowledged within {LIVE_S} s of healing")
+        if everyone and not await self._probe.wait_healthy(LIVE_S):
+            await self._unhealthy(f"not every member well within {LIVE_S} s of healing")
+
+    def revive(self) -> None:
+        """Start members that ended by themselves, and note that they did."""
+        self._revive(None)
+
+    def _revive(self, crashing: Member | None) -> int | None:
+        """Start members that ended by themselves, but for the one that is to end: return its exit status if it has."""
+        crashed = None
+        for member, status in self._cluster.died():
+            if member is crashing:
+                crashed = status
+                continue
+            self._recorder.event("died", member=member.name, why=f"status {status}")
+            self._cluster.start([member])
+        return crashed
+
+    async def _leader(self) -> Member | None:
+        """The leader; waits for one a while, for a fault that misses its target is a fault less."""
+        leader = await self._probe.leader()
+        if leader is None and await self._recorder.wait_acked(1, LIVE_S):
+            leader = await self._probe.leader()
+        return leader
+
+    def _choose(self, step: Step, leader: Member | None) -> list[Member]:
+        rng = random.Random(step.shuffle)
+        members = rng.sample(self._cluster.members, len(self._cluster.members))
+        if step.target == "leader":
+            return [leader] if leader is not None else members[:1]
+        if step.target == "follower":
+            return [member for member in members if member is not leader][:1]
+        count = {"one": 1, **dict.fromkeys(failpoints.Crash.targets, 1), "quorum": self._cluster.quorum}.get(
+            step.target, len(members)
+        )
+        return members[:count]
+
+    async def _unhealthy(self, why: str) -> None:
+        self._recorder.event("unhealthy", why=f"{why}: {await self._probe.describe()}")
+
+
+def leader_losses(events: list[dict[str, Any]]) -> list[int]:
+    """When (ns) a leader was killed while all others were well and went on: faults whose cost is one failover."""
+    return [
+        event["at"]
+        for event in events
+        if event["event"] == "kill" and event["leader"] and event["calm"] and event["target"] in ("leader", "one")
+    ]

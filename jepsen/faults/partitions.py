@@ -1,0 +1,139 @@
+"""Faults of the network between members: who is cut off from whom, in one direction or both, slow, or reset.
+
+    cut      a member and the others do not hear each other        deaf   it hears nobody, all hear it
+    offline  the same, and its clients do not reach it either      mute   nobody hears it, it hears all
+    bridge   only one member reaches all others                    slow   its messages take up to 250 ms
+    reset    every connection breaks at once
+
+They need ``Settings.network`` (``network.py``); clients stay connected but under ``offline``. The leader of ``cut`` is
+the one that clients can still ask: it must not answer what it cannot know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from typing import ClassVar, Protocol
+
+from jepsen.db import Cluster, DbError, Member
+from jepsen.faults.network import CLIENTS, Network, Pair
+
+SLOW_LEAST_S, SLOW_MOST_S = 0.025, 0.25
+
+
+class _NetworkFault:
+    """Heals everything."""
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None:
+        """Undo all cuts and delays."""
+        _network(cluster).heal()
+
+
+class Cut(_NetworkFault):
+    """Both ways, from all other members."""
+
+    targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "all")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Cut."""
+        _network(cluster).cut(both_ways(_outwards(cluster, members)))
+
+
+class Offline(_NetworkFault):
+    """Both ways, from all other members and from clients."""
+
+    targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Cut."""
+        pairs = [*_outwards(cluster, members), *((member.number, CLIENTS) for member in members)]
+        _network(cluster).cut(both_ways(pairs))
+
+
+class Deaf(_NetworkFault):
+    """What others send does not arrive."""
+
+    targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Cut inwards."""
+        _network(cluster).cut((there, here) for here, there in _outwards(cluster, members))
+
+
+class Mute(_NetworkFault):
+    """What it sends to others does not arrive."""
+
+    targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Cut outwards."""
+        _network(cluster).cut(_outwards(cluster, members))
+
+
+class Bridge(_NetworkFault):
+    """The other members fall into two halves, which only the one chosen reaches."""
+
+    targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Cut the halves apart."""
+        others = [member.number for member in cluster.members if member not in members]
+        half = len(others) // 2
+        _network(cluster).cut(both_ways(product(others[:half], others[half:])))
+
+
+class Slow(_NetworkFault):
+    """What goes to and from other members takes its time."""
+
+    targets: ClassVar[tuple[str, ...]] = ("leader", "all")
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Slow down."""
+        _network(cluster).slow(both_ways(_outwards(cluster, members)), SLOW_LEAST_S, SLOW_MOST_S)
+
+
+class Reset(_NetworkFault):
+    """Connections break, and may be made again at once."""
+
+    targets: ClassVar[tuple[str, ...]] = ("all",)
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None:
+        """Break them."""
+        _network(cluster).reset()
+
+
+class _Partition(Protocol):
+    targets: ClassVar[tuple[str, ...]]
+
+    def inject(self, cluster: Cluster, members: list[Member]) -> None: ...
+
+    def heal(self, cluster: Cluster, members: list[Member]) -> None: ...
+
+
+FAULTS: dict[str, Callable[[], _Partition]] = {
+    "cut": Cut,
+    "offline": Offline,
+    "deaf": Deaf,
+    "mute": Mute,
+    "bridge": Bridge,
+    "slow": Slow,
+    "reset": Reset,
+}
+
+
+def both_ways(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """Each pair and its reverse."""
+    for here, there in pairs:
+        yield here, there
+        yield there, here
+
+
+def _outwards(cluster: Cluster, members: list[Member]) -> list[Pair]:
+    """From each of some members to every other member."""
+    return [(member.number, other.number) for member in members for other in cluster.members if other is not member]
+
+
+def _network(cluster: Cluster) -> Network:
+    if cluster.network is None:
+        raise DbError("network faults need relays between the members: Settings.network")
+    return cluster.network

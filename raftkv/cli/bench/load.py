@@ -1,0 +1,417 @@
+"""Closed-loop load on any etcd v3 endpoints: so many clients, each with one call under way.
+
+Owns the making of requests and the counting of answers. A client here is a callback that starts its next call when
+the last one is answered, without a task of its own: the generator shares the machine with what it measures, and what
+it costs is taken from the server.
+
+    load = Load(endpoints, clients=100, connections=10)
+    result = await load.run(puts(key_size=8, value_size=256), total=10_000)
+    result.rate, result.percentile_s(99), result.errors
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import signal
+import threading
+import time
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any, Final, Protocol
+
+from raftkv.client import ClientOptions
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
+from raftkv.client.rpc.transport import Transport, open_transport
+from raftkv.errors import RaftKVError
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.client.stream import ClientStream
+from raftkv.rpc.metadata import Metadata
+from raftkv.rpc.status import RpcError
+
+FAILURES_MAX: Final = 1000
+"""Calls that may fail one after the other before a run is given up: its members are gone."""
+
+Request = tuple[str, bytes]
+"""Path of the method and bytes of the request."""
+
+PREPARED_MAX: Final = 100_000
+"""Requests that are made before a run begins; more are made on the way."""
+
+REPORT_EVERY_MAX: Final = 250
+"""Progress is told at least so often, so that a bar moves within a second."""
+
+CONNECT_TIMEOUT_S: Final = 10.0
+STALL_TIMEOUT_S: Final = 60.0
+"""A run in which nothing is answered for so long is given up. Calls themselves carry no deadline, as in etcd's tool."""
+
+
+@dataclass
+class Result:
+    """What a run measured.
+
+    Attributes:
+        latencies_s: of the successful calls, sorted.
+        seconds: length of the run.
+        errors: texts of failures, counted.
+        interrupted: a signal ended it before all calls were made.
+    """
+
+    latencies_s: list[float]
+    seconds: float
+    errors: Counter[str] = field(default_factory=Counter)
+    interrupted: bool = False
+
+    def to_bytes(self) -> bytes:
+        """For another process."""
+        fields = {"seconds": self.seconds, "errors": self.errors, "interrupted": self.interrupted}
+        head = json.dumps(fields).encode()
+        return head + b"\n" + array("d", self.latencies_s).tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Result:
+        """The inverse of ``to_bytes``."""
+        head, _, latencies = data.partition(b"\n")
+        fields = json.loads(head)
+        errors = Counter(fields["errors"])
+        return cls(array("d", latencies).tolist(), fields["seconds"], errors, fields["interrupted"])
+
+    @classmethod
+    def merged(cls, results: Sequence[Result]) -> Result:
+        """Of runs that were made side by side."""
+        latencies = sorted(latency for result in results for latency in result.latencies_s)
+        errors = sum((result.errors for result in results), Counter[str]())
+        interrupted = any(result.interrupted for result in results)
+        return cls(latencies, max(result.seconds for result in results), errors, interrupted)
+
+    @property
+    def rate(self) -> float:
+        """Successful calls per second."""
+        return len(self.latencies_s) / self.seconds if self.seconds else 0.0
+
+    def percentile_s(self, percent: float) -> float:
+        """Latency below which so many per cent of the calls stayed; 0 without calls."""
+        if not self.latencies_s:
+            return 0.0
+        return self.latencies_s[min(len(self.latencies_s) - 1, int(len(self.latencies_s) * percent / 100))]
+
+    def summary(self) -> dict[str, Any]:
+        """Rate, latencies in milliseconds and errors, for programs."""
+        return {
+            "rate": round(self.rate, 1),
+            "calls": len(self.latencies_s),
+            "seconds": round(self.seconds, 3),
+            **{f"p{percent}_ms": round(self.percentile_s(percent) * 1000, 3) for percent in (50, 90, 99)},
+            "errors": dict(self.errors),
+            **({"interrupted": True} if self.interrupted else {}),
+        }
+
+
+def _keys(size: int, space: int, sequential: bool, rng: random.Random) -> Iterator[bytes]:
+    number = -1
+    while True:
+        number = (number + 1) % space if sequential else rng.randrange(space)
+        # The number comes last, so that keys are spread evenly whatever their size.
+        yield number.to_bytes(max(8, size), "big")[-size:]
+
+
+def puts(*, key_size: int, value_size: int, key_space: int, sequential: bool, seed: int) -> Iterator[Request]:
+    """Puts of random bytes."""
+    rng = random.Random(seed)
+    values = [rng.randbytes(value_size) for _ in range(64)]
+    for key in _keys(key_size, key_space, sequential, rng):
+        request = rpc_pb2.PutRequest(key=key, value=values[key[-1] & 63])
+        yield methods.PUT.path, request.SerializeToString()
+
+
+def ranges(*, keys: Sequence[bytes], range_end: bytes, limit: int, serializable: bool) -> Iterator[Request]:
+    """Reads of the given keys, in turn."""
+    requests = [
+        rpc_pb2.RangeRequest(key=key, range_end=range_end, limit=limit, serializable=serializable).SerializeToString()
+        for key in keys
+    ]
+    while True:
+        for request in requests:
+            yield methods.RANGE.path, request
+
+
+def txns(*, key_size: int, value_size: int, key_space: int, operations: int, seed: int) -> Iterator[Request]:
+    """Txns of puts to different keys, without a compare, as etcd's own benchmark makes them."""
+    rng = random.Random(seed)
+    value = rng.randbytes(value_size)
+    keys = _keys(key_size, key_space, True, rng)
+    while True:
+        success = [
+            rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=next(keys), value=value)) for _ in range(operations)
+        ]
+        yield methods.TXN.path, rpc_pb2.TxnRequest(success=success).SerializeToString()
+
+
+def mixed(reads: Iterator[Request], writes: Iterator[Request], read_share: float, seed: int) -> Iterator[Request]:
+    """Reads and writes, at random."""
+    rng = random.Random(seed)
+    while True:
+        yield next(reads if rng.random() < read_share else writes)
+
+
+class LoadError(RaftKVError):
+    """A measurement that could not be made; the text says why in one line."""
+
+
+class Runnable(Protocol):
+    """Something that makes calls and measures them; ``Load`` and the loads of streams and locks."""
+
+    async def run(
+        self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None
+    ) -> Result:
+        """Make ``total`` calls; see ``Load.run``."""
+        ...
+
+
+class Load:
+    """Clients on connections.
+
+    Arguments:
+        endpoints: connections are spread over them in turn.
+        clients: calls under way at a time.
+        connections: shared by the clients.
+        options: how to connect.
+        rate: most calls that are begun in a second; 0: as fast as they are answered.
+        duration_s: begin no more calls after this; 0: begin them all.
+        token: of the user, if the cluster wants one.
+        on_progress: told now and then how many calls are answered.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        clients: int,
+        connections: int,
+        options: ClientOptions | None = None,
+        rate: float = 0.0,
+        duration_s: float = 0.0,
+        token: str = "",
+        on_progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self._endpoints = parse_endpoints(endpoints)
+        self._clients = clients
+        self._connections = connections
+        self._options = options or ClientOptions()
+        self._rate = rate
+        self._duration_s = duration_s
+        self._metadata: Metadata = (("token", token),) if token else ()
+        self._on_progress = on_progress
+
+    async def run(
+        self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None
+    ) -> Result:
+        """Make ``total`` calls and measure them; ``when_connected`` is called before the clock starts."""
+        prepared = _prepared(requests, total)
+        async with connections(self._endpoints, self._connections, self._options) as transports:
+            when_connected()
+            return await self._measure(transports, prepared, total)
+
+    async def _measure(self, transports: list[Transport], requests: Iterator[Request], total: int) -> Result:
+        run = Run(requests, total, self._on_progress, self._rate)
+        gc.collect()
+        gc.disable()  # calls leave no cycles behind, and a collection would be counted as the server's time
+        started = time.perf_counter()
+        if self._duration_s:
+            asyncio.get_running_loop().call_later(self._duration_s, run.stop)
+        for number in range(min(self._clients, total)):
+            _Caller(run, transports[number % len(transports)], self._metadata).start()
+        await run.wait_finished()
+        seconds = time.perf_counter() - started
+        return run.result(seconds)
+
+
+def _prepared(requests: Iterator[Request], total: int) -> Iterator[Request]:
+    """The same requests, most of them made before the clock runs: making one costs as much as sending it."""
+    return chain(list(islice(requests, min(total, PREPARED_MAX))), requests)
+
+
+@asynccontextmanager
+async def connections(
+    endpoints: Sequence[Endpoint], count: int, options: ClientOptions | None = None
+) -> AsyncIterator[list[Transport]]:
+    """Connections to the endpoints in turn, all of them open before the block begins."""
+    transports = [
+        open_transport(endpoints[number % len(endpoints)], options or ClientOptions()) for number in range(count)
+    ]
+    request = rpc_pb2.StatusRequest().SerializeToString()
+    try:
+        await asyncio.gather(
+            *(transport.unary(methods.STATUS.path, request, CONNECT_TIMEOUT_S) for transport in transports)
+        )
+        yield transports
+    finally:
+        await asyncio.gather(*(transport.close() for transport in transports))
+
+
+@contextmanager
+def _on_signals(call: Callable[[], None]) -> Iterator[None]:
+    """Call it at SIGINT and SIGTERM; only the main thread can."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    for number in numbers:
+        loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+class Run:
+    """The calls of one run: what is left to do and what came of the rest."""
+
+    def __init__(
+        self,
+        requests: Iterator[Request],
+        total: int,
+        on_progress: Callable[[int], None] | None = None,
+        rate: float = 0.0,
+    ) -> None:
+        self.requests = requests
+        self.left = total
+        self.open = 0
+        self.latencies_s: list[float] = []
+        self.errors: Counter[str] = Counter()
+        self.failed_in_a_row = 0
+        self.interrupted = False
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_progress = on_progress
+        self.report_every = min(max(1, total // 100), REPORT_EVERY_MAX)
+        self._interval_s = 1 / rate if rate else 0.0
+        self._next_at = time.perf_counter()
+
+    def stop(self) -> None:
+        """Begin no more calls."""
+        self.left = 0
+
+    def interrupt(self) -> None:
+        """A signal came: what was measured until now is the result."""
+        self.interrupted = True
+        self.left = 0
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+    def result(self, seconds: float) -> Result:
+        """What was measured; calls that are still under way are not counted, however they end."""
+        return Result(sorted(self.latencies_s), seconds, Counter(self.errors), self.interrupted)
+
+    def take(self) -> float | None:
+        """Take the next call, if one is left; how long to wait before it is made."""
+        if self.left == 0:
+            return None
+        self.left -= 1
+        self.open += 1
+        if not self._interval_s:
+            return 0.0
+        now = time.perf_counter()
+        # A stall is not made up for by a burst: the rate is a ceiling.
+        self._next_at = max(now - self._interval_s, self._next_at) + self._interval_s
+        return max(0.0, self._next_at - now)
+
+    async def wait_finished(self) -> None:
+        """Wait for the last answer, or for a signal that ends the run.
+
+        Raises:
+            LoadError: nothing was answered for a long time, or a stream has ended.
+        """
+        open_before = -1
+        with _on_signals(self.interrupt):
+            while not self.finished.done():
+                answered = len(self.latencies_s) + self.errors.total()
+                if answered == open_before:
+                    raise LoadError(f"nothing was answered for {STALL_TIMEOUT_S:.0f} s")
+                open_before = answered
+                await asyncio.wait([self.finished], timeout=STALL_TIMEOUT_S)
+        self.finished.result()
+
+    def failed(self, text: str) -> None:
+        """One call has failed; when nothing but failures come the run is given up."""
+        self.errors[text] += 1
+        self.failed_in_a_row += 1
+        if self.failed_in_a_row >= FAILURES_MAX:
+            self.fail(f"{FAILURES_MAX} calls in a row have failed: {text}")
+
+    def fail(self, text: str) -> None:
+        """The run cannot be finished; ``wait_finished`` raises."""
+        self.left = 0
+        if not self.finished.done():
+            self.finished.set_exception(LoadError(text))
+
+    @asynccontextmanager
+    async def streaming(self, calls: Sequence[ClientStream]) -> AsyncIterator[None]:
+        """Fail when a stream ends whose messages go to a listener; the streams are given up at the block's end."""
+        ends = [asyncio.ensure_future(self._fail_with(call)) for call in calls]
+        try:
+            yield
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*ends)
+
+    async def _fail_with(self, call: ClientStream) -> None:
+        try:
+            await call.receive()
+        except RpcError as error:
+            self.fail(str(error))
+        else:
+            self.fail("a member has ended a stream")
+
+    def ended(self) -> None:
+        """One call is over."""
+        answered = len(self.latencies_s)
+        if self.on_progress is not None and answered % self.report_every == 0:
+            self.on_progress(answered)
+        if self.left == 0 and self.open == 0 and not self.finished.done():
+            self.finished.set_result(None)
+
+
+class _Caller:
+    """One client."""
+
+    __slots__ = ("metadata", "run", "started_at", "transport")
+
+    def __init__(self, run: Run, transport: Transport, metadata: Metadata) -> None:
+        self.run = run
+        self.transport = transport
+        self.metadata = metadata
+        self.started_at = 0.0
+
+    def start(self) -> None:
+        """Make the next call, if any is left."""
+        delay_s = self.run.take()
+        if delay_s:
+            asyncio.get_running_loop().call_later(delay_s, self._send)
+        elif delay_s is not None:
+            self._send()
+
+    def _send(self) -> None:
+        path, message = next(self.run.requests)
+        self.started_at = time.perf_counter()
+        future: Any = self.transport.unary(path, message, None, self.metadata)
+        future.add_done_callback(self.answered)
+
+    def answered(self, future: asyncio.Future[bytes]) -> None:
+        """Count the answer and go on."""
+        run = self.run
+        run.open -= 1
+        error = future.exception()
+        if error is None:
+            run.latencies_s.append(time.perf_counter() - self.started_at)
+            run.failed_in_a_row = 0
+        else:
+            run.failed(str(error))
+        self.start()
+        run.ended()

@@ -1,0 +1,214 @@
+"""What the measurements of ``raftkvctl bench`` share: flags, the progress bar, how a result is printed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from raftkv.cli.bench.load import Load, Result, Runnable
+from raftkv.cli.bench.processes import MakeLoad, MakeRequests, run_in_processes
+from raftkv.client import Client
+from raftkv.client.rpc import methods
+from raftkv.errors import RaftKVError
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.status import RpcError
+
+F = TypeVar("F", bound=Callable[..., Any])
+SETUP_TIMEOUT_S = 10.0
+INTERRUPTED = 130
+
+
+def number(name: str, default: int, least: int, text: str) -> Callable[[F], F]:
+    """A flag that is a whole number."""
+    kind = click.IntRange(least)
+    return click.option(name, default=default, show_default=True, type=kind, metavar="N", help=text)
+
+
+def example(*words: str) -> str:
+    """What stands below a help page: command lines, without the program's name."""
+    title = "Examples" if len(words) > 1 else "Example"
+    return "\b\n" + "\n".join([f"{title}:", *(f"  raftkvctl bench {line}" for line in words)])
+
+
+def shared_flags(function: F) -> F:
+    """The flags that every measurement has."""
+    options = (
+        click.option(
+            "--endpoints",
+            default="127.0.0.1:2379",
+            show_default=True,
+            envvar="ETCDCTL_ENDPOINTS",
+            show_envvar=True,
+            help="Members to measure, separated by commas.",
+        ),
+        number("--clients", 1, 1, "Number of clients; each has one call under way."),
+        number("--conns", 1, 1, "Number of connections that the clients share."),
+        number("--processes", 1, 1, "Number of processes that make the load."),
+        number("--total", 10_000, 1, "Number of calls to make."),
+        click.option("--target-leader", is_flag=True, help="Connect to the leader only."),
+        click.option("--seed", default=1, show_default=True, metavar="N", help="Seed of the random keys and values."),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def write_flags(function: F) -> F:
+    """The flags of measurements that write."""
+    options = (
+        number("--key-size", 8, 1, "Size of a key in bytes."),
+        number("--val-size", 256, 0, "Size of a value in bytes."),
+        number("--key-space-size", 10_000, 1, "Number of different keys."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process of a measurement does: the endpoints in its order, its clients and connections."""
+
+    endpoints: list[str]
+    clients: int
+    connections: int
+    on_progress: Callable[[int], None] | None = None
+
+
+MakeShare = Callable[[Share], Runnable]
+
+
+def run_calls(name: str, requests: MakeRequests, **shared: Any) -> None:
+    """Measure unary calls and print; arguments are the values of ``shared_flags``."""
+
+    def make(share: Share) -> Runnable:
+        return Load(
+            share.endpoints, clients=share.clients, connections=share.connections, on_progress=share.on_progress
+        )
+
+    run_load(name, make, requests, **shared)
+
+
+def run_load(
+    name: str,
+    make: MakeShare,
+    requests: MakeRequests,
+    *,
+    endpoints: str,
+    clients: int,
+    conns: int,
+    processes: int,
+    total: int,
+    target_leader: bool,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Measure and print; failures end the program in one line."""
+    with failures_in_one_line():
+        members = choose_members(endpoints, target_leader)
+        if processes > 1:
+            make_load = _shares(make, members, clients, conns, processes)
+            with Progress(total, as_json) as progress:
+                result = run_in_processes(make_load, requests, total, processes, progress.update)
+        else:
+            with Progress(total, as_json) as progress:
+                load = make(Share(members, clients, conns, progress.update))
+                result = asyncio.run(load.run(requests(0), total=total))
+    print_result(name, result, as_json)
+    end(result, failed=not result.latencies_s)
+
+
+def end(result: Result, *, failed: bool) -> None:
+    """Leave with the exit code of a measurement that was interrupted or failed; do nothing after a good one."""
+    if result.interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def failures_in_one_line() -> Iterator[None]:
+    """Turn what can go wrong with a cluster into click's one line."""
+    try:
+        yield
+    except (RaftKVError, RpcError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def choose_members(endpoints: str, target_leader: bool) -> list[str]:
+    """The endpoints of a measurement."""
+    members = endpoints.split(",")
+    return [asyncio.run(find_leader(members))] if target_leader else members
+
+
+def _shares(make: MakeShare, members: list[str], clients: int, connections: int, processes: int) -> MakeLoad:
+    """The clients of each process: an equal share, and each begins with another member."""
+
+    def make_rank(rank: int, on_progress: Callable[[int], None]) -> Runnable:
+        turned = members[rank % len(members) :] + members[: rank % len(members)]
+        share = clients // processes + (rank < clients % processes)
+        return make(Share(turned, max(1, share), max(1, connections // processes), on_progress))
+
+    return make_rank
+
+
+class Progress:
+    """A bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, total: int, quiet: bool) -> None:
+        self._total = total
+        self._bar: Any = None
+        self._task: Any = None
+        self._visible = sys.stderr.isatty() and not quiet
+
+    def __enter__(self) -> Progress:
+        if self._visible:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("calls", total=self._total)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, answered: int) -> None:
+        """So many calls are answered."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=answered)
+
+
+def print_result(name: str, result: Result, as_json: bool) -> None:
+    """Print rate and latencies, for people or as one JSON object."""
+    summary = result.summary()
+    if as_json:
+        click.echo(json.dumps({"name": name, **summary}))
+        return
+    note = " (interrupted)" if result.interrupted else ""
+    click.echo(f"{name}: {summary['rate']:,.0f}/s, {summary['calls']:,} calls in {summary['seconds']:.2f} s{note}")
+    click.echo("  " + "  ".join(f"p{percent} {summary[f'p{percent}_ms']:.2f} ms" for percent in (50, 90, 99)))
+    for text, count in result.errors.most_common(5):
+        click.echo(f"  {count} failed: {text}")
+
+
+async def find_leader(endpoints: list[str]) -> str:
+    """The endpoint whose member leads."""
+    async with Client(endpoints) as client:
+        for endpoint in endpoints:
+            status = await client.call_at(endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=SETUP_TIMEOUT_S)
+            if status.leader == status.header.member_id:
+                return endpoint
+    raise RaftKVError("none of the endpoints is the leader")

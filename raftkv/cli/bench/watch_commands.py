@@ -1,0 +1,268 @@
+"""``bench watch`` and ``bench watch-latency``: how many events a cluster delivers, and how soon."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import click
+
+from raftkv.cli.bench.load import Load, Request, Result, Run, connections
+from raftkv.cli.bench.options import (
+    Progress,
+    choose_members,
+    end,
+    example,
+    failures_in_one_line,
+    number,
+    print_result,
+    shared_flags,
+)
+from raftkv.cli.bench.watch import WatchCount, WatcherProcess, WatchShare
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.endpoints import parse_endpoints
+from raftkv.client.rpc.transport import Transport
+from raftkv.pb import rpc_pb2
+
+EVENT_TIMEOUT_S = 30.0
+VALUE_FLAG = number("--val-size", 256, 0, "Size of a value in bytes.")
+PUT_RATE_FLAG = click.option(
+    "--put-rate",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="N",
+    help="Largest number of puts a second; 0 means as fast as they are answered.",
+)
+
+
+@click.command(epilog=example("watch --streams 10 --watch-per-stream 100 --total 1000"))
+@shared_flags
+@VALUE_FLAG
+@number("--streams", 10, 1, "Number of watch streams.")
+@number("--watch-per-stream", 100, 1, "Number of watchers on each stream.")
+@number("--watched-key-total", 1, 1, "Number of different keys that are watched, in turn.")
+@PUT_RATE_FLAG
+@click.option("--idle", is_flag=True, help="Put keys that nobody watches.")
+def watch(
+    streams: int,
+    watch_per_stream: int,
+    watched_key_total: int,
+    put_rate: float,
+    idle: bool,
+    val_size: int,
+    **shared: Any,
+) -> None:
+    """Put TOTAL times and deliver each event to all watchers of its key; every watcher is checked.
+
+    --clients are the puts under way (from the main process), --conns the connections of the watchers, which live in
+    --processes of their own. The rate is that of events, from the first put to the last event.
+    """
+    keys = [f"bench-watch/{number:08d}".encode() for number in range(watched_key_total)]
+    with failures_in_one_line():
+        members = choose_members(shared["endpoints"], shared["target_leader"])
+        puts = {} if idle else _puts_per_key(keys, shared["total"])
+        layout = _layout(keys, streams, watch_per_stream)
+        workers = [WatcherProcess(part) for part in _split(members, layout, puts, shared["conns"], shared["processes"])]
+        try:
+            requests = _puts([b"bench-idle/" + key for key in keys] if idle else keys, val_size)
+            started_at, result = _run_puts(members, requests, workers, put_rate, **shared)
+            counts = [worker.result(at_once=result.interrupted) for worker in workers]
+        finally:
+            for worker in workers:
+                worker.stop()
+    summary = _summary(counts, started_at, result, len(layout) * watch_per_stream, idle)
+    expected = sum(puts.get(key, 0) for stream in layout for key in stream)
+    _print_watch({**summary, "expected": expected}, shared["as_json"])
+    end(result, failed=bool(summary["wrong"] or summary["disordered"] or result.errors))
+
+
+def _puts_per_key(keys: Sequence[bytes], total: int) -> dict[bytes, int]:
+    return {key: total // len(keys) + (number < total % len(keys)) for number, key in enumerate(keys)}
+
+
+def _layout(keys: Sequence[bytes], streams: int, per_stream: int) -> list[tuple[bytes, ...]]:
+    """The key of each watcher of each stream: the keys in turn."""
+    return [
+        tuple(keys[(stream * per_stream + number) % len(keys)] for number in range(per_stream))
+        for stream in range(streams)
+    ]
+
+
+def _split(
+    members: list[str], layout: list[tuple[bytes, ...]], puts: dict[bytes, int], conns: int, processes: int
+) -> Iterator[WatchShare]:
+    for rank in range(min(processes, len(layout))):
+        turned = members[rank % len(members) :] + members[: rank % len(members)]
+        streams = tuple(layout[rank::processes])
+        expected = tuple(tuple(puts.get(key, 0) for key in stream) for stream in streams)
+        yield WatchShare(tuple(turned), max(1, conns // processes), streams, expected)
+
+
+def _puts(keys: Sequence[bytes], value_size: int) -> Iterator[Request]:
+    value = bytes(value_size)
+    requests = [rpc_pb2.PutRequest(key=key, value=value).SerializeToString() for key in keys]
+    while True:
+        for request in requests:
+            yield methods.PUT.path, request
+
+
+def _run_puts(
+    members: list[str],
+    requests: Iterator[Request],
+    workers: list[WatcherProcess],
+    put_rate: float,
+    *,
+    clients: int,
+    total: int,
+    as_json: bool,
+    **_: Any,
+) -> tuple[float, Result]:
+    started_at = 0.0
+
+    def begin() -> None:
+        nonlocal started_at
+        for worker in workers:
+            worker.wait_watching()
+        started_at = time.perf_counter()
+
+    with Progress(total, as_json) as progress:
+        load = Load(members[:1], clients=clients, connections=1, rate=put_rate, on_progress=progress.update)
+        result = asyncio.run(load.run(requests, total=total, when_connected=begin))
+    return started_at, result
+
+
+def _summary(counts: list[WatchCount], started_at: float, puts: Result, watchers: int, idle: bool) -> dict[str, Any]:
+    events = sum(count.events for count in counts)
+    seconds = puts.seconds if idle else max(max(count.finished_at for count in counts) - started_at, 1e-9)
+    return {
+        "name": "watch (idle)" if idle else "watch",
+        "rate": round(events / seconds, 1),
+        "events": events,
+        "seconds": round(seconds, 3),
+        "watchers": watchers,
+        "messages": sum(count.messages for count in counts),
+        "wrong": 0 if puts.interrupted else sum(count.wrong for count in counts),
+        "disordered": sum(count.disordered for count in counts),
+        **{f"put_{name}": value for name, value in puts.summary().items() if name not in ("errors", "interrupted")},
+        "errors": dict(puts.errors),
+        **({"interrupted": True} if puts.interrupted else {}),
+    }
+
+
+def _print_watch(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    click.echo(
+        f"{summary['name']}: {summary['rate']:,.0f} events/s, {summary['events']:,} of {summary['expected']:,} events "
+        f"to {summary['watchers']:,} watchers in {summary['seconds']:.2f} s"
+        + (" (interrupted)" if summary.get("interrupted") else "")
+    )
+    click.echo(
+        f"  puts {summary['put_rate']:,.0f}/s  p50 {summary['put_p50_ms']:.2f} ms  p99 {summary['put_p99_ms']:.2f} ms"
+    )
+    if summary["wrong"] or summary["disordered"]:
+        click.echo(f"  {summary['wrong']} watchers miss events or got some twice, {summary['disordered']} out of order")
+    for text, count in summary["errors"].items():
+        click.echo(f"  {count} puts failed: {text}")
+
+
+@click.command("watch-latency", epilog=example("watch-latency --clients 10 --put-rate 500"))
+@shared_flags
+@VALUE_FLAG
+@PUT_RATE_FLAG
+@click.option("--watch-endpoints", default="", help="Members to watch at, if not those that the puts go to.")
+def watch_latency(put_rate: float, watch_endpoints: str, val_size: int, **shared: Any) -> None:
+    """Measure from the sending of a put to its event at one watcher; each client has a key and a watcher."""
+    with failures_in_one_line():
+        members = choose_members(shared["endpoints"], shared["target_leader"])
+        watched = watch_endpoints.split(",") if watch_endpoints else members
+        with Progress(shared["total"], shared["as_json"]) as progress:
+            sizes = shared["clients"], shared["conns"], shared["total"]
+            result = asyncio.run(_measure_latency(members, watched, put_rate, val_size, *sizes, progress.update))
+    print_result("watch-latency", result, shared["as_json"])
+    end(result, failed=bool(result.errors))
+
+
+async def _measure_latency(
+    members: list[str],
+    watched: list[str],
+    rate: float,
+    value_size: int,
+    clients: int,
+    conns: int,
+    total: int,
+    on_progress: Callable[[int], None],
+) -> Result:
+    async with (
+        connections(parse_endpoints(members), conns) as put_transports,
+        connections(parse_endpoints(watched), conns) as watch_transports,
+    ):
+        run = Run(iter(()), total, on_progress, rate)
+        chains = [
+            _Chain(run, put_transports[number % conns], watch_transports[number % conns], number, value_size)
+            for number in range(min(clients, total))
+        ]
+        async with asyncio.timeout(EVENT_TIMEOUT_S):
+            await asyncio.gather(*(chain.watching for chain in chains))
+        async with run.streaming([chain.call for chain in chains]):
+            started_at = time.perf_counter()
+            for chain in chains:
+                chain.next()
+            await run.wait_finished()
+            seconds = time.perf_counter() - started_at
+        return run.result(seconds)
+
+
+class _Chain:
+    """One key: put, wait for the event, put again."""
+
+    def __init__(self, run: Run, puts: Transport, watches: Transport, number: int, value_size: int) -> None:
+        self._run = run
+        self._puts = puts
+        self._loop = asyncio.get_running_loop()
+        self.watching: asyncio.Future[None] = self._loop.create_future()
+        key = f"bench-latency/{number}".encode()
+        self._request = rpc_pb2.PutRequest(key=key, value=bytes(value_size)).SerializeToString()
+        self._sent_at = 0.0
+        self.call = watches.stream(methods.WATCH.path)
+        self.call.deliver_to(self._take)
+        self.call.send_nowait(
+            rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=key)).SerializeToString()
+        )
+
+    def _take(self, message: bytes) -> None:
+        arrived_at = time.perf_counter()
+        response = rpc_pb2.WatchResponse.FromString(message)
+        if response.created:
+            self.watching.set_result(None)
+            return
+        for _ in response.events:
+            self._run.latencies_s.append(arrived_at - self._sent_at)
+            self._run.open -= 1
+            self.next()
+            self._run.ended()
+
+    def next(self) -> None:
+        """Make the next put, if any is left."""
+        delay_s = self._run.take()
+        if delay_s:
+            self._loop.call_later(delay_s, self._send)
+        elif delay_s is not None:
+            self._send()
+
+    def _send(self) -> None:
+        self._sent_at = time.perf_counter()
+        future: Any = self._puts.unary(methods.PUT.path, self._request)
+        future.add_done_callback(self._answered)
+
+    def _answered(self, future: asyncio.Future[bytes]) -> None:
+        error = future.exception()
+        if error is not None:  # its event never comes: the chain ends here
+            self._run.errors[str(error)] += 1
+            self._run.open -= 1
+            self._run.ended()

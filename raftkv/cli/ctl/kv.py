@@ -1,0 +1,220 @@
+"""``get``, ``put``, ``del`` and ``compaction``.
+
+Owns the way from flags and arguments to a request (``range_request`` and its siblings, which ``txn`` uses too) and
+the checks that etcdctl makes before it sends anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from raftkv.cli.ctl.session import open_session
+from raftkv.cli.exits import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
+from raftkv.cli.goflags import values as govalues
+from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.goflags.values import quote, text_bytes
+from raftkv.client.keys import prefix_end
+from raftkv.client.rpc import methods
+from raftkv.pb import rpc_pb2
+
+T = TypeVar("T")
+
+_ORDERS = {
+    "": rpc_pb2.RangeRequest.NONE,
+    "ASCEND": rpc_pb2.RangeRequest.ASCEND,
+    "DESCEND": rpc_pb2.RangeRequest.DESCEND,
+}
+_TARGETS = {
+    "": rpc_pb2.RangeRequest.KEY,
+    "CREATE": rpc_pb2.RangeRequest.CREATE,
+    "KEY": rpc_pb2.RangeRequest.KEY,
+    "MODIFY": rpc_pb2.RangeRequest.MOD,
+    "VALUE": rpc_pb2.RangeRequest.VALUE,
+    "VERSION": rpc_pb2.RangeRequest.VERSION,
+}
+_PUT_USAGE = "put command needs 1 argument and input from stdin or 2 arguments"
+
+
+def get(invocation: Invocation) -> None:
+    """Read keys and print them."""
+    request = range_request(invocation)
+    session = open_session(invocation, value_only=invocation["print-value-only"])
+    response = session.call(methods.RANGE, request)
+    # etcdctl asks first and complains afterwards; so do we, in case someone watches the server.
+    if invocation["count-only"] and session.printer.name != "fields":
+        raise CommandError("--count-only is only for `--write-out=fields`", BAD_ARGUMENTS)
+    if invocation["print-value-only"] and session.printer.name != "simple":
+        raise CommandError("print-value-only is only for `--write-out=simple`", BAD_ARGUMENTS)
+    session.printer.get(response)
+
+
+def put(invocation: Invocation) -> None:
+    """Write a key."""
+    request = put_request(invocation, _read_standard_input)
+    session = open_session(invocation)
+    session.printer.put(session.call(methods.PUT, request))
+
+
+def delete(invocation: Invocation) -> None:
+    """Delete keys and print how many."""
+    request = delete_request(invocation)
+    session = open_session(invocation)
+    session.printer.delete(session.call(methods.DELETE_RANGE, request))
+
+
+def compaction(invocation: Invocation) -> None:
+    """Forget the history before a revision."""
+    if len(invocation.arguments) != 1:
+        raise CommandError("compaction command needs 1 argument", BAD_ARGUMENTS)
+    try:
+        revision = govalues.parse_int(invocation.arguments[0], base=10)
+    except ValueError as error:
+        raise CommandError(str(error), ERROR) from None
+    request = rpc_pb2.CompactionRequest(revision=revision, physical=invocation["physical"])
+    open_session(invocation).call(methods.COMPACT, request)
+    print(f"compacted revision {revision}")
+
+
+def range_request(invocation: Invocation) -> rpc_pb2.RangeRequest:
+    """The request of a ``get``.
+
+    Raises:
+        CommandError: arguments or flags that do not fit together.
+    """
+    if not invocation.arguments:
+        usage = "get command needs one argument as key and an optional argument as range_end"
+        raise CommandError(usage, BAD_ARGUMENTS)
+    _exclude(invocation, "prefix", "from-key")
+    _exclude(invocation, "keys-only", "count-only")
+    serializable = is_serializable(invocation)
+    key, end = _interval(invocation, invocation.arguments)
+    order = _choice(invocation, "order", "bad sort order", _ORDERS)
+    target = _choice(invocation, "sort-by", "bad sort target", _TARGETS)
+    if target == rpc_pb2.RangeRequest.KEY and order == rpc_pb2.RangeRequest.ASCEND:
+        order = rpc_pb2.RangeRequest.NONE  # keys come in this order anyway, and then the limit is cheap
+    _check_bounds(invocation, "CreateRev", "min-create-rev", "max-create-rev")
+    _check_bounds(invocation, "ModRev", "min-mod-rev", "max-mod-rev")
+    return rpc_pb2.RangeRequest(
+        key=key,
+        range_end=end,
+        limit=invocation["limit"],
+        revision=max(invocation["rev"], 0),
+        sort_order=order,
+        sort_target=target,
+        serializable=serializable,
+        keys_only=invocation["keys-only"],
+        count_only=invocation["count-only"],
+        min_create_revision=max(invocation["min-create-rev"], 0),
+        max_create_revision=max(invocation["max-create-rev"], 0),
+        min_mod_revision=max(invocation["min-mod-rev"], 0),
+        max_mod_revision=max(invocation["max-mod-rev"], 0),
+    )
+
+
+def put_request(invocation: Invocation, read_value: Callable[[], bytes]) -> rpc_pb2.PutRequest:
+    """The request of a ``put``.
+
+    Arguments:
+        invocation: the command line.
+        read_value: where the value comes from when it is no argument; empty means there is none.
+
+    Raises:
+        CommandError: arguments or flags that do not fit together.
+    """
+    arguments, keep_value = invocation.arguments, invocation["ignore-value"]
+    if not arguments:
+        raise CommandError(_PUT_USAGE, BAD_ARGUMENTS)
+    if keep_value and len(arguments) > 1:
+        raise CommandError("put command needs only 1 argument when 'ignore-value' is set", BAD_ARGUMENTS)
+    value = b""
+    if not keep_value:
+        value = text_bytes(arguments[1]) if len(arguments) > 1 else read_value()
+        if len(arguments) == 1 and not value:
+            raise CommandError(_PUT_USAGE, BAD_ARGUMENTS)
+    return rpc_pb2.PutRequest(
+        key=text_bytes(arguments[0]),
+        value=value,
+        lease=parse_lease_id(invocation["lease"]),
+        prev_kv=invocation["prev-kv"],
+        ignore_value=keep_value,
+        ignore_lease=invocation["ignore-lease"],
+    )
+
+
+def delete_request(invocation: Invocation) -> rpc_pb2.DeleteRangeRequest:
+    """The request of a ``del``.
+
+    Raises:
+        CommandError: arguments or flags that do not fit together.
+    """
+    if not 1 <= len(invocation.arguments) <= 2:
+        usage = "del command needs one argument as key and an optional argument as range_end"
+        raise CommandError(usage, BAD_ARGUMENTS)
+    _exclude(invocation, "prefix", "from-key")
+    key, end = _interval(invocation, invocation.arguments)
+    return rpc_pb2.DeleteRangeRequest(key=key, range_end=end, prev_kv=invocation["prev-kv"])
+
+
+def parse_lease_id(text: str) -> int:
+    """A lease id in hexadecimal.
+
+    Raises:
+        CommandError: it is none.
+    """
+    try:
+        return govalues.parse_int(text, base=16)
+    except ValueError as error:
+        raise CommandError(f"bad lease ID ({error}), expecting ID in Hex", BAD_ARGUMENTS) from None
+
+
+def is_serializable(invocation: Invocation) -> bool:
+    """What ``--consistency`` asks for.
+
+    Raises:
+        CommandError: it is neither ``l`` nor ``s``.
+    """
+    value = invocation["consistency"]
+    if value not in ("l", "s"):
+        raise CommandError(f"unknown consistency flag {quote(value)}", BAD_FEATURE)
+    return bool(value == "s")
+
+
+def _interval(invocation: Invocation, arguments: list[str]) -> tuple[bytes, bytes]:
+    """Key and range end; see section "Key intervals" of etcd's API."""
+    key = text_bytes(arguments[0])
+    prefix, from_key = invocation["prefix"], invocation["from-key"]
+    if len(arguments) > 1:
+        if prefix or from_key:
+            raise CommandError(
+                "too many arguments, only accept one argument when `--prefix` or `--from-key` is set", BAD_ARGUMENTS
+            )
+        return key, text_bytes(arguments[1])
+    if not key and (prefix or from_key):
+        return b"\0", b"\0"
+    if prefix:
+        return key, prefix_end(key)
+    return key, b"\0" if from_key else b""
+
+
+def _exclude(invocation: Invocation, first: str, second: str) -> None:
+    if invocation[first] and invocation[second]:
+        raise CommandError(f"`--{first}` and `--{second}` cannot be set at the same time, choose one", BAD_ARGUMENTS)
+
+
+def _choice(invocation: Invocation, name: str, complaint: str, choices: dict[str, T]) -> T:
+    value: str = invocation[name]
+    if value.upper() not in choices:
+        raise CommandError(f"{complaint} {value}", BAD_FEATURE)
+    return choices[value.upper()]
+
+
+def _check_bounds(invocation: Invocation, name: str, low: str, high: str) -> None:
+    if 0 < invocation[high] < invocation[low]:
+        text = f"getMin{name}(={invocation[low]}) > getMax{name}(={invocation[high]})"
+        raise CommandError(text, BAD_FEATURE)
+
+
+def _read_standard_input() -> bytes:
+    return sys.stdin.buffer.read()

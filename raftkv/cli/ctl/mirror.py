@@ -1,0 +1,162 @@
+"""``make-mirror``: copy the keys of a prefix to another cluster, then follow every change.
+
+Owns the two phases. The copy reads one revision of the source in pages; the watch begins right behind it, so nothing
+falls between. A revision of the source is one transaction at the destination, unless it is larger than
+``--max-txn-ops``. The number of keys copied is printed every 30 seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from raftkv.cli.ctl.session import client_options, open_session
+from raftkv.cli.ctl.watching import Watching
+from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, CommandError
+from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.goflags.values import text_bytes
+from raftkv.client import Client, ClientOptions, Method
+from raftkv.client.keys import prefix_end
+from raftkv.client.rpc import methods
+from raftkv.errors import ConfigError
+from raftkv.pb import kv_pb2, rpc_pb2
+
+PAGE_KEYS: Final = 1000
+REPORT_S: Final = 30.0
+PATIENCE_S: Final = 60.0
+"""How long either cluster may be unreachable before the mirror gives up."""
+
+_TXN: Final = Method(methods.TXN.path, rpc_pb2.TxnResponse, True)
+"""The mirror alone writes there, and what it writes may be written twice."""
+
+
+@dataclass
+class Mirror:
+    """Where keys come from, where they go to, and how many went."""
+
+    source: Client
+    destination: Client
+    prefix: bytes
+    new_prefix: bytes
+    operations_max: int
+    copied: int = 0
+
+    def _target(self, key: bytes) -> bytes:
+        return self.new_prefix + key[len(self.prefix) :]
+
+    def _put(self, pair: kv_pb2.KeyValue) -> rpc_pb2.RequestOp:
+        return rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=self._target(pair.key), value=pair.value))
+
+    def _operation(self, event: kv_pb2.Event) -> rpc_pb2.RequestOp:
+        if event.type == kv_pb2.Event.PUT:
+            return self._put(event.kv)
+        request = rpc_pb2.DeleteRangeRequest(key=self._target(event.kv.key))
+        return rpc_pb2.RequestOp(request_delete_range=request)
+
+    async def copy(self) -> int:
+        """Copy what is there now, and tell of which revision it is."""
+        revision = 0
+        async for page in self._pages():
+            revision = revision or page.header.revision
+            for start in range(0, len(page.kvs), self.operations_max):
+                await self._commit([self._put(pair) for pair in page.kvs[start : start + self.operations_max]])
+        return revision
+
+    async def _pages(self) -> AsyncIterator[rpc_pb2.RangeResponse]:
+        (key, end), revision = self._range(), 0
+        while True:
+            request = rpc_pb2.RangeRequest(key=key, range_end=end, limit=PAGE_KEYS, revision=revision)
+            page = await self.source.call(methods.RANGE, request, timeout_s=PATIENCE_S)
+            revision = revision or page.header.revision
+            yield page
+            if not page.more:
+                return
+            key = page.kvs[-1].key + b"\0"
+
+    def _range(self) -> tuple[bytes, bytes]:
+        return (self.prefix, prefix_end(self.prefix)) if self.prefix else (b"\0", b"\0")
+
+    async def follow(self, start_revision: int) -> None:
+        """Do what is done at the source, from a revision on, until that is no longer possible.
+
+        Raises:
+            CommandError: the watch has ended.
+        """
+        async with Watching(self.source) as watching:
+            async for answer in watching.add(*self._range(), start_revision=start_revision):
+                if answer.cancel_reason:
+                    raise CommandError(answer.cancel_reason)
+                for operations in self._by_revision(answer.events):
+                    await self._commit(operations)
+
+    def _by_revision(self, events: Iterable[kv_pb2.Event]) -> Iterable[list[rpc_pb2.RequestOp]]:
+        operations: list[rpc_pb2.RequestOp] = []
+        revision = 0
+        for event in events:
+            if operations and (event.kv.mod_revision != revision or len(operations) >= self.operations_max):
+                yield operations
+                operations = []
+            revision = event.kv.mod_revision
+            operations.append(self._operation(event))
+        if operations:
+            yield operations
+
+    async def _commit(self, operations: list[rpc_pb2.RequestOp]) -> None:
+        await self.destination.call(_TXN, rpc_pb2.TxnRequest(success=operations), timeout_s=PATIENCE_S)
+        self.copied += len(operations)
+
+
+def make_mirror(invocation: Invocation) -> None:
+    """Copy, then follow until something ends it."""
+    if len(invocation.arguments) != 1:
+        raise CommandError("make-mirror takes one destination argument", BAD_ARGUMENTS)
+    prefix, new_prefix = text_bytes(invocation["prefix"]), text_bytes(invocation["dest-prefix"])
+    if invocation["no-dest-prefix"] and new_prefix:
+        text = "`--dest-prefix` and `--no-dest-prefix` cannot be set at the same time, choose one"
+        raise CommandError(text, BAD_ARGUMENTS)
+    if not new_prefix and not invocation["no-dest-prefix"]:
+        new_prefix = prefix
+    session = open_session(invocation)
+    options = client_options(_of_destination(invocation))
+
+    async def mirror(source: Client) -> None:
+        async with _destination(invocation.arguments[0], options) as destination:
+            work = Mirror(source, destination, prefix, new_prefix, max(1, invocation["max-txn-ops"]))
+            async with asyncio.TaskGroup() as tasks:
+                report = tasks.create_task(_report(work))
+                try:
+                    start = invocation["rev"] or await work.copy() + 1
+                    await work.follow(start)
+                finally:
+                    report.cancel()
+
+    async def unwrapped(source: Client) -> None:
+        try:
+            await mirror(source)
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    session.run(unwrapped)
+
+
+def _of_destination(invocation: Invocation) -> Invocation:
+    """The invocation as if the flags about the destination were the global ones."""
+    names = ("cert", "key", "cacert", "insecure-transport", "user", "password")
+    values = {**invocation.values, **{name: invocation[f"dest-{name}"] for name in names}}
+    changed = {name for name in names if f"dest-{name}" in invocation.changed}
+    return Invocation(values, changed)
+
+
+def _destination(endpoint: str, options: ClientOptions) -> Client:
+    try:
+        return Client([endpoint], options)
+    except ConfigError as error:
+        raise CommandError(str(error), BAD_CONNECTION) from None
+
+
+async def _report(mirror: Mirror) -> None:
+    while True:
+        await asyncio.sleep(REPORT_S)
+        print(mirror.copied, flush=True)

@@ -1,0 +1,210 @@
+"""How a command of raftkvctl reaches the cluster: settings from flags and ``ETCDCTL_*``, a client, a printer.
+
+Owns etcdctl's rule for the environment: a variable counts if its flag is not given; given both ways the command is
+refused; a variable that is no flag is only remarked upon.
+
+    session = open_session(invocation)
+    response = session.call(methods.RANGE, request)
+    session.printer.get(response)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
+from raftkv.cli.goflags import pflag
+from raftkv.cli.goflags import values as govalues
+from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.output.printer import Printer, make_printer
+from raftkv.client import Client, ClientOptions, Method
+from raftkv.client.errors import AuthenticationFailed, EndpointsFailed
+from raftkv.errors import ConfigError, ContextDeadlineExceededError, StatusError
+
+if TYPE_CHECKING:
+    import ssl
+
+T = TypeVar("T")
+
+ENVIRONMENT_PREFIX = "ETCDCTL_"
+
+
+class Session:
+    """A command's settings, printer and way to the cluster."""
+
+    def __init__(self, invocation: Invocation, options: ClientOptions, printer: Printer) -> None:
+        self.endpoints: list[str] = list(invocation["endpoints"])
+        self.options = options
+        self.printer = printer
+        self.timeout_s: float = invocation["command-timeout"]
+
+    def call(self, method: Method[T], request: Any) -> T:
+        """One call to any endpoint.
+
+        Raises:
+            CommandError: the call failed; the text is etcdctl's.
+        """
+
+        async def use(client: Client) -> T:
+            return await client.call(method, request, timeout_s=self.timeout_s)
+
+        return self.run(use)
+
+    def run(self, use: Callable[[Client], Awaitable[T]], endpoints: list[str] | None = None) -> T:
+        """Make a client, use it, close it.
+
+        Arguments:
+            use: what to do with the client.
+            endpoints: others than the command's.
+
+        Raises:
+            CommandError: the cluster could not be used.
+        """
+        try:
+            return asyncio.run(self._with_client(use, self.endpoints if endpoints is None else endpoints))
+        except AuthenticationFailed as error:
+            raise failed(error.cause, BAD_CONNECTION) from None
+        except StatusError as error:
+            raise failed(error) from None
+        except ConfigError as error:
+            raise CommandError(str(error), BAD_CONNECTION) from None
+
+    async def _with_client(self, use: Callable[[Client], Awaitable[T]], endpoints: list[str]) -> T:
+        async with Client(endpoints, self.options) as client:
+            return await use(client)
+
+
+def failed(error: StatusError, code: int = ERROR) -> CommandError:
+    """What ends a command whose call failed: etcdctl's line, and before it which endpoints did not answer, and why."""
+    # An error that explains itself names them in its own line.
+    explained = str(error) != ContextDeadlineExceededError.text
+    failures = error.failures if isinstance(error, EndpointsFailed) and not explained else {}
+    return CommandError(str(error), code, unanswered(failures))
+
+
+def unanswered(failures: Mapping[str, str]) -> list[str]:
+    """A line for each endpoint that was tried in vain."""
+    return [f"no answer from {endpoint}: {reason}" for endpoint, reason in failures.items()]
+
+
+def open_session(invocation: Invocation, *, value_only: bool = False) -> Session:
+    """Settle everything before the first call.
+
+    Arguments:
+        invocation: the command line.
+        value_only: the simple format prints values without their keys.
+
+    Raises:
+        CommandError: settings that conflict or that cannot be used.
+    """
+    apply_environment(invocation)
+    if invocation["debug"]:
+        _print_settings(invocation)
+    if invocation["discovery-srv"]:
+        raise CommandError("--discovery-srv is not implemented in raftkvctl", ERROR)
+    options = client_options(invocation)
+    printer = make_printer(invocation["write-out"], hexadecimal=invocation["hex"], value_only=value_only)
+    return Session(invocation, options, printer)
+
+
+def apply_environment(invocation: Invocation) -> None:
+    """Let ``ETCDCTL_*`` set what the command line did not.
+
+    Raises:
+        CommandError: a setting is given both ways.
+    """
+    names = {flag.variable: flag for flag in invocation.flags.values() if flag.variable}
+    for key, text in sorted(os.environ.items()):
+        if not key.startswith(ENVIRONMENT_PREFIX):
+            continue
+        flag = names.get(key)
+        if flag is None:
+            remark(f"unrecognized environment variable {key}={text}")
+        elif flag.name in invocation.changed:
+            raise CommandError(
+                f"conflicting environment variable {key} is shadowed by corresponding command-line flag "
+                "(either unset environment variable or disable flag)",
+                ERROR,
+            )
+        elif text:
+            _set_from_environment(invocation, flag, key, text)
+
+
+def _set_from_environment(invocation: Invocation, flag: pflag.Flag, key: str, text: str) -> None:
+    parsed = pflag.Parsed(invocation.values, set())
+    try:
+        pflag.assign(parsed, flag, text)
+    except ValueError as error:
+        # etcdctl goes on with the default without a word; scripts rely on going on, people on the word.
+        remark(f"invalid value {govalues.quote(text)} for {key} is ignored: {error}")
+
+
+def remark(text: str) -> None:
+    """A line on standard error that ends nothing."""
+    print(f"raftkvctl: {text}", file=sys.stderr, flush=True)
+
+
+def _print_settings(invocation: Invocation) -> None:
+    for name, value in sorted(invocation.values.items()):
+        shown = ",".join(value) if isinstance(value, tuple) else value
+        secret = "***" if name == "password" and value else shown
+        print(f"{ENVIRONMENT_PREFIX}{name.upper().replace('-', '_')}={secret}", file=sys.stderr)
+
+
+def client_options(invocation: Invocation) -> ClientOptions:
+    """How to connect, by the global flags.
+
+    Raises:
+        CommandError: certificates that cannot be used.
+    """
+    for name in ("cert", "key", "cacert"):
+        if name in invocation.changed and not invocation[name]:
+            raise CommandError(f"empty string is passed to --{name} option", BAD_ARGUMENTS)
+    name, password = _credentials(invocation)
+    return ClientOptions(
+        tls=_tls_context(invocation),
+        user=name,
+        password=password,
+        dial_timeout_s=invocation["dial-timeout"],
+        keepalive_time_s=invocation["keepalive-time"],
+        keepalive_timeout_s=invocation["keepalive-timeout"],
+        max_request_bytes=invocation["max-request-bytes"] or ClientOptions.max_request_bytes,
+        max_response_bytes=invocation["max-recv-bytes"] or ClientOptions.max_response_bytes,
+    )
+
+
+def _credentials(invocation: Invocation) -> tuple[str, str]:
+    user, password = invocation["user"], invocation["password"]
+    if not user or password:
+        return user, password
+    name, separator, password = user.partition(":")
+    if not separator:
+        import getpass
+
+        password = getpass.getpass("Password: ")
+    return name, password
+
+
+def _tls_context(invocation: Invocation) -> ssl.SSLContext | None:
+    cert, key, authorities = invocation["cert"], invocation["key"], invocation["cacert"]
+    if not (cert or key or authorities) and invocation["insecure-transport"]:
+        return None
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=authorities or None)
+        if bool(cert) != bool(key):
+            raise CommandError(f"KeyFile and CertFile must both be present[key: {key}, cert: {cert}]", BAD_ARGUMENTS)
+        if cert:
+            context.load_cert_chain(cert, key)
+    except OSError as error:  # ssl.SSLError is one
+        files = " ".join(filter(None, (cert, key, authorities)))
+        raise CommandError(f"cannot use the certificates {files}: {error}", BAD_ARGUMENTS) from None
+    if invocation["insecure-skip-tls-verify"]:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,250 @@
+"""``watch``: print changes, run a command for each, or read watches line by line.
+
+Owns the grammar of the words. Before ``--`` stand the key and the end of the range, or neither if the environment has
+them; behind it the command. ``parse_interactive`` reads the same from a line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+from raftkv.cli.ctl import children
+from raftkv.cli.ctl.session import Session, open_session
+from raftkv.cli.ctl.txn import split_words
+from raftkv.cli.ctl.watching import Watcher, Watching
+from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
+from raftkv.cli.goflags import pflag
+from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.goflags.values import quote, text_bytes
+from raftkv.cli.output.printer import WatchAnswer
+from raftkv.client import Client
+from raftkv.client.keys import prefix_end
+from raftkv.errors import ConfigError
+
+STANDARD_INPUT = 0
+READ_BYTES = 65536
+_BAD_NUMBER = "bad number of arguments"
+_CONFLICT = "bad number of arguments (found conflicting environment key)"
+_NO_COMMAND = "bad number of arguments (found separator --, but no commands)"
+
+
+@dataclass(frozen=True)
+class WatchSpec:
+    """What to watch and what to run for each change (nothing if ``command`` is empty)."""
+
+    key: bytes
+    range_end: bytes
+    start_revision: int
+    prev_kv: bool
+    progress_notify: bool
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EnvironmentKeys:
+    """Key and end of the range from the environment."""
+
+    key: str
+    range_end: str
+
+    @classmethod
+    def read(cls) -> EnvironmentKeys:
+        """Read ``ETCDCTL_WATCH_KEY`` and ``ETCDCTL_WATCH_RANGE_END``.
+
+        Raises:
+            CommandError: an end without a key.
+        """
+        # Taken out, for what is left of ETCDCTL_* is remarked upon as unknown.
+        found = cls(os.environ.pop("ETCDCTL_WATCH_KEY", ""), os.environ.pop("ETCDCTL_WATCH_RANGE_END", ""))
+        if found.range_end and not found.key:
+            text = f"ETCDCTL_WATCH_KEY is empty but got ETCDCTL_WATCH_RANGE_END={quote(found.range_end)}"
+            raise CommandError(text, BAD_ARGUMENTS)
+        return found
+
+    def words(self) -> list[str]:
+        """What they stand for on the command line."""
+        return [word for word in (self.key, self.range_end) if word]
+
+
+def watch(invocation: Invocation) -> None:
+    """Print changes until the cluster ends it."""
+    environment = EnvironmentKeys.read()
+    if invocation["interactive"]:
+        session = open_session(invocation)
+        session.run(lambda client: _interact(client, session, environment))
+        return
+    words, command = _split(invocation)
+    if words and environment.key:
+        raise CommandError(_CONFLICT, BAD_ARGUMENTS)
+    try:
+        spec = make_spec(invocation, environment.words() + words, command)
+    except ConfigError as error:
+        raise CommandError(str(error), BAD_ARGUMENTS) from None
+    session = open_session(invocation)
+
+    async def follow(client: Client) -> None:
+        async with Watching(client) as watching:
+            await _print(session, _begin(watching, spec), spec.command)
+
+    session.run(follow)
+    raise CommandError("watch is canceled by the server", INTERRUPTED)
+
+
+def _split(invocation: Invocation) -> tuple[list[str], tuple[str, ...]]:
+    """The words before ``--``, and the command behind it."""
+    dash = invocation.before_dash
+    if dash is None:
+        return invocation.arguments, ()
+    command = tuple(invocation.arguments[dash:])
+    if not command:
+        raise CommandError(_NO_COMMAND, BAD_ARGUMENTS)
+    return invocation.arguments[:dash], command
+
+
+def make_spec(invocation: Invocation, words: list[str], command: tuple[str, ...]) -> WatchSpec:
+    """What flags and words ask for.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
+    if not words:
+        raise ConfigError(_BAD_NUMBER)
+    key, end = text_bytes(words[0]), b""
+    if len(words) == 2:  # etcdctl ignores the end if more words follow; scripts may depend on it
+        if invocation["prefix"]:
+            raise ConfigError("`range_end` and `--prefix` are mutually exclusive")
+        end = text_bytes(words[1])
+    elif invocation["prefix"]:
+        key, end = (key, prefix_end(key)) if key else (b"\0", b"\0")
+    return WatchSpec(key, end, invocation["rev"], invocation["prev-kv"], invocation["progress-notify"], command)
+
+
+def parse_interactive(line: str, environment: EnvironmentKeys) -> WatchSpec:
+    """Read a ``watch`` line.
+
+    Raises:
+        CommandError: a line that ends the command.
+        ConfigError: a line that is only remarked upon.
+    """
+    from raftkv.cli.ctl import tree as ctl_tree
+
+    words = split_words(line)[1:]
+    if not words and not environment.key:
+        raise ConfigError("command type or key is not provided")
+    try:
+        parsed = pflag.parse(ctl_tree.WATCH_FLAGS, words)
+    except pflag.HelpRequested:
+        raise CommandError("pflag: help requested", BAD_ARGUMENTS) from None
+    except pflag.FlagError as error:
+        raise CommandError(str(error), BAD_ARGUMENTS) from None
+    invocation = Invocation(parsed.values, parsed.changed, parsed.arguments, before_dash=parsed.before_dash)
+    given, command = _split(invocation)
+    if not command and not given and not environment.key:
+        raise CommandError(_BAD_NUMBER, BAD_ARGUMENTS)
+    if not command and given and environment.key:
+        raise CommandError(_CONFLICT, BAD_ARGUMENTS)
+    return make_spec(invocation, environment.words() + given, command)
+
+
+def _begin(watching: Watching, spec: WatchSpec) -> Watcher:
+    return watching.add(
+        spec.key,
+        spec.range_end,
+        start_revision=spec.start_revision,
+        prev_kv=spec.prev_kv,
+        progress_notify=spec.progress_notify,
+    )
+
+
+async def _print(session: Session, watcher: Watcher, command: tuple[str, ...]) -> None:
+    async for answer in watcher:
+        if answer.cancel_reason:
+            print(f"watch was canceled ({answer.cancel_reason})", file=sys.stderr, flush=True)
+        if answer.is_progress and answer.header is not None:
+            print(f"progress notify: {answer.header.revision}", flush=True)
+        session.printer.watch(answer)
+        if command:
+            await _run_for_each(answer, command)
+
+
+async def _run_for_each(answer: WatchAnswer, command: tuple[str, ...]) -> None:
+    for event in answer.events:
+        variables = {
+            "ETCD_WATCH_REVISION": str(answer.header.revision if answer.header else 0),
+            "ETCD_WATCH_EVENT_TYPE": '"DELETE"' if event.type else '"PUT"',
+            "ETCD_WATCH_KEY": quote(event.kv.key),
+            "ETCD_WATCH_VALUE": quote(event.kv.value),
+        }
+        try:
+            await children.finish(await children.start(command, variables))
+        except children.ChildFailed as error:
+            print(f"command [{' '.join(map(quote, command))}] error ({error})", file=sys.stderr)
+            raise CommandError("", ERROR) from None
+
+
+async def _interact(client: Client, session: Session, environment: EnvironmentKeys) -> None:
+    """Do what each line says, until the input or a command ends."""
+    try:
+        async with Watching(client) as watching, asyncio.TaskGroup() as printing:
+            async for line in _lines():
+                words = split_words(line)
+                if not words:
+                    _complain(f"Invalid command: {line} (watch and progress supported)")
+                elif words[0] == "watch":
+                    try:
+                        spec = parse_interactive(line, environment)
+                    except ConfigError as error:
+                        _complain(f"Invalid command {line} ({error})")
+                    else:
+                        printing.create_task(_print(session, _begin(watching, spec), spec.command))
+                elif words[0] == "progress":
+                    watching.request_progress()
+                else:
+                    _complain(f"Invalid command {line} (only support watch)")
+            _end_of_input()
+    except BaseExceptionGroup as group:
+        failures = group.subgroup(CommandError)
+        raise (failures.exceptions[0] if failures else group.exceptions[0]) from None
+
+
+def _complain(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _end_of_input() -> NoReturn:
+    raise CommandError("error reading watch request line: EOF", INVALID_INPUT)
+
+
+async def _lines() -> AsyncIterator[str]:
+    """Lines of standard input, read by a thread: a terminal or a file cannot be waited for otherwise.
+
+    The descriptor is read, not ``sys.stdin``: a thread that waits inside a buffered file is fatal to an interpreter
+    that ends meanwhile.
+    """
+    loop = asyncio.get_running_loop()
+    chunks: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def read() -> None:
+        data = b" "
+        while data:
+            try:
+                data = os.read(STANDARD_INPUT, READ_BYTES)
+            except OSError:  # there is none
+                data = b""
+            try:
+                loop.call_soon_threadsafe(chunks.put_nowait, data)
+            except RuntimeError:  # the loop has ended before the input
+                return
+
+    threading.Thread(target=read, name="standard-input", daemon=True).start()
+    rest = b""
+    while data := await chunks.get():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", "surrogateescape")

@@ -1,0 +1,82 @@
+"""What the commands of ``raftkv`` that serve until a signal comes have in common: flags, help, the wait for a cluster.
+
+>>> parse((Flag("listen", default="127.0.0.1:1"),), ["--listen", "127.0.0.1:2"], "gateway").values["listen"]
+'127.0.0.1:2'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from raftkv.cli.exits import BAD_FLAGS, CommandError
+from raftkv.cli.goflags import pflag
+from raftkv.cli.goflags.pflag import Flag, Parsed
+from raftkv.errors import StatusError
+
+if TYPE_CHECKING:
+    from raftkv.client.library import Client
+
+ATTEMPT_S: Final = 2.0
+PROBE_KEY: Final = "raftkv/probe"
+"""Nobody writes it: a read of it that is answered says that the cluster serves."""
+
+
+def parse(flags: Sequence[Flag], words: Sequence[str], command: str, *, takes_rest: bool = False) -> Parsed:
+    """The flags of a command that takes nothing else.
+
+    Arguments:
+        flags: that it knows.
+        words: the command line after its name.
+        command: its name.
+        takes_rest: what follows ``--`` is passed on to somebody.
+
+    Raises:
+        HelpRequested: for help.
+        CommandError: a word is no flag of it, or has no such value.
+    """
+    try:
+        parsed = pflag.parse([replace(flag, ours=True) for flag in flags], words)
+    except pflag.FlagError as error:
+        raise CommandError(str(error), BAD_FLAGS) from None
+    if parsed.arguments and not (takes_rest and "--" in words):
+        raise CommandError(f"'{parsed.arguments[0]}' is not a valid flag of raftkv {command}", BAD_FLAGS)
+    return parsed
+
+
+async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
+    """Wait until the cluster answers, and say once on standard error why it does not; False: a signal came first."""
+    from raftkv.client.errors import EndpointsFailed
+
+    stopping = asyncio.ensure_future(stop.wait())
+    told = False
+    try:
+        while not stop.is_set():
+            asking = asyncio.ensure_future(kv.get(PROBE_KEY, timeout_s=ATTEMPT_S))
+            await asyncio.wait((asking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                asking.cancel()
+                await asyncio.wait((asking,))
+                break
+            error = asking.exception()
+            if isinstance(error, EndpointsFailed):
+                if not told:
+                    print(f"raftkv {command}: waiting for the cluster: {error}", file=sys.stderr, flush=True)
+                told = True
+            elif error is None or isinstance(error, StatusError):
+                return True  # a refusal is an answer too; who needs more than that will meet it
+            else:
+                raise error
+    finally:
+        stopping.cancel()
+    return False
+
+
+def print_flags(flags: Sequence[Flag]) -> None:
+    """A line for each, as wide as the longest name needs."""
+    width = max(len(flag.name) for flag in flags)
+    for flag in flags:
+        print(f"  --{flag.name:<{width}} {flag.usage}" + (f" ({flag.default})" if flag.default else ""))

@@ -1,0 +1,170 @@
+"""``raftkv tcpstore-gateway``: torch's TCPStore protocol, replicated in a raftkv cluster.
+
+Owns its flags, its readiness line on standard output, and its end by a signal.
+
+    raftkv tcpstore-gateway --listen 127.0.0.1:29400 --endpoints h1:2379,h2:2379,h3:2379
+    raftkv tcpstore-gateway --run job1            # its keys are those of the run, and end with it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from raftkv.cli.daemons import daemon
+from raftkv.cli.exits import ERROR, SUCCESS, CommandError
+from raftkv.cli.goflags import pflag
+from raftkv.cli.goflags.pflag import BOOL, INT, Flag
+from raftkv.client.errors import EndpointsFailed
+from raftkv.errors import ConfigError, RaftKVError
+
+if TYPE_CHECKING:
+    from raftkv.training.tcpstore.gateway import GatewayConfig
+
+FLAGS = (
+    Flag("listen", default="127.0.0.1:29400", usage="HOST:PORT for clients of TCPStore; port 0: any that is free"),
+    Flag("endpoints", default="127.0.0.1:2379", usage="members of the raftkv cluster, comma-separated"),
+    Flag("name", default="default", usage="the store; gateways of one name, on any node, serve one store"),
+    Flag("run", usage="keep the store with the keys of this run, instead of below a name"),
+    Flag("prefix", usage="keep the store below these keys, instead"),
+    Flag("linger", INT, 60, usage="seconds that the keys outlive the last gateway of the store, if it was killed"),
+    Flag("fresh", BOOL, usage="begin with an empty store, whoever else serves it"),
+    Flag("user", usage="NAME:PASSWORD at the cluster"),
+    Flag("cacert", usage="CA file: speak TLS to the cluster"),
+    Flag("cert", usage="client certificate"),
+    Flag("key", usage="its key"),
+)
+
+HELP = """\
+Usage:
+  raftkv tcpstore-gateway [flags]
+
+Serves torch's TCPStore from raftkv: stock torchrun (c10d) and whatever else knows only TCPStore then outlives the loss
+of any node. Run one on each node, and point its clients at it:
+
+  torchrun --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29400 --rdzv-conf=is_host=0 ...
+
+Flags:"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Serve until a signal comes.
+
+    Arguments:
+        words: the command line after ``tcpstore-gateway``.
+
+    Returns:
+        0.
+
+    Raises:
+        CommandError: it cannot be started.
+    """
+    try:
+        parsed = daemon.parse(FLAGS, words, "tcpstore-gateway")
+    except pflag.HelpRequested:
+        return _help()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s raftkv tcpstore-gateway: %(message)s", stream=sys.stderr
+    )
+    try:
+        return asyncio.run(_serve(parsed.values, make_config(parsed.values, parsed.changed)))
+    except RaftKVError as error:
+        raise CommandError(" ".join(str(error).split()), ERROR) from None
+
+
+def _help() -> int:
+    print(HELP)
+    daemon.print_flags(FLAGS)
+    return SUCCESS
+
+
+def make_config(values: dict[str, Any], given: set[str]) -> GatewayConfig:
+    """What the flags ask for.
+
+    Arguments:
+        values: of all flags.
+        given: names of those on the command line.
+
+    Raises:
+        ConfigError: they do not go together, or one makes no sense.
+    """
+    from raftkv.training.keys import RunKeys, check_run_id
+    from raftkv.training.tcpstore.gateway import ROOT, GatewayConfig
+
+    places = sorted(given & {"name", "run", "prefix"})
+    if len(places) > 1:
+        raise ConfigError(f"give one of --name, --run and --prefix, not {' and '.join('--' + name for name in places)}")
+    prefix = f"{ROOT}{check_run_id(values['name'])}/"
+    if values["run"]:
+        prefix = f"{RunKeys(check_run_id(values['run'])).base}store/gateway/"
+    elif values["prefix"]:
+        prefix = values["prefix"]
+    host, port = _address(values["listen"])
+    return GatewayConfig(host=host, port=port, prefix=prefix, linger_s=values["linger"], fresh=values["fresh"])
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise ConfigError(f"--listen must be HOST:PORT (set to {text!r})")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+async def _serve(values: dict[str, Any], config: GatewayConfig) -> int:
+    from raftkv.client.library import connect
+    from raftkv.server.descriptors import raise_limit
+    from raftkv.training.tcpstore.gateway import Gateway
+    from raftkv.training.tcpstore.writer import ATTEMPT_TIMEOUT_S
+
+    raise_limit()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    user, _, password = values["user"].partition(":")
+    async with connect(
+        values["endpoints"].split(","),
+        user=user,
+        password=password,
+        ca_file=values["cacert"],
+        cert_file=values["cert"],
+        key_file=values["key"],
+        timeout_s=ATTEMPT_TIMEOUT_S,
+    ) as kv:
+        gateway = Gateway(kv, config)
+        if await _started(gateway, config, stop):
+            _announce(gateway, config)
+            await stop.wait()
+        await gateway.close()
+    return SUCCESS
+
+
+async def _started(gateway: Any, config: GatewayConfig, stop: asyncio.Event) -> bool:
+    """Start; False: a signal came first, as it may while raftkv does not answer."""
+    starting = asyncio.ensure_future(gateway.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return False
+    try:
+        await starting
+    except EndpointsFailed:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
+    return True
+
+
+def _announce(gateway: Any, config: GatewayConfig) -> None:
+    host, port = gateway.address
+    # Whoever starts a gateway with port 0 reads the line; it says that clients can come.
+    print(f"raftkv: TCPStore gateway on {host}:{port}, keys below {config.prefix}", flush=True)
+    if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        logging.warning("TCPStore knows no passwords: whoever reaches %s:%d reads and writes the store", host, port)

@@ -1,0 +1,349 @@
+"""Commands with Go's flag rules, on click.
+
+Owns the glue: a ``Leaf`` is a click command whose words are read by ``pflag``; ``dispatch`` finds it and runs it.
+click gives the tree, the help pages and the shell completion. Which word is the command is decided as etcdctl does:
+flags may stand before it, and an unambiguous beginning of its name is enough (``raftkvctl endp st``).
+
+Leaves name their function as ``module:function`` and it is imported when it runs: ``raftkvctl version`` must not wait
+for the parts that talk to a cluster.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from raftkv.cli.exits import ERROR, SUCCESS, CommandError
+from raftkv.cli.goflags import pflag
+from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, STRING, Flag
+
+
+@dataclass
+class Invocation:
+    """One run of a command: the values of its flags, which were given, and its arguments; see ``pflag.Parsed``."""
+
+    values: dict[str, Any]
+    changed: set[str] = field(default_factory=set)
+    arguments: list[str] = field(default_factory=list)
+    flags: dict[str, Flag] = field(default_factory=dict)
+    before_dash: int | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+Run = Callable[[Invocation], None]
+
+
+def _imported(target: str) -> Any:
+    module, _, function = target.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+class _FlagOption(click.Option):
+    """A flag as click offers it in completion; parsing and help pages are not click's."""
+
+    def __init__(self, flag: Flag) -> None:
+        names = [f"--{flag.name}", *([f"-{flag.short}"] if flag.short else [])]
+        kind = click.Choice(flag.choices) if flag.choices else None
+        super().__init__(names, help=flag.usage, is_flag=flag.kind == BOOL, type=kind)
+
+
+def _options(command: click.Command, flags: Sequence[Flag], ctx: click.Context) -> list[click.Parameter]:
+    help_option = command.get_help_option(ctx)
+    return [*map(_FlagOption, flags), *([help_option] if help_option else [])]
+
+
+HELP_ROW = ("-h, --help", "print this page")
+
+
+def flag_row(flag: Flag, *, with_variable: bool = True) -> tuple[str, str]:
+    """A flag and what help pages say of it: its values, its use, its default, its environment variable."""
+    values = "|".join(flag.choices) if len("|".join(flag.choices)) < CHOICES_WIDTH else "WORD"
+    names = f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
+    notes = [", ".join(flag.choices)] if flag.choices and values == "WORD" else []
+    notes += [f"default: {flag.shown_default}"] if flag.shown_default else []
+    notes += [f"environment: {flag.variable}"] if flag.variable and with_variable else []
+    shown = "" if flag.kind == BOOL else f" {values or _METAVARS[flag.kind]}"
+    return f"{names}{shown}", f"{flag.usage} [{'; '.join(notes)}]" if notes else flag.usage
+
+
+CHOICES_WIDTH = 16
+_METAVARS = {STRING: "TEXT", INT: "N", DURATION: "DURATION", LIST: "LIST"}
+
+
+def _write_globals(formatter: click.HelpFormatter, root: str, flags: Sequence[Flag]) -> None:
+    """The names alone: a page is about its own command."""
+    with formatter.section("Global options"):
+        inherited = [flag for flag in flags if flag.variable]
+        names = (f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}" for flag in inherited)
+        formatter.write_text("  ".join(names))
+        formatter.write_paragraph()
+        first = inherited[0]
+        variable = f"Each is also an environment variable: --{first.name} is {first.variable}."
+        formatter.write_text(f"{variable} `{root} options` describes them and tells their defaults.")
+
+
+def _write_examples(formatter: click.HelpFormatter, root: str, examples: Sequence[str]) -> None:
+    if examples:
+        with formatter.section("Examples" if len(examples) > 1 else "Example"):
+            for example in examples:
+                formatter.write(f"  {root} {example}\n")
+
+
+class Leaf(click.Command):
+    """A command that does something.
+
+    Arguments:
+        name: the word.
+        target: ``module:function`` to run; the function takes an ``Invocation``.
+        usage: what follows the name on the usage line.
+        short: one line of help.
+        flags: its own flags; ``shared`` are those of every command.
+        details: more help.
+        examples: command lines, without the program's name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        target: str,
+        *,
+        usage: str = "",
+        short: str = "",
+        flags: Sequence[Flag] = (),
+        shared: Sequence[Flag] = (),
+        details: str = "",
+        examples: Sequence[str] = (),
+    ) -> None:
+        self.flags = [*flags, *shared]
+        self.own, self.shared, self.examples = flags, shared, examples
+        self.target = target
+        text = f"{short}.\n\n{details}" if details else f"{short}."
+        super().__init__(name, help=text, short_help=short)
+        self.usage = usage
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The flags for help and completion, made when somebody asks: hundreds would cost every command 10 ms."""
+        return _options(self, self.flags, ctx)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """What the usage line shows after the command."""
+        return [piece for piece in (self.usage, "[options]") if piece]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Its own flags, then examples, then the names of the flags that all commands have."""
+        root = ctx.find_root().info_name or ""
+        with formatter.section("Options"):
+            formatter.write_dl([*map(flag_row, self.own), HELP_ROW])
+        _write_examples(formatter, root, self.examples)
+        _write_globals(formatter, root, self.shared)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let ``pflag`` read the words; while completing, errors do not matter."""
+        try:
+            parsed = pflag.parse(self.flags, args)
+        except pflag.HelpRequested:
+            if ctx.resilient_parsing:
+                return []
+            click.echo(ctx.get_help())
+            ctx.exit(SUCCESS)
+        except pflag.FlagError as error:
+            if ctx.resilient_parsing:
+                return []
+            raise CommandError(str(error), ERROR) from None
+        flags = {flag.name: flag for flag in self.flags}
+        ctx.obj = Invocation(parsed.values, parsed.changed, parsed.arguments, flags, parsed.before_dash)
+        return []
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Import the function and run it."""
+        run: Run = _imported(self.target)
+        run(ctx.obj)
+
+
+class External(click.Command):
+    """A command that reads its words itself: its target takes them and returns the exit code, or is a click command."""
+
+    def __init__(self, name: str, target: str, short: str) -> None:
+        super().__init__(name, help=short, short_help=short, add_help_option=False)
+        self.target = target
+
+    def run(self, words: Sequence[str], program: str) -> int:
+        """Import the function and hand it the words."""
+        gc.enable()  # these run for long
+        function = _imported(self.target)
+        if not isinstance(function, click.Command):
+            return int(function(list(words)) or SUCCESS)
+        try:
+            return int(function.main(list(words), prog_name=program, standalone_mode=False) or SUCCESS)
+        except click.Abort:
+            raise KeyboardInterrupt from None
+        except click.ClickException as error:
+            raise CommandError(error.format_message(), error.exit_code) from None
+
+
+class Absent(click.Command):
+    """A command that etcdctl has and that is not built yet.
+
+    Arguments:
+        name: the word.
+        path: all words of it.
+        reason: why not, in a sentence.
+    """
+
+    def __init__(self, name: str, path: str, reason: str) -> None:
+        super().__init__(name, hidden=True)
+        self.refusal = f"{path} is not built yet: {reason}"
+
+
+class Branch(click.Group):
+    """A word under which commands stand; alone it prints its help."""
+
+    def __init__(self, name: str, short: str, children: Sequence[click.Command], shared: Sequence[Flag] = ()) -> None:
+        self.flags = list(shared)
+        by_name = {child.name or "": child for child in children}
+        super().__init__(name, commands=by_name, help=f"{short}.", short_help=short)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """As of ``Leaf``."""
+        return _options(self, self.flags, ctx)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of declaration."""
+        return list(self.commands)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """What the usage line shows after the command."""
+        return ["COMMAND [options]"]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands, what is not built yet, and the flags that all commands have: described on the first page."""
+        root = ctx.find_root().info_name or ""
+        shown = [child for child in self.commands.values() if not child.hidden]
+        absent = [name for name, child in self.commands.items() if child.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl([(child.name or "", child.get_short_help_str(limit=100)) for child in shown])
+        if absent:
+            with formatter.section("Not built yet"):
+                formatter.write_text("  ".join(absent))
+        way = " ".join(word for word in (ctx.command_path, "COMMAND --help") if word)
+        _write_globals(formatter, root, self.flags)
+        formatter.write_paragraph()
+        formatter.write_text(f"`{way}` describes a command and gives examples.")
+
+    def find(self, word: str) -> click.Command | None:
+        """The command of that name, or the only one whose name begins so."""
+        if word in self.commands:
+            return self.commands[word]
+        found = [command for name, command in self.commands.items() if name.startswith(word)]
+        return found[0] if len(found) == 1 else None
+
+
+def resolve(root: Branch, words: Sequence[str]) -> tuple[list[click.Command], list[str]]:
+    """Find the command that the words mean.
+
+    Returns:
+        The way to it from the root, and the words without the command's names.
+    """
+    path: list[click.Command] = [root]
+    rest = list(words)
+    while isinstance(branch := path[-1], Branch):
+        position = _first_argument(rest, branch)
+        child = None if position is None else branch.find(rest[position])
+        if position is None or child is None:
+            break
+        path.append(child)
+        del rest[position]
+    return path, rest
+
+
+def _first_argument(words: Sequence[str], branch: Branch) -> int | None:
+    """Where the first word stands that is neither a flag nor the value of one."""
+    switches = {f"--{flag.name}" for flag in branch.flags if flag.kind == BOOL} | {"--help", "-h"}
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if word == "--":
+            return None
+        if not word.startswith("-") or word == "-":
+            return position if word else None
+        takes_next = "=" not in word and word not in switches and (word.startswith("--") or len(word) == 2)
+        position += 2 if takes_next else 1
+    return None
+
+
+def dispatch(root: Branch, words: Sequence[str]) -> int:
+    """Run the command that the words mean.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        CommandError: the command failed, or there is none.
+    """
+    path, rest = resolve(root, words)
+    if path[-1] is root and (position := _first_argument(rest, root)) is not None:
+        if rest[position] == "help":
+            path, rest = resolve(root, rest[:position] + rest[position + 1 :])
+            return _show_help(path)
+        raise CommandError(_unknown(root, rest[position], root.name or ""), ERROR)
+    leaf = path[-1]
+    if isinstance(leaf, External):
+        # Flags that stand before its name are for it too; click wants them behind its own subcommand.
+        name = _first_argument(words, root) or 0
+        return leaf.run([*words[name + 1 :], *words[:name]], f"{root.name} {leaf.name}")
+    if isinstance(leaf, Absent):
+        raise CommandError(leaf.refusal, ERROR)
+    if not isinstance(leaf, Leaf):
+        assert isinstance(leaf, Branch)
+        _refuse_unknown_flags(leaf, rest)
+        if (position := _first_argument(rest, leaf)) is not None:
+            raise CommandError(_unknown(leaf, rest[position], " ".join(one.name or "" for one in path)), ERROR)
+        return _show_help(path)
+    context = _context(path)
+    try:
+        leaf.parse_args(context, rest)
+        leaf.invoke(context)
+    except click.exceptions.Exit as exit_request:
+        return exit_request.exit_code
+    return SUCCESS
+
+
+def _refuse_unknown_flags(branch: Branch, words: Sequence[str]) -> None:
+    try:
+        pflag.parse(branch.flags, words)
+    except pflag.HelpRequested:
+        return
+    except pflag.FlagError as error:
+        raise CommandError(str(error), ERROR) from None
+
+
+def _context(path: Sequence[click.Command]) -> click.Context:
+    context: click.Context | None = None
+    for command in path:
+        context = click.Context(command, parent=context, info_name=command.name)
+    assert context is not None
+    return context
+
+
+def _show_help(path: Sequence[click.Command]) -> int:
+    if isinstance(path[-1], External):
+        return path[-1].run(["--help"], " ".join(command.name or "" for command in path))
+    if isinstance(path[-1], Absent):
+        raise CommandError(path[-1].refusal, ERROR)
+    click.echo(path[-1].get_help(_context(path)))
+    return SUCCESS
+
+
+def _unknown(branch: Branch, word: str, path: str) -> str:
+    import difflib
+
+    text = f'unknown command "{word}" for "{path}"'
+    near = difflib.get_close_matches(word, list(branch.commands), n=1)
+    return f"{text} (did you mean {near[0]}?)" if near else text

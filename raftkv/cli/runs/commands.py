@@ -1,0 +1,214 @@
+"""``run``: training runs, seen from outside: which there are, who is in them, what happened, what happens.
+
+Owns the commands' words, their failures and the choice between tables, plain text and JSON. Where the facts come from
+is ``raftkv.training.history.reader``; how they look is ``runs.view``; what a node waits for is ``runs.facts``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from raftkv.cli.ctl.session import Session, open_session
+from raftkv.cli.exits import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
+from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.runs import view as run_view
+from raftkv.cli.runs.facts import Facts, read_facts
+from raftkv.client import Client as Core
+from raftkv.client.kv.compares import mod_revision, version
+from raftkv.client.kv.operations import Delete
+from raftkv.client.lease.keeper import LeaseKeeper
+from raftkv.client.library import Client
+from raftkv.client.space import Space
+from raftkv.client.watch.hub import WatchHub
+from raftkv.errors import CompactedError, ConfigError
+from raftkv.training.errors import TrainingError
+from raftkv.training.history.reader import UnknownRun, follow, list_runs, read_history
+from raftkv.training.keys import RunKeys, check_run_id
+from raftkv.training.scheduling.view import ClusterView, describe_cluster, list_clusters
+
+PARTS: Final = ("boot/", "deny/", "fault/", "node/", "store/", "strike/", "sync/")
+"""What a run has besides ``arbiter``, ``round`` and ``state``; deleted one by one, for below the same prefix there may
+be other runs (``jobs/a`` below ``jobs``)."""
+
+
+def list_all(invocation: Invocation) -> None:
+    """Print every run."""
+    if invocation.arguments:
+        raise CommandError("run list accepts no arguments", BAD_ARGUMENTS)
+    session, as_json = _open(invocation)
+    runs = run(session, list_runs)
+    if as_json:
+        print(json.dumps([run_view.summary_to_plain(one) for one in runs]))
+    else:
+        run_view.out(run_view.runs_table(runs))
+
+
+def show(invocation: Invocation) -> None:
+    """Print one run as it is."""
+    run_id = _run_id(invocation, "show")
+    session, as_json = _open(invocation)
+
+    async def read(kv: Client) -> Facts:
+        return await read_facts(kv, run_id)
+
+    facts = run(session, read)
+    if as_json:
+        print(json.dumps(facts.to_plain()))
+    else:
+        run_view.show(facts)
+
+
+def queue(invocation: Invocation) -> None:
+    """Print who holds the slots of a cluster that runs share, and who waits for them."""
+    if len(invocation.arguments) > 1:
+        raise CommandError("run queue takes the name of one cluster, or none", BAD_ARGUMENTS)
+    session, as_json = _open(invocation)
+
+    async def read(kv: Client) -> list[ClusterView]:
+        names = invocation.arguments or await list_clusters(kv)
+        return [await describe_cluster(kv, name) for name in names]
+
+    views = run(session, read)
+    if not views and not as_json:
+        print("No cluster shares its slots among runs. A run joins one with the setting cluster=NAME.")
+    if as_json:
+        print(json.dumps([view.to_plain() for view in views]))
+        return
+    for number, view in enumerate(views):
+        print("\n" if number else "", end="")
+        run_view.queue(view)
+
+
+def timeline(invocation: Invocation) -> None:
+    """Print what happened in one run."""
+    run_id = _run_id(invocation, "timeline")
+    session, as_json = _open(invocation)
+    history = run(session, lambda kv: read_history(kv, run_id))
+    if as_json:
+        print(json.dumps(history.to_plain()))
+    else:
+        run_view.timeline(history)
+
+
+def watch(invocation: Invocation) -> None:
+    """Print what happens in one run, as it happens."""
+    run_id = _run_id(invocation, "watch")
+    session, as_json = _open(invocation)
+
+    async def print_changes(kv: Client) -> None:
+        teller = run_view.Teller()
+        async for change, fold in follow(kv, run_id):
+            for line in teller.lines(change, fold):
+                if as_json:
+                    print(json.dumps(line.to_plain()), flush=True)
+                else:
+                    run_view.emit(line)
+
+    async def until_interrupted(kv: Client) -> None:
+        printing = asyncio.ensure_future(print_changes(kv))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, printing.cancel)
+        try:
+            await printing
+        except asyncio.CancelledError:
+            return
+
+    run(session, until_interrupted)
+
+
+def delete(invocation: Invocation) -> None:
+    """Delete everything that is known of one run."""
+    run_id = _run_id(invocation, "delete")
+    session, as_json = _open(invocation)
+    force = invocation["force"]
+
+    async def alive(kv: Client) -> int:
+        keys = RunKeys(check_run_id(run_id))
+        if not len(await kv.range(*keys.record)) and not await kv.count(keys.nodes, prefix=True):
+            raise UnknownRun(run_id)
+        return await kv.count(keys.nodes, prefix=True)
+
+    nodes = run(session, alive)
+    if nodes and not force:
+        raise CommandError(_in_use(run_id, nodes), ERROR)
+    if not invocation["yes"] and not _confirmed(run_id, nodes):
+        raise CommandError(f"run {run_id!r} was not deleted", ERROR)
+    deleted = run(session, lambda kv: _delete(kv, run_id, force))
+    told = f"run {run_id!r} is deleted: {run_view.count(deleted, 'key')}"
+    print(json.dumps({"run": run_id, "deleted": deleted}) if as_json else told)
+
+
+async def _delete(kv: Client, run_id: str, force: bool) -> int:
+    keys = RunKeys(run_id)
+    operations = [Delete(keys.base + part, prefix=True) for part in PARTS]
+    operations += [Delete(key) for key in (keys.arbiter, keys.round, keys.state)]
+    # Whoever is there has seen to it that there is an arbiter; so none came since we have looked.
+    conditions = [] if force else [version(keys.arbiter) == 0, mod_revision(keys.arbiter) == 0]
+    done = await kv.txn().when(*conditions).then(*operations).commit()
+    if not done.succeeded:
+        raise CommandError(_in_use(run_id, await kv.count(keys.nodes, prefix=True)), ERROR)
+    return sum(result.deleted for result in done.results)
+
+
+def _in_use(run_id: str, nodes: int) -> str:
+    are = "1 node is" if nodes == 1 else f"{nodes} nodes are"
+    return f"{are} alive in run {run_id!r}: end them first, or give --force"
+
+
+def _confirmed(run_id: str, nodes: int) -> bool:
+    if not sys.stdin.isatty():
+        raise CommandError("nobody is there to confirm it: give --yes", BAD_ARGUMENTS)
+    alive = f", in which {nodes} nodes are alive," if nodes else ""
+    print(f"Delete run {run_id!r}{alive} with its epochs and faults? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _run_id(invocation: Invocation, word: str) -> str:
+    if len(invocation.arguments) != 1:
+        raise CommandError(f"run {word} needs the id of one run", BAD_ARGUMENTS)
+    return invocation.arguments[0]
+
+
+def _open(invocation: Invocation) -> tuple[Session, bool]:
+    """The session, and whether JSON is wanted."""
+    wanted = invocation["write-out"]
+    if wanted not in ("simple", "table", "json"):
+        raise CommandError(f"{wanted} not supported as output format", BAD_FEATURE)
+    session = open_session(invocation)
+    session.options = replace(session.options, explain=True)
+    return session, invocation["json"] or invocation["write-out"] == "json"
+
+
+def run(session: Session, use: Callable[[Client], Awaitable[Any]]) -> Any:
+    """Use the library's client; failures of runs become one line.
+
+    Raises:
+        CommandError: it failed.
+    """
+
+    async def with_library(core: Core) -> Any:
+        kv = make_library(core, session.timeout_s)
+        try:
+            return await use(kv)
+        except TrainingError as error:
+            raise CommandError(str(error), ERROR) from None
+        except ConfigError as error:
+            raise CommandError(str(error), BAD_ARGUMENTS) from None
+        except CompactedError:
+            raise CommandError("the history was compacted while it was read; try again", ERROR) from None
+        finally:
+            await kv.hub.close()
+            await kv.keeper.close()
+
+    return session.run(with_library)
+
+
+def make_library(core: Core, timeout_s: float) -> Client:
+    """The library's client on a connection of the command line."""
+    return Client(core, Space(), timeout_s, WatchHub(core), LeaseKeeper(core))

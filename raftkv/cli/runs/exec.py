@@ -1,0 +1,157 @@
+"""``run exec``: take part in a run as a node, with any command as its workers.
+
+Owns the words of the command line and the signals; what happens is ``raftkv.training.process.supervisor``'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from raftkv.cli.ctl.session import Session, open_session
+from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
+from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.runs.commands import run
+from raftkv.errors import ConfigError
+from raftkv.training.config import RunConfig, parse_options
+from raftkv.training.output import Console, Destinations, Output, parse_streams
+from raftkv.training.output.destinations import make_directory, parse_ranks
+from raftkv.training.process.environment import parse_styles
+from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, free_port
+from raftkv.training.process.workers import WorkerStartError
+from raftkv.training.records import GATHERING, RUNNING
+from raftkv.training.rendezvous.participant import Membership, Progress
+
+if TYPE_CHECKING:
+    from raftkv.client.library import Client
+
+Value = TypeVar("Value")
+
+FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+KEEPALIVE_TIME_S: Final = 10.0
+
+
+def execute(invocation: Invocation) -> None:
+    """Join, run, leave with the workers' exit code."""
+    command = tuple(invocation.arguments)
+    if not command:
+        text = "run exec needs a command, as in: run exec --job j --nnodes 2:4 -- python train.py"
+        raise CommandError(text, BAD_ARGUMENTS)
+    session = open_session(invocation)
+    session.options = replace(session.options, explain=True, keepalive_time_s=KEEPALIVE_TIME_S)
+    console = Console()
+    try:
+        config, settings = _read(invocation, session, command, console)
+        code = run(session, lambda kv: _take_part(kv, config, settings))
+    finally:
+        console.close()
+    if code:
+        raise CommandError("", code)
+
+
+def _read(
+    invocation: Invocation, session: Session, command: tuple[str, ...], console: Console
+) -> tuple[RunConfig, Settings]:
+    try:
+        config = _config(invocation)
+        settings = _settings(invocation, session, command, console)
+        return config, replace(settings, output=Output(console, _destinations(invocation, config, settings)))
+    except ConfigError as error:
+        raise CommandError(str(error), BAD_ARGUMENTS) from None
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """Minimum and maximum of ``--nnodes``.
+
+    >>> parse_nodes("2:4"), parse_nodes("3")
+    ((2, 4), (3, 3))
+
+    Raises:
+        ConfigError: it is neither a number nor two.
+    """
+    least, separator, most = text.partition(":")
+    if not least.isdecimal() or (separator and not most.isdecimal()):
+        raise ConfigError(f"--nnodes is a number or MIN:MAX, not {text!r}")
+    return int(least), int(most or least)
+
+
+def _config(invocation: Invocation) -> RunConfig:
+    if not invocation["job"]:
+        raise ConfigError("--job is missing: the id of the run, the same on all of its nodes")
+    pairs = (pair.partition("=") for pair in invocation["conf"])
+    fields: dict[str, Any] = parse_options({name.strip(): value.strip() for name, _, value in pairs})
+    fields["slots"] = invocation["nproc-per-node"]
+    if invocation["node-name"]:
+        fields["host"] = invocation["node-name"]
+    least, most = parse_nodes(invocation["nnodes"])
+    return RunConfig(
+        run_id=invocation["job"], min_nodes=least, max_nodes=most, address=invocation["local-addr"], **fields
+    ).checked()
+
+
+def _destinations(invocation: Invocation, config: RunConfig, settings: Settings) -> Destinations:
+    chosen = {name: _parsed(invocation, name, parse_streams) for name in ("redirects", "tee")}
+    base, asked = invocation["log-dir"], {invocation[name] for name in chosen} != {""}
+    directory = None
+    if base or asked:
+        try:
+            directory = make_directory(base, config.run_id)
+        except OSError as error:
+            raise ConfigError(f"--log-dir: {error.filename}: {(error.strerror or str(error)).lower()}") from None
+        settings.tell(f"logs are in {directory}")
+    if base and not asked:
+        chosen["tee"] = parse_streams("3")
+    shown = _parsed(invocation, "local-ranks-filter", parse_ranks)
+    return Destinations(directory, **chosen, shown=shown, prefixed=not invocation["no-prefix"])
+
+
+def _parsed(invocation: Invocation, name: str, parse: Callable[[str], Value]) -> Value:
+    try:
+        return parse(invocation[name] or ("0" if parse is parse_streams else ""))
+    except ConfigError as error:
+        raise ConfigError(f"--{name} {error}") from None
+
+
+def _settings(invocation: Invocation, session: Session, command: tuple[str, ...], console: Console) -> Settings:
+    if invocation["max-restarts"] < 0:
+        raise ConfigError(f"--max-restarts must not be negative: {invocation['max-restarts']}")
+    return Settings(
+        command=command,
+        max_restarts=invocation["max-restarts"],
+        stop_grace_s=invocation["stop-grace"],
+        styles=parse_styles(invocation["env-style"]),
+        endpoints=tuple(session.endpoints),
+        # Into a pipe Python would print in blocks of some KiB, and a log would come minutes late.
+        inherited={"PYTHONUNBUFFERED": "1", **os.environ},
+        tell=lambda text: None if invocation["quiet"] else console.tell(text),
+    )
+
+
+async def _take_part(kv: Client, config: RunConfig, settings: Settings) -> int:
+    ports = ",".join(str(free_port()) for _ in range(config.slots)) if "tf" in settings.styles else ""
+    data = {PORTS_FIELD: ports} if ports else {}
+    membership = await Membership.open(kv, config, data=data, on_progress=lambda one: _tell_progress(settings, one))
+    supervisor = Supervisor(kv, membership, settings)
+    loop = asyncio.get_running_loop()
+    for number in FORWARDED:
+        loop.add_signal_handler(number, supervisor.stop, number)
+    try:
+        return await supervisor.run()
+    except WorkerStartError as error:
+        raise CommandError(str(error), error.code) from None
+    finally:
+        for number in FORWARDED:
+            loop.remove_signal_handler(number)
+
+
+def _tell_progress(settings: Settings, progress: Progress) -> None:
+    if progress.phase == RUNNING:
+        settings.tell(f"epoch {progress.epoch} runs without this node: waiting for a place")
+        return
+    because = f" after: {progress.reason}" if progress.reason and progress.phase != GATHERING else ""
+    limits = f"{progress.min_nodes}:{progress.max_nodes}"
+    settings.tell(f"gathering{because}: {progress.joined} ready, {limits} wanted")

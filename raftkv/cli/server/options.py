@@ -1,0 +1,252 @@
+"""From words, environment and file to a ``ServerConfig``, by etcd's rules.
+
+Owns the order of precedence: with ``--config-file`` the file alone counts; otherwise flags, then ``ETCD_*``, and the
+same setting given both ways is refused. What only deserves a remark is collected in ``Options.warnings``.
+
+    options = read_options(["--name=a", "-data-dir", "/tmp/a"], os.environ)
+    options.config.name
+
+Flags are those of ``server.flags``, with one dash or two, ``--flag=value`` or ``--flag value``; booleans take a
+value only after ``=``; the first word that is no flag is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from raftkv.cli.exits import BAD_FLAGS, ERROR, CommandError
+from raftkv.cli.goflags import values as govalues
+from raftkv.cli.server.flags import BOOLEANS, FLAGS, IDLE, REFUSED, duration
+from raftkv.config import ServerConfig, TLSFiles
+from raftkv.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "ETCD_"
+# Read by etcd itself or set by its packages; no flags.
+_OTHER_ENVIRONMENT = {"ETCD_UNSUPPORTED_ARCH", "ETCD_VERSION", "ETCD_CONFIG_FILE"}
+_TLS_SECTIONS = {"client-transport-security": "", "peer-transport-security": "peer-"}
+
+
+@dataclass
+class Options:
+    """The configuration and the remarks made while reading it."""
+
+    config: ServerConfig
+    warnings: list[str] = field(default_factory=list)
+    help: bool = False
+    version: bool = False
+
+
+def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Options:
+    """Read everything that configures a member.
+
+    Arguments:
+        words: the command line after the program's name.
+        environment: the process environment.
+
+    Raises:
+        CommandError: one line for the user; code 2 for a flag that cannot be read, else 1.
+    """
+    given = _read_words(words)
+    if given.keys() & {"help", "h"}:
+        return Options(ServerConfig(), help=True)
+    if govalues.parse_bool(given.pop("version", "false")):
+        return Options(ServerConfig(), version=True)
+    warnings: list[str] = []
+    path = given.pop("config-file", "") or environment.get("ETCD_CONFIG_FILE", "")
+    try:
+        if path:
+            texts = _read_file(path, warnings)
+        else:
+            texts = {**_read_environment(environment, given, warnings), **given}
+        values = _convert(texts, warnings, from_file=bool(path))
+        config = _make_config(values, from_file=bool(path))
+    except ConfigError as error:
+        raise CommandError(str(error), ERROR) from None
+    if config.quota_is_large:
+        warnings.append("--quota-backend-bytes is above the recommended maximum of 8 GiB")
+    return Options(config, warnings)
+
+
+def _read_words(words: Sequence[str]) -> dict[str, str]:
+    """Flag name to text; the last of several counts."""
+    given: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            break
+        if not word.startswith("-") or word == "-":
+            raise CommandError(f"'{word}' is not a valid flag", ERROR)
+        name, separator, value = word[2 if word.startswith("--") else 1 :].partition("=")
+        if not name or name.startswith("-"):
+            raise CommandError(f"bad flag syntax: {word}", BAD_FLAGS)
+        if name not in FLAGS and name not in ("version", "help", "h", "config-file"):
+            raise CommandError(f"flag provided but not defined: -{name}", BAD_FLAGS)
+        if not separator:
+            if name in BOOLEANS:
+                value = "true"
+            elif not rest:
+                raise CommandError(f"flag needs an argument: -{name}", BAD_FLAGS)
+            else:
+                value = rest.pop(0)
+        given[name] = value
+        _parse_flag(name, value)
+    if rest:
+        raise CommandError(f"'{rest[0]}' is not a valid flag", ERROR)
+    return given
+
+
+def _parse_flag(name: str, text: str) -> Any:
+    """The value of a flag on the command line; here a bad one ends the command with code 2."""
+    flag = FLAGS.get(name)
+    try:
+        return flag.parse(text) if flag else text
+    except (ValueError, ConfigError) as error:
+        kind = "boolean value" if name in BOOLEANS else "value"
+        where = f"-{name}" if kind == "boolean value" else f"flag -{name}"
+        raise CommandError(f"invalid {kind} {govalues.quote(text)} for {where}: {error}", BAD_FLAGS) from None
+
+
+def _read_environment(environment: Mapping[str, str], given: Mapping[str, str], warnings: list[str]) -> dict[str, str]:
+    names = {ENVIRONMENT_PREFIX + name.upper().replace("-", "_"): name for name in FLAGS}
+    found: dict[str, str] = {}
+    for key, text in sorted(environment.items()):
+        if not key.startswith(ENVIRONMENT_PREFIX) or key in _OTHER_ENVIRONMENT:
+            continue
+        name = names.get(key)
+        if name is None:
+            warnings.append(f"unrecognized environment variable {key}={text}")
+        elif name in given:
+            raise ConfigError(
+                f"conflicting environment variable {key} is shadowed by corresponding command-line flag "
+                "(either unset environment variable or disable flag)"
+            )
+        elif text:
+            _parse_environment(key, name, text)
+            found[name] = text
+    return found
+
+
+def _parse_environment(key: str, name: str, text: str) -> None:
+    try:
+        FLAGS[name].parse(text)
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(f"invalid value {govalues.quote(text)} for {key}: {error}") from None
+
+
+def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"open {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: expected settings as 'name: value'")
+    texts: dict[str, str] = {}
+    for key, value in document.items():
+        for name, item in _file_entry(str(key), value):
+            if name in FLAGS:
+                texts[name] = _file_text(path, name, item)
+            else:
+                warnings.append(f"{path}: unknown setting {name!r} is ignored")
+    return texts
+
+
+def _file_entry(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The flags that an entry of the file sets: a section of certificates sets several."""
+    if not isinstance(value, dict):
+        return [(key, value)]
+    if key == "socket-options":
+        return [(f"socket-{name}", item) for name, item in value.items()]
+    prefix = _TLS_SECTIONS.get(key)
+    if prefix is None:
+        return [(f"{key}.{name}", item) for name, item in value.items()]
+    return [(prefix + str(name), item) for name, item in value.items()]
+
+
+def _file_text(path: str, name: str, value: Any) -> str:
+    """A value of the file as the text of the flag, checked."""
+    if isinstance(value, bool):
+        text = "true" if value else "false"
+    elif isinstance(value, list):
+        text = ",".join(map(str, value))
+    elif value is None:
+        text = ""
+    else:
+        text = str(value)
+    # In etcd's files a bare number for a duration means nanoseconds.
+    if isinstance(value, int) and FLAGS[name].parse is duration:
+        text += "ns"
+    try:
+        FLAGS[name].parse(text)
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(f"{path}: invalid value {govalues.quote(text)} for {name}: {error}") from None
+    return text
+
+
+def _convert(texts: Mapping[str, str], warnings: list[str], *, from_file: bool) -> dict[str, Any]:
+    """Field path to value, for the settings; the rest is remarked upon or refused."""
+    values: dict[str, Any] = {}
+    for name, text in texts.items():
+        flag = FLAGS[name]
+        value = flag.parse(text)
+        dashes = "" if from_file else "--"
+        if flag.fate == IDLE:
+            if value not in flag.allowed:
+                warnings.append(f"{dashes}{name} has no effect in raftkv")
+        elif flag.fate == REFUSED:
+            if value not in flag.allowed:
+                raise ConfigError(f"{dashes}{name} is not implemented in raftkv")
+        else:
+            values[flag.field] = value
+    return values
+
+
+def _make_config(values: dict[str, Any], *, from_file: bool) -> ServerConfig:
+    _apply_retention(values)
+    tls: dict[str, Any] = {
+        kind: TLSFiles(**{key.split(".")[1]: values.pop(key) for key in list(values) if key.startswith(f"{kind}.")})
+        for kind in ("client_tls", "peer_tls")
+    }
+    default = ServerConfig()
+    if "listen_client_urls" in values and not from_file:
+        values.setdefault("advertise_client_urls", ())
+    for name in ("cors", "host_whitelist"):
+        values[name] = values.get(name) or ("*",)
+    values["tls_min_version"] = values.get("tls_min_version") or default.tls_min_version
+    name = values.get("name", default.name)
+    values["data_dir"] = values.get("data_dir") or f"{name}.etcd"
+    if values.get("initial_cluster", default.initial_cluster) == default.initial_cluster and name != default.name:
+        advertised = values.get("initial_advertise_peer_urls", default.initial_advertise_peer_urls)
+        values["initial_cluster"] = ",".join(f"{name}={url}" for url in advertised)
+    return replace(default, **values, **tls)
+
+
+def _apply_retention(values: dict[str, Any]) -> None:
+    """``auto-compaction-retention`` means revisions, hours or a duration, by the mode."""
+    text = values.pop("auto_compaction_retention", "0")
+    if text.isascii() and text.isdigit():
+        number = int(text)
+        if values.get("auto_compaction_mode") == "revision":
+            values["auto_compaction_retention_revisions"] = number
+        else:
+            values["auto_compaction_retention_s"] = number * 3600.0
+        return
+    try:
+        values["auto_compaction_retention_s"] = govalues.parse_duration_s(text)
+    except ValueError as error:
+        raise ConfigError(f"error parsing CompactionRetention: {error}") from None
+    if values.get("auto_compaction_mode") == "revision":
+        raise ConfigError(f"--auto-compaction-retention must be a number of revisions (set to {text})")

@@ -1,0 +1,116 @@
+"""Many puts or gets at once: pipelined over the one connection, a bounded number under way.
+
+::
+
+    results = await kv.put_many({"a": b"1", "b": b"2"})
+    items = await kv.get_many(["a", "b", "missing"])        # [KeyValue, KeyValue, None]
+
+They are single calls, not a transaction: each has its own revision, and they happen in any order. The first failure
+stops the rest and is raised once those under way have ended; what was done before it stays done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
+
+from raftkv.client.kv.guards import LeaseLike
+from raftkv.client.kv.kv import KV
+from raftkv.client.space import Text
+from raftkv.client.values import KeyValue, PutResult
+
+Given = TypeVar("Given")
+Result = TypeVar("Result")
+
+Pairs = (
+    Mapping[Text, Text]
+    | Mapping[str, str]
+    | Mapping[str, bytes]
+    | Mapping[bytes, str]
+    | Mapping[bytes, bytes]
+    | Iterable[tuple[Text, Text]]
+)
+"""Keys and values; spelt out because mappings are invariant in their keys."""
+
+WINDOW = 128
+"""Calls under way at once: enough to fill a member's batches, far below its limit of streams."""
+
+
+class Bulk(KV):
+    """The part of a client that pipelines."""
+
+    async def put_many(
+        self,
+        items: Pairs,
+        *,
+        lease: LeaseLike | None = None,
+        window: int = WINDOW,
+        timeout_s: float | None = None,
+    ) -> list[PutResult]:
+        """Write many keys; results in the order of ``items``.
+
+        Arguments:
+            items: keys and values; an iterator is drawn from as room is made.
+            lease: of all of them.
+            window: calls under way at once.
+            timeout_s: of each call; None: the client's.
+
+        Raises:
+            StatusError: of the first that failed; see ``definite``.
+        """
+        pairs: Iterable[tuple[Text, Text]] = items.items() if isinstance(items, Mapping) else items
+
+        async def write(pair: tuple[Text, Text]) -> PutResult:
+            return await self.put(pair[0], pair[1], lease=lease, timeout_s=timeout_s)
+
+        return await pipelined(write, pairs, window)
+
+    async def get_many(
+        self,
+        keys: Iterable[Text],
+        *,
+        revision: int = 0,
+        serializable: bool = False,
+        window: int = WINDOW,
+        timeout_s: float | None = None,
+    ) -> list[KeyValue | None]:
+        """Read many keys, in their order; None for those that do not exist. Arguments as for ``put_many``."""
+
+        async def read(key: Text) -> KeyValue | None:
+            return await self.get(key, revision=revision, serializable=serializable, timeout_s=timeout_s)
+
+        return await pipelined(read, keys, window)
+
+
+async def pipelined(call: Callable[[Given], Awaitable[Result]], given: Iterable[Given], window: int) -> list[Result]:
+    """Call for each of ``given``, at most ``window`` at once; results in their order."""
+    if window < 1:
+        raise ValueError(f"window must be at least 1, not {window}")
+    run = _Run(call, enumerate(given))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(window):
+            group.create_task(run.work())
+    if run.failure is not None:
+        raise run.failure
+    return [run.results[number] for number in range(len(run.results))]
+
+
+class _Run(Generic[Given, Result]):
+    """What the workers of one pipeline share."""
+
+    def __init__(self, call: Callable[[Given], Awaitable[Result]], numbered: Iterator[tuple[int, Given]]) -> None:
+        self.results: dict[int, Result] = {}
+        self.failure: Exception | None = None
+        self._call = call
+        self._numbered = numbered
+
+    async def work(self) -> None:
+        """Take one after the other, until there are none or one has failed; never give up one under way."""
+        for number, one in self._numbered:
+            try:
+                self.results[number] = await self._call(one)
+            except Exception as error:
+                self.failure = self.failure or error
+            if self.failure is not None:
+                return

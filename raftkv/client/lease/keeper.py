@@ -1,0 +1,168 @@
+"""Keeping leases alive: all leases of a client on one stream.
+
+Owns when a keep-alive is sent (every third of the TTL), and what an answer is worth: the lease is good until the TTL
+has passed *since the keep-alive was sent*, by this machine's monotonic clock. A lease has one question under way at
+most, so an answer is to that question.
+
+A member that has not answered by the time of the next keep-alive is left for the next endpoint, where all leases are
+asked for at once. So a member that is paused or cut off costs a third of a TTL, one that cannot be connected to
+``CONNECT_MAX_S``; when none has answered, the next round comes within ``RETRY_MAX_S``. A lease is lost only by word of
+the cluster, or by its own deadline.
+
+A lease with a grace (``disconnect_grace_ms``) is asked for as soon as it is granted, so that the member knows of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from typing import TYPE_CHECKING, Final
+
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.backoff import Backoff
+from raftkv.errors import StatusError
+from raftkv.pb import rpc_pb2
+
+if TYPE_CHECKING:
+    from raftkv.client.lease.lease import Lease
+    from raftkv.client.rpc.core import Client
+    from raftkv.client.rpc.streams import Stream
+
+SENDS_PER_TTL: Final = 3
+"""Keep-alives in the time of one TTL: two may be lost."""
+RETRY_MAX_S: Final = 0.25
+"""Longest wait before all endpoints are tried again: a TTL may be a second; a new leader waits for us twice as long."""
+CONNECT_MAX_S: Final = 0.1
+"""How long an endpoint may take to connect before the next is tried; it goes on connecting and is found ready later."""
+_HAS_LEADER: Final = (("hasleader", "true"),)
+
+
+class LeaseKeeper:
+    """The keep-alives of one client.
+
+    Arguments:
+        core: the way to the cluster.
+    """
+
+    def __init__(self, core: Client) -> None:
+        self.last_failure = ""
+        """Why the last stream ended; empty while one works."""
+        self._core = core
+        self._leases: dict[int, Lease] = {}
+        self._due: list[tuple[float, int]] = []
+        self._sent_at: dict[int, float] = {}
+        self._wake = asyncio.Event()
+        self._given_up = ""
+        self._failures = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, lease: Lease) -> None:
+        """Keep a lease alive that has just been granted."""
+        loop = asyncio.get_running_loop()
+        self._leases[lease.id] = lease
+        first_s = 0.0 if lease.disconnect_grace_ms else lease.ttl / SENDS_PER_TTL
+        heapq.heappush(self._due, (loop.time() + first_s, lease.id))
+        self._wake.set()
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run())
+
+    def remove(self, lease: Lease) -> None:
+        """Keep it alive no longer."""
+        if self._leases.get(lease.id) is lease:
+            del self._leases[lease.id]
+            self._wake.set()
+
+    async def close(self) -> None:
+        """Keep none alive any longer; every one that was is lost."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for lease in list(self._leases.values()):
+            lease.lose("the client was closed")
+
+    async def _run(self) -> None:
+        backoff = Backoff(max_s=RETRY_MAX_S)
+        while self._leases:
+            endpoint = self._core.endpoint
+            self._given_up = ""
+            self._failures += 1
+            try:
+                stream = await self._core.stream(methods.LEASE_KEEP_ALIVE, endpoint, metadata=_HAS_LEADER, eager=True)
+                async with stream:
+                    await self._serve(stream, backoff)
+                self.last_failure = "the member has ended the stream"
+            except StatusError as error:
+                self._core.forget_token(error)
+                self.last_failure = self._given_up or str(error)
+            if self._leases:
+                self._core.next_endpoint(endpoint)
+                if self._failures % len(self._core.endpoints) == 0:  # the last round, or the last good one, is over
+                    await backoff.wait()
+
+    async def _serve(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], backoff: Backoff) -> None:
+        """Ask for all leases at once, then for each when it is due; until the stream ends or there are none."""
+        now = asyncio.get_running_loop().time()
+        self._sent_at.clear()
+        self._due = [(now, lease_id) for lease_id in sorted(self._leases)]
+        sending = asyncio.get_running_loop().create_task(self._send(stream))
+        try:
+            while (answer := await stream.receive()) is not None:
+                self._on_answer(answer)
+                backoff.reset()
+                self._failures = 0
+                self.last_failure = ""
+        finally:
+            sending.cancel()
+
+    async def _send(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse]) -> None:
+        loop = asyncio.get_running_loop()
+        connected_by = loop.time() + CONNECT_MAX_S
+        while self._leases and not stream.done:
+            self._wake.clear()
+            if not stream.connected and loop.time() >= connected_by:
+                self._given_up = f"no connection to {stream.endpoint} within {CONNECT_MAX_S:g} s"
+                break
+            if not self._send_due(stream, loop.time()):
+                break
+            try:
+                async with asyncio.timeout_at(self._next_look(stream, connected_by)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+        # Nothing to keep, or a member that does not answer: the reader of the stream is woken by its end.
+        stream.cancel()
+
+    def _next_look(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], connected_by: float) -> float | None:
+        due_at = self._due[0][0] if self._due else None
+        if stream.connected:
+            return due_at
+        return connected_by if due_at is None else min(due_at, connected_by)
+
+    def _send_due(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], now: float) -> bool:
+        """Send what is due; False: a question of last time is still open, or the stream has ended."""
+        while self._due and self._due[0][0] <= now:
+            lease_id = heapq.heappop(self._due)[1]
+            lease = self._leases.get(lease_id)
+            if lease is None:
+                continue
+            if lease_id in self._sent_at:
+                self._given_up = f"{stream.endpoint} did not answer a keep-alive in time"
+                return False
+            self._sent_at[lease_id] = now
+            heapq.heappush(self._due, (now + lease.ttl / SENDS_PER_TTL, lease_id))
+            try:
+                request = rpc_pb2.LeaseKeepAliveRequest(ID=lease_id, disconnect_grace_ms=lease.disconnect_grace_ms)
+                stream.send_nowait(request)
+            except StatusError:
+                return False
+        return True
+
+    def _on_answer(self, answer: rpc_pb2.LeaseKeepAliveResponse) -> None:
+        sent_at = self._sent_at.pop(answer.ID, None)
+        lease = self._leases.get(answer.ID)
+        if lease is None or sent_at is None:
+            return
+        if answer.TTL > 0:
+            lease.renewed(answer.TTL, sent_at)
+        else:
+            lease.lose("the cluster does not know it any more")

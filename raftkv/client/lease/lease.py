@@ -1,0 +1,299 @@
+"""Leases: keys that end with their owner.
+
+::
+
+    async with kv.lease(ttl=10) as lease:              # granted, kept alive, revoked at the end
+        await kv.put("workers/1", b"here", lease=lease)
+        ...                                            # a loss interrupts this block with LeaseLost
+
+    lease = await kv.lease(ttl=10)                     # the same without a block: ends by revoke() or with the client
+    lease.on_lost(lambda lease: ...)
+    await lease.lost.wait()
+
+A lease is *lost* when the cluster does not know it any more, or when its TTL has passed on this machine's clock since
+the last keep-alive that was confirmed was *sent*: then somebody else may have what it protected, whatever the cluster
+still believes (a lease with ``patient=True`` leaves this second way out). A process that was stopped for longer than
+that learns it at its next ``check`` (every call with ``lease=`` makes one), not only when the loop has come round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any
+
+from raftkv.client.errors import LeaseLost
+from raftkv.client.interrupts import Interrupt
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.methods import Method
+from raftkv.client.scope import Scope
+from raftkv.client.values import LeaseInfo
+from raftkv.errors import LeaseNotFoundError, StatusError
+from raftkv.pb import rpc_pb2
+
+OnLost = Callable[["Lease"], Any]
+
+_GRANT_ANY = Method(methods.LEASE_GRANT.path, methods.LEASE_GRANT.response, True)
+"""Of any id: one that was granted to nobody's knowledge ends by itself, so the call may be repeated."""
+
+
+class Lease:
+    """One lease; made by ``Client.lease``, granted by ``await`` or ``async with``.
+
+    Attributes:
+        id: in the cluster; 0 until it is granted.
+        ttl: seconds that the cluster has granted; until then those asked for.
+        lost: set when it is lost.
+        disconnect_grace_ms: how long it outlives a broken connection; 0: as long as its TTL.
+        patient: whether only the cluster may say that it is lost. The cluster's least TTL, which lets others survive
+            an election, does not hold for it.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        ttl: float,
+        *,
+        id: int = 0,
+        interrupt: bool = True,
+        disconnect_grace_s: float = 0.0,
+        patient: bool = False,
+    ) -> None:
+        if ttl <= 0:
+            raise ValueError(f"the TTL of a lease must be positive, not {ttl:g}")
+        if disconnect_grace_s < 0:
+            raise ValueError(f"the grace of a lease cannot be negative: {disconnect_grace_s:g}")
+        self.id = id
+        # Rounded up: no grace at all means none.
+        self.disconnect_grace_ms = math.ceil(disconnect_grace_s * 1000)
+        self.patient = patient
+        self.ttl = math.ceil(ttl)
+        self.lost = asyncio.Event()
+        self._scope = scope
+        self._deadline = 0.0
+        self._granted = False
+        self._over = ""
+        self._callbacks: dict[int, OnLost] = {}
+        self._last_callback = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._interrupt = self.interrupting() if interrupt else None
+
+    def __repr__(self) -> str:
+        state = f"over: {self._over}" if self._over else "kept alive" if self._granted else "not granted yet"
+        return f"<Lease {self.id:x}: ttl {self.ttl} s, {state}>"
+
+    # ---- its life
+
+    def __await__(self) -> Generator[Any, None, Lease]:
+        return self.grant().__await__()
+
+    async def grant(self, timeout_s: float | None = None) -> Lease:
+        """Have it granted and keep it alive; does nothing the second time.
+
+        Raises:
+            LeaseExistsError: the id is in use.
+            StatusError: it could not be granted.
+        """
+        if self._granted:
+            return self
+        scope = self._scope
+        method = methods.LEASE_GRANT if self.id else _GRANT_ANY
+        request = rpc_pb2.LeaseGrantRequest(TTL=self.ttl, ID=self.id, exact_ttl=self.patient)
+        asked_at = asyncio.get_running_loop().time()
+        answer = await scope.core.call(method, request, timeout_s=scope.timeout_s if timeout_s is None else timeout_s)
+        self.id, self.ttl, self._granted = answer.ID, answer.TTL, True
+        self.renewed(answer.TTL, asked_at)
+        scope.keeper.add(self)
+        return self
+
+    async def revoke(self, timeout_s: float | None = None) -> None:
+        """End it now, with all its keys. It is not kept alive from here on, even if this fails.
+
+        Raises:
+            StatusError: the cluster could not be told; the lease ends with its TTL.
+        """
+        if not self._granted or self._over:
+            return
+        self.stop("it was revoked")
+        limit_s = self._scope.timeout_s if timeout_s is None else timeout_s
+        try:
+            await self._scope.core.call(_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=self.id), timeout_s=limit_s)
+        except LeaseNotFoundError:
+            return  # by an attempt of ours whose answer was lost, or by its end: both is what was wanted
+
+    def stop(self, reason: str = "it is not kept alive any more") -> None:
+        """Keep it alive no longer, and leave it to its TTL."""
+        self._over = self._over or reason
+        self._scope.keeper.remove(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def info(self, *, keys: bool = False, timeout_s: float | None = None) -> LeaseInfo:
+        """What the cluster knows of it."""
+        return await lease_info(self._scope, self.id, keys=keys, timeout_s=timeout_s)
+
+    # ---- whether it can be relied on
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for which it certainly still lives, if nobody revokes it; 0: none."""
+        if not self._granted or self._over:
+            return 0.0
+        return max(self._deadline - asyncio.get_running_loop().time(), 0.0)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last confirmed keep-alive was sent; for a patient one that may be far more than the TTL."""
+        return max(asyncio.get_running_loop().time() - (self._deadline - self.ttl), 0.0)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be relied on; a patient one until the cluster has said that it is gone."""
+        if self.patient:
+            return self._granted and not self._over
+        return self.remaining_s > 0.0
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if it cannot be relied on."""
+        if self.alive:
+            return
+        if not self._granted:
+            raise LeaseLost(self.id, "it was never granted: await it, or enter it with async with")
+        if not self._over:
+            self._expire()
+        raise LeaseLost(self.id, self._over)
+
+    def on_lost(self, callback: OnLost) -> Callable[[], None]:
+        """Call back, on the loop, when it is lost (at once if it is). Returns how to take that back."""
+        self._last_callback += 1
+        number = self._last_callback
+        self._callbacks[number] = callback
+        if self.lost.is_set():
+            callback(self)
+        return lambda: self._callbacks.pop(number, None) and None
+
+    def interrupting(self) -> Interrupt:
+        """A ``with`` block that is interrupted with ``LeaseLost`` when it is lost."""
+        return Interrupt(self.on_lost, lambda: LeaseLost(self.id, self._over))
+
+    # ---- for the keeper and for calls that relied on it
+
+    def renewed(self, ttl: int, asked_at: float) -> None:
+        """The cluster has confirmed ``ttl`` seconds to a question asked at ``asked_at`` of the loop's clock."""
+        self.ttl = ttl
+        self._deadline = max(self._deadline, asked_at + ttl)
+        if self._timer is None and not self.patient:
+            self._watch_deadline()
+
+    def lose(self, reason: str) -> None:
+        """It is over, and its owner did not want that."""
+        if self._over:
+            return
+        self.stop(reason)
+        self.lost.set()
+        for callback in list(self._callbacks.values()):
+            callback(self)
+
+    def _watch_deadline(self) -> None:
+        # One timer: renewals only move the deadline, and a timer that comes too early is set again.
+        loop = asyncio.get_running_loop()
+        if self._over:
+            return
+        if loop.time() < self._deadline:
+            self._timer = loop.call_at(self._deadline, self._watch_deadline)
+        else:
+            self._expire()
+
+    def _expire(self) -> None:
+        failure = self._scope.keeper.last_failure
+        because = f" (last failure: {failure})" if failure else ""
+        self.lose(f"no keep-alive was confirmed within {self.ttl} s{because}")
+
+    # ---- as a block
+
+    async def __aenter__(self) -> Lease:
+        await self.grant()
+        if self._interrupt is not None:
+            self._interrupt.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._interrupt is not None:
+            self._interrupt.__exit__(kind, error, trace)
+        if self.lost.is_set():
+            if kind is None:
+                raise LeaseLost(self.id, self._over)
+            return
+        try:
+            await self.revoke()
+        except StatusError:
+            return  # nobody keeps it alive: it ends with its TTL
+
+
+_REVOKE = Method(methods.LEASE_REVOKE.path, methods.LEASE_REVOKE.response, True)
+"""Of a lease of ours: that it is gone already is no failure, so the call may be repeated."""
+
+
+async def lease_info(scope: Scope, id: int, *, keys: bool, timeout_s: float | None) -> LeaseInfo:
+    """What the cluster knows of a lease; keys as far as the scope's view goes."""
+    limit_s = scope.timeout_s if timeout_s is None else timeout_s
+    request = rpc_pb2.LeaseTimeToLiveRequest(ID=id, keys=keys)
+    answer = await scope.core.call(methods.LEASE_TIME_TO_LIVE, request, timeout_s=limit_s)
+    prefix = scope.space.prefix
+    own = tuple(key[len(prefix) :] for key in answer.keys if key.startswith(prefix))
+    return LeaseInfo(answer.ID, answer.TTL, answer.grantedTTL, own)
+
+
+class Leases(Scope):
+    """The part of a client that deals in leases."""
+
+    def lease(
+        self,
+        ttl: float,
+        *,
+        id: int = 0,
+        on_lost: OnLost | None = None,
+        interrupt: bool = True,
+        disconnect_grace_s: float = 0.0,
+        patient: bool = False,
+    ) -> Lease:
+        """A lease to be granted by ``await`` or ``async with``.
+
+        Arguments:
+            ttl: seconds without a keep-alive after which it ends; the cluster may grant more.
+            id: 0: any.
+            on_lost: called on the loop when it is lost.
+            interrupt: its ``async with`` block is interrupted when it is lost; else ``LeaseLost`` comes at the end.
+            disconnect_grace_s: seconds that it may live on once this process is gone, that is, its connection broke and
+                was not replaced within that time; 0: its TTL decides alone. raftkv only; etcd goes by the TTL.
+            patient: it is lost on the word of the cluster alone, never because that cannot be reached: for owners
+                whose work must go on through an outage of all of it. Others may then own what it protected before the
+                owner knows: writes that rely on it must carry a fence.
+        """
+        lease = Lease(self, ttl, id=id, interrupt=interrupt, disconnect_grace_s=disconnect_grace_s, patient=patient)
+        if on_lost is not None:
+            lease.on_lost(on_lost)
+        return lease
+
+    async def lease_info(self, id: int, *, keys: bool = False, timeout_s: float | None = None) -> LeaseInfo:
+        """What the cluster knows of a lease; its ttl is -1 if there is no such lease."""
+        return await lease_info(self, id, keys=keys, timeout_s=timeout_s)
+
+    async def leases(self, *, timeout_s: float | None = None) -> list[int]:
+        """Ids of all leases."""
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        answer = await self.core.call(methods.LEASE_LEASES, rpc_pb2.LeaseLeasesRequest(), timeout_s=limit_s)
+        return [lease.ID for lease in answer.leases]
+
+    async def revoke(self, id: int, *, timeout_s: float | None = None) -> None:
+        """End a lease that is not this client's.
+
+        Raises:
+            LeaseNotFoundError: there is none.
+        """
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        await self.core.call(methods.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=id), timeout_s=limit_s)

@@ -1,0 +1,203 @@
+"""Sessions: a lease that comes back, and the keys that live by it.
+
+::
+
+    async with kv.session(ttl=10, on_lost=stop_work, on_established=start_work) as session:
+        await session.keep("workers/1", b"10.0.0.1")      # put again whenever the session is established anew
+        await kv.put("x", b"y", lease=session)
+
+When its lease is lost (the process was paused, the cluster was away for longer than the TTL) a session tells its owner,
+gets a new lease as soon as the cluster answers, puts its keys again and tells its owner that too. Between the two,
+whoever relies on it gets ``LeaseLost``. ``generation`` counts leases: locks and terms do not survive a change of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import Any
+
+from raftkv.client.errors import LeaseLost
+from raftkv.client.kv.kv import KV
+from raftkv.client.lease.lease import Lease, Leases
+from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.space import Text, to_bytes
+from raftkv.errors import RaftKVError
+
+OnSession = Callable[["Session"], Any]
+
+
+class Session:
+    """One session; made by ``Client.session``, established by ``await`` or ``async with``.
+
+    Attributes:
+        generation: how many leases it has had; 0: none yet.
+        error: why it is not established at present; None while it is.
+    """
+
+    def __init__(
+        self,
+        ground: Sessions,
+        ttl: float,
+        on_lost: OnSession | None,
+        on_established: OnSession | None,
+    ) -> None:
+        self.generation = 0
+        self.error: Exception | None = None
+        self._ground = ground
+        self._ttl = ttl
+        self._on_lost = on_lost
+        self._on_established = on_established
+        self._lease: Lease | None = None
+        self._kept: dict[bytes, bytes] = {}
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        if self._lease is None:
+            return f"<Session: ttl {self._ttl:g} s, not established yet>"
+        state = "established" if self.error is None else f"lost: {self.error}"
+        return f"<Session: {state}, lease {self._lease.id:x}, ttl {self._ttl:g} s, generation {self.generation}>"
+
+    # ---- as a lease
+
+    @property
+    def lease(self) -> Lease:
+        """The present lease, which may be lost already.
+
+        Raises:
+            LeaseLost: it never had one.
+        """
+        if self._lease is None:
+            raise LeaseLost(0, "the session was never established: await it, or enter it with async with")
+        return self._lease
+
+    @property
+    def id(self) -> int:
+        """Id of the present lease."""
+        return self.lease.id
+
+    @property
+    def alive(self) -> bool:
+        """Whether its present lease can be relied on."""
+        return self._lease is not None and self._lease.alive
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if its present lease cannot be relied on."""
+        self.lease.check()
+
+    def lose(self, reason: str) -> None:
+        """The cluster does not know its present lease any more."""
+        self.lease.lose(reason)
+
+    # ---- its life
+
+    async def establish(self) -> Session:
+        """Get the first lease; does nothing the second time.
+
+        Raises:
+            StatusError: the cluster did not grant one.
+        """
+        if self._lease is None:
+            self._lease = await self._ground.lease(self._ttl)
+            self.generation = 1
+            self._task = asyncio.get_running_loop().create_task(self._stay())
+        return self
+
+    def __await__(self) -> Generator[Any, None, Session]:
+        return self.establish().__await__()
+
+    async def established(self, generation: int = 1) -> None:
+        """Wait until it is established, at least for that many times."""
+        while self.generation < generation or self.error is not None or not self.alive:
+            if self._task is None or self._task.done():
+                self.check()
+            await self._wait_change()
+
+    async def keep(self, key: Text, value: Text) -> None:
+        """Put a key with its lease, now and after every time that it is established anew.
+
+        Raises:
+            LeaseLost: it is not established at present; the key is put when it is.
+            StatusError: the put failed; see ``definite``. It is put again with the next lease.
+        """
+        name = to_bytes(key)
+        self._kept[name] = to_bytes(value)
+        await self._ground.put(name, value, lease=self.lease)
+
+    async def drop(self, key: Text) -> None:
+        """Delete a key and put it no more."""
+        name = to_bytes(key)
+        self._kept.pop(name, None)
+        await self._ground.delete(name)
+
+    async def close(self) -> None:
+        """End it, with its keys. Its owner is not told: it was the owner's wish."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._lease is not None:
+            try:
+                await self._lease.revoke()
+            except RaftKVError:
+                return  # nobody keeps it alive: it ends with its TTL
+
+    async def _stay(self) -> None:
+        while True:
+            await self.lease.lost.wait()
+            self.error = LeaseLost(self.lease.id, "its session is being established again")
+            self._tell(self._on_lost)
+            if self._ground.core.closed:
+                return
+            await self._establish_again()
+            self.error = None
+            self.generation += 1
+            self._tell(self._on_established)
+
+    async def _establish_again(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                lease = await self._ground.lease(self._ttl)
+                for key, value in list(self._kept.items()):
+                    await self._ground.put(key, value, lease=lease)
+            except RaftKVError as error:
+                self.error = error
+                await backoff.wait()
+            else:
+                self._lease = lease
+                return
+
+    def _tell(self, whom: OnSession | None) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        if whom is not None:
+            whom(self)
+
+    async def _wait_change(self) -> None:
+        await self._changed.wait()
+
+    async def __aenter__(self) -> Session:
+        return await self.establish()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class Sessions(KV, Leases):
+    """The part of a client that makes sessions."""
+
+    def session(
+        self, ttl: float = 10, *, on_lost: OnSession | None = None, on_established: OnSession | None = None
+    ) -> Session:
+        """A session, to be established by ``await`` or ``async with``.
+
+        Arguments:
+            ttl: of its leases, in seconds.
+            on_lost: called on the loop, with the session, when its lease is lost.
+            on_established: called when it has a new one and its keys are there again.
+        """
+        return Session(self, ttl, on_lost, on_established)

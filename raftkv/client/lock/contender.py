@@ -1,0 +1,176 @@
+"""Waiting in line: the recipe under locks and elections.
+
+Every contender has a key ``NAME/LEASEHEX``, attached to its lease; the one with the lowest create revision has what
+they contend for. Others wait for the deletion of the key right before theirs, so that a release wakes one and not all.
+These are the keys of etcd's own recipes: members' Lock and Election services and Go's programs stand in the same line.
+
+What makes it safe:
+
+1. After every wait, and before anybody is told to be first, one txn reads the own key (still there, with the same
+   create revision) *and* the keys before it.
+2. A step that may or may not have happened is done again: a key says by its value or lease whose it is.
+3. The create revision is a fencing token. Losing the lease, or the key, is an error where it is relied upon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from raftkv.client.errors import FenceLost
+from raftkv.client.kv.compares import create_revision
+from raftkv.client.kv.compares import value as value_of
+from raftkv.client.kv.operations import Delete, Get, GetRange, Put
+from raftkv.client.kv.txn import Txns
+from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.space import Text, to_bytes
+from raftkv.client.values import KeyValue
+from raftkv.client.watch.watch import Watches
+from raftkv.errors import DEADLINE_EXCEEDED, UNAVAILABLE, CompactedError, StatusError
+
+if TYPE_CHECKING:
+    from raftkv.client.lease.lease import Lease
+
+Result = TypeVar("Result")
+
+
+class Ground(Txns, Watches):
+    """What a contender needs of a client."""
+
+
+async def insist(step: Callable[[], Awaitable[Result]], timeout_s: float | None = None) -> Result:
+    """Take a step that does no harm when it is done twice, until the cluster answers.
+
+    Arguments:
+        step: what to do.
+        timeout_s: begin no attempt after that; None: whoever waits is interrupted when its lease is lost.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = None if timeout_s is None else loop.time() + timeout_s
+    backoff = Backoff()
+    while True:
+        try:
+            return await step()
+        except StatusError as error:
+            if error.code not in (UNAVAILABLE, DEADLINE_EXCEEDED) or (deadline and loop.time() > deadline):
+                raise
+        await backoff.wait()
+
+
+class Contender:
+    """One place in a line.
+
+    Attributes:
+        key: of this contender, as the client sees it.
+        fence: its create revision; 0: not in line.
+    """
+
+    def __init__(self, ground: Ground, name: Text, lease: Lease, error: type[FenceLost]) -> None:
+        self.prefix = to_bytes(name) + b"/"
+        self.key = self.prefix + b"%x" % lease.id
+        self.fence = 0
+        self._ground = ground
+        self._lease = lease
+        self._error = error
+        self._value: Text = b""
+        self._asked = False
+
+    @property
+    def guard_key(self) -> bytes:
+        """The key as the store knows it."""
+        return self._ground.space.key(self.key)
+
+    def lost(self, reason: str = "") -> FenceLost:
+        """The error of a place that is lost."""
+        return self._error(self.guard_key, self.fence, reason)
+
+    async def enqueue(self, value: Text) -> KeyValue | None:
+        """Get in line; returns the key as it was, if it was in line already."""
+        self._value, self._asked = value, True
+
+        async def step() -> KeyValue | None:
+            ground = self._ground
+            txn = ground.txn().when(create_revision(self.key) == 0)
+            ok, results = await txn.then(Put(self.key, value, self._lease)).otherwise(Get(self.key)).commit()
+            found: KeyValue | None = None if ok else results[0]
+            self.fence = results[0].revision if ok else results[0].create_revision
+            return found
+
+        return await insist(step)
+
+    async def predecessor(self) -> tuple[KeyValue | None, int]:
+        """Who is right before this place, and as of which revision; None: nobody, it is its turn.
+
+        Raises:
+            FenceLost: the place itself is gone.
+        """
+
+        async def step() -> tuple[KeyValue | None, int]:
+            before = GetRange(
+                self.prefix,
+                prefix=True,
+                limit=1,
+                sort_by="create_revision",
+                descending=True,
+                keys_only=True,
+                max_create_revision=self.fence - 1,
+            )
+            done = await self._ground.txn().when(create_revision(self.key) == self.fence).then(before).commit()
+            if not done.succeeded:
+                raise self.lost()
+            return (done.results[0][0] if done.results[0] else None), done.revision
+
+        return await insist(step)
+
+    async def wait_turn(self) -> None:
+        """Wait until nobody is before this place.
+
+        Raises:
+            FenceLost: the place is gone.
+            LeaseLost: the lease is.
+        """
+        while True:
+            before, revision = await self.predecessor()
+            if before is None:
+                self._lease.check()
+                return
+            await self._wait_deleted(before.key, revision + 1)
+
+    async def _wait_deleted(self, key: bytes, start_revision: int) -> None:
+        watch = self._ground.watch(key, start_revision=start_revision, no_put=True)
+        try:
+            await watch.next_batch()
+        except CompactedError:
+            return  # whatever it was: who is before us is looked up again
+        finally:
+            watch.cancel()
+
+    async def leave(self) -> bool:
+        """Get out of line, if need be without knowing if it was ever in it; False: it was not.
+
+        Raises:
+            StatusError: the cluster could not be told.
+        """
+        if not self._asked:
+            return False
+        attempts = 0
+
+        async def step() -> bool:
+            nonlocal attempts
+            attempts += 1
+            if self.fence:
+                ours = create_revision(self.key) == self.fence
+            else:
+                ours = value_of(self.key) == to_bytes(self._value)
+            return (await self._ground.txn().when(ours).then(Delete(self.key)).commit()).succeeded
+
+        left = await insist(step, self._ground.timeout_s)
+        # If the key was gone at a second attempt, the first had done it for all that can be known.
+        return left or attempts > 1
+
+
+async def within(timeout_s: float | None, waiting: Awaitable[Result]) -> Result:
+    """Wait no longer than that; ``TimeoutError`` else."""
+    async with asyncio.timeout(timeout_s):
+        return await waiting

@@ -1,0 +1,192 @@
+"""What a lock and a term have in common: a place in a line, the lease it lives by, the block that it lasts.
+
+Subclasses say how they get in line (``_join``) and give the steps their names.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from raftkv.client.errors import FenceLost, LockNotFree
+from raftkv.client.interrupts import Interrupt
+from raftkv.client.lease.lease import Lease, Leases
+from raftkv.client.lock.contender import Contender, Ground, within
+from raftkv.client.space import Text
+from raftkv.errors import StatusError
+
+if TYPE_CHECKING:
+    from raftkv.client.lease.session import Session
+
+
+class Parts(Leases, Ground):
+    """What a holder needs of a client."""
+
+
+class Holder:
+    """A lock or a term, held or not."""
+
+    _error: ClassVar[type[FenceLost]] = FenceLost
+    _not_first = "it is not held"
+
+    def __init__(
+        self, ground: Parts, name: Text, ttl: float, lease: Lease | Session | None, *, interrupt: bool = True
+    ) -> None:
+        self.name = name
+        self._ground = ground
+        self._ttl = ttl
+        self._given = lease
+        self._interrupts = interrupt
+        self._lease: Lease | None = None
+        self._place: Contender | None = None
+        self._first = False
+        self._block: Interrupt | None = None
+
+    def __repr__(self) -> str:
+        state = f"held, fence {self.fence}" if self._first else "waiting" if self.fence else "not held"
+        return f"<{type(self).__name__} {self.name!r}: {state}>"
+
+    # ---- what its owner sees
+
+    @property
+    def lease(self) -> Lease:
+        """The lease that it lives by, or did.
+
+        Raises:
+            FenceLost: it never had one.
+        """
+        if self._lease is None:
+            raise self._error(b"", 0, self._not_first)
+        return self._lease
+
+    @property
+    def key(self) -> bytes:
+        """Its key, as the client sees it; empty while it is not in line."""
+        return self._place.key if self._place is not None else b""
+
+    @property
+    def guard_key(self) -> bytes:
+        """Its key, as the store knows it; empty while it is not in line."""
+        return self._place.guard_key if self._place is not None else b""
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: the create revision of its key; 0 while it is not in line."""
+        return self._place.fence if self._place is not None else 0
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` or ``FenceLost`` if it cannot be relied on."""
+        if not self._first:
+            raise self._error(self.guard_key, self.fence, self._not_first)
+        self.lease.check()
+
+    def broken(self) -> FenceLost:
+        """The cluster has found its key gone or changed: it is over, and this is the error to raise."""
+        self._first = False
+        return self._error(self.guard_key, self.fence)
+
+    @property
+    def _reliable(self) -> bool:
+        return self._first and self._lease is not None and self._lease.alive
+
+    # ---- in line and out of it
+
+    async def _join(self, place: Contender) -> None:
+        """Get in line."""
+        raise NotImplementedError
+
+    async def _enter(self, timeout_s: float | None) -> None:
+        try:
+            await within(timeout_s, self._try_to_enter(wait=True))
+        except LockNotFree:
+            raise
+        except TimeoutError:
+            raise LockNotFree(self.name, timeout_s) from None
+
+    async def _try_to_enter(self, *, wait: bool) -> bool:
+        if self._place is not None:
+            raise LockNotFree(self.name, None, "by this very object")
+        try:
+            return await self._stand_in_line(wait)
+        except BaseException:
+            self._first = False
+            await self._leave_quietly()
+            raise
+
+    async def _stand_in_line(self, wait: bool) -> bool:
+        self._lease = lease = await self._get_lease()
+        self._place = place = Contender(self._ground, self.name, lease, self._error)
+        with lease.interrupting():
+            await self._join(place)
+            if wait:
+                await place.wait_turn()
+            elif (await place.predecessor())[0] is not None:
+                await self._leave_quietly()
+                return False
+        lease.check()
+        self._first = True
+        return True
+
+    async def _get_lease(self) -> Lease:
+        if self._given is None:
+            return await self._ground.lease(self._ttl)
+        lease = self._given if isinstance(self._given, Lease) else self._given.lease
+        lease.check()
+        return lease
+
+    async def _leave(self) -> None:
+        """Give it back.
+
+        Raises:
+            FenceLost: it was not held any more: somebody may have had it meanwhile.
+            StatusError: the cluster could not be told; it ends with its lease.
+        """
+        place, was_first = self._place, self._first
+        self._place, self._first = None, False
+        if place is None:
+            return
+        try:
+            left = await place.leave()
+        finally:
+            await self._end_lease()
+        if was_first and not left:
+            raise place.lost()
+
+    async def _end_lease(self) -> None:
+        if self._given is None and self._lease is not None:
+            try:
+                await self._lease.revoke()
+            except StatusError:
+                return  # nobody keeps it alive: it ends with its TTL
+
+    async def _leave_quietly(self) -> None:
+        self._first = False
+        try:
+            await self._leave()
+        except StatusError:
+            return  # its lease is not kept alive any more, or it is its owner's to end
+
+    # ---- as a block
+
+    async def __aenter__(self) -> Self:
+        await self._enter(None)
+        if self._interrupts:
+            self._block = self.lease.interrupting()
+            self._block.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        block, self._block = self._block, None
+        is_lost = self._lease is not None and self._lease.lost.is_set()
+        try:
+            if block is not None:
+                block.__exit__(kind, error, trace)
+        finally:
+            if kind is not None or is_lost:
+                await self._leave_quietly()
+            else:
+                await self._leave()
+        if is_lost and kind is None:
+            self.lease.check()

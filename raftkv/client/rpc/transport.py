@@ -1,0 +1,65 @@
+"""The client's one door to the RPC layer.
+
+Owns the opening of a channel to an endpoint. ``Transport`` is what ``core`` needs of a channel, so that tests can
+put anything there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from raftkv.client.rpc.core import ClientOptions
+    from raftkv.client.rpc.endpoints import Endpoint
+    from raftkv.rpc.client.stream import ClientStream
+    from raftkv.rpc.metadata import Metadata
+
+RECONNECT_PAUSE_MAX_S = 1.0
+"""A person waits at the other end: a member that comes back shall be found soon."""
+
+PROBE_MIN_S = 10.0
+"""Servers cut off clients that probe more often than every 5 s; Go's clients keep this distance."""
+
+
+class Transport(Protocol):
+    """A connection that makes calls."""
+
+    def unary(
+        self, path: str, message: bytes, timeout_s: float | None = None, metadata: Metadata = ()
+    ) -> Awaitable[bytes]:
+        """Make a call; it fails with ``raftkv.rpc.RpcError``."""
+        ...
+
+    def stream(self, path: str, metadata: Metadata = (), timeout_s: float | None = None) -> ClientStream:
+        """Start a streaming call; what it receives fails with ``raftkv.rpc.RpcError``."""
+        ...
+
+    def reconnect_now(self) -> None:
+        """If it waits before it connects again: wait no longer."""
+        ...
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        ...
+
+
+def open_transport(endpoint: Endpoint, options: ClientOptions) -> Transport:
+    """A channel of ``raftkv.rpc`` to an endpoint; it connects at the first call."""
+    from raftkv.rpc.client.channel import Channel
+    from raftkv.rpc.limits import ChannelOptions
+
+    secure = options.tls is not None if endpoint.secure is None else endpoint.secure
+    context = options.tls
+    if secure and context is None:
+        import ssl
+
+        context = ssl.create_default_context()
+    settings = ChannelOptions(
+        max_receive_message_bytes=options.max_response_bytes,
+        connect_timeout_s=options.dial_timeout_s,
+        backoff_max_s=RECONNECT_PAUSE_MAX_S,
+        keepalive_time_s=None if options.keepalive_time_s is None else max(options.keepalive_time_s, PROBE_MIN_S),
+        keepalive_timeout_s=options.keepalive_timeout_s,
+    )
+    return Channel(endpoint.target, context if secure else None, settings)

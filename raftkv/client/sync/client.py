@@ -1,0 +1,492 @@
+"""The blocking client: ``raftkv.connect`` and ``raftkv.Client``, for programs without an event loop.
+
+::
+
+    with raftkv.connect("127.0.0.1:2379,127.0.0.1:2381") as kv:
+        kv.put("jobs/a", b"1")
+        kv.get("jobs/a").value
+        for event in kv.watch("jobs/", prefix=True): ...
+
+The same methods as ``raftkv.aio``, without ``await``. One client may be used by any number of threads: their calls go
+over one connection, and leases are kept alive, by one event loop on a background thread, started at the first call.
+
+After ``fork`` (training workers, ``multiprocessing``) the child may use the client as if nothing had happened: its
+first call opens a thread and a connection of its own. The parent's connection is neither written to nor shut down by
+the child. What is *held* stays the parent's: a lease, lock, term, session or watch used in the child raises ``Forked``,
+is not kept alive there, and not given back at the end of a block or of the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from raftkv.client import library
+from raftkv.client.admin import Admin
+from raftkv.client.kv.bulk import WINDOW, Pairs
+from raftkv.client.kv.kv import KV
+from raftkv.client.kv.pages import PAGE_SIZE
+from raftkv.client.kv.txn import Txns
+from raftkv.client.lease.lease import Leases
+from raftkv.client.lock.election import Elections
+from raftkv.client.sync.blocking import blocking, light
+from raftkv.client.sync.iteration import Drawn, Stream
+from raftkv.client.sync.lease import Lease, Session
+from raftkv.client.sync.lock import Lock, Term, plain_lease
+from raftkv.client.sync.loop import Closed, LoopThread
+from raftkv.client.sync.stm import RETRIES, Transaction, run_stm
+from raftkv.client.sync.txn import Txn, iterate
+from raftkv.client.sync.watch import Watch
+from raftkv.client.values import KeyValue, PutResult, RangeResult
+from raftkv.client.watch.watcher import QUEUE_BYTES
+
+if TYPE_CHECKING:
+    from raftkv.client.kv.guards import FenceLike, LeaseLike
+    from raftkv.client.space import Text
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+CHUNK = 16 * WINDOW
+"""Items of a bulk call that are handed over to the loop's thread at once."""
+
+
+class _Target(NamedTuple):
+    """What calls go to: a thread, and the client that lives on it."""
+
+    loop: LoopThread
+    kv: library.Client
+
+
+class Client:
+    """A cluster, as programs see it; made by ``raftkv.connect`` and, for a part of its keys, by ``view``.
+
+    Usable by any thread, and in forked children. ``close()``, or the end of a ``with`` block, ends its thread.
+    """
+
+    def __init__(self, make: Callable[[], library.Client], parent: Client | None = None, prefix: Text = b"") -> None:
+        self._make = make
+        self._parent = parent
+        self._prefix = prefix
+        self._target: _Target | None = None
+        self._opening = threading.Lock()
+        self._is_closed = False
+        self._finish: weakref.finalize[[LoopThread, library.Client], Client] | None = None
+        _clients.add(self)
+
+    def __repr__(self) -> str:
+        if self._parent is not None:
+            return f"<view of {self._prefix!r} in {self._parent!r}>"
+        shown = repr(self._make() if self._target is None else self._target.kv)
+        return f"{shown.removesuffix('>')}, closed>" if self._is_closed and not shown.endswith(", closed>") else shown
+
+    # ---- keys and values
+
+    put = light(KV.put)
+    get = light(KV.get)
+    range = light(KV.range)
+    count = light(KV.count)
+    delete = light(KV.delete)
+
+    def put_many(
+        self,
+        items: Pairs,
+        *,
+        lease: LeaseLike | None = None,
+        window: int = WINDOW,
+        timeout_s: float | None = None,
+    ) -> list[PutResult]:
+        """Write many keys, pipelined; results in the order of ``items``. They are single calls, not a transaction.
+
+        Arguments:
+            items: keys and values; an iterator is drawn from on this thread, as room is made.
+            lease: of all of them.
+            window: calls under way at once.
+            timeout_s: of each call; None: the client's.
+
+        Raises:
+            StatusError: of the first that failed; see ``definite``. What was done before it stays done.
+        """
+        loop, kv = self.target()
+        pairs: Iterable[tuple[Text, Text]] = items.items() if isinstance(items, Mapping) else items
+        done: list[PutResult] = []
+        for chunk in _chunks(pairs):
+            done += loop.run(kv.put_many(chunk, lease=lease, window=window, timeout_s=timeout_s))
+        return done
+
+    def get_many(
+        self,
+        keys: Iterable[Text],
+        *,
+        revision: int = 0,
+        serializable: bool = False,
+        window: int = WINDOW,
+        timeout_s: float | None = None,
+    ) -> list[KeyValue | None]:
+        """Read many keys, pipelined, in their order; None: it does not exist. Arguments as for ``put_many``."""
+        loop, kv = self.target()
+        found: list[KeyValue | None] = []
+        for chunk in _chunks(keys):
+            found += loop.run(
+                kv.get_many(chunk, revision=revision, serializable=serializable, window=window, timeout_s=timeout_s)
+            )
+        return found
+
+    def pages(
+        self,
+        key: Text,
+        end: Text | None = None,
+        *,
+        prefix: bool = False,
+        page_size: int = PAGE_SIZE,
+        revision: int = 0,
+        keys_only: bool = False,
+        serializable: bool = False,
+        timeout_s: float | None = None,
+    ) -> Iterator[RangeResult]:
+        """Read an interval in pages, all as of one revision.
+
+        Arguments:
+            key, end, prefix, keys_only, serializable: as for ``range``.
+            page_size: keys a page.
+            revision: as of which; 0: the present one.
+            timeout_s: for each page; None: the client's.
+
+        Raises:
+            Compacted: the revision is gone.
+            StatusError: a page could not be read in time.
+        """
+        loop, kv = self.target()
+        source = kv.pages(
+            key,
+            end,
+            prefix=prefix,
+            page_size=page_size,
+            revision=revision,
+            keys_only=keys_only,
+            serializable=serializable,
+            timeout_s=timeout_s,
+        )
+        return iterate(loop, source)
+
+    def scan(
+        self,
+        key: Text,
+        end: Text | None = None,
+        *,
+        prefix: bool = False,
+        page_size: int = PAGE_SIZE,
+        revision: int = 0,
+        keys_only: bool = False,
+        serializable: bool = False,
+        timeout_s: float | None = None,
+    ) -> Iterator[KeyValue]:
+        """As ``pages``, key by key."""
+        pages = self.pages(
+            key,
+            end,
+            prefix=prefix,
+            page_size=page_size,
+            revision=revision,
+            keys_only=keys_only,
+            serializable=serializable,
+            timeout_s=timeout_s,
+        )
+        return itertools.chain.from_iterable(page.items for page in pages)
+
+    # ---- transactions
+
+    version = staticmethod(Txns.version)
+    value = staticmethod(Txns.value)
+    create_revision = staticmethod(Txns.create_revision)
+    mod_revision = staticmethod(Txns.mod_revision)
+    lease_of = staticmethod(Txns.lease_of)
+
+    def txn(self, *, fence: FenceLike | None = None) -> Txn:
+        """Begin a transaction; ``fence`` makes it depend on a lock or term that must still be held."""
+        loop, kv = self.target()
+        return Txn(self, loop, kv.txn(fence=fence))
+
+    def stm(
+        self,
+        function: Callable[[Transaction], T],
+        *,
+        retries: int = RETRIES,
+        fence: FenceLike | None = None,
+        timeout_s: float | None = None,
+    ) -> T:
+        """Run a plain function as a transaction; returns what it returns. See ``raftkv.aio`` for what it guarantees.
+
+        Arguments:
+            function: reads and writes through its argument, on this thread; it may be run several times, and an
+                exception of it ends the transaction without writes.
+            retries: attempts while others interfere.
+            fence: commit only while this lock or term is held.
+            timeout_s: of each commit; None: the client's.
+
+        Raises:
+            TxnConflict: others interfered every time; nothing was written.
+            FenceLost: the lock or term is over; nothing was written.
+            StatusError: the cluster refused, or it is unknown what happened: see ``definite``.
+        """
+        loop, kv = self.target()
+        return run_stm(self, loop, kv, function, retries, fence, timeout_s)
+
+    # ---- watches
+
+    def watch(
+        self,
+        key: Text,
+        end: Text | None = None,
+        *,
+        prefix: bool = False,
+        start_revision: int = 0,
+        prev_kv: bool = False,
+        no_put: bool = False,
+        no_delete: bool = False,
+        queue_bytes: int = QUEUE_BYTES,
+        timeout_s: float | None = None,
+    ) -> Watch:
+        """Watch a key or an interval; returns when the cluster has confirmed it, so what is written then is seen.
+
+        Arguments:
+            key, end, prefix: as for ``range``.
+            start_revision: from then on; 0: from now on.
+            prev_kv: events carry the key as it was before.
+            no_put, no_delete: leave such events out.
+            queue_bytes: what may wait for a slow reader.
+            timeout_s: for the confirmation; None: the client's.
+
+        Raises:
+            Compacted: its start revision is gone; some members say so only with the first event.
+            EndpointsFailed: no member confirmed it in time.
+        """
+        loop, kv = self.target()
+
+        async def begin() -> Any:
+            watch = kv.watch(
+                key,
+                end,
+                prefix=prefix,
+                start_revision=start_revision,
+                prev_kv=prev_kv,
+                no_put=no_put,
+                no_delete=no_delete,
+                queue_bytes=queue_bytes,
+            )
+            try:
+                await watch.ready(timeout_s)
+            except BaseException:
+                watch.cancel()
+                raise
+            return watch
+
+        return Watch(self, loop, loop.run(begin()))
+
+    # ---- leases, locks, elections
+
+    def lease(
+        self,
+        ttl: float,
+        *,
+        id: int = 0,
+        on_lost: Callable[[Lease], Any] | None = None,
+        disconnect_grace_s: float = 0.0,
+        patient: bool = False,
+    ) -> Lease:
+        """A lease, to be granted by ``with`` or ``grant()``.
+
+        Arguments:
+            ttl: seconds without a keep-alive after which it ends; the cluster may grant more.
+            id: 0: any.
+            on_lost: called with the lease when it is lost, on a thread of its own.
+            disconnect_grace_s: seconds that it may live on once this process is gone; 0: as long as its TTL.
+            patient: it is lost on the word of the cluster alone, never because that cannot be reached.
+        """
+        loop, kv = self.target()
+        inner = kv.lease(ttl, id=id, interrupt=False, disconnect_grace_s=disconnect_grace_s, patient=patient)
+        lease = Lease(self, loop, inner)
+        if on_lost is not None:
+            lease.on_lost(on_lost)
+        return lease
+
+    lease_info = blocking(Leases.lease_info)
+    leases = blocking(Leases.leases)
+    revoke = blocking(Leases.revoke)
+
+    def session(
+        self,
+        ttl: float = 10,
+        *,
+        on_lost: Callable[[Session], Any] | None = None,
+        on_established: Callable[[Session], Any] | None = None,
+    ) -> Session:
+        """A session, to be established by ``with`` or ``establish()``.
+
+        Arguments:
+            ttl: of its leases, in seconds.
+            on_lost: called with the session when its lease is lost, on a thread of its own.
+            on_established: called after that, in order, when it has a new one and its keys are there again.
+        """
+        loop, kv = self.target()
+        return Session.make(self, loop, kv, ttl, on_lost, on_established)
+
+    def lock(self, name: Text, *, ttl: float = 10, lease: Lease | Session | None = None) -> Lock:
+        """A lock, to be taken by ``with`` or ``acquire()``.
+
+        Arguments:
+            name: those who use the same name exclude each other, also through other clients of etcd.
+            ttl: seconds after which a holder that has died, or is cut off, loses it.
+            lease: use this one instead of one of its own.
+        """
+        loop, kv = self.target()
+        return Lock(self, loop, kv.lock(name, ttl=ttl, lease=plain_lease(lease), interrupt=False))
+
+    def campaign(self, name: Text, value: Text = b"", *, ttl: float = 10, lease: Lease | Session | None = None) -> Term:
+        """A candidacy, to be run by ``with`` or ``Term.campaign()``.
+
+        Arguments:
+            name: of the election.
+            value: what everybody sees of the leader, e.g. its address.
+            ttl, lease: as for ``lock``.
+        """
+        loop, kv = self.target()
+        return Term(self, loop, kv.campaign(name, value, ttl=ttl, lease=plain_lease(lease), interrupt=False))
+
+    leader = blocking(Elections.leader)
+
+    def observe(self, name: Text) -> Stream[KeyValue]:
+        """Who leads, then every proclamation and every next leader: a ``Stream`` that resumes and never ends."""
+        loop, kv = self.target()
+        return Stream(self, loop, Drawn(kv.observe(name)))
+
+    # ---- the cluster
+
+    status = blocking(Admin.status)
+    members = blocking(Admin.members)
+    compact = blocking(Admin.compact)
+    alarms = blocking(Admin.alarms)
+    disarm = blocking(Admin.disarm)
+
+    # ---- the client itself
+
+    def view(self, prefix: Text) -> Client:
+        """All keys with a prefix, as if there were no others and it were not there; on the same connection."""
+        return Client(self._make, self, prefix)
+
+    def close(self) -> None:
+        """Close the connection and end the thread; leases, locks and watches that are left are lost.
+
+        Calls of other threads that are under way raise ``Closed``. In a forked child only what is the child's is
+        closed. Does nothing to a view. Harmless when repeated.
+        """
+        if self._parent is not None:
+            return
+        self._is_closed = True
+        target, self._target = self._target, None
+        if target is not None:
+            target.loop.close(target.kv.close())
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., Client], tuple[Any, ...]]:
+        """A copy sent to another process (``spawn``, ``forkserver``) connects anew, with the same settings."""
+        if self._parent is not None:
+            return Client.view, (self._parent, self._prefix)
+        return Client, (self._make,)
+
+    def target(self) -> _Target:
+        """The thread and the client behind this one, in this process; for calls that are not wrapped here.
+
+        Raises:
+            Closed: the client is closed.
+        """
+        return self._target or self._open()
+
+    def _open(self) -> _Target:
+        with self._opening:
+            if self._target is None:
+                self._target = self._open_view() if self._parent is not None else self._open_root()
+            return self._target
+
+    def _open_view(self) -> _Target:
+        if self._parent is None:
+            raise TypeError("a view has a parent")
+        loop, kv = self._parent.target()
+        return _Target(loop, kv.view(self._prefix))
+
+    def _open_root(self) -> _Target:
+        if self._is_closed:
+            raise Closed("the client is closed")
+        kv = self._make()
+        loop = LoopThread("raftkv-client")
+        self._finish = weakref.finalize(self, _drop, loop, kv)
+        self._finish.atexit = False
+        return _Target(loop, kv)
+
+    def _after_fork_in_child(self) -> None:
+        self._opening = threading.Lock()
+        target, self._target = self._target, None
+        if self._finish is not None:
+            self._finish.detach()
+        if target is not None and self._parent is None:
+            target.loop.disown()
+
+
+def _drop(loop: LoopThread, kv: library.Client) -> None:
+    """A client was forgotten, not closed: end its thread without waiting for it."""
+    loop.close(kv.close(), wait=False)
+
+
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, CHUNK)):
+        yield chunk
+
+
+def _connector(make: Callable[P, library.Client]) -> Callable[P, Client]:
+    @functools.wraps(make)
+    def connect(*args: P.args, **kwargs: P.kwargs) -> Client:
+        bound = functools.partial(make, *map(_repeatable, args), **{k: _repeatable(v) for k, v in kwargs.items()})
+        bound()  # complains now about settings that cannot be used; it opens nothing
+        return Client(bound)
+
+    return connect
+
+
+def _repeatable(argument: Any) -> Any:
+    """Endpoints may come from an iterator, and are needed again in a forked child."""
+    return list(argument) if isinstance(argument, Iterator) else argument
+
+
+connect = _connector(library.connect)
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Threads must not run on into the end of the interpreter."""
+    for client in list(_clients):
+        client.close()

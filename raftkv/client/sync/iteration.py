@@ -1,0 +1,185 @@
+"""A for-loop over what a watch, or another endless source on the loop's thread, gives out.
+
+Owns the batch that was fetched and not yet taken. What waits beyond that waits in the source, which bounds it: a slow
+loop here is a slow reader there.
+
+    for event in stream: ...                       # until it is cancelled, or fails with its error
+    event = stream.get(timeout_s=1.0)              # one; TimeoutError; None: cancelled
+    for event in stream.events(timeout_s=5.0): ... # those that come within five seconds
+    stream.cancel()                                # from any thread: loops over it end
+
+Any number of threads may take from one stream: each item reaches one of them, the end reaches all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
+
+from raftkv.client.sync.loop import LoopThread
+
+T = TypeVar("T")
+
+
+class Source(Protocol[T]):
+    """What lives on the loop's thread."""
+
+    async def next_batch(self) -> list[T]:
+        """The next items, at least one; none: it has ended."""
+        ...
+
+    def cancel(self) -> None:
+        """End it: who waits for a batch gets an empty one."""
+        ...
+
+
+class Drawn(Generic[T]):
+    """A source that draws from an async generator, item by item. A wait that is given up does not end the generator."""
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items = items
+        self._drawing: asyncio.Task[T] | None = None
+        self._is_cancelled = False
+
+    async def next_batch(self) -> list[T]:
+        """The next item, in a list; an empty one at the end."""
+        if self._is_cancelled:
+            return []
+        if self._drawing is None:
+            self._drawing = asyncio.get_running_loop().create_task(self._draw())
+            self._drawing.add_done_callback(_look_at_failure)
+        drawing = self._drawing
+        await asyncio.wait([drawing])
+        self._drawing = None
+        if drawing.cancelled():
+            return []
+        item = drawing.result()
+        return [] if item is _NOTHING else [item]
+
+    def cancel(self) -> None:
+        """Stop drawing."""
+        self._is_cancelled = True
+        if self._drawing is not None:
+            self._drawing.cancel()
+
+    async def _draw(self) -> T:
+        return await anext(self._items, _NOTHING)
+
+
+_NOTHING: Final[Any] = object()
+
+
+def _look_at_failure(drawing: asyncio.Task[Any]) -> None:
+    """Who waited may have given up by Ctrl-C: a failure that nobody takes is not worth a traceback on its own."""
+    if not drawing.cancelled():
+        drawing.exception()
+
+
+class Stream(Generic[T]):
+    """A blocking iterator; a ``with`` block cancels it at its end.
+
+    Arguments:
+        owner: the client; it lives as long as this does.
+        loop: where the source lives.
+        source: gives out the items.
+    """
+
+    def __init__(self, owner: object, loop: LoopThread, source: Source[T]) -> None:
+        self._owner = owner
+        self._loop = loop
+        self._source = source
+        self._batch: deque[T] = deque()
+        self._fetching = threading.Lock()
+        self._is_cancelled = False
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        while (item := self._take()) is _NOTHING:
+            if not self._fetch(None):
+                raise StopIteration
+        return item
+
+    def get(self, *, timeout_s: float | None = None) -> T | None:
+        """Take the next item; None: it was cancelled.
+
+        Arguments:
+            timeout_s: how long to wait for one; None: for ever.
+
+        Raises:
+            TimeoutError: nothing came.
+        """
+        while (item := self._take()) is _NOTHING:
+            if not self._fetch(timeout_s):
+                return None
+        return item
+
+    def events(self, *, timeout_s: float) -> Iterator[T]:
+        """Iterate over what is there and what comes within ``timeout_s`` from now; later calls go on from there."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                item = self.get(timeout_s=max(deadline - time.monotonic(), 0.0))
+            except TimeoutError:
+                return
+            if item is None:
+                return
+            yield item
+
+    def cancel(self) -> None:
+        """End it, from any thread; loops over it end, and what was not taken is dropped. Harmless when repeated."""
+        self._is_cancelled = True
+        self._batch.clear()
+        self._loop.call_soon(self._source.cancel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def _take(self) -> T:
+        """The next item that is here; ``_NOTHING``: none is."""
+        self._loop.check_usable()
+        try:
+            return self._batch.popleft()
+        except IndexError:
+            return _NOTHING  # type: ignore[no-any-return]
+
+    def _fetch(self, timeout_s: float | None) -> bool:
+        """Get a batch; False: there will be none."""
+        if not self._fetching.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            raise _nothing_came(timeout_s)
+        try:
+            if self._batch or self._is_cancelled:  # by another thread, meanwhile
+                return bool(self._batch)
+            self._batch.extend(self._loop.run(self._next_batch(timeout_s)))
+            self._drop_if_cancelled()
+            return bool(self._batch)
+        finally:
+            self._fetching.release()
+
+    def _drop_if_cancelled(self) -> None:
+        if self._is_cancelled:
+            self._batch.clear()
+
+    async def _next_batch(self, timeout_s: float | None) -> list[T]:
+        if timeout_s is None:
+            return await self._source.next_batch()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._source.next_batch()
+        except TimeoutError:
+            raise _nothing_came(timeout_s) from None
+
+
+def _nothing_came(timeout_s: float | None) -> TimeoutError:
+    return TimeoutError(f"nothing came within {timeout_s or 0:g} s")

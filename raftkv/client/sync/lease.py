@@ -1,0 +1,206 @@
+"""Leases and sessions for programs without an event loop.
+
+::
+
+    with kv.lease(ttl=10) as lease:                 # granted, kept alive by the client's thread, revoked at the end
+        kv.put("workers/1", b"here", lease=lease)
+        lease.check()                               # raises LeaseLost if it cannot be relied on any more
+
+    with kv.session(ttl=10, on_lost=stop_work, on_established=start_work) as session:
+        session.keep("workers/1", b"here")          # put again whenever the session is established anew
+
+A block is not interrupted when its lease is lost, as one with ``async`` is: a thread cannot be. So the loss is told by
+every call that relies on the lease (``lease=``), by ``check()``, by ``lost`` (a ``threading.Event``), by
+``on_lost`` callbacks, and in any case by ``LeaseLost`` at the end of the block.
+
+After fork the child neither keeps alive nor gives back what its parent holds; using it there raises ``Forked``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from raftkv.client.errors import LeaseLost
+from raftkv.client.lease import lease as aio_lease
+from raftkv.client.lease import session as aio_session
+from raftkv.client.sync.blocking import Face, blocking
+from raftkv.client.sync.callbacks import Teller
+from raftkv.client.sync.loop import LoopThread
+
+
+class Lease(Face[aio_lease.Lease]):
+    """One lease; made by ``Client.lease``, granted by ``with`` or ``grant()``.
+
+    Attributes:
+        lost: set when it is lost; wait for it from any thread.
+    """
+
+    def __init__(self, owner: object, loop: LoopThread, inner: aio_lease.Lease) -> None:
+        super().__init__(owner, loop, inner)
+        self.lost = threading.Event()
+        self._ask(lambda lease: lease.on_lost(lambda _: self.lost.set()))
+
+    @property
+    def id(self) -> int:
+        """Its id in the cluster; 0 until it is granted."""
+        return self._inner.id
+
+    @property
+    def ttl(self) -> int:
+        """Seconds that the cluster has granted; until then those asked for."""
+        return self._inner.ttl
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for which it certainly still lives, if nobody revokes it; 0: none."""
+        return self._ask(lambda lease: lease.remaining_s)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be relied on."""
+        return self._ask(lambda lease: lease.alive)
+
+    def grant(self, timeout_s: float | None = None) -> Lease:
+        """Have it granted and keep it alive, without a ``with`` block; ends by ``revoke()`` or with the client.
+
+        Raises:
+            LeaseExistsError: the id is in use.
+            StatusError: it could not be granted.
+        """
+        self._enter(self._inner.grant(timeout_s), self._inner.revoke)
+        return self
+
+    revoke = blocking(aio_lease.Lease.revoke)
+    info = blocking(aio_lease.Lease.info)
+
+    def stop(self, reason: str = "it is not kept alive any more") -> None:
+        """Keep it alive no longer, and leave it to its TTL."""
+        self._ask(lambda lease: lease.stop(reason))
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if it cannot be relied on, ``Forked`` in a child of its process."""
+        self._loop.check_usable()
+        if not self._inner.id:
+            raise LeaseLost(0, "it was never granted: enter it by with, or call grant()")
+        if self._loop.is_current:  # a call that relies on it, already over there
+            self._inner.check()
+        else:
+            self._ask(lambda lease: lease.check())
+
+    def lose(self, reason: str) -> None:
+        """The cluster does not know it any more; told by calls that relied on it."""
+        self._inner.lose(reason)
+
+    def on_lost(self, callback: Callable[[Lease], Any]) -> Callable[[], None]:
+        """Call back when it is lost (at once if it is), on a thread of its own, so it may use the client.
+
+        Returns how to take that back.
+        """
+
+        teller = Teller()
+        take_back = self._ask(lambda lease: lease.on_lost(lambda _: teller.tell(callback, self)))
+        return lambda: self._ask(lambda _: take_back())
+
+    def __enter__(self) -> Self:
+        self.grant()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._loop.is_disowned:
+            self._loop.run(self._inner.__aexit__(kind, error, trace))
+
+
+class Session(Face[aio_session.Session]):
+    """A lease that comes back; made by ``Client.session``, established by ``with`` or ``establish()``."""
+
+    @classmethod
+    def make(
+        cls,
+        owner: object,
+        loop: LoopThread,
+        kv: aio_session.Sessions,
+        ttl: float,
+        on_lost: Callable[[Session], Any] | None,
+        on_established: Callable[[Session], Any] | None,
+    ) -> Session:
+        """A session whose callbacks are called with it, in order, on a thread of their own."""
+        teller = Teller()
+
+        def tell(callback: Callable[[Session], Any] | None) -> Callable[[aio_session.Session], Any] | None:
+            return None if callback is None else lambda _: teller.tell(callback, session)
+
+        async def make() -> aio_session.Session:
+            return kv.session(ttl, on_lost=tell(on_lost), on_established=tell(on_established))
+
+        session = cls(owner, loop, loop.run(make()))
+        return session
+
+    @property
+    def id(self) -> int:
+        """Id of the present lease."""
+        return self._inner.id
+
+    @property
+    def generation(self) -> int:
+        """How many leases it has had; 0: none yet. Locks and terms do not survive a change of it."""
+        return self._inner.generation
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it is not established at present; None while it is."""
+        return self._inner.error
+
+    @property
+    def alive(self) -> bool:
+        """Whether its present lease can be relied on."""
+        return self._ask(lambda session: session.alive)
+
+    @property
+    def lease(self) -> Lease:
+        """The present lease, which may be lost already.
+
+        Raises:
+            LeaseLost: it never had one.
+        """
+        return Lease(self._owner, self._loop, self._inner.lease)
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if its present lease cannot be relied on, ``Forked`` in a child of its process."""
+        self._loop.check_usable()
+        if self._loop.is_current:
+            self._inner.check()
+        else:
+            self._ask(lambda session: session.check())
+
+    def lose(self, reason: str) -> None:
+        """The cluster does not know its present lease any more; told by calls that relied on it."""
+        self._inner.lose(reason)
+
+    def establish(self) -> Session:
+        """Get the first lease, without a ``with`` block; ends by ``close()`` or with the client.
+
+        Raises:
+            StatusError: the cluster did not grant one.
+        """
+        self._enter(self._inner.establish(), self._inner.close)
+        return self
+
+    established = blocking(aio_session.Session.established)
+    keep = blocking(aio_session.Session.keep)
+    drop = blocking(aio_session.Session.drop)
+    close = blocking(aio_session.Session.close)
+
+    def __enter__(self) -> Self:
+        self.establish()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._loop.is_disowned:
+            self._loop.run(self._inner.__aexit__(kind, error, trace))

@@ -1,0 +1,86 @@
+"""Transactions and pages for programs without an event loop; see ``txn`` and ``pages`` for what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from raftkv.client.kv import txn as aio_txn
+from raftkv.client.sync.blocking import Face, light
+
+if TYPE_CHECKING:
+    from raftkv.client.kv.compares import Compare
+    from raftkv.client.kv.guards import LeaseLike
+    from raftkv.client.kv.operations import Operation
+    from raftkv.client.space import Space
+    from raftkv.client.sync.loop import LoopThread
+    from raftkv.client.values import TxnResult
+    from raftkv.pb import rpc_pb2
+
+T = TypeVar("T")
+
+
+class Txn(Face[aio_txn.Txn]):
+    """A transaction to be filled and committed; each method returns it again. Made by ``Client.txn``."""
+
+    def when(self, *conditions: Compare) -> Txn:
+        """Add conditions; all must hold. Without any, ``then`` is what happens.
+
+        Raises:
+            TypeError: something that is no condition, as ``kv.version("a")`` without a relation.
+        """
+        self._inner.when(*conditions)
+        return self
+
+    def then(self, *operations: Operation) -> Txn:
+        """Add operations for the case that the conditions hold; a txn can be one."""
+        self._inner.then(*map(_plain, operations))
+        return self
+
+    def otherwise(self, *operations: Operation) -> Txn:
+        """Add operations for the other case."""
+        self._inner.otherwise(*map(_plain, operations))
+        return self
+
+    commit = light(aio_txn.Txn.commit)
+
+    # ---- as an operation of another one, as which it is taken out of its face
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may change the store."""
+        return self._inner.writes
+
+    def leases(self) -> tuple[LeaseLike | None, ...]:
+        """Leases that its operations rely on."""
+        return self._inner.leases()
+
+    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
+        """For another txn."""
+        return self._inner.to_message(space)
+
+    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> TxnResult:
+        """Its result in another txn."""
+        return self._inner.from_message(response, space, revision)
+
+
+def _plain(operation: Operation) -> Operation:
+    return operation.target()[1] if isinstance(operation, Txn) else operation
+
+
+_NOTHING: Final[Any] = object()
+
+
+def iterate(loop: LoopThread, source: AsyncIterator[T]) -> Iterator[T]:
+    """Draw from an async generator, one call an item; it is closed with this one."""
+
+    async def draw() -> T:
+        return await anext(source, _NOTHING)
+
+    try:
+        while (item := loop.run(draw())) is not _NOTHING:
+            yield item
+    finally:
+        close = getattr(source, "aclose", None)
+        if close is not None and not loop.is_disowned:
+            loop.post(close())

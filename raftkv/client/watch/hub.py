@@ -1,0 +1,306 @@
+"""All watchers of a client on one stream, at one endpoint, for as long as it lasts; then on the next.
+
+Owns the stream and the truth of "no event lost or twice": whatever ends a stream, every watcher is created again on
+the next one from its own ``next_revision``. A member that knows no leader ends the stream by itself (``hasleader``),
+one that does not answer is noticed by the connection's pings; in both cases the next endpoint is asked.
+
+Answers to creates come in the order of the creates, and one that is refused has no id: ``_asked`` is that order.
+An id is used once, so what was under way for a watcher that has been cancelled meets nobody.
+
+Idle watchers: their resume point must move, or compaction overtakes it. Each is created with ``progress_notify``, and
+the hub asks members for the progress of the whole stream from time to time. An answer counts for those watchers
+only that were confirmed before the question; and members before etcd 3.6 are not asked, for they may answer before
+they have sent the events that the answer speaks of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from raftkv.client.errors import EndpointsFailed, WatchCanceled, from_status
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.watch.watcher import Watcher
+from raftkv.errors import (
+    CODE_NAMES,
+    FAILED_PRECONDITION,
+    INVALID_ARGUMENT,
+    PERMISSION_DENIED,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    UNIMPLEMENTED,
+    UNKNOWN,
+    CompactedError,
+    NotSupportedForLearnerError,
+    StatusError,
+)
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.status import RpcError
+
+if TYPE_CHECKING:
+    from raftkv.client.rpc.core import Client
+    from raftkv.client.rpc.streams import Stream
+
+PROGRESS_INTERVAL_S: Final = 30.0
+"""How often idle watchers are moved on."""
+_FATAL: Final = frozenset((UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED, INVALID_ARGUMENT, FAILED_PRECONDITION))
+"""Ends of a stream that would be the same elsewhere."""
+_REASON: Final = re.compile(r"rpc error: code = (\w+) desc = (.*)", re.DOTALL)
+_CODES: Final = {name: code for code, name in CODE_NAMES.items()}
+_HAS_LEADER: Final = (("hasleader", "true"),)
+_ALL_WATCHERS: Final = -1
+_SAFE_PROGRESS: Final = (3, 6)
+
+
+class WatchHub:
+    """The watchers of one client.
+
+    Arguments:
+        core: the way to the cluster.
+        progress_interval_s: how often members are asked for progress.
+    """
+
+    def __init__(self, core: Client, progress_interval_s: float = PROGRESS_INTERVAL_S) -> None:
+        self.failures: dict[str, str] = {}
+        """Endpoint to why a stream could not be had there; empty while one works."""
+        self.progress_interval_s = progress_interval_s
+        self._core = core
+        self.watchers: dict[Watcher, None] = {}
+        """All that have not ended."""
+        self._by_id: dict[int, Watcher] = {}
+        self._asked: deque[tuple[int, Watcher]] = deque()
+        self._confirmations = 0
+        self._confirmed_at: dict[int, int] = {}
+        self._progress_asked: deque[int] = deque()
+        self._last_id = 0
+        self._stream: Stream[rpc_pb2.WatchResponse] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # ---- for watches
+
+    def add(self, watcher: Watcher) -> None:
+        """Let a watcher receive; call on the loop.
+
+        Raises:
+            StatusError: the client is closed.
+        """
+        if self._closed:
+            raise WatchCanceled("the client is closed")
+        self.watchers[watcher] = None
+        if self._stream is not None:
+            self._create(watcher)
+        elif self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(self._on_run_end)
+
+    def remove(self, watcher: Watcher) -> None:
+        """Let it receive nothing more."""
+        self.watchers.pop(watcher, None)
+        self._withdraw(watcher)
+        watcher.end()
+
+    def read_on(self, watcher: Watcher) -> None:
+        """Its reader has taken something: ask for the rest, if it was parked for want of room."""
+        if watcher.parked and watcher.has_room and not watcher.ended:
+            watcher.parked = False
+            if self._stream is not None:
+                self._create(watcher)
+
+    def unreachable(self, timeout_s: float) -> EndpointsFailed:
+        """The error of who waited in vain for a watcher to be created."""
+        return EndpointsFailed(self.failures, timeout_s, definite=True)
+
+    async def close(self) -> None:
+        """End every watcher."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._end_all(WatchCanceled("the client is closed"))
+
+    # ---- requests
+
+    def _create(self, watcher: Watcher) -> None:
+        self._last_id += 1
+        watcher.id = self._last_id
+        self._by_id[watcher.id] = watcher
+        self._asked.append((watcher.id, watcher))
+        self._send(watcher.to_message())
+
+    def _withdraw(self, watcher: Watcher) -> None:
+        watch_id = watcher.id
+        if self._forget_id(watcher):
+            cancel = rpc_pb2.WatchCancelRequest(watch_id=watch_id)
+            self._send(rpc_pb2.WatchRequest(cancel_request=cancel))
+
+    def _forget_id(self, watcher: Watcher) -> bool:
+        watch_id, watcher.id = watcher.id, 0
+        self._confirmed_at.pop(watch_id, None)
+        return self._by_id.pop(watch_id, None) is not None
+
+    def _send(self, request: rpc_pb2.WatchRequest) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.send_nowait(request)
+        except StatusError:
+            return  # the stream has ended: the task that reads it is about to find out
+
+    # ---- the stream
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        while self.watchers:
+            endpoint = self._core.endpoint
+            try:
+                stream = await self._core.stream(methods.WATCH, endpoint, metadata=_HAS_LEADER)
+                async with stream:
+                    await self._serve(stream, backoff)
+                error: StatusError = WatchCanceled("the member has ended the stream")
+            except StatusError as failed:
+                error = failed
+            finally:
+                self._stream = None
+            if self._is_fatal(error):
+                self._end_all(error)
+                return
+            self.failures[endpoint] = str(error)
+            self._core.next_endpoint(endpoint)
+            await backoff.wait()
+
+    def _on_run_end(self, task: asyncio.Task[None]) -> None:
+        # What nobody foresaw, as bytes that are no message, must not leave readers waiting for ever.
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._end_all(WatchCanceled(f"watch canceled: {type(error).__name__}: {error}"))
+
+    def _is_fatal(self, error: StatusError) -> bool:
+        if isinstance(error, NotSupportedForLearnerError) or self._core.forget_token(error):
+            return False
+        return error.code in _FATAL
+
+    async def _serve(self, stream: Stream[rpc_pb2.WatchResponse], backoff: Backoff) -> None:
+        """Create every watcher on a new stream and hand out what comes, until it ends."""
+        self._stream = stream
+        self._by_id.clear()
+        self._asked.clear()
+        self._confirmed_at.clear()
+        self._progress_asked.clear()
+        for watcher in list(self.watchers):
+            if not watcher.parked:
+                self._create(watcher)
+        asking = asyncio.get_running_loop().create_task(self._ask_for_progress(stream))
+        try:
+            while (message := await _receive(stream)) is not None:
+                self._dispatch(rpc_pb2.WatchResponse.FromString(message), len(message))
+                if backoff.failures:
+                    backoff.reset()
+                    self.failures.clear()
+        finally:
+            asking.cancel()
+
+    def _dispatch(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
+        if response.created:
+            self._on_created(response)
+        elif response.canceled:
+            self._on_canceled(response)
+        elif response.watch_id == _ALL_WATCHERS:
+            self._on_progress(response.header.revision)
+        elif (watcher := self._by_id.get(response.watch_id)) is not None:
+            watcher.accept(response.events, response.header.revision, size_bytes)
+            if watcher.is_full:
+                watcher.parked = True
+                self._withdraw(watcher)
+
+    def _on_created(self, response: rpc_pb2.WatchResponse) -> None:
+        if not self._asked:
+            return
+        asked_id, watcher = self._asked.popleft()
+        if self._by_id.get(asked_id) is not watcher:
+            return  # cancelled before it was confirmed
+        if response.canceled:
+            self._give_up(watcher, response)
+        else:
+            self._confirmations += 1
+            self._confirmed_at[asked_id] = self._confirmations
+            watcher.confirm(response.header.revision)
+
+    def _on_canceled(self, response: rpc_pb2.WatchResponse) -> None:
+        watcher = self._by_id.get(response.watch_id)
+        if watcher is not None:
+            self._give_up(watcher, response)
+
+    def _give_up(self, watcher: Watcher, response: rpc_pb2.WatchResponse) -> None:
+        """The member has cancelled a watcher: for good, or such that another stream will do."""
+        error: StatusError = CompactedError(response.compact_revision)
+        if not response.compact_revision:
+            error = _error_of(response.cancel_reason)
+            if error.code == UNAVAILABLE or self._core.forget_token(error) or self._is_doubtful(watcher, error):
+                raise WatchCanceled(str(error))  # of the whole stream: not fatal, so there is a next one
+        self._forget_id(watcher)
+        self.watchers.pop(watcher, None)
+        watcher.end(error)
+
+    def _is_doubtful(self, watcher: Watcher, error: StatusError) -> bool:
+        # Etcd 3.5 refuses a watch on a stream whose token has expired in the words of a missing permission.
+        if error.code != PERMISSION_DENIED or watcher.doubted:
+            return False
+        watcher.doubted = True
+        return self._core.renew_token()
+
+    def _end_all(self, error: Exception) -> None:
+        watchers, self.watchers = self.watchers, {}
+        for watcher in watchers:
+            watcher.end(error)
+
+    # ---- progress
+
+    async def _ask_for_progress(self, stream: Stream[rpc_pb2.WatchResponse]) -> None:
+        await asyncio.sleep(self.progress_interval_s)
+        if not await self._tells_progress_safely(stream.endpoint):
+            return
+        while not stream.done:
+            self._ask_now()
+            await asyncio.sleep(self.progress_interval_s)
+
+    def _ask_now(self) -> None:
+        """Ask for the progress of all, and remember who was confirmed by then."""
+        if self._confirmed_at:
+            self._progress_asked.append(self._confirmations)
+            self._send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
+
+    def _on_progress(self, revision: int) -> None:
+        # Members drop questions. The oldest open one is then not the one that is answered, but it is the careful guess.
+        if not self._progress_asked:
+            return
+        limit = self._progress_asked.popleft()
+        for watch_id, confirmed_at in self._confirmed_at.items():
+            if confirmed_at <= limit:
+                self._by_id[watch_id].advance(revision)
+
+    async def _tells_progress_safely(self, endpoint: str) -> bool:
+        try:
+            answer = await self._core.call_at(endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=5.0)
+        except StatusError:
+            return False
+        found = re.match(r"(\d+)\.(\d+)", answer.version)
+        return found is not None and (int(found[1]), int(found[2])) >= _SAFE_PROGRESS
+
+
+async def _receive(stream: Stream[rpc_pb2.WatchResponse]) -> bytes | None:
+    try:
+        return await stream.call.receive()
+    except RpcError as error:
+        raise from_status(error.code, error.text, definite=error.definite) from None
+
+
+def _error_of(reason: str) -> StatusError:
+    """A cancel reason by name, as far as it is a status."""
+    found = _REASON.fullmatch(reason)
+    if found is None:
+        return WatchCanceled(f"watch canceled: {reason}" if reason else "watch canceled by the member")
+    return from_status(_CODES.get(found[1], UNKNOWN), found[2], definite=True)

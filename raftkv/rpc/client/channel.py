@@ -1,0 +1,346 @@
+"""The asyncio client: a channel keeps one connection to one of its targets and runs any number of calls over it.
+
+::
+
+    channel = Channel("127.0.0.1:2379")
+    response = await channel.unary("/etcdserverpb.KV/Range", request, timeout_s=5)
+    await channel.close()
+
+The connection is opened at the first call (or by ``connect``) and opened again whenever it is lost, with growing,
+jittered waits. Calls that find no connection, or no free stream, wait in one queue in order; while connecting *fails*
+they fail at once (unless they ask to wait), and such failures are ``definite``.
+Requests of one loop turn leave in one write. Nothing is retried here: that is the client library's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import random
+import ssl as ssl_module
+from collections.abc import Callable, Sequence
+
+from raftkv.rpc.client.calls import UnaryFuture
+from raftkv.rpc.client.connect import ClientConnection, ConnectError, connect
+from raftkv.rpc.client.core import ClientCore
+from raftkv.rpc.client.stream import ClientStream
+from raftkv.rpc.framing import MessageAssembler
+from raftkv.rpc.limits import ChannelOptions
+from raftkv.rpc.metadata import Metadata, encode_metadata, encode_timeout
+from raftkv.rpc.status import Code, Headers, RpcError
+from raftkv.rpc.timers import WheelTimer
+
+
+class ChannelState(enum.Enum):
+    """What a channel's connection is doing."""
+
+    IDLE = "idle"
+    CONNECTING = "connecting"
+    READY = "ready"
+    TRANSIENT_FAILURE = "transient failure"
+    SHUTDOWN = "shutdown"
+
+
+_STEADY_S = 1.0
+"""A connection that lived so long was a good one: the waits between attempts start again from the shortest."""
+
+
+class Channel:
+    """Runs calls to one server, or to any one of several equal ones.
+
+    Args:
+        target: ``host:port``, ``unix:/path``, or several of them, tried in turn.
+        ssl: speak TLS with this context; ALPN is set to h2.
+        options: limits and timings.
+        on_state: told of every change of state.
+        rng: source of the jitter; give a seeded one for reproducible runs.
+
+    Create it on the loop it shall run on.
+    """
+
+    def __init__(
+        self,
+        target: str | Sequence[str],
+        ssl: ssl_module.SSLContext | None = None,
+        options: ChannelOptions | None = None,
+        *,
+        on_state: Callable[[ChannelState], None] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.options = options or ChannelOptions()
+        self.state = ChannelState.IDLE
+        self.targets = [target] if isinstance(target, str) else list(target)
+        if ssl is not None:
+            ssl.set_alpn_protocols(["h2"])
+        self._ssl = ssl
+        self._on_state = on_state
+        self._rng = rng or random.Random()
+        self._loop = asyncio.get_running_loop()
+        self._timer = WheelTimer(self._loop)
+        self.corked = False
+        """Set by a caller that queues several messages and calls ``flush`` itself; else each turn flushes once."""
+        self._core: ClientCore | None = None
+        self._connections: set[ClientConnection] = set()
+        self._queue: dict[UnaryFuture | ClientStream, None] = {}
+        self._failure: RpcError | None = None
+        self._failures = 0
+        self._keepalive_time_s = self.options.keepalive_time_s
+        self._task: asyncio.Task[None] | None = None
+        self._skip_wait = asyncio.Event()
+        self._base_headers: dict[str, Headers] = {}
+        self._timeouts: dict[float, tuple[bytes, bytes]] = {}
+
+    # ---- calls
+
+    def unary(
+        self,
+        path: str,
+        message: bytes,
+        timeout_s: float | None = None,
+        metadata: Metadata = (),
+        *,
+        wait_for_ready: bool | None = None,
+    ) -> UnaryFuture:
+        """Start a unary call and return the future of its response.
+
+        Cancelling the future cancels the call. Failures are RpcError.
+
+        Args:
+            path: ``/package.Service/Method``.
+            message: serialized request.
+            timeout_s: seconds from now, also told to the server; None waits for ever.
+            metadata: name and value pairs.
+            wait_for_ready: wait for a connection while connecting fails; None takes the channel's option.
+        """
+        headers = self._headers(path, timeout_s, metadata)
+        call = UnaryFuture(self, self._loop, headers, message)
+        if timeout_s is not None:
+            now = self._loop.time()
+            self._timer.wheel.add(call, now + timeout_s, now)
+        core = self._core
+        if core is not None and not self._queue and core.has_room():
+            call.begin(core)
+        else:
+            self._enqueue(call, wait_for_ready)
+        return call
+
+    def stream(
+        self,
+        path: str,
+        metadata: Metadata = (),
+        timeout_s: float | None = None,
+        *,
+        wait_for_ready: bool | None = None,
+    ) -> ClientStream:
+        """Start a streaming call of any kind; arguments as for ``unary``."""
+        assembler = MessageAssembler(self.options.max_receive_message_bytes, on_server=False)
+        call = ClientStream(self, self._headers(path, timeout_s, metadata), assembler)
+        if timeout_s is not None:
+            now = self._loop.time()
+            self._timer.wheel.add(call, now + timeout_s, now)
+        core = self._core
+        if core is not None and not self._queue and core.has_room():
+            call.begin(core)
+        else:
+            self._enqueue(call, wait_for_ready)
+        return call
+
+    def _headers(self, path: str, timeout_s: float | None, metadata: Metadata) -> Headers:
+        headers = self._base_headers.get(path)
+        if headers is None:
+            headers = self._base_headers[path] = self._make_headers(path)
+        if timeout_s is not None:
+            field = self._timeouts.get(timeout_s)
+            headers = (*headers, field or self._timeout_field(timeout_s))
+        return headers + encode_metadata(metadata) if metadata else headers
+
+    def _make_headers(self, path: str) -> Headers:
+        return (
+            (b":method", b"POST"),
+            (b":scheme", b"https" if self._ssl is not None else b"http"),
+            (b":path", path.encode("ascii")),
+            (b":authority", self._authority().encode("ascii")),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", self.options.user_agent.encode("ascii")),
+        )
+
+    def _authority(self) -> str:
+        target = self.targets[0]
+        return self.options.authority or ("localhost" if target.startswith("unix:") else target)
+
+    def _timeout_field(self, timeout_s: float) -> tuple[bytes, bytes]:
+        if len(self._timeouts) >= _TIMEOUTS_KEPT:
+            self._timeouts.clear()
+        field = self._timeouts[timeout_s] = (b"grpc-timeout", encode_timeout(timeout_s))
+        return field
+
+    # ---- the queue
+
+    def _enqueue(self, call: UnaryFuture | ClientStream, wait_for_ready: bool | None) -> None:
+        call.wait_for_ready = self.options.wait_for_ready if wait_for_ready is None else wait_for_ready
+        if self.state is ChannelState.SHUTDOWN:
+            call.fail(RpcError(Code.CANCELLED, _CLOSED_TEXT, definite=True))
+        elif self._failure is not None and not call.wait_for_ready:
+            call.fail(self._failure_now())
+        elif len(self._queue) >= self.options.queued_calls:
+            call.fail(RpcError(Code.RESOURCE_EXHAUSTED, "too many calls are waiting for a connection", definite=True))
+        else:
+            self._queue[call] = None
+            self.connect()
+
+    def _failure_now(self) -> RpcError:
+        failure = self._failure
+        text = failure.text if failure is not None else "no connection"
+        return RpcError(Code.UNAVAILABLE, text, definite=True)
+
+    def requeue(self, call: UnaryFuture) -> None:
+        """Queue a call again that the server has refused; it starts when another ends."""
+        self._queue[call] = None
+        if self._core is not None and not self._core.calls:
+            self._loop.call_soon(self.start_queued)
+
+    def withdraw(self, call: UnaryFuture | ClientStream) -> None:
+        """Take a call out of the queue."""
+        self._queue.pop(call, None)
+
+    def start_queued(self) -> None:
+        """Start waiting calls while there is room."""
+        core = self._core
+        while self._queue and core is not None and core.has_room():
+            call = next(iter(self._queue))
+            del self._queue[call]
+            call.begin(core)
+
+    def _fail_queued(self) -> None:
+        for call in [call for call in self._queue if not call.wait_for_ready]:
+            del self._queue[call]
+            call.fail(self._failure_now())
+
+    # ---- connecting
+
+    def connect(self) -> None:
+        """Connect, if nothing does so yet; calls do it by themselves."""
+        if self._task is None and self.state is not ChannelState.SHUTDOWN:
+            self._task = self._loop.create_task(self._keep_connected())
+
+    def reconnect_now(self) -> None:
+        """Do not wait before the next attempt (the server is known to be back)."""
+        self._failures = 0
+        self._skip_wait.set()
+
+    async def _keep_connected(self) -> None:
+        turn = 0
+        while True:
+            self._set_state(ChannelState.CONNECTING)
+            started_s = self._loop.time()
+            try:
+                await self._run_one(self.targets[turn % len(self.targets)])
+            except ConnectError as error:
+                self._note_failure(str(error), is_last=(turn + 1) % len(self.targets) == 0)
+            turn += 1
+            if self._loop.time() - started_s > _STEADY_S and self._failure is None:
+                self._failures = 0
+            elif turn % len(self.targets) == 0:
+                await self._wait_before_retry()
+
+    async def _run_one(self, target: str) -> None:
+        """Connect to one target and stay until its connection takes no more calls."""
+        connection = await connect(target, self._ssl, self)
+        self._failure = None
+        self._core = connection.core
+        self._set_state(ChannelState.READY)
+        self.start_queued()
+        await connection.gone.wait()
+        if self._core is connection.core:
+            self._core = None
+
+    def _note_failure(self, text: str, is_last: bool) -> None:
+        if not is_last:
+            return
+        self._failure = RpcError(Code.UNAVAILABLE, f"connection error: {text}", definite=True)
+        self._set_state(ChannelState.TRANSIENT_FAILURE)
+        self._fail_queued()
+
+    async def _wait_before_retry(self) -> None:
+        options = self.options
+        wait_s = min(options.backoff_base_s * options.backoff_factor**self._failures, options.backoff_max_s)
+        wait_s *= 1 + options.backoff_jitter * self._rng.uniform(-1, 1)
+        self._failures += 1
+        self._skip_wait.clear()
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._skip_wait.wait()
+        except TimeoutError:
+            pass
+
+    def _set_state(self, state: ChannelState) -> None:
+        # While connecting fails, attempts are not news: the failure stays until one succeeds.
+        if self._failure is not None and state is ChannelState.CONNECTING:
+            return
+        if state is not self.state:
+            self.state = state
+            if self._on_state is not None:
+                self._on_state(state)
+
+    # ---- what connections use
+
+    def flush(self) -> None:
+        """Send what was queued, now: for a caller that set ``corked`` and queued all it had."""
+        for connection in self._connections:
+            connection.flush()
+
+    def opened(self, connection: ClientConnection) -> None:
+        """Count a connection."""
+        self._connections.add(connection)
+
+    def closed(self, connection: ClientConnection) -> None:
+        """A connection has gone."""
+        self._connections.discard(connection)
+        self.retired(connection)
+
+    def retired(self, connection: ClientConnection) -> None:
+        """A connection takes no more calls."""
+        if self._core is connection.core:
+            self._core = None
+
+    @property
+    def keepalive_time_s(self) -> float | None:
+        """Silence before a ping; grows when a server calls us too eager."""
+        return self._keepalive_time_s
+
+    def slow_down_pings(self) -> None:
+        """The server has complained about pings: ping half as often from now on."""
+        if self._keepalive_time_s is not None:
+            self._keepalive_time_s *= 2
+
+    # ---- the end
+
+    async def close(self) -> None:
+        """End every call with CANCELLED and close the connection."""
+        self._set_state(ChannelState.SHUTDOWN)
+        self.state = ChannelState.SHUTDOWN
+        self._core = None
+        queued, self._queue = self._queue, {}
+        for call in queued:
+            call.fail(RpcError(Code.CANCELLED, _CLOSED_TEXT, definite=True))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        connections = list(self._connections)
+        for connection in connections:
+            connection.close(_CLOSED_TEXT)
+        for connection in connections:
+            await connection.lost.wait()
+        self._timer.close()
+
+    async def __aenter__(self) -> Channel:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+_CLOSED_TEXT = "grpc: the client connection is closing"
+_TIMEOUTS_KEPT = 1024

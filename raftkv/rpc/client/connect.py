@@ -1,0 +1,256 @@
+"""Opening a client connection, and the protocol object that carries it.
+
+A connection counts as open when the server's SETTINGS have come: a port that accepts and says nothing, or speaks
+another protocol, is a failure to connect, so calls that waited for it are known not to have been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl as ssl_module
+from typing import TYPE_CHECKING, cast
+
+from raftkv.rpc.client.core import ClientCore
+from raftkv.rpc.gone import forget_frames, release
+from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
+from raftkv.rpc.limits import ChannelOptions
+from raftkv.rpc.protocol import H2Protocol
+from raftkv.rpc.status import Code
+
+if TYPE_CHECKING:
+    from raftkv.rpc.client.channel import Channel
+
+_BLOCKED_INPUT_BYTES = 2**31
+_WRITE_STALL_TIMEOUT_S = 60.0
+_CLOSE_TIMEOUT_S = 1.0
+
+
+class ConnectError(Exception):
+    """A target could not be connected to; the text says which and why."""
+
+
+def split_target(target: str) -> tuple[str, int]:
+    """Return host and port of ``host:port`` or ``[v6]:port``; ValueError if it is neither."""
+    host, colon, port = target.rpartition(":")
+    if not colon or not port.isdigit():
+        raise ValueError(f"not host:port: {target!r}")
+    return host.strip("[]"), int(port)
+
+
+class ClientH2Protocol(H2Protocol[ClientCore]):
+    """A client's HTTP/2 connection: tells its owner when the transport has gone."""
+
+    def __init__(self, connection: ClientConnection, transport: asyncio.Transport, options: ChannelOptions) -> None:
+        super().__init__(
+            connection.core,
+            transport,
+            asyncio.get_running_loop(),
+            buffer_bytes=options.transport_buffer_bytes,
+            blocked_input_bytes=_BLOCKED_INPUT_BYTES,
+            write_stall_timeout_s=_WRITE_STALL_TIMEOUT_S,
+        )
+        self._connection = connection
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport has gone: every call on it fails."""
+        self._connection.transport_lost()
+        super().connection_lost(exc)
+        self._connection.finished()
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection of a channel: transport, core, keepalive. It is itself the protocol until the transport is up.
+
+    Attributes:
+        gone: set once the connection takes no more calls.
+        lost: set once its transport has gone.
+        settled: set once the server's SETTINGS have come, or never will.
+        below_tls: the socket's own transport, under TLS.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.core = ClientCore(channel.options, self)
+        self.gone = asyncio.Event()
+        self.lost = asyncio.Event()
+        self.settled = asyncio.Event()
+        self._channel = channel
+        self._loop = asyncio.get_running_loop()
+        self._protocol: ClientH2Protocol | None = None
+        self._keepalive: Keepalive | None = None
+        self._transport: asyncio.Transport | None = None
+        self.below_tls: asyncio.Transport | None = None
+        self._early = b""
+
+    # ---- transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The transport is up: say our preface."""
+        self._transport = cast(asyncio.Transport, transport)
+        ssl_object = transport.get_extra_info("ssl_object")
+        if ssl_object is not None and ssl_object.selected_alpn_protocol() not in ("h2", None):
+            self._transport.abort()
+            return
+        self._protocol = ClientH2Protocol(self, self._transport, self._channel.options)
+        self._transport.set_protocol(self._protocol)
+        self._channel.opened(self)
+        self._protocol.flush()
+        if self._early:
+            early, self._early = self._early, b""
+            self._protocol.feed(early)
+
+    def data_received(self, data: bytes) -> None:
+        """Under TLS the server's first bytes may come with the end of the handshake."""
+        self._early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport has gone before it was ours."""
+        self.transport_lost()
+        self.finished()
+
+    def transport_lost(self) -> None:
+        """Start no more calls here."""
+        if self._keepalive is not None:
+            self._keepalive.close()
+        self._channel.retired(self)
+
+    def finished(self) -> None:
+        """Nothing is left of the connection."""
+        self.gone.set()
+        self.settled.set()
+        self.lost.set()
+        self._channel.closed(self)
+        self.core.released()
+        release(self._transport)
+        release(self.below_tls)
+        self.below_tls = self._transport = self._protocol = self._keepalive = None
+
+    # ---- what the core tells
+
+    def wake(self) -> None:
+        """Flush at the start of the loop's next turn, unless the channel's user does it."""
+        if not self._channel.corked:
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what the core has."""
+        if self._protocol is not None:
+            self._protocol.flush()
+
+    def ready(self) -> None:
+        """The server's SETTINGS have come."""
+        time_s = self._channel.keepalive_time_s
+        if time_s is not None and self._protocol is not None and self._transport is not None:
+            protocol = self._protocol
+            self._keepalive = Keepalive(
+                self._loop,
+                time_s,
+                self._channel.options.keepalive_timeout_s,
+                last_read_s=lambda: protocol.last_read_s,
+                active=lambda: bool(self.core.calls) or self._channel.options.keepalive_without_calls,
+                ping=self._ping,
+                dead=self._transport.abort,
+            )
+        self.settled.set()
+
+    def _ping(self) -> None:
+        self.core.ping(KEEPALIVE_PING)
+
+    def draining(self, too_many_pings: bool) -> None:
+        """The server wants no more calls on this connection."""
+        if too_many_pings:
+            self._channel.slow_down_pings()
+        self._channel.retired(self)
+        self.gone.set()
+
+    def room(self) -> None:
+        """There may be room for another call."""
+        self._channel.start_queued()
+
+    # ---- the end
+
+    def close(self, reason: str) -> None:
+        """Fail the calls under way and close the transport."""
+        self.core.close()
+        self.core.fail_all(Code.CANCELLED, reason)
+        self.flush()
+        if self._transport is None:
+            return
+        if self._transport.get_write_buffer_size() == 0:
+            self._transport.abort()
+        else:
+            # A peer that does not read must not keep us from closing.
+            self._loop.call_later(_CLOSE_TIMEOUT_S, self._transport.abort)
+
+    def abort(self) -> None:
+        """Cut the connection, or give up the attempt to open it."""
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self.core.released()
+
+
+async def connect(target: str, ssl: ssl_module.SSLContext | None, channel: Channel) -> ClientConnection:
+    """Return a connection that is ready for calls.
+
+    Raises:
+        ConnectError: no connection within the channel's time limits, for any reason.
+    """
+    options = channel.options
+    connection = ClientConnection(channel)
+    try:
+        async with asyncio.timeout(options.connect_timeout_s):
+            await _open(target, ssl, channel, connection)
+        async with asyncio.timeout(options.settings_timeout_s):
+            await connection.settled.wait()
+    except TimeoutError:
+        connection.abort()
+        raise ConnectError(f'desc = "transport: timed out connecting to {target}"') from None
+    except (OSError, ssl_module.SSLError, ValueError) as error:
+        connection.abort()
+        forget_frames(error)
+        text = f'desc = "transport: Error while dialing: dial tcp {target}: {_reason(error)}"'
+        raise ConnectError(text) from None
+    except asyncio.CancelledError:
+        connection.abort()
+        raise
+    if not connection.core.accepting:
+        connection.abort()
+        raise ConnectError(f'desc = "transport: {target} closed the connection before its HTTP/2 settings came"')
+    return connection
+
+
+async def _open(target: str, ssl: ssl_module.SSLContext | None, channel: Channel, connection: ClientConnection) -> None:
+    loop = asyncio.get_running_loop()
+    if target.startswith("unix:"):
+        host = "localhost"
+        transport, _ = await loop.create_unix_connection(lambda: _opening(ssl, connection), target[5:])
+    else:
+        host, port = split_target(target)
+        transport, _ = await loop.create_connection(lambda: _opening(ssl, connection), host, port)
+    if ssl is not None:
+        await _start_tls(transport, ssl, channel.options.authority or host, connection)
+
+
+def _opening(ssl: ssl_module.SSLContext | None, connection: ClientConnection) -> asyncio.BaseProtocol:
+    return connection if ssl is None else asyncio.Protocol()
+
+
+async def _start_tls(
+    transport: asyncio.Transport, ssl: ssl_module.SSLContext, name: str, connection: ClientConnection
+) -> None:
+    """Do what ``create_connection`` does with ``ssl``, but keep hold of the transport below: see ``gone.release``."""
+    connection.below_tls = transport
+    try:
+        tls = await asyncio.get_running_loop().start_tls(transport, connection, ssl, server_hostname=name)
+    except BaseException:
+        release(transport)
+        raise
+    if tls is None:
+        raise ConnectionResetError("connection reset by peer")
+    connection.connection_made(tls)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connect: connection refused"
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()

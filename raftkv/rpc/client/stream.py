@@ -1,0 +1,267 @@
+"""The client's side of a streaming call: ``send``, ``half_close``, and an async iterator of responses.
+
+::
+
+    stream = channel.stream("/pkg.Echo/Bidi")
+    await stream.send(b"one")
+    stream.half_close()
+    async for message in stream:
+        …
+
+The iteration ends when the server answers OK and raises RpcError otherwise. Responses that nobody reads keep the
+stream's window closed: a slow reader holds at most its window and one message. A stream that is dropped half-way must
+be cancelled: use ``async with``, or call ``cancel``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from raftkv.rpc.client.calls import DEADLINE_TEXT
+from raftkv.rpc.deadlines import Expiring, forget
+from raftkv.rpc.framing import MessageAssembler, frame
+from raftkv.rpc.h2 import H2Error
+from raftkv.rpc.inbox import Inbox
+from raftkv.rpc.status import Code, Headers, RpcError
+
+if TYPE_CHECKING:
+    from raftkv.rpc.client.channel import Channel
+    from raftkv.rpc.client.core import ClientCore
+
+_LARGE_BYTES = 64 * 1024
+
+
+class ClientStream:
+    """One streaming call.
+
+    Attributes:
+        headers: initial metadata of the server (header form), once it has come.
+        trailers: trailing metadata (header form), once the call has ended.
+        error: how the call ended: None while it runs and after OK.
+        done: True once the call has ended.
+    """
+
+    def __init__(self, channel: Channel, headers: Headers, assembler: MessageAssembler) -> None:
+        self.assembler: MessageAssembler | None = assembler
+        self.bucket: dict[Expiring, None] | None = None
+        self.deadline: float | None = None
+        self.done = False
+        self.error: RpcError | None = None
+        self.headers: Headers = ()
+        self.stream_id = 0
+        self.trailers: Headers = ()
+        self.wait_for_ready = False
+        self._channel = channel
+        self._core: ClientCore | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._early: list[bytes] = []
+        self._early_bytes = 0
+        self._half_closed = False
+        self._inbox = Inbox(assembler, _nothing_yet)
+        self._request_headers = headers
+
+    # ---- what callers use
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        message = await self._inbox.get()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def receive(self) -> bytes | None:
+        """Return the next response message; None after the last; raise RpcError if the call failed."""
+        return await self._inbox.get()
+
+    def deliver_to(self, listener: Callable[[bytes], None]) -> None:
+        """Hand every message to ``listener`` as it comes; ``receive`` then only tells the end. See ``Inbox``."""
+        self._inbox.deliver_to(listener)
+
+    async def send(self, message: bytes) -> None:
+        """Queue a request message, after waiting for room in the send buffer.
+
+        Raises:
+            RpcError: the call has ended.
+        """
+        while not self.done and self.send_buffer_size > self._channel.options.stream_send_buffer_bytes:
+            await self._wait_drained()
+        self.send_nowait(message)
+
+    def send_nowait(self, message: bytes) -> None:
+        """Queue a request message whatever is queued already. RpcError as ``send``."""
+        if self.done:
+            raise self.error or RpcError(Code.CANCELLED, "the call has ended")
+        if self._half_closed:
+            raise RuntimeError("send after half_close")
+        if self._core is None:
+            self._early.append(message)
+            self._early_bytes += len(message)
+        else:
+            self._write(self._core, message)
+
+    def half_close(self) -> None:
+        """Send no more messages; the server sees the end of the request stream."""
+        if self._half_closed or self.done:
+            return
+        self._half_closed = True
+        if self._core is not None:
+            self._end_request(self._core)
+
+    def cancel(self) -> None:
+        """Give up the call: the server is told, unread messages are dropped, reads raise CANCELLED."""
+        self._give_up(RpcError(Code.CANCELLED, "context canceled", definite=self._core is None))
+
+    @property
+    def under_way(self) -> bool:
+        """True once the call has found a connection; until then nothing of it has been sent."""
+        return self._core is not None
+
+    @property
+    def send_buffer_size(self) -> int:
+        """Bytes of this stream that are queued and not yet taken for the wire."""
+        if self._core is None:
+            return self._early_bytes
+        return self._core.h2.queued_body_size(self.stream_id)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of responses that have come and were not read."""
+        return self._inbox.unread
+
+    async def __aenter__(self) -> ClientStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    # ---- what channel and core use
+
+    @property
+    def unacknowledged(self) -> int:
+        """Bytes received and not given back to the window."""
+        return self._inbox.unacknowledged
+
+    def begin(self, core: ClientCore) -> None:
+        """Open the stream on a connection that has room."""
+        core.start(self)
+
+    def request_headers(self) -> Headers:
+        """Return the request's header fields."""
+        return self._request_headers
+
+    def started(self, core: ClientCore) -> None:
+        """The stream is open: send what was queued before."""
+        self._core = core
+        self._inbox.consume_with(partial(core.consume_of, self.stream_id))
+        early, self._early, self._early_bytes = self._early, [], 0
+        for message in early:
+            self._write(core, message)
+        if self._half_closed:
+            self._end_request(core)
+        self.drained()
+
+    def on_headers(self, headers: Headers) -> None:
+        """Keep the server's initial metadata."""
+        self.headers = headers
+
+    def on_message(self, message: bytes) -> None:
+        """Never called: a stream has its assembler from the start, so data comes through ``on_data``."""
+        raise NotImplementedError
+
+    def on_data(self, data: bytes) -> None:
+        """Take a piece of the response stream."""
+        self._inbox.feed(data)
+
+    def on_end(self, error: RpcError | None, trailers: Headers) -> None:
+        """The stream has ended."""
+        forget(self)
+        if self.done:
+            return
+        self.done = True
+        self.error = error
+        self.trailers = trailers
+        if error is None:
+            self._inbox.end()
+        else:
+            self._inbox.fail(error)
+        self._reset_if_open()
+        self.drained()
+
+    def _reset_if_open(self) -> None:
+        """The server has answered before our half was closed: it waits for nothing more, so neither do we."""
+        if self._core is not None and not self._half_closed:
+            self._half_closed = True
+            self._core.reset(self.stream_id)
+
+    def on_refused(self) -> bool:
+        """A refused stream fails (definitely not run): its messages are not kept for another try."""
+        return False
+
+    def fail(self, error: RpcError) -> None:
+        """End a call that was never sent."""
+        self.on_end(error, ())
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        self._give_up(RpcError(Code.DEADLINE_EXCEEDED, DEADLINE_TEXT, definite=self._core is None))
+
+    def _give_up(self, error: RpcError) -> None:
+        forget(self)
+        if self.done:
+            return
+        self.done = True
+        self.error = error
+        if self._core is not None:
+            self._core.forget(self)
+        else:
+            self._channel.withdraw(self)
+        self._inbox.discard()
+        self._inbox.fail(error)
+        self.drained()
+
+    def drained(self) -> None:
+        """There is room again in the send buffer, or no need for it."""
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def _wait_drained(self) -> None:
+        self._drained = asyncio.get_running_loop().create_future()
+        core = self._core
+        if core is not None:
+            core.watch_drain(self)
+        try:
+            await self._drained
+        finally:
+            self._drained = None
+            if core is not None:
+                core.unwatch_drain(self)
+
+    def _write(self, core: ClientCore, message: bytes) -> None:
+        try:
+            if len(message) > _LARGE_BYTES:
+                core.h2.send_message(self.stream_id, message)
+            else:
+                core.h2.send_data(self.stream_id, frame(message))
+        except H2Error:
+            return  # the stream's end is about to be reported
+        core.wake()
+
+    def _end_request(self, core: ClientCore) -> None:
+        try:
+            core.h2.end_stream(self.stream_id)
+        except H2Error:
+            return  # as above
+        core.wake()
+
+
+def _nothing_yet(amount: int) -> None:
+    """Nothing can come before the stream is open."""
+    del amount

@@ -1,0 +1,311 @@
+"""A connection from accept on: TLS handshake, which protocol it speaks, and then the right protocol object.
+
+The first bytes decide: HTTP/2's preface or anything else (HTTP/1.1). Under TLS the ALPN choice decides, and a client
+without ALPN is sniffed like a plain one. Both steps are timed: a connection that says nothing is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl as ssl_module
+from typing import TYPE_CHECKING, cast
+
+from raftkv.rpc.gone import forget_frames, release, share_read_buffer
+from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
+from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
+from raftkv.rpc.protocol import H2Protocol, read_buffer
+from raftkv.rpc.server.core import Peer, ServerCore
+from raftkv.rpc.server.http1 import Http1Protocol
+
+if TYPE_CHECKING:
+    from raftkv.rpc.server.server import Server
+
+_SNIFF_BYTES = 4
+
+TOO_MANY = EMPTY_SETTINGS + goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_connections", last_stream_id=0)
+"""What a connection gets that is one too many: no call of it was served."""
+
+
+class ServerH2Protocol(H2Protocol[ServerCore]):
+    """A server's HTTP/2 connection: adds keepalive and the graceful close."""
+
+    def __init__(self, connection: Connection, core: ServerCore, transport: asyncio.Transport) -> None:
+        limits = core.limits
+        loop = asyncio.get_running_loop()
+        super().__init__(
+            core,
+            transport,
+            loop,
+            buffer_bytes=limits.transport_buffer_bytes,
+            blocked_input_bytes=limits.blocked_input_bytes,
+            write_stall_timeout_s=limits.write_stall_timeout_s,
+        )
+        self._connection = connection
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._preface_timer = loop.call_later(limits.preface_timeout_s, self._check_preface)
+        self._keepalive = Keepalive(
+            loop,
+            limits.keepalive_time_s,
+            limits.keepalive_timeout_s,
+            last_read_s=lambda: self.last_read_s,
+            active=lambda: True,
+            ping=self._ping,
+            dead=self.abort,
+        )
+        self._check_timer: asyncio.TimerHandle | None = None
+        core.account.buffered_size = transport.get_write_buffer_size
+
+    def flush(self) -> None:
+        """Send what the core has, and note what of it has left."""
+        super().flush()
+        account, buffered = self.core.account, self.transport.get_write_buffer_size()
+        if buffered or account.room != account.allowance or account.reported:
+            account.settle(buffered)
+            if account.reported and self._check_timer is None:
+                self._check_timer = self._loop.call_later(self.core.stall_interval_s, self._check_stalled)
+
+    def _check_stalled(self) -> None:
+        """Something waits for the client: end what it has not touched for too long."""
+        self._check_timer = None
+        self.core.end_stalled(self._loop.time())
+        self.flush()
+
+    def _check_preface(self) -> None:
+        """The client's SETTINGS must have come by now."""
+        if not self.core.settled:
+            self.abort()
+
+    def _ping(self) -> None:
+        self.core.ping(KEEPALIVE_PING)
+
+    @property
+    def draining(self) -> bool:
+        """True once the client was asked to go."""
+        return self._drain_timer is not None
+
+    def drain(self) -> None:
+        """Close gracefully: see ``ServerCore.begin_drain``."""
+        if self._drain_timer is None:
+            self.core.begin_drain()
+            timeout_s = self.core.limits.goaway_notice_timeout_s
+            self._drain_timer = self._loop.call_later(timeout_s, self.core.finish_drain)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport has gone."""
+        self._preface_timer.cancel()
+        self._keepalive.close()
+        for timer in (self._drain_timer, self._check_timer):
+            if timer is not None:
+                timer.cancel()
+        self.core.severed = not self.ended_here
+        super().connection_lost(exc)
+        self.core.released()
+        self._connection.released()
+
+
+class Connection(asyncio.Protocol):
+    """One accepted connection; hands its transport to the protocol it turns out to speak."""
+
+    def __init__(self, server: Server, ssl: ssl_module.SSLContext | None) -> None:
+        self._server = server
+        self._ssl = ssl
+        self._transport: asyncio.Transport | None = None
+        self._below_tls: asyncio.Transport | None = None
+        self._buffer = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._since_s = 0.0
+        self._h2: ServerH2Protocol | None = None
+        self._http1: Http1Protocol | None = None
+        self._handshake: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._since_s = asyncio.get_running_loop().time()
+        if not self._server.add(self):
+            self._refuse(self._transport)
+        elif self._ssl is not None:
+            self._transport.pause_reading()
+            self._below_tls = self._transport
+            self._handshake = self._server.spawn(self._start_tls(self._transport, self._ssl))
+        else:
+            self._sniff()
+
+    def _refuse(self, transport: asyncio.Transport) -> None:
+        """Say that there are too many, as far as that can be said before anything else, and close at once."""
+        if self._ssl is None:
+            transport.write(TOO_MANY)
+        transport.close()
+
+    async def _start_tls(self, transport: asyncio.Transport, context: ssl_module.SSLContext) -> None:
+        limits = self._server.limits
+        loop = asyncio.get_running_loop()
+        loop.call_soon(share_read_buffer, transport, read_buffer())  # when start_tls has made the protocol
+        try:
+            tls = await loop.start_tls(
+                transport,
+                self,
+                context,
+                server_side=True,
+                ssl_handshake_timeout=limits.tls_handshake_timeout_s,
+                ssl_shutdown_timeout=limits.tls_close_timeout_s,
+            )
+        except (OSError, ssl_module.SSLError, TimeoutError) as error:
+            forget_frames(error)
+            tls = None  # a failed handshake is the client's affair
+        except asyncio.CancelledError:
+            transport.abort()
+            self.released()
+            raise
+        if tls is None or tls.is_closing():
+            transport.abort()
+            self.released()
+            return
+        self._transport = tls
+        self._since_s = loop.time()
+        self._choose_by_alpn(self._transport)
+
+    def _choose_by_alpn(self, tls: asyncio.Transport) -> None:
+        protocol = tls.get_extra_info("ssl_object").selected_alpn_protocol()
+        if protocol == "h2":
+            self._become_h2(tls)
+        elif protocol == "http/1.1":
+            self._become_http1(tls)
+        else:
+            self._sniff()
+
+    def _sniff(self) -> None:
+        timeout_s = self._server.limits.preface_timeout_s
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self.abort)
+        self._decide()
+
+    def data_received(self, data: bytes) -> None:
+        """Keep the first bytes; under TLS they may come before we know that the handshake is over."""
+        self._buffer += data
+        self._decide()
+
+    def _decide(self) -> None:
+        if len(self._buffer) < _SNIFF_BYTES or self._transport is None or self._timer is None:
+            return
+        if self._buffer[:_SNIFF_BYTES] == PREFACE[:_SNIFF_BYTES]:
+            self._become_h2(self._transport)
+        else:
+            self._become_http1(self._transport)
+
+    def _become_h2(self, transport: asyncio.Transport) -> None:
+        core = ServerCore(
+            self._server.router, self._server.limits, self._server.environment(), _peer_of(transport), self._mark
+        )
+        self._h2 = ServerH2Protocol(self, core, transport)
+        buffered = self._hand_over(transport, self._h2)
+        if buffered:
+            self._h2.feed(buffered)
+        core.wake()  # our SETTINGS
+
+    def _become_http1(self, transport: asyncio.Transport) -> None:
+        peer = _peer_of(transport)
+        server = self._server
+        self._http1 = Http1Protocol(
+            server.http_handler, server.limits, server.answers, transport, peer, server, self.released, self._since_s
+        )
+        buffered = self._hand_over(transport, self._http1)
+        if buffered:
+            self._http1.data_received(buffered)
+
+    def _hand_over(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> bytes:
+        self._stop_timer()
+        transport.set_protocol(protocol)
+        buffered, self._buffer = self._buffer, b""
+        return buffered
+
+    def _mark(self) -> None:
+        self._server.mark(self)
+
+    def flush(self) -> None:
+        """Send what the connection's core has."""
+        if self._h2 is not None:
+            self._h2.flush()
+
+    @property
+    def peer(self) -> Peer | None:
+        """Who is at the other end, as its calls have it; None: it speaks no HTTP/2 (yet)."""
+        return self._h2.core.peer if self._h2 is not None else None
+
+    @property
+    def open_calls(self) -> int:
+        """gRPC calls under way."""
+        return self._h2.core.open_calls if self._h2 is not None else 0
+
+    @property
+    def idle_since_s(self) -> float | None:
+        """Loop time of the last byte of a connection without calls; None: it has some, is going, or is not HTTP/2."""
+        h2 = self._h2
+        return None if h2 is None or h2.core.open_calls or h2.draining else h2.last_read_s
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of unfinished messages."""
+        return self._h2.core.held_bytes if self._h2 is not None else 0
+
+    @property
+    def write_blocked(self) -> bool:
+        """True while the client does not read what we write."""
+        return self._h2 is not None and not self._h2.writable
+
+    @property
+    def reading(self) -> bool:
+        """False while the client is not read, because it does not read us."""
+        return self._transport is not None and self._transport.is_reading()
+
+    @property
+    def transport_buffer_size(self) -> int:
+        """Bytes that wait for the socket."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def drain(self) -> None:
+        """Close gracefully, as far as the protocol knows how."""
+        if self._h2 is not None:
+            self._h2.drain()
+        elif self._http1 is not None:
+            self._http1.drain()
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        if self._h2 is not None:
+            self._h2.abort()
+        elif self._transport is not None:
+            self._transport.abort()
+
+    def eof_received(self) -> bool | None:
+        """The client has gone before it said anything."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone before its protocol was known, or was refused."""
+        self.released()
+
+    def released(self) -> None:
+        """Whatever spoke for this connection is done."""
+        self._stop_timer()
+        self._server.discard(self)
+        release(self._transport)
+        release(self._below_tls)
+        self._transport = self._below_tls = self._h2 = self._http1 = self._handshake = None
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _peer_of(transport: asyncio.Transport) -> Peer:
+    name = transport.get_extra_info("peername")
+    address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix:"
+    if isinstance(name, tuple) and ":" in name[0]:
+        address = f"[{name[0]}]:{name[1]}"
+    ssl_object = transport.get_extra_info("ssl_object")
+    if ssl_object is None:
+        return Peer(address)
+    return Peer(address, ssl_object.getpeercert() or None, tls=True)

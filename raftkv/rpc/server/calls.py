@@ -1,0 +1,315 @@
+"""The server's side of one call: what all kinds share, and the unary call, the hot one.
+
+A call is OPEN until exactly one thing ends it: an answer (ours), or a cancellation (the client reset it, its deadline
+passed, or the connection went). Answering a cancelled call does nothing: the race is normal. Answering twice is a bug
+in the handler and raises ``CallStateError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from raftkv.rpc.deadlines import Expiring, forget
+from raftkv.rpc.framing import MessageAssembler, frame
+from raftkv.rpc.h2 import H2Error
+from raftkv.rpc.metadata import user_metadata
+from raftkv.rpc.status import Code, Headers, RpcError
+
+if TYPE_CHECKING:
+    from raftkv.rpc.server.core import Peer, ServerCore
+    from raftkv.rpc.server.router import Route
+
+OPEN, ANSWERED, CANCELLED = 0, 1, 2
+
+UnaryHandler = Callable[["UnaryCall", bytes], None]
+"""Gets the call and the request's bytes; answers now, or later from the loop."""
+
+
+class CallStateError(RuntimeError):
+    """A handler answered one call twice: a bug of the handler."""
+
+
+class ServerCall:
+    """What every kind of call has.
+
+    Attributes:
+        deadline: loop time after which the client does not care any more, or None.
+    """
+
+    __slots__ = (
+        "_callbacks",
+        "_core",
+        "_headers",
+        "_metadata",
+        "_state",
+        "bucket",
+        "deadline",
+        "request_done",
+        "route",
+        "stream_id",
+    )
+
+    def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
+        self.bucket: dict[Expiring, None] | None = None
+        self.deadline: float | None = None
+        self.request_done = False
+        self.route = route
+        self.stream_id = stream_id
+        self._callbacks: list[Callable[[], None]] | None = None
+        self._core = core
+        self._headers = headers
+        self._metadata: dict[str, str | bytes] | None = None
+        self._state = OPEN
+
+    # ---- what handlers use
+
+    @property
+    def metadata(self) -> dict[str, str | bytes]:
+        """The client's metadata by name (``-bin`` names: bytes), decoded at first use."""
+        if self._metadata is None:
+            self._metadata = user_metadata(self._headers)
+        return self._metadata
+
+    @property
+    def headers(self) -> Headers:
+        """The request's header fields as they came: for a handler that looks for one name on the hot path."""
+        return self._headers
+
+    @property
+    def path(self) -> str:
+        """The full method name, ``/package.Service/Method``."""
+        return self.route.path
+
+    @property
+    def peer(self) -> Peer:
+        """Who is at the other end."""
+        return self._core.peer
+
+    @property
+    def cancelled(self) -> bool:
+        """True once nobody waits for the answer: reset by the client, past its deadline, or disconnected."""
+        return self._state == CANCELLED
+
+    @property
+    def severed(self) -> bool:
+        """True if the connection went under the open call: the client is gone or cut off, and has not said goodbye.
+
+        False for a call that the client has reset, whose deadline passed, or whose connection this end has closed.
+        """
+        return self._state == CANCELLED and self._core.severed
+
+    @property
+    def done(self) -> bool:
+        """True once the call is answered or cancelled."""
+        return self._state != OPEN
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once if the call is cancelled; at once if it already is."""
+        if self._state == CANCELLED:
+            callback()
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    def fail(self, code: int, text: str = "", *, details: bytes = b"", trailers: Headers = ()) -> None:
+        """Answer with a status other than OK. ``details`` is a serialized google.rpc.Status."""
+        if self._may_answer():
+            self._state = ANSWERED
+            self._callbacks = None
+            self._core.send_status(self, RpcError(code, text, details=details, trailers=trailers))
+            self._core.finished(self)
+
+    # ---- what the core uses
+
+    sent_bytes = 0
+    """Bytes queued for a streaming call, ever."""
+
+    @property
+    def unacknowledged(self) -> int:
+        """Bytes received and not given back to the window."""
+        return 0
+
+    @property
+    def crumbled(self) -> bool:
+        """True if its unfinished message comes in far too small pieces."""
+        return False
+
+    def on_data(self, data: bytes, end_stream: bool) -> None:
+        """Take a piece of the request body."""
+        raise NotImplementedError
+
+    def headers_sent(self) -> bool:
+        """True if the response's header has gone out, so that a status must follow as trailers."""
+        return False
+
+    def closed(self) -> None:
+        """The stream has ended under us: the call is cancelled, unless it was answered before."""
+        forget(self)
+        if self._state == OPEN:
+            self._state = CANCELLED
+            self._run_callbacks()
+        self.released()
+
+    def released(self) -> None:
+        """The core has let go of the call: give back what it holds."""
+
+    def expire(self) -> None:
+        """The deadline has passed: answer for the handler, and tell it."""
+        if self._state == OPEN:
+            self._state = CANCELLED
+            self._core.send_status(self, RpcError(Code.DEADLINE_EXCEEDED, "context deadline exceeded"))
+            self._core.finished(self)
+            self._run_callbacks()
+
+    def fail_with(self, error: RpcError) -> None:
+        """Answer with the error's status, unless the call is over."""
+        if self._state == OPEN:
+            self.fail(error.code, error.text, details=error.details, trailers=error.trailers)
+
+    def _may_answer(self) -> bool:
+        if self._state == ANSWERED:
+            raise CallStateError(f"{self.route.path}: answered twice")
+        return self._state == OPEN
+
+    def _run_callbacks(self) -> None:
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            try:
+                callback()
+            except Exception as error:
+                self._core.report(self.route.path, error)
+
+
+PIECE_BYTES = 64
+"""What each piece of an answer costs beside its bytes."""
+
+LARGE_BYTES = 64 * 1024
+"""Messages above this are handed to the HTTP/2 engine as they are, without the copy behind a prefix."""
+
+
+class UnaryCall(ServerCall):
+    """One request, one answer: ``reply(bytes)`` or ``fail(code, text)``, at once or later from the loop."""
+
+    __slots__ = ("assembler", "message")
+
+    def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
+        super().__init__(core, stream_id, headers, route)
+        self.assembler: MessageAssembler | None = None
+        self.message: bytes | None = None
+
+    @property
+    def crumbled(self) -> bool:
+        """True if its unfinished message comes in far too small pieces."""
+        return self.assembler is not None and self.assembler.crumbled
+
+    def reply(self, message: bytes, trailers: Headers = ()) -> None:
+        """Answer OK with the serialized response message, and optional trailing metadata (header form)."""
+        if self._state:
+            self._may_answer()
+            return
+        core, size = self._core, len(message)
+        account = core.account
+        if size > account.room and not self._make_room(size):
+            return
+        account.room -= size
+        account.answers[self.stream_id] = size
+        self._state = ANSWERED
+        # Whoever waits for a cancellation usually holds the call: without this, every call would be a cycle, and
+        # the garbage collector would cost more than the answers.
+        self._callbacks = None
+        try:
+            if trailers or size > LARGE_BYTES:
+                core.h2.answer_in_pieces(self.stream_id, message, trailers)
+            else:
+                core.h2.answer(self.stream_id, frame(message))
+        except H2Error:
+            self._lost()
+        core.finished(self)
+
+    def reply_many(self, pieces: Sequence[bytes]) -> None:
+        """Answer OK with a serialized message in pieces: a large one need not be put together for it."""
+        if self._state:
+            self._may_answer()
+            return
+        account, size = self._core.account, sum(map(len, pieces)) + PIECE_BYTES * len(pieces)
+        if size > account.room and not self._make_room(size):
+            return
+        account.room -= size
+        account.answers[self.stream_id] = size
+        self._state = ANSWERED
+        self._callbacks = None
+        try:
+            self._core.h2.answer_many(self.stream_id, pieces)
+        except H2Error:
+            self._lost()
+        self._core.finished(self)
+
+    def _make_room(self, size: int) -> bool:
+        """Ask for room for a large answer; False if the call is over instead."""
+        refusal = self._core.account.ask(size)
+        if refusal is not None:
+            self.fail_with(refusal)
+        # The connection may itself be one of those that had to go.
+        return not self.done
+
+    def room_bytes(self) -> int:
+        """Return how large an answer may be that is made now; ``reply`` refuses a larger one by itself.
+
+        For a handler that would rather stop than build an answer that does not fit. The code of such a refusal is
+        RESOURCE_EXHAUSTED, its text ``budget.CONNECTION_FULL``.
+        """
+        return self._core.account.room_bytes()
+
+    def _lost(self) -> None:
+        """The stream had gone before its close was reported to us."""
+        self._state = CANCELLED
+        self._core.account.closed(self.stream_id)
+        self._run_callbacks()
+
+    def on_data(self, data: bytes, end_stream: bool) -> None:
+        """Take a request that does not come whole in one DATA frame."""
+        try:
+            self._assemble(data, end_stream)
+        except RpcError as error:
+            self.request_done = end_stream
+            self.fail_with(error)
+
+    def _assemble(self, data: bytes, end_stream: bool) -> None:
+        core = self._core
+        assembler = self.assembler
+        if assembler is None:
+            assembler = self.assembler = core.assembler()
+        held = assembler.held_bytes
+        try:
+            messages = assembler.feed(data)
+        finally:
+            core.hold(assembler.held_bytes - held)
+            core.consume(len(data), self.stream_id)
+        for message in messages:
+            if self.message is not None:
+                raise RpcError(Code.INTERNAL, TOO_MANY_MESSAGES)
+            self.message = message
+        core.check_held()
+        if end_stream and self._state == OPEN:
+            self._request_complete(assembler)
+
+    def _request_complete(self, assembler: MessageAssembler) -> None:
+        self.request_done = True
+        if assembler.held_bytes:
+            raise RpcError(Code.INTERNAL, "unexpected EOF")
+        if self.message is None:
+            raise RpcError(Code.INTERNAL, NO_MESSAGE)
+        message, self.message = self.message, None
+        self._core.run_unary(self, message)
+
+    def released(self) -> None:
+        """Forget an unfinished message."""
+        if self.assembler is not None:
+            self._core.hold(-self.assembler.held_bytes)
+            self.assembler = None
+
+
+NO_MESSAGE = "cardinality violation: received no request message from non-client-streaming RPC"
+TOO_MANY_MESSAGES = "cardinality violation: received multiple request messages for non-client-streaming RPC"

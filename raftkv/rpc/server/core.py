@@ -1,0 +1,568 @@
+"""One server connection, sans-IO: bytes in, calls to handlers, bytes out.
+
+Owns the table of open calls and the order of things on the connection: routing, deadlines, limits, ping policing,
+graceful close. It has no socket and no clock: ``Environment`` gives it time and tasks.
+
+The shell's duties:
+
+1. hand received bytes to ``receive``;
+2. when ``wake()`` was called, and after ``receive``, send what ``pull`` returns, once a loop turn;
+3. close the transport once ``closing`` is true and ``pull`` returns nothing more;
+4. call ``lost`` when the transport has gone.
+
+Left out: HTTP/1.1 (``http1``), sockets (``server``), what a handler means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from raftkv.rpc.deadlines import DeadlineWheel, forget
+from raftkv.rpc.framing import PIECE_BYTES_MIN, PREFIX, PREFIX_BYTES, MessageAssembler
+from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps, nothing
+from raftkv.rpc.h2 import (
+    CLOSED,
+    ConnectionClosed,
+    DataReceived,
+    ErrorCode,
+    Event,
+    H2Error,
+    PingAcknowledged,
+    PingReceived,
+    PriorityUpdateReceived,
+    RequestReceived,
+    SettingsReceived,
+    StreamClosed,
+    WindowUpdated,
+    goaway_frame,
+    server_connection,
+)
+from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.metadata import decode_timeout
+from raftkv.rpc.protocol import DrainWatcher
+from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, AnswerAccount, AnswerBudget, StallWatch
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.policing import PingPolicy, TokenBucket, UpdateAllowance
+from raftkv.rpc.server.router import GRPC_CONTENT_TYPES, Refusal, Route, Router, refuse
+from raftkv.rpc.status import Code, Headers, RpcError, status_headers
+
+_unpack = PREFIX.unpack_from
+_GOAWAY_PING = b"goawayok"
+
+
+OPEN_CALLS_FREE = 16
+CALL_BYTES = 8 * 1024
+"""What an open call takes, roughly: engine, headers, call, task. The first few of a connection are not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end of a connection.
+
+    Attributes:
+        address: ``host:port``, or ``unix:``.
+        certificate: the client certificate as ``ssl.SSLSocket.getpeercert`` gives it; empty without one.
+        tls: True if the connection is encrypted.
+    """
+
+    address: str = ""
+    certificate: dict[str, Any] | None = None
+    tls: bool = False
+
+    def __str__(self) -> str:
+        return self.address
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What a core needs from outside.
+
+    Attributes:
+        clock: the loop's time, seconds.
+        wheel: deadlines of all calls of the server.
+        spawn: runs a coroutine as a task that the server waits for at its end.
+        report: told of every exception that a handler let escape.
+        translate: makes a status of an exception that is not an RpcError, or None for INTERNAL.
+        answers: what all connections may have waiting for their clients.
+    """
+
+    clock: Callable[[], float]
+    wheel: DeadlineWheel
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    report: Callable[[str, BaseException], None]
+    translate: Callable[[BaseException], RpcError | None]
+    answers: AnswerBudget
+
+
+class ServerCore:
+    """The server's end of one HTTP/2 connection."""
+
+    def __init__(
+        self, router: Router, limits: ServerLimits, environment: Environment, peer: Peer, wake: Callable[[], None]
+    ) -> None:
+        self.h2 = server_connection(limits)
+        self.limits = limits
+        self.peer = peer
+        self.closing = False
+        self.drop_unsent = False
+        self.settled = False
+        self.severed = False
+        """Set when the connection has gone and this end did not close it."""
+        self.held_bytes = 0
+        self._calls_bytes = 0
+        self.account = AnswerAccount(environment.answers, limits, environment.clock, self)
+        self._environment = environment
+        self._wake = wake
+        self._router = router
+        self._routes = router.routes
+        self._calls: dict[int, ServerCall] = {}
+        self._dirty = False
+        self._drained = False
+        self._overloaded = False
+        self._last_words = b""
+        self._said = False
+        self._queued_bytes = 0
+        self._stalls = StallWatch(limits.send_stall_timeout_s)
+        self._linger: set[int] = set()
+        self._drain_watch: set[DrainWatcher] = set()
+        self._pings = PingPolicy(
+            limits.ping_interval_min_s,
+            limits.ping_interval_min_s if limits.ping_permit_without_stream else limits.ping_interval_idle_min_s,
+            limits.ping_strikes_max,
+        )
+        self._updates = UpdateAllowance(limits.control_burst)
+        self._control = TokenBucket(limits.control_burst, limits.control_per_s)
+        self.on_ping_acknowledged: Callable[[bytes], None] | None = None
+        self.spawn = environment.spawn
+        self.report = environment.report
+
+    # ---- bytes in
+
+    def receive(self, data: bytes | memoryview) -> None:
+        """Take bytes from the peer; afterwards the shell pulls."""
+        try:
+            self.h2.receive_data(data)
+            self._overloaded = self.account.full
+            self._dispatch(self.h2.events())
+        except H2Error as error:
+            self._engine_failed(error)
+        if len(self._calls) > OPEN_CALLS_FREE or self._calls_bytes:
+            self._count_calls()
+        if self.closing or self.h2.want_write:
+            self.wake()
+
+    def _count_calls(self) -> None:
+        """Open calls take memory before they have said anything: count them with the unfinished messages."""
+        size = CALL_BYTES * max(0, len(self._calls) - OPEN_CALLS_FREE)
+        counted, self._calls_bytes = self._calls_bytes, size
+        self.hold(size - counted)
+        budget = self._environment.answers
+        if budget.held_bytes > budget.held_limit_bytes:
+            budget.drop_greediest()
+
+    def _dispatch(self, events: list[Event]) -> None:
+        calls, account = self._calls, self.account
+        answers = account.answers
+        for event in events:
+            kind = type(event)
+            if kind is DataReceived:
+                self._on_data(event)  # type: ignore[arg-type]
+            elif kind is RequestReceived:
+                self._on_request(event)  # type: ignore[arg-type]
+            elif kind is StreamClosed:
+                stream_id = event.stream_id  # type: ignore[attr-defined]
+                size = answers.pop(stream_id, 0)
+                if size:
+                    account.room += size
+                call = calls.pop(stream_id, None)
+                if call is not None:
+                    call.closed()
+            else:
+                self._on_rare(event)
+
+    def _on_request(self, event: RequestReceived) -> None:
+        headers = event.headers
+        fields = dict(headers)
+        route = self._routes.get(fields.get(b":path", b""))
+        if (
+            route is None
+            or fields.get(b"content-type") not in GRPC_CONTENT_TYPES
+            or fields[b":method"] != b"POST"
+            or fields.get(b"grpc-encoding", b"identity") != b"identity"
+            or self._overloaded
+        ):
+            self._on_odd_request(event, fields, route)
+            return
+        call = route.open(self, event.stream_id, headers, route)
+        self._calls[event.stream_id] = call
+        timeout = fields.get(b"grpc-timeout")
+        if timeout is not None:
+            self._set_deadline(call, timeout)
+        if event.end_stream:
+            call.on_data(b"", True)
+
+    def _set_deadline(self, call: ServerCall, timeout: bytes) -> None:
+        try:
+            timeout_s = decode_timeout(timeout)
+        except ValueError:
+            text = f"malformed grpc-timeout: {timeout[:64].decode('latin-1')!r}"
+            call.fail(Code.INTERNAL, text)
+            return
+        now = self._environment.clock()
+        self._environment.wheel.add(call, now + timeout_s, now)
+
+    def _on_odd_request(self, event: RequestReceived, fields: dict[bytes, bytes], route: Route | None) -> None:
+        if self._router.http is not None and not fields.get(b"content-type", b"").startswith(b"application/grpc"):
+            http_route = self._router.http
+            self._calls[event.stream_id] = call = http_route.open(self, event.stream_id, event.headers, http_route)
+            if event.end_stream:
+                call.on_data(b"", True)
+            return
+        refusal = refuse(fields, route, self._router)
+        if refusal is None:
+            error = RpcError(Code.RESOURCE_EXHAUSTED, CONNECTION_FULL)
+            refusal = Refusal(200, error)
+        self._refuse(event, refusal)
+
+    def _refuse(self, event: RequestReceived, refusal: Refusal) -> None:
+        try:
+            self.h2.send_response(event.stream_id, refusal.headers(), end_stream=True)
+        except H2Error:
+            return  # reset by the bytes that followed
+        if not event.end_stream:
+            self._linger.add(event.stream_id)
+        self._said = True
+
+    def _on_data(self, event: DataReceived) -> None:
+        data = event.data
+        call = self._calls.get(event.stream_id)
+        if (
+            type(call) is not UnaryCall
+            or not event.end_stream
+            or call.assembler is not None
+            or len(data) < PREFIX_BYTES
+        ):
+            self._on_data_slow(call, event)
+            return
+        flag, length = _unpack(data)
+        if flag or length != len(data) - PREFIX_BYTES or length > self.limits.max_receive_message_bytes:
+            self._on_data_slow(call, event)
+            return
+        try:
+            self.h2.acknowledge_received_data(len(data), event.stream_id)
+        except H2Error:
+            return  # the bytes that followed have ended the connection
+        call.request_done = True
+        try:
+            call.route.handler(call, data[PREFIX_BYTES:])
+        except Exception as error:
+            self._handler_failed(call, error)
+
+    def _on_data_slow(self, call: ServerCall | None, event: DataReceived) -> None:
+        if call is None:
+            self.consume(len(event.data), event.stream_id)
+            if event.end_stream:
+                self._linger.discard(event.stream_id)
+            elif len(event.data) < PIECE_BYTES_MIN:
+                self._count_control()
+            return
+        if not event.data and not event.end_stream:
+            self._count_control()
+        call.on_data(event.data, event.end_stream)
+        if call.crumbled:
+            self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_small_frames")
+
+    def run_unary(self, call: UnaryCall, message: bytes) -> None:
+        """Run the handler of a unary call whose request is complete."""
+        try:
+            call.route.handler(call, message)
+        except Exception as error:
+            self._handler_failed(call, error)
+
+    def _handler_failed(self, call: ServerCall, error: Exception) -> None:
+        if isinstance(error, RpcError):
+            call.fail_with(error)
+        else:
+            call.fail_with(self.translate(call.route.path, error))
+
+    def translate(self, path: str, error: BaseException) -> RpcError:
+        """Return the status for an exception of a handler; report it if nobody knows it."""
+        if isinstance(error, RpcError):
+            return error
+        known = self._environment.translate(error)
+        if known is not None:
+            return known
+        self.report(path, error)
+        return RpcError(Code.INTERNAL, "internal error")
+
+    # ---- frames that are not calls
+
+    def _on_rare(self, event: Event) -> None:
+        match event:
+            case PingReceived():
+                if self._pings.too_many(self._environment.clock(), bool(self._calls) or self.h2.queued_body_size() > 0):
+                    self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
+            case PingAcknowledged(opaque):
+                if opaque == _GOAWAY_PING:
+                    self.finish_drain()
+                elif self.on_ping_acknowledged is not None:
+                    self.on_ping_acknowledged(opaque)
+            case SettingsReceived():
+                self.settled = True
+                self._count_control()
+            case WindowUpdated():
+                if not self._updates.take(self.account.left_bytes):
+                    self._count_control()
+            case PriorityUpdateReceived():
+                self._count_control()
+            case ConnectionClosed():
+                self.closing = True
+
+    def _count_control(self) -> None:
+        if not self._control.take(self._environment.clock()):
+            self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_control_frames")
+
+    def abort(self, error_code: int, reason: bytes) -> None:
+        """End the connection at once with a GOAWAY that says why."""
+        if not self.closing:
+            self._say(lambda: self.h2.send_goaway(error_code, debug_data=reason))
+            self.closing = True
+
+    def _engine_failed(self, error: H2Error) -> None:
+        """The engine has given up on the peer's bytes and can say nothing: say it for it."""
+        if not self.closing:
+            self._last_words = goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, str(error).encode("ascii", "replace"))
+        self.closing = True
+
+    # ---- graceful close
+
+    def begin_drain(self) -> None:
+        """Tell the client to open no more calls; those under way go on. ``finish_drain`` follows by itself."""
+        if not self.closing and not self._drained:
+            self._drained = True
+            self._say(self.h2.send_shutdown_notice)
+            self.ping(_GOAWAY_PING)
+
+    def finish_drain(self) -> None:
+        """Send the final GOAWAY; the connection closes with its last call."""
+        if not self.closing:
+            self._say(lambda: self.h2.send_goaway(ErrorCode.NO_ERROR))
+
+    def ping(self, opaque: bytes) -> None:
+        """Ping the client with eight bytes."""
+        self._say(lambda: self.h2.ping(opaque))
+
+    def _say(self, send: Callable[[], None]) -> None:
+        """Queue a control frame, unless the connection is past saying anything."""
+        try:
+            send()
+        except H2Error:
+            self.closing = True
+        self.wake()
+
+    # ---- bytes out
+
+    def pull(self, amount: int) -> bytes:
+        """Return at most ``amount`` bytes to send; call again while it returns that many."""
+        self._dirty = False
+        try:
+            data = self.h2.data_to_send(amount)
+            # What leaves of an answer forgives the client's pings, each time anew: headers leave with the first pull
+            # after they were queued, and DATA has left if less is queued than there was.
+            queued_bytes = self.h2.queued_body_size()
+            if self._said or queued_bytes < self._queued_bytes:
+                self._said = False
+                self._pings.forgiven = True
+            self._queued_bytes = queued_bytes
+            if len(data) < amount:
+                data += self._after_full_pull(amount - len(data))
+            self.account.left_bytes += len(data)
+            self._dispatch(self.h2.events())
+        except H2Error as error:
+            self._engine_failed(error)
+            data = b""
+        if self._last_words:
+            data, self._last_words = data + self._last_words, b""
+        return data
+
+    def _after_full_pull(self, amount: int) -> bytes:
+        """All that may leave has left: end early-answered streams, wake senders."""
+        h2 = self.h2
+        if self._drain_watch:
+            self._wake_drained()
+        if not self._linger:
+            return b""
+        for stream_id in [one for one in self._linger if not h2.queued_body_size(one)]:
+            self._linger.discard(stream_id)
+            if h2.reset(stream_id, ErrorCode.NO_ERROR):
+                self._audit_window()
+        return h2.data_to_send(amount)
+
+    def _audit_window(self) -> None:
+        """Replace a connection whose receive window has been eaten by resets; calls under way go on."""
+        if not self._drained and self.h2.window_leaked(sum(call.unacknowledged for call in self._calls.values())):
+            self.begin_drain()
+            self.finish_drain()
+
+    def _wake_drained(self) -> None:
+        if self.account.crowded and self.account.budget.short:
+            return  # the budget wakes this connection
+        room = self.limits.stream_send_buffer_bytes
+        for call in [one for one in self._drain_watch if one.send_buffer_size <= room]:
+            call.drained()
+
+    def wake(self) -> None:
+        """Ask the shell to pull this turn."""
+        if not self._dirty:
+            self._dirty = True
+            self._wake()
+
+    def lost(self) -> None:
+        """The transport has gone: every open call is cancelled, and nothing is kept."""
+        self.closing = True
+        calls = list(self._calls.values())
+        self._calls.clear()
+        if self.h2.queued_body_size() > FREE_BYTES_PER_STEP:
+            queued = [*self.account.answers, *(call.stream_id for call in calls)]
+            self.spawn(free_in_steps(self.h2, queued))
+        for call in calls:
+            call.closed()
+        self._linger.clear()
+        self._drain_watch.clear()
+        self.hold(-self._calls_bytes)
+        self._calls_bytes = 0
+        self.account.close()
+        self.h2 = CLOSED
+
+    def released(self) -> None:
+        """Let go of the shell."""
+        self._wake = nothing
+
+    # ---- what the account of its answers uses
+
+    def held_size(self) -> int:
+        """Bytes of unfinished messages."""
+        return self.held_bytes
+
+    def queued_size(self) -> int:
+        """Bytes of bodies that have not left."""
+        return self.h2.queued_body_size()
+
+    def queued_by_streams(self) -> list[int]:
+        """For each streaming call that has bytes waiting: how many."""
+        sizes = (self.h2.queued_body_size(call.stream_id) for call in self._calls.values() if call.sent_bytes)
+        return [size for size in sizes if size]
+
+    def end_stalled(self, now_s: float) -> None:
+        """Reset the streams of which nothing has left for too long: the shell asks while bytes wait."""
+        ended = self._stalls.expired(self._progress(), now_s)
+        if not ended:
+            return
+        if self.h2.remote_window_size <= 0:
+            self.give_up(NOT_READ)
+            return
+        for stream_id in ended:
+            self._linger.discard(stream_id)
+            self.h2.reset(stream_id, ErrorCode.ENHANCE_YOUR_CALM)
+        self.wake()
+
+    def _progress(self) -> dict[int, int]:
+        """For each stream that has bytes waiting: a number that grows when some of them leave."""
+        queued = self.h2.queued_body_size
+        made = [(call.stream_id, call.sent_bytes) for call in self._calls.values() if call.sent_bytes]
+        waiting = ((stream_id, size, queued(stream_id)) for stream_id, size in (*made, *self.account.answers.items()))
+        return {stream_id: size - left for stream_id, size, left in waiting if left}
+
+    def give_up(self, reason: bytes) -> None:
+        """Drop all that waits, and end the connection with a GOAWAY that says why."""
+        if not self.closing:
+            self._last_words = goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, reason)
+        self.drop_unsent = True
+        self.lost()
+        self.wake()
+
+    # ---- what calls use
+
+    @property
+    def stall_interval_s(self) -> float:
+        """How often to look for streams that nobody reads."""
+        return self._stalls.interval_s
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that are not yet answered or cancelled."""
+        return len(self._calls)
+
+    def answered(self) -> None:
+        """Something of an answer was queued."""
+        self._said = True
+        if not self._dirty:
+            self._dirty = True
+            self._wake()
+
+    def finished(self, call: ServerCall) -> None:
+        """The call has its whole answer."""
+        self._calls.pop(call.stream_id, None)
+        if call.bucket is not None:
+            forget(call)
+        if not call.request_done:
+            self._linger.add(call.stream_id)
+        call.released()
+        self._said = True
+        if not self._dirty:
+            self._dirty = True
+            self._wake()
+
+    def send_status(self, call: ServerCall, error: RpcError) -> None:
+        """Queue a status: trailers if the header has gone out, else a trailers-only response."""
+        fields = status_headers(error.code, error.text, error.details, error.trailers)
+        try:
+            if call.headers_sent():
+                self.h2.send_trailers(call.stream_id, fields)
+            else:
+                head: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+                self.h2.send_response(call.stream_id, head + fields, end_stream=True)
+        except H2Error:
+            return  # the stream's close is about to be reported
+
+    def consume(self, amount: int, stream_id: int) -> None:
+        """Give received bytes back to the client's windows."""
+        if amount:
+            try:
+                self.h2.consume(amount, stream_id)
+            except H2Error:
+                return  # the whole connection has gone
+            if self.h2.want_write:
+                self.wake()
+
+    def consume_of(self, stream_id: int, amount: int) -> None:
+        """The same, for a partial that names the stream: an inbox that held its call would never be freed with it."""
+        self.consume(amount, stream_id)
+
+    def assembler(self) -> MessageAssembler:
+        """Return an assembler under this server's message limit."""
+        return MessageAssembler(self.limits.max_receive_message_bytes)
+
+    def hold(self, amount: int) -> None:
+        """Account for bytes of unfinished messages."""
+        self.held_bytes += amount
+        self._environment.answers.held_bytes += amount
+
+    def check_held(self) -> None:
+        """Raise RESOURCE_EXHAUSTED when the unfinished messages of the connection are too many."""
+        if self.held_bytes > self.limits.assembly_bytes:
+            raise RpcError(Code.RESOURCE_EXHAUSTED, "too many bytes of unfinished messages on this connection")
+        budget = self._environment.answers
+        if budget.held_bytes > budget.held_limit_bytes:
+            budget.drop_greediest()
+
+    def watch_drain(self, call: DrainWatcher) -> None:
+        """Tell ``call.drained`` when its send buffer has room."""
+        self._drain_watch.add(call)
+
+    def unwatch_drain(self, call: DrainWatcher) -> None:
+        """Stop telling."""
+        self._drain_watch.discard(call)

@@ -1,0 +1,339 @@
+"""HTTP/1.1 on the gRPC port: one request at a time, handed whole to the injected handler. Built on h11.
+
+What the connection waits for is timed, each by its own limit (``limits``), one timer at a time:
+
+    header (from connection, or from the first byte of a next request) -> body -> (the handler) -> idle -> header ...
+
+Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read.
+A peer that reads no answers is cut by ``stall``, whatever the other timers say; one that reads slowly is not.
+A connection that misbehaves gets its 4xx and is closed; one that is merely idle is closed without a word.
+
+Left out on purpose: answering pipelined requests side by side, upgrades, trailers, compression.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol
+
+import h11
+
+from raftkv.rpc.gone import forget_frames
+from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.server.budget import AnswerBudget
+from raftkv.rpc.server.core import Peer
+from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, text_response
+from raftkv.rpc.stall import StallGuard
+
+_PIECE_BYTES = 64 * 1024
+"""Most bytes handed to h11 at once."""
+
+_HEADER_TOO_LARGE = 431
+_HEADER_TEXT = "request header too large"
+
+
+class Spawner(Protocol):
+    """Runs tasks and takes reports; the server is one."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...  # noqa: D102
+    def report(self, path: str, error: BaseException) -> None: ...  # noqa: D102
+
+
+class Http1Protocol(asyncio.Protocol):
+    """One HTTP/1.1 connection."""
+
+    def __init__(
+        self,
+        handler: HttpHandler | None,
+        limits: ServerLimits,
+        budget: AnswerBudget,
+        transport: asyncio.Transport,
+        peer: Peer,
+        spawner: Spawner,
+        released: Callable[[], None],
+        since_s: float,
+    ) -> None:
+        self._handler = handler
+        self._limits = limits
+        self._budget = budget
+        self._held_bytes = 0
+        """What the budget knows of."""
+        self._served_bytes = 0
+        """The body of the request under way."""
+        self._transport = transport
+        self._peer = peer
+        self._spawner = spawner
+        self._released = released
+        self._loop = asyncio.get_running_loop()
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.http1_header_bytes)
+        self._inbox = bytearray()
+        """What came and is not handed to h11 yet."""
+        self._fed_bytes = 0
+        """What h11 was handed since the end of the last request."""
+        self._request: h11.Request | None = None
+        self._body = bytearray()
+        self._task: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._stall = StallGuard(self._loop, limits.write_stall_timeout_s)
+        self._draining = False
+        self._finished = False
+        self._last_read_s = self._loop.time()
+        self._idle = False
+        self._timer = self._loop.call_at(since_s + limits.http1_header_timeout_s, self._header_late)
+
+    # ---- bytes in
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; a complete request starts the handler."""
+        if self._finished:
+            return
+        self._inbox += data
+        self._last_read_s = self._loop.time()
+        if self._task is None:
+            if self._idle:
+                self._await_header()
+            self._read_events()
+        elif len(self._inbox) > self._limits.http_body_bytes:  # until then, reading on shows that the client has left
+            self._transport.pause_reading()
+        self._hold()
+        if self._budget.held_bytes > self._budget.held_limit_bytes and self._held_bytes and self._task is None:
+            self._refuse(503, "too many bytes of unfinished requests")
+
+    def _hold(self) -> None:
+        """Count what is kept of requests with the unfinished messages of all connections."""
+        size = len(self._inbox) + len(self._body) + self._served_bytes
+        self._budget.held_bytes += size - self._held_bytes
+        self._held_bytes = size
+
+    def _read_events(self) -> None:
+        try:
+            while self._task is None and not self._finished:
+                event = self._h11.next_event()
+                if event is h11.PAUSED or (event is h11.NEED_DATA and not self._feed()):
+                    return
+                if event is not h11.NEED_DATA:
+                    self._on_event(event)
+        except h11.RemoteProtocolError as error:
+            forget_frames(error)
+            too_long = error.error_status_hint == _HEADER_TOO_LARGE and self._request is None
+            self._refuse(error.error_status_hint, _HEADER_TEXT if too_long else "malformed request")
+
+    def _feed(self) -> bool:
+        """Hand h11 a piece of what came; False if there is none."""
+        if not self._inbox:
+            return False
+        piece = bytes(self._inbox[:_PIECE_BYTES])
+        del self._inbox[:_PIECE_BYTES]
+        self._fed_bytes += len(piece)
+        self._h11.receive_data(piece)
+        return True
+
+    def _unread_bytes(self) -> int:
+        """What h11 has and has not looked at; at most a piece and a header, so the copy that it makes is small."""
+        return len(self._h11.trailing_data[0])
+
+    def _on_event(self, event: object) -> None:
+        match event:
+            case h11.Request():
+                # h11 counts only what is not complete yet: a header that came in one piece is measured here.
+                if self._fed_bytes - self._unread_bytes() > self._limits.http1_header_bytes:
+                    self._refuse(_HEADER_TOO_LARGE, _HEADER_TEXT)
+                    return
+                self._request = event
+                self._time(self._limits.http1_body_stall_timeout_s, self._check_body)
+                if self._h11.they_are_waiting_for_100_continue:
+                    self._write(h11.InformationalResponse(status_code=100, headers=[]))
+            case h11.Data():
+                self._body += event.data
+                if len(self._body) > self._limits.http_body_bytes:
+                    self._refuse(413, "request body too large")
+            case h11.EndOfMessage():
+                self._start()
+            case h11.ConnectionClosed():
+                self._finish()
+
+    def _start(self) -> None:
+        self._timer.cancel()
+        self._task = self._spawner.spawn(self._serve(self._take_request()))
+
+    def _take_request(self) -> HttpRequest:
+        head, self._request = self._request, None
+        body, self._body = bytes(self._body), bytearray()
+        self._served_bytes = len(body)
+        if head is None:
+            raise RuntimeError("a body ended without a request")
+        return HttpRequest(
+            method=head.method.decode("ascii"),
+            target=head.target.decode("latin-1"),
+            headers=tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers),
+            body=body,
+            peer=self._peer.address,
+            tls=self._peer.tls,
+        )
+
+    # ---- the answer
+
+    async def _serve(self, request: HttpRequest) -> None:
+        response = await self._respond(request)
+        try:
+            await self._send(response, head_only=request.method == "HEAD")
+        except asyncio.CancelledError:
+            self._transport.abort()
+            raise
+        except Exception as error:
+            self._spawner.report(request.path, error)
+            self._transport.abort()
+        # Answers must not pile up for a client that sends requests and reads nothing; nor is it idle while it reads.
+        await self._writable.wait()
+        self._next_request()
+
+    async def _respond(self, request: HttpRequest) -> HttpResponse:
+        if self._handler is None:
+            return text_response(404, "not found")
+        try:
+            return await self._handler(request)
+        except Exception as error:
+            self._spawner.report(request.path, error)
+            return text_response(500, "internal error")
+
+    async def _send(self, response: HttpResponse, head_only: bool) -> None:
+        body = response.body
+        headers = [(_usual(name), value) for name, value in response.headers if name.lower() != "content-length"]
+        if isinstance(body, bytes):
+            headers.append(("Content-Length", str(len(body))))
+        if self._draining:
+            headers.append(("Connection", "close"))
+        self._write(h11.Response(status_code=response.status, headers=headers, reason=_reason(response.status)))
+        if not head_only:
+            await self._send_body(body)
+        self._write(h11.EndOfMessage())
+
+    async def _send_body(self, body: bytes | AsyncIterator[bytes]) -> None:
+        if isinstance(body, bytes):
+            self._write(h11.Data(data=body))
+            return
+        async for piece in body:
+            await self._writable.wait()
+            self._write(h11.Data(data=piece))
+
+    def _write(self, event: Any) -> None:
+        data = self._h11.send(event)
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _refuse(self, status: int, text: str) -> None:
+        self._timer.cancel()
+        if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = text.encode() + b"\n"
+            headers = [("Content-Length", str(len(body))), ("Connection", "close"), ("Content-Type", "text/plain")]
+            self._write(h11.Response(status_code=status, headers=headers, reason=_reason(status)))
+            self._write(h11.Data(data=body))
+            self._write(h11.EndOfMessage())
+        self._finish()
+
+    def _finish(self) -> None:
+        """Take no more requests; what is written still goes out, to a peer that reads it."""
+        self._finished = True
+        self._timer.cancel()
+        self._inbox.clear()
+        self._body.clear()
+        self._hold()
+        if not self._transport.is_closing():  # asyncio's TLS transport breaks when it is closed twice
+            self._transport.close()
+        self._stall.arm(self._transport, self._transport.abort)
+
+    def _next_request(self) -> None:
+        self._served_bytes = 0
+        self._hold()
+        if self._finished:
+            return
+        if self._draining or self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+            self._finish()
+            return
+        self._h11.start_next_cycle()
+        self._task = None
+        self._fed_bytes = self._unread_bytes()
+        if self._fed_bytes or self._inbox:
+            self._await_header()
+        else:
+            self._await_request()
+        self._read_events()
+        self._hold()
+        if len(self._inbox) <= self._limits.http_body_bytes and not self._finished:
+            self._transport.resume_reading()
+
+    # ---- time
+
+    def _time(self, delay_s: float, then: Callable[[], None]) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, then)
+
+    def _await_header(self) -> None:
+        self._idle = False
+        self._time(self._limits.http1_header_timeout_s, self._header_late)
+
+    def _header_late(self) -> None:
+        self._refuse(408, "request header came too slowly")
+
+    def _check_body(self) -> None:
+        wait_s = self._last_read_s + self._limits.http1_body_stall_timeout_s - self._loop.time()
+        if wait_s > 0:
+            self._time(wait_s, self._check_body)
+        else:
+            self._refuse(408, "request body stopped coming")
+
+    def _await_request(self) -> None:
+        self._idle = True
+        self._time(self._limits.http1_idle_timeout_s, self._finish)
+
+    # ---- life
+
+    def drain(self) -> None:
+        """Close after the request under way, or now."""
+        self._draining = True
+        if self._task is None:
+            self._finish()
+
+    def pause_writing(self) -> None:
+        """The client does not keep up."""
+        self._writable.clear()
+        self._stall.arm(self._transport, self._transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._writable.set()
+        if not self._finished:
+            self._stall.disarm()
+
+    def eof_received(self) -> bool | None:
+        """A client that half-closes has left, as far as anybody can tell: its handler is cancelled."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport has gone."""
+        self._timer.cancel()
+        self._stall.disarm()
+        self._writable.set()
+        self._finished = True
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+        self._inbox.clear()
+        self._body.clear()
+        self._served_bytes = 0
+        self._hold()
+        self._released()
+
+
+def _usual(name: str) -> str:
+    """A header's name as nearly everybody writes it: there are clients that know no other, Horovod's for one."""
+    return name.title()
+
+
+def _reason(status: int) -> bytes:
+    try:
+        return http.HTTPStatus(status).phrase.encode("ascii")
+    except ValueError:
+        return b""

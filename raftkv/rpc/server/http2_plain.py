@@ -1,0 +1,170 @@
+"""Plain HTTP requests that arrive over HTTP/2 (a browser after ALPN): the same handler as HTTP/1.1.
+
+A request whose content type is not gRPC's comes here when the server has an HTTP handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from raftkv.rpc.h2 import ErrorCode, H2Error
+from raftkv.rpc.server.calls import ANSWERED, CANCELLED, OPEN, ServerCall
+from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, text_response
+from raftkv.rpc.server.router import Route
+from raftkv.rpc.status import Headers, RpcError
+
+if TYPE_CHECKING:
+    from raftkv.rpc.server.core import ServerCore
+
+_PSEUDO = {b":authority": "host"}
+
+
+def http_route(handler: HttpHandler) -> Route:
+    """Return the route that hands requests to ``handler``."""
+    return Route("(http)", PlainCall, handler)
+
+
+class PlainCall(ServerCall):
+    """One plain request: its body is collected, then a task runs the handler."""
+
+    __slots__ = ("_body", "_drained", "_sent_headers", "_task")
+
+    def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
+        super().__init__(core, stream_id, headers, route)
+        self._body = bytearray()
+        self._drained: asyncio.Future[None] | None = None
+        self._sent_headers = False
+        self._task: asyncio.Task[None] | None = None
+
+    def on_data(self, data: bytes, end_stream: bool) -> None:
+        """Collect the body; start the handler at its end."""
+        core = self._core
+        core.consume(len(data), self.stream_id)
+        self.request_done = end_stream
+        if self._state != OPEN:
+            return
+        if len(self._body) + len(data) > core.limits.http_body_bytes:
+            self._send_whole(text_response(413, "request body too large"), b"request body too large\n")
+            return
+        core.hold(len(data))
+        self._body += data
+        try:
+            core.check_held()
+        except RpcError as error:
+            self._send_whole(text_response(503, error.text), error.text.encode() + b"\n")
+        if end_stream and self._state == OPEN:
+            self._task = core.spawn(self._run())
+
+    def released(self) -> None:
+        """Drop the body; stop the handler of a cancelled request."""
+        self._core.hold(-len(self._body))
+        self._body = bytearray()
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._state == CANCELLED and self._task is not None and not self._task.done():
+            self._task.cancel()
+
+    def fail(self, code: int, text: str = "", *, details: bytes = b"", trailers: Headers = ()) -> None:
+        """Answer 500: there is no gRPC status here."""
+        del code, details, trailers
+        self._send_whole(text_response(500, text), text.encode())
+
+    def _request(self) -> HttpRequest:
+        fields = dict(self._headers)
+        named = ((_PSEUDO.get(name, name.decode("latin-1")), value.decode("latin-1")) for name, value in self._headers)
+        return HttpRequest(
+            method=fields[b":method"].decode("latin-1"),
+            target=fields.get(b":path", b"").decode("latin-1"),
+            headers=tuple((name, value) for name, value in named if not name.startswith(":")),
+            body=bytes(self._body),
+            peer=self.peer.address,
+            tls=self.peer.tls,
+        )
+
+    async def _run(self) -> None:
+        try:
+            response = await self.route.handler(self._request())
+            await self._send(response)
+        except asyncio.CancelledError:
+            raise
+        except H2Error:
+            return  # the stream's close is about to be reported
+        except Exception as error:
+            self._core.report(self.route.path, error)
+            self._fail_late()
+
+    def _fail_late(self) -> None:
+        if self._sent_headers:
+            self._core.h2.reset_stream(self.stream_id, ErrorCode.INTERNAL_ERROR)
+            self._core.wake()
+        else:
+            self._send_whole(text_response(500, "internal error"), b"internal error\n")
+
+    async def _send(self, response: HttpResponse) -> None:
+        if isinstance(response.body, bytes):
+            self._send_whole(response, response.body)
+            return
+        self._send_head(response)
+        async for piece in response.body:
+            while self._state == OPEN and self._queued > self._core.limits.stream_send_buffer_bytes:
+                await self._wait_drained()
+            if self._state != OPEN:
+                return
+            self._core.h2.send_data(self.stream_id, piece)
+            self._core.answered()
+        self._end()
+
+    def _send_whole(self, response: HttpResponse, body: bytes) -> None:
+        if self._state != OPEN:
+            return
+        try:
+            self._send_head(response)
+            if self._headers_method() != b"HEAD":
+                self._core.h2.send_data(self.stream_id, body)
+        except H2Error:
+            pass  # the stream's close is about to be reported
+        self._end()
+
+    def _send_head(self, response: HttpResponse) -> None:
+        head = ((b":status", b"%d" % response.status),)
+        fields = tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers)
+        self._sent_headers = True
+        self._core.h2.send_response(self.stream_id, head + fields)
+        self._core.answered()
+
+    def _headers_method(self) -> bytes:
+        return dict(self._headers)[b":method"]
+
+    def _end(self) -> None:
+        if self._state != OPEN:
+            return
+        self._state = ANSWERED
+        try:
+            self._core.h2.end_stream(self.stream_id)
+        except H2Error:
+            pass  # as above
+        self._core.finished(self)
+
+    @property
+    def _queued(self) -> int:
+        return self._core.h2.queued_body_size(self.stream_id)
+
+    @property
+    def send_buffer_size(self) -> int:
+        """Bytes queued for this stream."""
+        return self._queued
+
+    def drained(self) -> None:
+        """There is room again in the send buffer."""
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def _wait_drained(self) -> None:
+        self._drained = asyncio.get_running_loop().create_future()
+        self._core.watch_drain(self)
+        try:
+            await self._drained
+        finally:
+            self._drained = None
+            self._core.unwatch_drain(self)

@@ -1,0 +1,286 @@
+"""The asyncio server: listeners, connections, and registration of methods.
+
+::
+
+    server = Server()
+    server.unary("/pkg.Echo/Say", lambda call, message: call.reply(message))
+    await server.listen("127.0.0.1", 2379)
+    …
+    await server.close(grace_s=5)
+
+One port serves gRPC over HTTP/2 (by its preface, or by ALPN under TLS) and HTTP/1.1 (``http1``). All connections that
+have something to send are flushed by one callback a loop turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl as ssl_module
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from raftkv.rpc.deadlines import DeadlineWheel
+from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.server.accept import Connection
+from raftkv.rpc.server.budget import AnswerBudget
+from raftkv.rpc.server.calls import UnaryCall, UnaryHandler
+from raftkv.rpc.server.core import Environment
+from raftkv.rpc.server.crowd import Crowd
+from raftkv.rpc.server.http import HttpHandler
+from raftkv.rpc.server.http2_plain import http_route
+from raftkv.rpc.server.router import Route, Router
+from raftkv.rpc.server.stream import StreamCall, StreamHandler
+from raftkv.rpc.status import RpcError
+from raftkv.rpc.timers import WheelTimer
+
+_log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+"""Connections that the kernel keeps for us until we accept them."""
+
+ACCEPTS_A_TURN = 16
+"""Connections accepted in one turn of the loop: each takes a descriptor before it can be refused."""
+
+AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes]]
+
+
+class Server:
+    """Serves registered methods on any number of listeners.
+
+    Args:
+        limits: what connections may do.
+        http_handler: answers HTTP requests that are not gRPC; None refuses them.
+        report: told of exceptions that escape from handlers (method path, exception); default: the log.
+        translate: makes an RpcError of an exception a handler raised, or None for INTERNAL "internal error".
+        answers: what all connections may have waiting for clients; servers of one process may share it.
+
+    Methods are registered before ``listen``.
+    """
+
+    def __init__(
+        self,
+        limits: ServerLimits | None = None,
+        http_handler: HttpHandler | None = None,
+        *,
+        report: Callable[[str, BaseException], None] | None = None,
+        translate: Callable[[BaseException], RpcError | None] | None = None,
+        answers: AnswerBudget | None = None,
+    ) -> None:
+        self.limits = limits or ServerLimits()
+        self.answers = answers or AnswerBudget(self.limits)
+        self.http_handler = http_handler
+        self.connections: set[Connection] = set()
+        self._crowd = Crowd(self.limits)
+        self.router = Router()
+        if http_handler is not None:
+            self.router.http = http_route(http_handler)
+        self._report = report or _log_exception
+        self._translate = translate or (lambda error: None)
+        self._listeners: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._dirty: list[Connection] = []
+        self.corked = False
+        """Set by a caller that produces many answers in one go and calls ``flush`` itself at the end."""
+        self._environment: Environment | None = None
+        self._timer: WheelTimer | None = None
+        self._idle: asyncio.Event | None = None
+
+    # ---- registration
+
+    def unary(self, path: str, handler: UnaryHandler) -> None:
+        """Register a unary method; ``handler(call, message)`` is called from the loop and must not block."""
+        self.router.add(Route(path, UnaryCall, handler))
+
+    def unary_async(self, path: str, handler: AsyncUnaryHandler) -> None:
+        """Register a unary method whose ``await handler(message, call)`` returns the response message."""
+
+        def start(call: UnaryCall, message: bytes) -> None:
+            task = self.spawn(self._run_async(handler, call, message))
+            call.on_cancel(lambda: _cancel(task))
+
+        self.router.add(Route(path, UnaryCall, start))
+
+    def stream(self, path: str, handler: StreamHandler) -> None:
+        """Register a streaming method of any kind; one task runs ``await handler(call)`` for each call."""
+        self.router.add(Route(path, StreamCall, handler))
+
+    async def _run_async(self, handler: AsyncUnaryHandler, call: UnaryCall, message: bytes) -> None:
+        try:
+            response = await handler(message, call)
+        except asyncio.CancelledError:
+            if not call.done:
+                call.fail(14, "the server is stopping")
+            raise
+        except Exception as error:
+            call.fail_with(self.translate(call.path, error))
+        else:
+            if not call.done:
+                call.reply(response)
+
+    def translate(self, path: str, error: BaseException) -> RpcError:
+        """Return the status for an exception of a handler; report it if it is none that is meant for clients."""
+        known = error if isinstance(error, RpcError) else self._translate(error)
+        if known is None:
+            self._report(path, error)
+            return RpcError(13, "internal error")
+        return known
+
+    def report(self, path: str, error: BaseException) -> None:
+        """Pass on an exception that a handler let escape."""
+        self._report(path, error)
+
+    # ---- life
+
+    async def listen(
+        self,
+        host: str | None,
+        port: int = 0,
+        ssl: ssl_module.SSLContext | None = None,
+        *,
+        unix: str | None = None,
+        accepting: bool = True,
+    ) -> list[tuple[str, int]]:
+        """Open a listener and return the addresses it got.
+
+        Args:
+            host: name or address; None for all interfaces (ignored with ``unix``).
+            port: TCP port; 0 takes a free one.
+            ssl: serve TLS; its ALPN protocols are set to h2 and http/1.1.
+            unix: path of a unix socket to listen on instead.
+            accepting: False: connections are taken by the kernel and wait there for ``start_accepting``.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        if ssl is not None:
+            ssl.set_alpn_protocols(["h2", "http/1.1"])
+        self.environment()
+
+        def factory() -> Connection:
+            return Connection(self, ssl)
+
+        if unix is not None:
+            listener = await loop.create_unix_server(factory, unix, backlog=ACCEPTS_A_TURN, start_serving=accepting)
+        else:
+            listener = await loop.create_server(factory, host, port, backlog=ACCEPTS_A_TURN, start_serving=accepting)
+        self._listeners.append(listener)
+        _widen(listener)
+        if unix is not None:
+            return [(unix, 0)]
+        return [(name[0], name[1]) for name in (sock.getsockname() for sock in listener.sockets)]
+
+    async def start_accepting(self) -> None:
+        """Take the connections that wait at listeners opened with ``accepting=False``, and all to come."""
+        for listener in self._listeners:
+            await listener.start_serving()
+            _widen(listener)
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Stop: no new connections, GOAWAY to open ones, calls under way get ``grace_s`` seconds, then all is cut."""
+        self.stop_listening()
+        self.drain()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._wait_idle()
+        except TimeoutError:
+            pass
+        for connection in list(self.connections):
+            connection.abort()
+        await self._stop_tasks()
+        await self._wait_idle()
+        if self._timer is not None:
+            self._timer.close()
+
+    def stop_listening(self) -> None:
+        """Close the listeners; connections stay."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    def drain(self) -> None:
+        """Ask every client to go: GOAWAY now, each connection closes after its last call."""
+        for connection in list(self.connections):
+            connection.drain()
+
+    async def _stop_tasks(self) -> None:
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait_idle(self) -> None:
+        while self.connections:
+            self._idle = asyncio.Event()
+            await self._idle.wait()
+
+    # ---- what connections use
+
+    def environment(self) -> Environment:
+        """Return what cores of this server need, made at first use, on the running loop."""
+        if self._environment is None:
+            loop = asyncio.get_running_loop()
+            self._timer = WheelTimer(loop)
+            self._environment = Environment(
+                clock=loop.time,
+                wheel=self._timer.wheel,
+                spawn=self.spawn,
+                report=self._report,
+                translate=self._translate,
+                answers=self.answers,
+            )
+        return self._environment
+
+    @property
+    def wheel(self) -> DeadlineWheel:
+        """The deadlines of all calls."""
+        return self.environment().wheel
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine as a task that ``close`` waits for."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def add(self, connection: Connection) -> bool:
+        """Count a new connection; False if there are too many: then idle ones are asked to go, for those to come."""
+        if len(self.connections) >= self.limits.connections:
+            self._crowd.refused(self.connections)
+            return False
+        self.connections.add(connection)
+        return True
+
+    def discard(self, connection: Connection) -> None:
+        """The connection has gone."""
+        self.connections.discard(connection)
+        if not self.connections and self._idle is not None:
+            self._idle.set()
+
+    def mark(self, connection: Connection) -> None:
+        """Flush ``connection`` at the start of the loop's next turn, or by ``flush`` while the server is corked."""
+        if not self._dirty and not self.corked:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._dirty.append(connection)
+
+    def flush(self) -> None:
+        """Send what connections have to say, now."""
+        dirty, self._dirty = self._dirty, []
+        for connection in dirty:
+            connection.flush()
+
+
+def _widen(listener: asyncio.Server) -> None:
+    """Let many connections wait in the kernel, while few are accepted in a turn: asyncio has one number for both."""
+    for sock in listener.sockets:
+        with sock.dup() as same:
+            same.listen(BACKLOG)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _log_exception(path: str, error: BaseException) -> None:
+    _log.error("unhandled exception in %s", path, exc_info=error)

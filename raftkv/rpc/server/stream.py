@@ -1,0 +1,277 @@
+"""The server's side of a streaming call: an async iterator of requests, and ``send`` for responses.
+
+One task runs the handler. Returning answers OK; raising RpcError answers with its status. A cancelled call cancels
+the task. ``send`` waits while more than ``ServerLimits.stream_send_buffer_bytes`` of this stream is queued, so a
+client that does not read stops its handler and nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from raftkv.rpc.framing import frame
+from raftkv.rpc.h2 import OK_TRAILERS, RESPONSE_HEADERS, H2Error
+from raftkv.rpc.inbox import Inbox
+from raftkv.rpc.server.calls import ANSWERED, CANCELLED, LARGE_BYTES, OPEN, ServerCall
+from raftkv.rpc.status import Code, Headers, RpcError
+
+if TYPE_CHECKING:
+    from raftkv.rpc.server.core import ServerCore
+    from raftkv.rpc.server.router import Route
+
+StreamHandler = Callable[["StreamCall"], Awaitable[None]]
+
+
+class StreamCall(ServerCall):
+    """A client-, server- or bidi-streaming call, as its handler sees it.
+
+    ::
+
+        async def echo(call: StreamCall) -> None:
+            async for message in call:
+                await call.send(message)
+    """
+
+    __slots__ = (
+        "_drained",
+        "_held_bytes",
+        "_initial",
+        "_on_room",
+        "_sent_headers",
+        "_task",
+        "_trailers",
+        "inbox",
+        "sent_bytes",
+    )
+
+    def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
+        super().__init__(core, stream_id, headers, route)
+        self.inbox = Inbox(core.assembler(), partial(core.consume_of, stream_id))
+        self.sent_bytes = 0
+        self._held_bytes = 0
+        self._drained: asyncio.Future[None] | None = None
+        self._on_room: Callable[[], None] | None = None
+        self._initial: Headers = ()
+        self._sent_headers = False
+        self._trailers: Headers = ()
+        self._task: asyncio.Task[None] | None = core.spawn(self._run())
+        self._task.add_done_callback(self._ended)
+
+    # ---- what handlers use
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        message = await self.inbox.get()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def receive(self) -> bytes | None:
+        """Return the next request message, or None when the client has half-closed."""
+        return await self.inbox.get()
+
+    def deliver_to(self, listener: Callable[[bytes], None]) -> None:
+        """Have every request message handed to ``listener`` as it comes; ``receive`` then waits for the end."""
+        self.inbox.deliver_to(listener)
+
+    async def send(self, message: bytes) -> None:
+        """Queue a response message, after waiting for room in this stream's send buffer."""
+        while self._state == OPEN and not self._has_room():
+            await self._wait_drained()
+        self.send_nowait(message)
+
+    def _has_room(self) -> bool:
+        """Whether ``send`` need not wait: for this stream, for its connection, for the process."""
+        account = self._core.account
+        if not account.crowded:
+            return self.send_buffer_size <= self._core.limits.stream_send_buffer_bytes
+        if account.budget.short:
+            account.budget.wait(account)
+            return False
+        return self.send_buffer_size == 0
+
+    def send_nowait(self, message: bytes) -> None:
+        """Queue a response message whatever is queued already; nothing happens on a call that is over."""
+        if self._state != OPEN:
+            return
+        core = self._core
+        try:
+            self.send_headers()
+            if len(message) > LARGE_BYTES:
+                core.h2.send_in_slices(self.stream_id, message)
+            else:
+                core.h2.send_data(self.stream_id, frame(message))
+            self._count(len(message))
+        except H2Error:
+            return  # the close of the stream is about to be reported
+        core.answered()
+
+    def send_frames_nowait(self, frames: bytes) -> None:
+        """Queue messages that have their prefixes already (``framing.PREFIX``): many small ones cost as much as one."""
+        if self._state != OPEN:
+            return
+        core = self._core
+        try:
+            self.send_headers()
+            core.h2.send_data(self.stream_id, frames)
+            self._count(len(frames))
+        except H2Error:
+            return  # the close of the stream is about to be reported
+        core.answered()
+
+    def _count(self, size: int) -> None:
+        self.sent_bytes += size
+        self._core.account.queue(size)
+
+    def on_room(self, callback: Callable[[], None] | None) -> None:
+        """Call back each time queued bytes have left and little enough is queued for ``send``; None to stop.
+
+        For handlers that queue with ``send_nowait`` and look at ``send_buffer_size`` themselves.
+        """
+        self._on_room = callback
+        if callback is not None:
+            self._core.watch_drain(self)
+        elif self._drained is None:
+            self._core.unwatch_drain(self)
+
+    def send_headers(self, metadata: Headers = ()) -> None:
+        """Send the response header now, with initial metadata (header form); only the first call counts."""
+        if not self._sent_headers:
+            self._sent_headers = True
+            self._core.h2.send_response(self.stream_id, RESPONSE_HEADERS + metadata)
+            self._core.answered()
+
+    def set_trailers(self, trailers: Headers) -> None:
+        """Set the trailing metadata (header form) that goes out with the status."""
+        self._trailers = trailers
+
+    @property
+    def send_buffer_size(self) -> int:
+        """Bytes of this stream that are queued and not yet taken for the wire."""
+        return self._core.h2.queued_body_size(self.stream_id)
+
+    @property
+    def connection_send_buffer_size(self) -> int:
+        """Bytes of all streams of the connection that are queued and not yet taken for the wire."""
+        return self._core.h2.queued_body_size()
+
+    @property
+    def crowded(self) -> bool:
+        """True while so much waits, for this connection or for all of them, that a handler should queue no more."""
+        account = self._core.account
+        if account.budget.short:
+            account.budget.wait(account)
+        return account.crowded
+
+    # ---- what the core uses
+
+    @property
+    def unacknowledged(self) -> int:
+        """Bytes received and not given back to the window."""
+        return self.inbox.unacknowledged
+
+    @property
+    def crumbled(self) -> bool:
+        """True if its unfinished message comes in far too small pieces."""
+        return self.inbox.assembler.crumbled
+
+    def on_data(self, data: bytes, end_stream: bool) -> None:
+        """Take a piece of the request stream."""
+        core = self._core
+        try:
+            try:
+                self.inbox.feed(data)
+            finally:
+                self._hold(self.inbox.held_bytes)
+            core.check_held()
+            if end_stream:
+                self._half_closed()
+        except RpcError as error:
+            self.request_done = end_stream
+            self._abort(error)
+
+    def _hold(self, size: int) -> None:
+        held, self._held_bytes = self._held_bytes, size
+        self._core.hold(size - held)
+
+    def _half_closed(self) -> None:
+        self.request_done = True
+        if self.inbox.assembler.held_bytes:
+            raise RpcError(Code.INTERNAL, "unexpected EOF")
+        self.inbox.end()
+
+    def _abort(self, error: RpcError) -> None:
+        """Answer over the handler's head, and stop it."""
+        if self._state == OPEN:
+            self.fail_with(error)
+            self._stop_task()
+
+    def headers_sent(self) -> bool:
+        """True if a status must go as trailers."""
+        return self._sent_headers
+
+    def released(self) -> None:
+        """Stop the handler of a cancelled call, wake its sender, give the windows back."""
+        self._hold(0)
+        self.inbox.assembler.held_bytes = 0
+        self.inbox.discard()
+        self.inbox.release()
+        if self._state == ANSWERED and self.sent_bytes:
+            self._core.account.leave(self.stream_id, self.send_buffer_size)
+        self.drained()
+        if self._state == CANCELLED:
+            self._stop_task()
+
+    def drained(self) -> None:
+        """There is room again in the send buffer, or no need for it."""
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._on_room is not None and self._state == OPEN:
+            self._on_room()
+
+    def _stop_task(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """The handler has ended: a task that was cancelled keeps frames that hold this call."""
+        self._task = None
+
+    async def _wait_drained(self) -> None:
+        self._drained = asyncio.get_running_loop().create_future()
+        self._core.watch_drain(self)
+        try:
+            await self._drained
+        finally:
+            self._drained = None
+            if self._on_room is None:
+                self._core.unwatch_drain(self)
+
+    async def _run(self) -> None:
+        try:
+            await self.route.handler(self)
+        except RpcError as error:
+            self.fail_with(error)
+        except asyncio.CancelledError:
+            self.fail_with(RpcError(Code.UNAVAILABLE, "the server is stopping"))
+            raise
+        except Exception as error:
+            self.fail_with(self._core.translate(self.route.path, error))
+        else:
+            self._finish_ok()
+
+    def _finish_ok(self) -> None:
+        if self._state != OPEN:
+            return
+        self._state = ANSWERED
+        try:
+            self.send_headers()
+            self._core.h2.send_trailers(self.stream_id, OK_TRAILERS + self._trailers)
+        except H2Error:
+            self._state = CANCELLED
+        self._core.finished(self)

@@ -1,0 +1,107 @@
+"""Horovod's HTTP rendezvous on the client port: ``GET``, ``PUT``, ``DELETE /<scope>/<key>``.
+
+For workers that are told ``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT``; served if ``--horovod-run`` names a run:
+
+    PUT /global/rank_0                       -> 200
+    GET /global/1                            -> 200 and the value, which may be empty; 404: absent, ask again
+    DELETE /global/0                         -> 200: rank 0 has finished with the scope
+    GET /rank_and_size/host-a:0              -> rank,size,local_rank,local_size,cross_rank,cross_size, once the run's
+                                                epoch has begun; all -1: the run has no such slot
+
+Horovod takes 200 and 404 for answers and tries again, a few times, after anything else; its HTTP client knows header
+names in their usual spelling only (``rpc/server/http1``). It names no job, so one run is served at a time. Browsers are
+refused: a page must not write through the port of a member.
+
+Left out: the state (``horovod.scopes``), and who may use plain HTTP at all (``http.access``). A worker that asks for
+its rank while the loss of another is not known yet gets its place in the old epoch; it cannot meet all others there and
+asks again after Horovod's own timeout. Workers that are started anew for each epoch (``raftkvctl run exec``) never ask.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Final
+
+from raftkv import errors
+from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, text_response
+from raftkv.server.horovod.scopes import Scopes
+from raftkv.server.horovod.world import DamagedRecordError
+
+_log = logging.getLogger(__name__)
+
+NAME_BYTES_MAX: Final = 512
+"""Of a scope, and of a key: a host name and a rank."""
+
+VALUE_BYTES_MAX: Final = 1024 * 1024
+"""Of what a worker puts: its addresses for all others, about 150 bytes each."""
+
+RESERVED: Final = frozenset({"debug", "health", "metrics", "v2", "v3", "v3alpha", "v3beta", "version"})
+"""First parts of paths that are not Horovod's."""
+
+RANK_AND_SIZE: Final = "rank_and_size"
+
+_PATH: Final = re.compile(r"/([!-.0-~]+)/([!-.0-~]+)")
+_SLOT: Final = re.compile(r"(.+):(\d{1,9})")
+_OCTETS: Final = (("content-type", "application/octet-stream"),)
+
+
+class HorovodService:
+    """Answers Horovod's requests, and hands on all others.
+
+    Arguments:
+        scopes: of the run.
+        otherwise: answers what is not Horovod's.
+    """
+
+    def __init__(self, scopes: Scopes, otherwise: HttpHandler) -> None:
+        self._scopes = scopes
+        self._otherwise = otherwise
+
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Answer one request."""
+        match = _PATH.fullmatch(request.path)
+        if match is None or match[1] in RESERVED:
+            return await self._otherwise(request)
+        if request.header("origin"):
+            return text_response(403, "pages in browsers may not use the rendezvous")
+        scope, key = match[1], match[2]
+        if len(scope) > NAME_BYTES_MAX or len(key) > NAME_BYTES_MAX:
+            return text_response(414, f"a scope or a key has more than {NAME_BYTES_MAX} bytes")
+        try:
+            return await self._answer(request, scope, key)
+        except errors.StatusError as error:
+            return text_response(_status_of(error), f"/{scope}/{key}: {error}")
+        except DamagedRecordError as error:
+            _log.error("horovod: a record of the run is damaged: %s", error)
+            return text_response(500, f"/{scope}/{key}: a record of the run is damaged: {error}")
+
+    async def _answer(self, request: HttpRequest, scope: str, key: str) -> HttpResponse:
+        match request.method:
+            case "GET" if scope == RANK_AND_SIZE:
+                return await self._slot(key)
+            case "GET":
+                value = await self._scopes.get(scope, key)
+                return HttpResponse(404 if value is None else 200, value or b"", _OCTETS)
+            case "PUT" if len(request.body) > VALUE_BYTES_MAX:
+                return text_response(413, f"a value has more than {VALUE_BYTES_MAX} bytes")
+            case "PUT":
+                await self._scopes.put(scope, key, request.body)
+            case "DELETE":
+                await self._scopes.finish(scope, key)
+            case _:
+                return HttpResponse(405, b"Method Not Allowed\n", (("allow", "GET, PUT, DELETE"),))
+        return HttpResponse(200, b"", _OCTETS)
+
+    async def _slot(self, key: str) -> HttpResponse:
+        match = _SLOT.fullmatch(key)
+        if match is None:
+            return text_response(400, f"{key} is not <host>:<local rank>")
+        slot = await self._scopes.slot(match[1], int(match[2]))
+        return HttpResponse(200, str(slot).encode(), _OCTETS)
+
+
+def _status_of(error: errors.StatusError) -> int:
+    if isinstance(error, errors.RequestTooLargeError):
+        return 413
+    return 507 if isinstance(error, errors.NoSpaceError) else 503

@@ -1,0 +1,142 @@
+"""Plain HTTP on the client port: /health, /livez, /readyz, /version, /metrics.
+
+Answers are etcd's, byte for byte where probes and load balancers look at them. The client port is not answered before
+the member is ready; the addresses for metrics are, and say so until then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import parse_qs
+
+from raftkv import errors
+from raftkv.apply.applier import Applier
+from raftkv.pb import rpc_pb2
+from raftkv.pb.enums import alarm_name
+from raftkv.raft.types import NONE
+from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
+from raftkv.server.node.node import Node
+from raftkv.server.node.readiness import Readiness
+from raftkv.server.node.waits import read_confirmed
+from raftkv.server.services.admission import Admission
+from raftkv.server.version import ETCD_CLUSTER_VERSION, ETCD_STORAGE_VERSION, ETCD_VERSION
+
+_JSON: Final = (("content-type", "application/json"),)
+_CHECKED: Final = (("content-type", "text/plain; charset=utf-8"), ("x-content-type-options", "nosniff"))
+_CHECKS: Final = {
+    "/livez": ("serializable_read",),
+    "/readyz": ("data_corruption", "linearizable_read", "non_learner", "serializable_read"),
+}
+NOT_READY: Final = "the member is not ready: it has yet to apply its log, or to hear from a quorum"
+
+_METRICS: Final = (("content-type", "text/plain; version=0.0.4; charset=utf-8"),)
+
+
+class HttpService:
+    """The handler that the RPC server hands plain HTTP requests to.
+
+    Arguments:
+        node: for the leader, and to read.
+        applier: for the alarms.
+        readiness: whether clients are served yet.
+        admission: whether this member is a learner.
+        metrics: makes the text of /metrics.
+    """
+
+    def __init__(
+        self, node: Node, applier: Applier, readiness: Readiness, admission: Admission, metrics: Callable[[], bytes]
+    ) -> None:
+        self._node = node
+        self._applier = applier
+        self._readiness = readiness
+        self._admission = admission
+        self._metrics = metrics
+
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Answer one request."""
+        checks = _checks_of(request.path)
+        if checks is None and request.path not in ("/health", "/version", "/metrics"):
+            return text_response(404, "404 page not found")
+        if request.method != "GET":
+            return HttpResponse(405, b"Method Not Allowed\n", (("allow", "GET"), *_text_type()))
+        if request.path == "/version":
+            return _json(200, _version())
+        if request.path == "/metrics":
+            return HttpResponse(200, self._metrics(), _METRICS)
+        if checks is not None:
+            return await self._check(checks, parse_qs(request.query, keep_blank_values=True))
+        return await self._health(request)
+
+    async def _check(self, checks: tuple[str, ...], query: dict[str, list[str]]) -> HttpResponse:
+        """/livez and /readyz: ``ok``, or which check failed and why; every line of it for ``verbose``."""
+        excluded = set(query.get("exclude", []))
+        failures = {name: await self._failure(name) for name in checks if name not in excluded}
+        lines = [f"[-]{name} failed: {reason}\n" if reason else f"[+]{name} ok\n" for name, reason in failures.items()]
+        if any(failures.values()):
+            return HttpResponse(503, "".join([*lines, "\n"]).encode(), _CHECKED)
+        return HttpResponse(200, "".join([*(lines if "verbose" in query else []), "ok\n"]).encode(), _CHECKED)
+
+    async def _failure(self, check: str) -> str:
+        """Why a check fails, empty if it does not."""
+        if check == "data_corruption":
+            corrupt = any(alarm.alarm == rpc_pb2.CORRUPT for alarm in self._applier.alarms.raised())
+            return "alarm activated: CORRUPT" if corrupt else ""
+        if check == "non_learner":
+            return str(errors.NotSupportedForLearnerError()) if self._admission.is_learner else ""
+        if not self._readiness.is_ready:
+            return NOT_READY
+        return await self._read_reason() if check == "linearizable_read" else ""
+
+    async def _health(self, request: HttpRequest) -> HttpResponse:
+        query = parse_qs(request.query)
+        reason = self._alarm_reason(set(query.get("exclude", [])))
+        serializable = query.get("serializable") == ["true"]
+        if not reason and serializable and not self._readiness.is_ready:
+            reason = NOT_READY
+        if not reason and not serializable:
+            reason = await self._read_reason()
+        body = {"health": "false" if reason else "true", "reason": reason}
+        return _json(503 if reason else 200, body)
+
+    def _alarm_reason(self, excluded: set[str]) -> str:
+        for alarm in self._applier.alarms.raised():
+            name = alarm_name(alarm.alarm)
+            if name not in excluded:
+                return "ALARM UNKNOWN" if name.lstrip("-").isdecimal() else f"ALARM {name}"
+        return ""
+
+    async def _read_reason(self) -> str:
+        if self._node.leader == NONE:
+            return "RAFT NO LEADER"
+        try:
+            await read_confirmed(self._node)
+        except errors.StatusError as error:
+            return f"RANGE ERROR:{error}"
+        return ""
+
+
+def _checks_of(path: str) -> tuple[str, ...] | None:
+    """The checks that a path asks for: all of /livez or /readyz, or one below it; None: it asks for none."""
+    root, slash, name = path[1:].partition("/")
+    checks = _CHECKS.get("/" + root)
+    if checks is None or not slash:
+        return checks
+    return (name,) if name in checks else None
+
+
+def _version() -> dict[str, str]:
+    return {
+        "etcdserver": ETCD_VERSION,
+        "etcdcluster": ETCD_CLUSTER_VERSION,
+        "storage": ETCD_STORAGE_VERSION,
+    }
+
+
+def _text_type() -> tuple[tuple[str, str], ...]:
+    return (("content-type", "text/plain; charset=utf-8"),)
+
+
+def _json(status: int, body: dict[str, str]) -> HttpResponse:
+    return HttpResponse(status, json.dumps(body, separators=(",", ":")).encode(), _JSON)

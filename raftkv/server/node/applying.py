@@ -1,0 +1,244 @@
+"""Applying of committed entries, each at once or, if it is much work, in slices between everything else on the loop.
+
+    applying.take(entries)      # applied now, or queued behind an entry that is under way
+
+Nearly every entry is applied at once, and those of a Ready are one unit of the store with one applied index. An entry
+that is much work (``Applier.begin`` says so) is a unit of its own: what came before it is finished and answered, it
+then gets ``SLICE_S`` of each pass of the loop until it is done. Meanwhile ticks, messages, the log and the sending go
+on, so nobody is deposed; entries that are committed are queued; readers see the state before it (the store sees to
+that, by revision), and nothing is committed to the database.
+
+Very many short entries are too much for one turn of the node too: after ``TURN_S`` what was applied is finished and
+answered as a unit, and the next turn goes on.
+
+A received snapshot replaces an entry under way with everything behind it, as it contains them; the end of the member
+leaves the disk at the entry before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final, Protocol
+
+from raftkv import errors
+from raftkv.apply import request as requests
+from raftkv.apply.applier import Applier, Outcome, Work
+from raftkv.apply.request import Kind
+from raftkv.raft.types import Entry, EntryType
+from raftkv.server.node.proposals import Proposals, Waiter
+from raftkv.storage.failpoints import failpoint
+
+SLICE_S: Final = 0.015
+"""How long a pass of the loop works on an entry: others get their turn each time."""
+
+TURN_S: Final = 0.008
+"""How long a turn applies short entries; to answer them takes about as long again."""
+
+PUT_BYTES_BITS: Final = 12
+"""A put counts as one entry more for each 4 KiB of it."""
+
+ENTRIES_PER_LOOK: Final = 32
+"""Entries between two looks at the clock."""
+
+Answers = list[tuple[Waiter, Outcome]]
+
+
+class Owner(Protocol):
+    """The node: what it does around entries."""
+
+    applier: Applier
+    applied: int
+    proposals: Proposals
+    stopped: bool
+
+    def apply_conf_change(self, entry: Entry) -> None:
+        """Apply a membership change."""
+
+    def applied_up_to(self, last: Entry, answers: Answers) -> None:
+        """Everything up to an entry is in the state: note it, tell who waits."""
+
+    def fatal(self, error: BaseException) -> None:
+        """Stop because of an error."""
+
+
+class _UnderWay:
+    """An entry that is being applied in slices."""
+
+    __slots__ = ("entry", "waiter", "work")
+
+    def __init__(self, entry: Entry, waiter: Waiter | None, work: Work) -> None:
+        self.entry = entry
+        self.waiter = waiter
+        self.work = work
+
+
+class Applying:
+    """See the module.
+
+    Arguments:
+        node: whose entries these are.
+        wake: asks for a turn of the node: the core may hand out more.
+    """
+
+    def __init__(self, node: Owner, wake: Callable[[], None]) -> None:
+        self._node = node
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Entry] = deque()
+        self._under_way: _UnderWay | None = None
+        self._whole: list[Callable[[], None]] = []
+        self._taken = node.applied
+        self._until = perf_counter() + TURN_S
+        self._entries_left = ENTRIES_PER_LOOK
+        self._is_paused = False
+
+    def begin_turn(self) -> int:
+        """A turn of the node begins: go on with what the last one left; how many entries were applied."""
+        self._until = perf_counter() + TURN_S
+        self._entries_left = ENTRIES_PER_LOOK
+        if not self._is_paused:
+            return 0
+        self._is_paused = False
+        before = len(self._queue)
+        self._run()
+        return before - len(self._queue)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no entry is half applied."""
+        return self._under_way is None
+
+    def when_whole(self, callback: Callable[[], None]) -> None:
+        """Call back when no entry is half applied: at once, nearly always."""
+        if self._under_way is None:
+            callback()
+        else:
+            self._whole.append(callback)
+
+    def take(self, entries: list[Entry]) -> None:
+        """Apply what is committed, in order."""
+        first = entries[0].index
+        if first != self._taken + 1:
+            raise errors.InvariantError(f"entry {first} follows applied index {self._taken}")
+        self._taken = entries[-1].index
+        self._queue.extend(entries)
+        if self._under_way is None and not self._is_paused:
+            self._run()
+
+    def replaced(self, index: int) -> None:
+        """A received database, of entry ``index``, takes the place of the state: forget what was on its way there."""
+        self._queue.clear()
+        self._taken = index
+        self._drop(errors.RequestTimeoutError())
+
+    def close(self) -> None:
+        """The member stops."""
+        self._queue.clear()
+        self._drop(errors.StoppedError())
+
+    def _drop(self, error: errors.StatusError) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.work.close()
+            if under_way.waiter is not None:
+                under_way.waiter.fail(error)
+        self._tell_whole()
+
+    def _run(self) -> None:
+        """Apply what is queued, in runs of one term, up to an entry that takes longer or the end of the turn's time."""
+        queue, node, applier = self._queue, self._node, self._node.applier
+        while queue and self._under_way is None and not self._is_paused:
+            term = applier.term = queue[0].term
+            answers: Answers = []
+            last: Entry | None = None
+            while queue and queue[0].term == term:
+                entry = queue.popleft()
+                if entry.type != EntryType.NORMAL:
+                    node.apply_conf_change(entry)
+                elif entry.data and not self._apply(entry, answers, last):
+                    break
+                last = entry
+                self._entries_left -= _weight(entry)
+                if self._entries_left <= 0 and self._is_time_up() and queue:
+                    self._is_paused = True
+                    self._wake()
+                    break
+            if last is not None and self._under_way is None:
+                node.applied_up_to(last, answers)
+
+    def _is_time_up(self) -> bool:
+        self._entries_left = ENTRIES_PER_LOOK
+        return perf_counter() >= self._until
+
+    def _apply(self, entry: Entry, answers: Answers, before: Entry | None) -> bool:
+        """Apply one request; False if it is under way now, and what came before it is answered."""
+        request = requests.decode(entry.data)
+        if request is None:
+            return True  # nobody can wait for it
+        kind, request_id, body = request
+        waiter = self._node.proposals.pop(request_id)
+        failpoint("beforeApplyOneEntryNormal")
+        if waiter is None:
+            outcome = self._node.applier.begin(kind, body, is_answered=False)
+        else:
+            outcome = self._node.applier.begin(kind, body, waiter.request)
+        if not isinstance(outcome, Outcome):
+            self._under_way = _UnderWay(entry, waiter, outcome)
+            if before is not None:
+                self._node.applied_up_to(before, answers)
+            self._loop.call_soon(self._slice, self._under_way)
+            return False
+        if waiter is not None:
+            answers.append((waiter, outcome))
+        failpoint("afterApplyOneEntryNormal")
+        return True
+
+    def _slice(self, under_way: _UnderWay) -> None:
+        """Go on with the entry under way, for a while."""
+        if self._under_way is not under_way or self._node.stopped:
+            return
+        until = perf_counter() + SLICE_S
+        try:
+            outcome = _work(under_way.work, until)
+            if outcome is None:
+                self._loop.call_soon(self._slice, under_way)
+                return
+            failpoint("afterApplyOneEntryNormal")
+            self._under_way = None
+            waiter = under_way.waiter
+            self._node.applied_up_to(under_way.entry, [] if waiter is None else [(waiter, outcome)])
+            self._tell_whole()
+            self._until = perf_counter() + TURN_S
+            self._run()
+        except Exception as error:
+            self._node.fatal(error)
+            return
+        self._wake()
+
+    def _tell_whole(self) -> None:
+        whole, self._whole = self._whole, []
+        for callback in whole:
+            callback()
+
+
+def _weight(entry: Entry) -> int:
+    """How many small puts an entry may be worth: what is no put may be hundreds of operations, or keys."""
+    data = entry.data
+    if data and data[0] != Kind.PUT:
+        return ENTRIES_PER_LOOK
+    return 1 + (len(data) >> PUT_BYTES_BITS)
+
+
+def _work(work: Work, until: float) -> Outcome | None:
+    """Work until a moment of ``perf_counter``, one piece at least; the outcome if that was the end."""
+    try:
+        next(work)
+        while perf_counter() < until:
+            next(work)
+    except StopIteration as end:
+        outcome: Outcome = end.value
+        return outcome
+    return None

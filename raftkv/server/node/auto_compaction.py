@@ -1,0 +1,181 @@
+"""Compaction by the clock: the leader proposes to forget old history.
+
+Owns when and to which revision; the proposal goes the way of a client's. Two policies, as in etcd
+(server/etcdserver/api/v3compactor):
+
+- *periodic* keeps a span of time. Each member samples its revision every tenth of ``min(retention, 1 h)``, followers
+  too, so that a new leader knows where the history stood a retention ago. The first compaction comes after a whole
+  retention, the next each ``min(retention, 1 h)``, always to what was sampled a retention ago.
+- *revision* keeps a number of revisions: every 5 minutes to the current one less that number.
+
+    policy.target(now, revision) -> revision to compact to, or None     # called every policy.interval_s
+
+Policies read no clock. A compaction that fails is tried again at the next sample.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from raftkv import errors
+from raftkv.apply.applier import Outcome
+from raftkv.apply.request import Kind
+from raftkv.pb import rpc_pb2
+from raftkv.server.node.proposals import Waiter
+
+_log = logging.getLogger(__name__)
+
+PERIOD_MAX_S: Final = 3600.0
+SAMPLES_PER_PERIOD: Final = 10
+REVISION_INTERVAL_S: Final = 300.0
+
+
+class Policy(Protocol):
+    """Decides; see the module."""
+
+    @property
+    def interval_s(self) -> float:
+        """Time between two calls of ``target``."""
+
+    def target(self, now: float, revision: int) -> int | None:
+        """What to compact to now.
+
+        Arguments:
+            now: monotonic seconds.
+            revision: the current one.
+        """
+
+    def done(self, now: float, target: int) -> None:
+        """A compaction to ``target`` succeeded."""
+
+
+class PeriodicPolicy:
+    """Keeps the history of a span of time.
+
+    Arguments:
+        retention_s: the span.
+        now: monotonic seconds of the start.
+    """
+
+    def __init__(self, retention_s: float, now: float) -> None:
+        self._period_s = min(retention_s, PERIOD_MAX_S)
+        self.interval_s = self._period_s / SAMPLES_PER_PERIOD
+        # The oldest of so many samples is a retention old.
+        self._samples: deque[int] = deque(maxlen=int(retention_s / self.interval_s + 0.5) + 1)
+        self._due_at = now + retention_s
+        self._compacted = 0
+
+    def target(self, now: float, revision: int) -> int | None:
+        """See ``Policy``."""
+        self._samples.append(revision)
+        # Half an interval of tolerance: a timer that fires a little early must not cost a whole one.
+        is_due = now + self.interval_s / 2 >= self._due_at
+        return self._samples[0] if is_due and self._samples[0] > self._compacted else None
+
+    def done(self, now: float, target: int) -> None:
+        """See ``Policy``."""
+        self._compacted = target
+        self._due_at = now + self._period_s
+
+
+class RevisionPolicy:
+    """Keeps a number of revisions.
+
+    Arguments:
+        retention: the number.
+    """
+
+    interval_s = REVISION_INTERVAL_S
+
+    def __init__(self, retention: int) -> None:
+        self._retention = retention
+        self._compacted = 0
+
+    def target(self, now: float, revision: int) -> int | None:
+        """See ``Policy``."""
+        target = revision - self._retention
+        return target if target > self._compacted else None
+
+    def done(self, now: float, target: int) -> None:
+        """See ``Policy``."""
+        self._compacted = target
+
+
+class Proposer(Protocol):
+    """The part of the member's loop used here."""
+
+    def propose(self, kind: int, body: bytes, waiter: Waiter) -> int:
+        """Put a request into the log."""
+
+
+class AutoCompaction:
+    """Carries out a policy on a member.
+
+    Arguments:
+        policy: decides.
+        proposer: puts compactions into the log.
+        is_leader: whether this member leads.
+        revision: the current revision.
+    """
+
+    def __init__(
+        self, policy: Policy, proposer: Proposer, is_leader: Callable[[], bool], revision: Callable[[], int]
+    ) -> None:
+        self._policy = policy
+        self._proposer = proposer
+        self._is_leader = is_leader
+        self._revision = revision
+        self._is_compacting = False
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self.tick(loop.time())
+            await asyncio.sleep(self._policy.interval_s)
+
+    def tick(self, now: float) -> None:
+        """Sample, and compact if it is time and this member leads."""
+        target = self._policy.target(now, self._revision())
+        if target is None or self._is_compacting or not self._is_leader():
+            return
+        request = rpc_pb2.CompactionRequest(revision=target)
+        self._is_compacting = True
+        try:
+            self._proposer.propose(Kind.COMPACT, request.SerializeToString(), _Compaction(request, now, self._ended))
+        except errors.StatusError as error:
+            self._ended(now, target, error)
+
+    def _ended(self, now: float, target: int, error: errors.StatusError | None) -> None:
+        self._is_compacting = False
+        if error is None or isinstance(error, errors.CompactedError):
+            self._policy.done(now, target)
+            _log.info("auto-compaction to revision %d is done", target)
+        else:
+            _log.warning("auto-compaction to revision %d failed: %s", target, error)
+
+
+class _Compaction(Waiter):
+    """A compaction on its way through the log."""
+
+    __slots__ = ("begun_at", "on_end")
+
+    def __init__(
+        self,
+        request: rpc_pb2.CompactionRequest,
+        begun_at: float,
+        on_end: Callable[[float, int, errors.StatusError | None], None],
+    ) -> None:
+        self.request = request
+        self.begun_at = begun_at
+        self.on_end = on_end
+
+    def finish(self, outcome: Outcome) -> None:
+        self.on_end(self.begun_at, self.request.revision, outcome.error)
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.on_end(self.begun_at, self.request.revision, error)

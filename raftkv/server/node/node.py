@@ -1,0 +1,590 @@
+"""THE loop of a member: Ready -> disk -> send -> apply -> respond -> advance.
+
+Owns the order in which things happen; nothing else persists, sends or applies. One *turn* handles all that arrived
+since the last: proposals become one append, the appends one write to the log, the messages of a turn one batch for
+each peer. For each ``Ready`` of the Raft core, in this order:
+
+1. messages that depend on nothing (a leader's appends, heartbeats) leave at once, in parallel with the disk;
+2. entries and hard state go to the disk, and into the in-memory log that the core reads;
+3. when they are durable, the core is told, and the messages that promise them (votes, acknowledgements) leave;
+4. committed entries, which are durable here by then, are applied, and their callers answered;
+5. confirmed reads are served once everything up to their index is applied.
+
+A received snapshot takes the place of 2 to 5: its marker goes to the disk, then the database is exchanged beside the
+loop (``snapshots``), which ticks and answers heartbeats meanwhile; what is durable behind it is confirmed after it.
+
+Invariants
+- No acknowledgement, to a client or a peer, before the fsync it depends on; with one member too.
+- Entries are applied in index order, each once; the applied index is stored with their effects (``applying``).
+- A proposal waits for nothing but the end of the turn in which it came: batches overlap, and grow by themselves when
+  turns take longer.
+- Any exception in a turn stops the member. An error is never passed over: a member that goes on after one could
+  acknowledge what it does not have, or diverge from the others.
+
+Leaves out: connections (``transport``, ``services``), files (``disk``, ``raftkv.storage``), meaning (``raftkv.apply``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from raftkv import errors
+from raftkv.apply.applier import Applier, Outcome
+from raftkv.raft import confchange
+from raftkv.raft.errors import InvalidMessage, ProposalDropped, StepLocalMessage, StepPeerNotFound
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.raw_node import RawNode
+from raftkv.raft.types import (
+    NONE,
+    ConfState,
+    Entry,
+    EntryType,
+    HardState,
+    Message,
+    MessageType,
+    Ready,
+    SnapshotMeta,
+    SoftState,
+    StateRole,
+)
+from raftkv.server.node.applying import Applying
+from raftkv.server.node.disk import Batch, Disk, Restore
+from raftkv.server.node.proposals import Proposals, Waiter
+from raftkv.server.node.reads import Reader, ReadQueue
+from raftkv.storage.failpoints import failpoint
+
+_log = logging.getLogger(__name__)
+
+APPLY_PER_TURN_MAX: Final = 1_000
+"""Committed entries after which a turn gives other work on the loop a chance."""
+
+
+PROPOSE_BYTES_MAX: Final = 1024 * 1024
+"""Requests that are proposed as one: what a follower passes on is one message, which its leader has to read."""
+
+PROPOSE_TURN_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Requests that one turn proposes; the rest follows in the next."""
+
+PASS_ON_BACKLOG_MAX_BYTES: Final = 16 * 1024 * 1024
+"""Unsent bytes of the stream to the leader above which a follower passes nothing more on: what else it has to say to
+the leader (acknowledgements, heartbeats) shares that stream."""
+
+FORWARDED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Requests that a leader keeps for its followers while its log takes no more; what comes beyond that is dropped."""
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Identity and timing of a node.
+
+    Attributes:
+        member_id: of this member.
+        tick_s: length of a Raft tick (etcd: heartbeat-interval).
+        election_s: election timeout.
+    """
+
+    member_id: int
+    tick_s: float
+    election_s: float
+
+    @property
+    def request_timeout_s(self) -> float:
+        """As etcd: 5 s plus two elections, so that a request survives the loss of a leader."""
+        return 5.0 + 2.0 * self.election_s
+
+
+class Sender(Protocol):
+    """Where messages to other members go."""
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Send, or drop: Raft repairs any loss."""
+
+    def backlog_bytes(self, peer_id: int) -> int | None:
+        """What waits to be sent to a peer; None while it is away."""
+
+    def connected_since(self, peer_id: int) -> float | None:
+        """Loop time since when a peer is connected."""
+
+
+class DurableState(Protocol):
+    """The store, as the loop sees it."""
+
+    @property
+    def revision(self) -> int:
+        """Current revision."""
+
+    def set_applied(self, index: int, term: int) -> None:
+        """Everything up to the entry is in the state; closes the unit that is committed as one."""
+
+    def set_conf_state(self, conf_state: ConfState) -> None:
+        """The configuration as of the entry being applied."""
+
+
+class Node:
+    """A running member.
+
+    Arguments:
+        raw: the Raft core.
+        log: the in-memory log that ``raw`` reads.
+        disk: makes entries durable.
+        store: the state that entries are applied to.
+        applier: applies them.
+        sender: delivers messages.
+        settings: timing.
+        ids: fresh request ids.
+        on_fatal: told once, with the error that stopped the member.
+        install_snapshot: replaces the store by a received snapshot, whose marker is in the log, and calls back when it
+            has; the loop goes on meanwhile, but for applying and acknowledging.
+        note_applied: keeps the index and term of the last applied entry through a kill, before anybody is shown it.
+        cork, uncork: put around a turn, so that all its answers leave together and at once when it ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        raw: RawNode,
+        log: MemoryLog,
+        disk: Disk,
+        store: DurableState,
+        applier: Applier,
+        sender: Sender,
+        settings: NodeSettings,
+        ids: Iterator[int],
+        conf_state: ConfState,
+        applied: int,
+        on_fatal: Callable[[BaseException], None],
+        install_snapshot: Callable[[SnapshotMeta, Callable[[], None]], None],
+        note_applied: Callable[[int, int], None],
+        cork: Callable[[], None] = _nothing,
+        uncork: Callable[[], None] = _nothing,
+    ) -> None:
+        self.raw = raw
+        self.log = log
+        self.store = store
+        self.applier = applier
+        self.settings = settings
+        self.conf_state = conf_state
+        self.applied = applied
+        self.leader = NONE
+        self.role = StateRole.FOLLOWER
+        self.term = log.initial_state()[0].term
+        self.committed = log.initial_state()[0].commit
+        self.leader_changes = 0
+        self.proposals_dropped = 0
+        self.leader_elected_at = 0.0
+        self.leader_lost_at = -math.inf
+        self.conf_changed_at = 0
+        self.stopped = False
+        self.on_leader_change: list[Callable[[], None]] = []
+        self.on_applied: list[Callable[[], None]] = []
+        self.proposals = Proposals(ids, settings.request_timeout_s)
+        self.reads = ReadQueue(raw.read_index, ids, settings.request_timeout_s)
+        self._disk = disk
+        self._sender = sender
+        self._on_fatal = on_fatal
+        self._install_snapshot = install_snapshot
+        self._note_applied = note_applied
+        self._cork = cork
+        self._uncork = uncork
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+        self._in_turn = False
+        self.applying = Applying(self, self._wake)
+        self._unwritten_hard_state: HardState | None = None
+        # Proposals that followers passed on, waiting to be appended together with this member's own.
+        self._forwarded: list[bytes] = []
+        self._forwarded_bytes = 0
+        # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
+        self._refused = False
+        self._ticker: asyncio.TimerHandle | None = None
+        # While a snapshot is being installed: its Ready, and those behind it that are durable already.
+        self._installing: Ready | None = None
+        self._behind: deque[Ready] = deque()
+
+    # -- doors -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._ticker = self._loop.call_later(self.settings.tick_s, self._tick)
+        self._wake()
+
+    def propose(self, kind: int, body: bytes, waiter: Waiter) -> int:
+        """Put a request into the log; ``waiter`` gets the outcome or a failure. Returns its request id.
+
+        Raises:
+            TooManyRequestsError: too much is pending.
+            StoppedError: the member stops.
+        """
+        if self.stopped:
+            raise errors.StoppedError
+        request_id = self.proposals.add(kind, body, waiter, self._loop.time())
+        self._wake()
+        return request_id
+
+    def read(self, reader: Reader) -> None:
+        """Call ``reader.ready`` once the applied state is at least as new as now."""
+        if self.stopped:
+            raise errors.StoppedError
+        self.reads.add(reader, self._loop.time())
+        self._wake()
+
+    def receive(self, messages: Iterable[Message]) -> None:
+        """Messages from another member, in the order sent."""
+        if self.stopped:
+            return
+        try:
+            for message in messages:
+                self._step(message)
+        except Exception as error:
+            self.fatal(error)
+            return
+        self._wake()
+
+    def awaits_snapshot(self, index: int) -> bool:
+        """Whether the received database of an index is to be installed, or is being."""
+        pending = self.raw.raft.log.unstable.snapshot
+        installing = self._installing
+        return (pending is not None and pending.index == index) or (
+            installing is not None and installing.snapshot is not None and installing.snapshot.index == index
+        )
+
+    def _step(self, message: Message) -> None:
+        if message.type == MessageType.PROPOSE and self.role == StateRole.LEADER and _is_plain(message):
+            self._take_forwarded([entry.data for entry in message.entries])
+            return
+        try:
+            self.raw.step(message)
+        except ProposalDropped:
+            # A follower passed on what cannot be taken now; whoever proposed it hears of a time-out.
+            self.proposals_dropped += 1
+        except (StepLocalMessage, StepPeerNotFound, InvalidMessage) as error:
+            _log.warning("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
+
+    def _take_forwarded(self, datas: list[bytes]) -> None:
+        """Keep what a follower passed on for the next turn; of what is dropped it is told nothing, and times out."""
+        if self._forwarded_bytes > FORWARDED_BYTES_MAX:
+            self.proposals_dropped += len(datas)
+            return
+        self._forwarded += datas
+        self._forwarded_bytes += sum(map(len, datas))
+
+    def report_unreachable(self, peer_id: int) -> None:
+        """Messages to a peer were lost."""
+        if not self.stopped:
+            self.raw.report_unreachable(peer_id)
+
+    def report_snapshot(self, peer_id: int, ok: bool) -> None:
+        """A snapshot was delivered to a peer, or failed."""
+        if not self.stopped:
+            self.raw.report_snapshot(peer_id, ok)
+            self._wake()
+
+    @property
+    def is_transferring(self) -> bool:
+        """Whether this leader is handing over: another may be elected at any moment."""
+        return self.raw.raft.transferee != NONE
+
+    def transfer_leader(self, target: int) -> None:
+        """Ask to hand leadership over."""
+        self.raw.transfer_leader(target)
+        self._wake()
+
+    def stop(self) -> None:
+        """Take part no more; whoever waits is told."""
+        if self.stopped:
+            return
+        self.stopped = True
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self.applying.close()
+        self.proposals.close()
+        self.reads.close()
+
+    def fatal(self, error: BaseException) -> None:
+        """Stop for good because of an error."""
+        if not self.stopped:
+            self.stop()
+            self._on_fatal(error)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self.stopped:
+            return
+        self._in_turn = True
+        self._cork()
+        try:
+            applied = self.applying.begin_turn()
+            if self._forwarded or self.proposals.has_unsent:
+                self._propose_unsent()
+            self.reads.start(self._loop.time())
+            while self.raw.has_ready():
+                applied += self._carry_out(self.raw.ready())
+                if applied > APPLY_PER_TURN_MAX:
+                    self._wake()
+                    break
+            # What was refused is tried again at the next tick, or when applying may have made room.
+            if (self._forwarded or self.proposals.has_unsent) and (applied or not self._refused):
+                self._wake()
+        except Exception as error:
+            self.fatal(error)
+        finally:
+            self._in_turn = False
+            self._uncork()
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(self.settings.tick_s, self._tick)
+        now = self._loop.time()
+        try:
+            # One tick however late: time in which this process stood still must not count as silence of others.
+            self.raw.tick()
+            self.reads.tick(now)
+            for waiter, sent in self.proposals.take_expired(now):
+                waiter.fail(self._timeout_error(waiter.started_at, now, sent))
+        except Exception as error:
+            self.fatal(error)
+            return
+        self._wake()
+
+    def _propose_unsent(self) -> None:
+        """Propose what waits, at most so much that neither a message nor a turn gets too long."""
+        self._refused = False
+        left_bytes = PROPOSE_TURN_BYTES_MAX
+        while left_bytes > 0 and (self._forwarded or self.proposals.has_unsent) and not self._refused:
+            unsent = self.proposals.take_unsent(PROPOSE_BYTES_MAX)
+            forwarded = self._next_forwarded()
+            datas = [data for _, data in unsent]
+            datas += forwarded
+            if not datas:
+                return
+            left_bytes -= sum(map(len, datas))
+            try:
+                failpoint("raftBeforeLeaderSend")
+                self._check_way_to_leader()
+                self.raw.propose_batch(datas)
+            except ProposalDropped:
+                self.proposals.give_back(unsent)
+                self._give_back_forwarded(forwarded)
+                self._refused = True
+
+    def _check_way_to_leader(self) -> None:
+        """Raise ``ProposalDropped`` while what this follower passes on would be lost, or hold up everything else."""
+        if self.role != StateRole.LEADER and self.leader != NONE:
+            backlog_bytes = self._sender.backlog_bytes(self.leader)
+            if backlog_bytes is None or backlog_bytes > PASS_ON_BACKLOG_MAX_BYTES:
+                raise ProposalDropped("the leader does not keep up")
+
+    def _next_forwarded(self) -> list[bytes]:
+        if self._forwarded_bytes <= PROPOSE_BYTES_MAX:
+            taken, self._forwarded, self._forwarded_bytes = self._forwarded, [], 0
+            return taken
+        count = size_bytes = 0
+        for data in self._forwarded:
+            if count and size_bytes + len(data) > PROPOSE_BYTES_MAX:
+                break
+            count += 1
+            size_bytes += len(data)
+        taken, self._forwarded = self._forwarded[:count], self._forwarded[count:]
+        self._forwarded_bytes -= size_bytes
+        return taken
+
+    def _give_back_forwarded(self, datas: list[bytes]) -> None:
+        """The log took none of these. A leader tries again; one that leads no more forgets what others sent it."""
+        if self.role == StateRole.LEADER:
+            self._forwarded = datas + self._forwarded
+            self._forwarded_bytes += sum(map(len, datas))
+            return
+        self.proposals_dropped += len(datas) + len(self._forwarded)
+        self._forwarded, self._forwarded_bytes = [], 0
+
+    def _carry_out(self, ready: Ready) -> int:
+        """The duties of one Ready; how many entries were applied."""
+        if ready.soft_state is not None:
+            self._take_soft_state(ready.soft_state)
+        if ready.committed_entries and not ready.entries:
+            # Nothing for the disk, so nobody waits for these messages as clients wait for their answers.
+            self.applying.take(ready.committed_entries)
+            self._uncork()
+            self._cork()
+        if ready.messages:
+            self._sender.send(ready.messages)
+        if ready.hard_state is not None:
+            self.term = ready.hard_state.term
+            self.committed = ready.hard_state.commit
+        self._persist(ready)
+        if ready.read_states:
+            now = self._loop.time()
+            for state in ready.read_states:
+                self.reads.confirm(state.context, state.index, self.applied, now)
+        if ready.committed_entries and ready.entries:
+            self.applying.take(ready.committed_entries)
+        return len(ready.committed_entries)
+
+    def _persist(self, ready: Ready) -> None:
+        if ready.snapshot is not None:
+            # Entries may follow it at once, so the log begins anew now; the state follows when the marker is durable.
+            self.log.apply_snapshot(ready.snapshot)
+        if ready.hard_state is not None:
+            self.log.set_hard_state(ready.hard_state)
+            self._unwritten_hard_state = ready.hard_state
+        if ready.entries:
+            self.log.append(ready.entries)
+        if ready.snapshot is not None:
+            self._unwritten_hard_state = None
+            state, _ = self.log.initial_state()
+            self._disk.submit(Restore(ready.snapshot, state, ready.entries, lambda: self._saved(ready)))
+            return
+        if not ready.must_sync and not self._disk.outstanding:
+            # Nothing that must not be forgotten. A commit index alone is written with the next records: a restart
+            # without it learns it again from the leader.
+            self._durable(ready)
+            return
+        failpoint("raftBeforeSave")
+        hard_state, self._unwritten_hard_state = self._unwritten_hard_state, None
+        self._disk.submit(Batch(hard_state, ready.entries, ready.must_sync, lambda: self._saved(ready)))
+
+    def _saved(self, ready: Ready) -> None:
+        """The disk has the records of a Ready."""
+        if self.stopped:
+            return
+        try:
+            failpoint("raftAfterSave")
+            self._durable(ready)
+        except Exception as error:
+            self.fatal(error)
+            return
+        if not self._in_turn:
+            self._wake()
+
+    def _durable(self, ready: Ready) -> None:
+        """Everything up to this Ready is durable: tell the core, send what promises it."""
+        if self._installing is not None:
+            self._behind.append(ready)
+            return
+        if ready.snapshot is not None:
+            self._installing = ready
+            meta = ready.snapshot
+            self.applying.replaced(meta.index)
+            self._install_snapshot(meta, lambda: self._installed(ready, meta))
+            return
+        self._confirm(ready)
+
+    def _confirm(self, ready: Ready) -> None:
+        failpoint("raftBeforeAdvance")
+        self.raw.on_append_durable(ready)
+        if ready.messages_after_append:
+            failpoint("raftBeforeFollowerSend")
+            self._sender.send(ready.messages_after_append)
+
+    def _installed(self, ready: Ready, meta: SnapshotMeta) -> None:
+        """The state is that of a received snapshot: go on with what came behind it."""
+        if self.stopped:
+            return
+        try:
+            self.conf_state = meta.conf_state
+            self.applied = meta.index
+            self._note_applied(meta.index, meta.term)
+            failpoint("raftAfterApplySnap")
+            self._installing = None
+            self._confirm(ready)
+            while self._behind and self._installing is None:
+                self._durable(self._behind.popleft())
+            self.reads.applied(meta.index)
+            for callback in self.on_applied:
+                callback()
+        except Exception as error:
+            self.fatal(error)
+            return
+        self._wake()
+
+    def _take_soft_state(self, soft: SoftState) -> None:
+        self.role = soft.role
+        if soft.leader == self.leader:
+            return
+        had_leader, self.leader = self.leader != NONE, soft.leader
+        if had_leader:
+            self.leader_lost_at = self._loop.time()
+        if soft.leader != NONE:
+            self.leader_changes += had_leader or self.leader_elected_at > 0
+            self.leader_elected_at = self._loop.time()
+            self.reads.leader_changed(self.leader_elected_at)
+            # What waited for a leader is proposed in the next turn.
+            self._wake()
+        for callback in self.on_leader_change:
+            callback()
+
+    # -- applying ----------------------------------------------------------------------------------------------------
+
+    def applied_up_to(self, last: Entry, answers: list[tuple[Waiter, Outcome]]) -> None:
+        """Everything up to an entry is in the state: for ``applying``."""
+        self.applied = last.index
+        # Before anything else may happen to the store: what was changed goes to disk under this index.
+        self.store.set_applied(last.index, last.term)
+        self._note_applied(last.index, last.term)
+        self.raw.on_applied(last.index)
+        for waiter, outcome in answers:
+            _answer(waiter, outcome)
+        self.reads.applied(last.index)
+        for callback in self.on_applied:
+            callback()
+
+    def apply_conf_change(self, entry: Entry) -> None:
+        """Apply a membership change: for ``applying``."""
+        failpoint("beforeApplyOneConfChange")
+        self.conf_state = self.raw.apply_conf_change(confchange.decode(entry.data))
+        self.conf_changed_at = entry.index
+        self.store.set_conf_state(self.conf_state)
+        self.log.set_conf_state(self.conf_state)
+        failpoint("afterApplyOneConfChange")
+
+    # -- errors ------------------------------------------------------------------------------------------------------
+
+    def _timeout_error(self, started_at: float, now: float, sent: bool) -> errors.StatusError:
+        """Which of etcd's time-out errors a proposal gets (server/etcdserver/server.go, parseProposeCtxErr)."""
+        if not sent:
+            return errors.ContextDeadlineExceededError()
+        if self.leader_elected_at - 2 * self.settings.election_s < started_at < self.leader_elected_at:
+            return errors.LeaderFailTimeoutError()
+        if self.leader not in (NONE, self.settings.member_id):
+            since = self._sender.connected_since(self.leader)
+            if since is None or since > started_at:
+                return errors.ConnectionLostTimeoutError()
+        elif self.leader == self.settings.member_id and not self._quorum_connected_since(started_at):
+            return errors.ConnectionLostTimeoutError()
+        return errors.RequestTimeoutError()
+
+    def _quorum_connected_since(self, moment: float) -> bool:
+        voters = self.conf_state.voters
+        connected = [self._sender.connected_since(voter) for voter in voters if voter != self.settings.member_id]
+        return 1 + sum(since is not None and since <= moment for since in connected) > len(voters) // 2
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether a message holds requests alone, no membership changes."""
+    return all(entry.type == EntryType.NORMAL for entry in message.entries)
+
+
+def _answer(waiter: Waiter, outcome: Outcome) -> None:
+    """Tell a caller. The entry is applied whatever becomes of the answer, so a failure here harms nobody else."""
+    try:
+        waiter.finish(outcome)
+    except errors.InvariantError:
+        raise
+    except Exception:
+        _log.exception("could not answer a request that was applied")

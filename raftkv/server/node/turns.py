@@ -1,0 +1,223 @@
+"""How long the turns of the event loop are: while one lasts, the member hears nobody, heartbeats included.
+
+Owns the selector that the loop is made with. A turn is the time between a return of ``select`` and the next call to it,
+so waiting for events is not part of it, and everything else is: callbacks, tasks, an inline sync, a pause of the
+process. Measuring costs 0.4 us a turn.
+
+    selector = TurnSelector(turns := LoopTurns())
+    asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector))
+
+Told in three ways: the histogram ``raftkv_loop_turn_seconds``, the gauges of the longest turn since the last scrape (so
+one scraper, or each sees a part), and a warning for a turn above ``TURN_LIMIT_S``, at most one a second, that names the
+functions which ran. Those come from a thread that looks ten times a second: it sees what a long turn is doing without
+any work in the short ones. (It cannot look oftener: each time it takes the interpreter lock from a busy loop, which on
+a crowded machine costs more than a turn.) On Linux the loop also knows how long it waited for a processor that others
+had. ``own`` is a turn without that wait: what the member did itself, syncs and waits for the interpreter lock included.
+The wait is counted from up to 20 ms before the turn, and ``own`` may be so much too short.
+
+Leaves out: what a turn above the limit should lead to; that is up to whoever cuts the work into slices.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import sys
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator
+from time import monotonic
+from types import FrameType
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from raftkv.server.http.metrics import histogram_family
+
+TURN_LIMIT_S: Final = 0.05
+"""No turn may be longer, whatever one client asks for."""
+WARNING_INTERVAL_S: Final = 1.0
+LOOK_INTERVAL_S: Final = 0.1
+SEEN_AFTER_S: Final = 0.01
+"""A turn that has lasted so long when it is looked at is noted; most end soon."""
+SAMPLE_INTERVAL_S: Final = 0.02
+"""How old the base may be from which waits for a processor are counted; reading it costs 4 us."""
+FRAMES_MAX: Final = 4
+"""Functions that a warning names, the innermost first."""
+_BUCKETS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+_log = logging.getLogger(__name__)
+
+
+class LoopTurns(Collector):
+    """The figures of one loop. Only the loop's thread writes them; a scrape runs there too.
+
+    Attributes:
+        counts, sum_s: of the histogram.
+        longest_s, longest_own_s: the longest turn since the last scrape, by the clock, and without waits for a
+            processor.
+        notable_s: a turn above this may be the longest, or is too long.
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_BUCKETS_S) + 1)
+        self.sum_s = 0.0
+        self.longest_s = self.longest_own_s = self.notable_s = 0.0
+        self._warned_at = float("-inf")
+        self._unreported = 0
+
+    def notable(self, seconds: float, own_seconds: float, work: str, now: float) -> None:
+        """A turn above ``notable_s`` is over; ``work`` names what was seen of it."""
+        self.longest_s = max(self.longest_s, seconds)
+        self.longest_own_s = max(self.longest_own_s, own_seconds)
+        self.notable_s = min(self.longest_own_s, TURN_LIMIT_S)
+        if seconds > TURN_LIMIT_S:
+            self._warn(seconds, own_seconds, work, now)
+
+    def _warn(self, seconds: float, own_seconds: float, work: str, now: float) -> None:
+        if now - self._warned_at < WARNING_INTERVAL_S:
+            self._unreported += 1
+            return
+        others = f"; {self._unreported} other long turns since the last such line" if self._unreported else ""
+        _log.warning(
+            "a turn of the event loop took %.0f ms, %.0f ms without waits for a processor, in %s%s",
+            seconds * 1e3,
+            own_seconds * 1e3,
+            work or "work that was over before it was seen",
+            others,
+        )
+        self._warned_at = now
+        self._unreported = 0
+
+    def collect(self) -> Iterator[Metric]:
+        """All families. The longest turn begins anew with each scrape."""
+        longest_s, own_s = self.longest_s, self.longest_own_s
+        self.longest_s = self.longest_own_s = self.notable_s = 0.0
+        text = "How long turns of the event loop take."
+        yield histogram_family("raftkv_loop_turn_seconds", text, _BUCKETS_S, self.counts, self.sum_s)
+        text = "The longest turn of the event loop since the last scrape."
+        yield GaugeMetricFamily("raftkv_loop_turn_longest_seconds", text, longest_s)
+        text = "The longest turn since the last scrape, without waits for a processor."
+        yield GaugeMetricFamily("raftkv_loop_turn_longest_own_seconds", text, own_s)
+
+
+class TurnSelector(selectors.DefaultSelector):
+    """A selector that times what its loop does between two calls of ``select``.
+
+    Arguments:
+        turns: told of every turn.
+    """
+
+    def __init__(self, turns: LoopTurns) -> None:
+        super().__init__()
+        self._turns = turns
+        self._wait = super().select
+        self.turn = 0
+        """The number of the turn under way; 0: none was begun."""
+        self.began = 0.0
+        """When it began; 0: the loop waits for events."""
+        self._waits: _Waits | None = None
+        self._onlooker: _Onlooker | None = None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """End a turn, wait, begin the next one."""
+        turns, began = self._turns, self.began
+        if began:
+            now = monotonic()
+            seconds = now - began
+            turns.counts[bisect_left(_BUCKETS_S, seconds)] += 1
+            turns.sum_s += seconds
+            if seconds > turns.notable_s:
+                self._notable(seconds, now)
+            elif self._waits is not None and now - self._waits.sampled_at > SAMPLE_INTERVAL_S:
+                self._waits.since_sample_s(now)
+            self.began = 0.0
+        elif self._onlooker is None:
+            # The first call: on the loop's own thread, whose waits and frames are meant.
+            self._waits = _Waits()
+            self._onlooker = _Onlooker(self)
+        ready = self._wait(timeout)
+        self.turn += 1
+        self.began = monotonic()
+        return ready
+
+    def _notable(self, seconds: float, now: float) -> None:
+        waited_s = self._waits.since_sample_s(now) if self._waits is not None else 0.0
+        number, work = self._onlooker.seen if self._onlooker is not None else (0, "")
+        self._turns.notable(seconds, max(0.0, seconds - waited_s), work if number == self.turn else "", now)
+
+    def close(self) -> None:
+        """Close it, and let its thread end."""
+        if self._onlooker is not None:
+            self._onlooker.stop()
+        if self._waits is not None:
+            self._waits.close()
+        super().close()
+
+
+class _Waits:
+    """How long the thread that made this has waited for a processor, since the sample before."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        except OSError:
+            self._file = -1  # not Linux
+        self.sampled_at = 0.0
+        self._total_s = 0.0
+        self.since_sample_s(0.0)
+
+    def since_sample_s(self, now: float) -> float:
+        """Take a sample."""
+        if self._file < 0:
+            return 0.0
+        # Nanoseconds on a processor, nanoseconds of waiting for one, and how often.
+        total_s = int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+        waited_s, self._total_s, self.sampled_at = total_s - self._total_s, total_s, now
+        return waited_s
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+
+
+class _Onlooker:
+    """The thread that looks at the loop; made on the loop's own thread.
+
+    Attributes:
+        seen: the number of a turn that was long when it was looked at, and what it did.
+    """
+
+    def __init__(self, selector: TurnSelector) -> None:
+        self.seen: tuple[int, str] = (0, "")
+        self._selector = selector
+        self._loop_thread = threading.get_ident()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loop-turns", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        selector = self._selector
+        while not self._stopped.wait(LOOK_INTERVAL_S):
+            turn, began = selector.turn, selector.began
+            if began and monotonic() - began >= SEEN_AFTER_S:
+                self.seen = (turn, name_work(sys._current_frames().get(self._loop_thread)))
+
+
+def name_work(frame: FrameType | None) -> str:
+    """The functions of raftkv in a stack, the innermost first: ``storage.index.range < server.kv.range``."""
+    names: list[str] = []
+    while frame is not None and len(names) < FRAMES_MAX:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith("raftkv.") and module != __name__:
+            names.append(f"{module.removeprefix('raftkv.')}.{frame.f_code.co_qualname}")
+        frame = frame.f_back
+    return " < ".join(names)

@@ -1,0 +1,279 @@
+"""What a recipe, a service built of other requests, may do on the member that serves it.
+
+The Lock and Election services keep no state of their own: all of it is keys. A recipe reads and writes these through
+the same doors as any client, only without a wire between:
+
+    outcome = await recipe.txn(call, request)      # through the log; what is refused is raised
+    await recipe.confirm()                         # this member is now as recent as the cluster was at the call
+    recipe.oldest(b"name/")                        # the state that is applied here
+    await recipe.changed(b"name/a", b"name/b")     # one of these keys may have changed here
+
+Invariants
+- A call that ends, however, leaves no watcher and no wait behind. ``close`` ends all waits at once: the member stops.
+- What is refused arrives as UNKNOWN, as from etcd, whose recipes are clients that pass on the text of an error but
+  not its code. That the member stops, has no leader or was not in time stays UNAVAILABLE or DEADLINE_EXCEEDED here
+  (in etcd that is UNKNOWN too), since clients turn to another member by the code.
+
+Leaves out what the recipes mean: ``recipes.queue`` (who is first), ``lock``, ``election``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+from google.protobuf.message import DecodeError
+
+from raftkv import errors
+from raftkv.apply import check, ranges
+from raftkv.apply.applier import Outcome
+from raftkv.apply.request import Kind
+from raftkv.pb import kv_pb2, rpc_pb2
+from raftkv.pb.services import Method
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.server import Server
+from raftkv.rpc.status import RpcError
+from raftkv.server.node.proposals import Waiter
+from raftkv.server.node.waits import read_confirmed
+from raftkv.server.services.kv import Responder
+from raftkv.server.watch.hub import WatchHub
+
+OPERATIONS_MAX: Final = 4
+"""No txn of a recipe has more."""
+
+_KEPT_CODES: Final = frozenset({errors.UNAVAILABLE, errors.DEADLINE_EXCEEDED})
+
+
+class Leases(Protocol):
+    """Where leases are granted."""
+
+    async def grant(self, ttl_s: int) -> int:
+        """Grant a lease with a fresh id; the id. Raises StatusError if it is refused."""
+
+
+class Recipe:
+    """The doors of recipes.
+
+    Arguments:
+        responder: the member's shared parts.
+        hub: tells of changed keys.
+        leases: grants leases.
+    """
+
+    def __init__(self, responder: Responder, hub: WatchHub, leases: Leases) -> None:
+        self.responder = responder
+        self.hub = hub
+        self.leases = leases
+        self.store = responder.applier.store
+        self._waits: set[Callable[[errors.StatusError], None]] = set()
+        self._closed = False
+
+    def close(self) -> None:
+        """The member stops: whoever waits is told."""
+        self._closed = True
+        for fail in list(self._waits):
+            fail(errors.StoppedError())
+
+    def begin_wait(self, fail: Callable[[errors.StatusError], None]) -> None:
+        """Have a wait told when the member stops.
+
+        Raises:
+            StoppedError: it does already.
+        """
+        if self._closed:
+            raise errors.StoppedError
+        self._waits.add(fail)
+
+    def end_wait(self, fail: Callable[[errors.StatusError], None]) -> None:
+        """The wait is over."""
+        self._waits.discard(fail)
+
+    # -- serving -----------------------------------------------------------------------------------------------------
+
+    def serve(self, server: Server, method: Method, handler: Callable[[UnaryCall, Any], Awaitable[bytes]]) -> None:
+        """Register a unary method; ``handler(call, request)`` returns the response's bytes or raises StatusError."""
+
+        async def run(message: bytes, call: UnaryCall) -> bytes:
+            request = self.admit(call, method, message)
+            try:
+                return await handler(call, request)
+            except errors.StatusError as error:
+                raise refusal(error) from None
+            except errors.InvariantError as error:
+                self.responder.node.fatal(error)
+                raise
+
+        server.unary_async(method.path, run)
+
+    def admit(self, call: ServerCall, method: Method, message: bytes) -> Any:
+        """The request, parsed, of a caller whom this member serves.
+
+        Raises:
+            RpcError: it is not one, or not served here; with the code that every service gives.
+        """
+        try:
+            request = method.request.FromString(message)
+            self.responder.admission.check_read(call, serializable=False)
+        except DecodeError as error:
+            raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
+        except errors.StatusError as error:
+            raise RpcError(error.code, str(error)) from None
+        return request
+
+    def answer(self, revision: int, response: Any) -> bytes:
+        """The bytes of a response, headed by the revision."""
+        header = self.responder.header.encode(revision, self.responder.node.term)
+        body: bytes = response.SerializeToString()
+        return header + body
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    async def txn(
+        self, call: ServerCall, request: rpc_pb2.TxnRequest, undo: Callable[[Outcome], None] | None = None
+    ) -> tuple[int, rpc_pb2.TxnResponse]:
+        """Execute a txn; the revision and the response.
+
+        Arguments:
+            call: on whose behalf.
+            request: what to execute.
+            undo: told of the outcome if the caller left before it came: the txn may have happened all the same.
+
+        Raises:
+            StatusError: it was refused, or was not applied in time.
+        """
+        check.check_txn(request, OPERATIONS_MAX)
+        data = request.SerializeToString()
+        self.responder.admission.check_write(call, Kind.TXN, data, request)
+        waiter = _PendingTxn(request, undo)
+        self.responder.node.propose(Kind.TXN, data, waiter)
+        outcome = await waiter.outcome
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.revision, rpc_pb2.TxnResponse.FromString(outcome.body)
+
+    def delete_if_same(self, key: bytes, create_revision: int) -> None:
+        """Delete a key unless it is gone or was made anew; nobody waits for it, and it is tried until decided."""
+        request = rpc_pb2.TxnRequest(
+            compare=[created_at(key, create_revision)],
+            success=[rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))],
+        )
+        _Deletion(self.responder, request).propose()
+
+    async def lease(self, lease_id: int, ttl_s: int) -> int:
+        """The lease that was given, or a new one of ``ttl_s`` if that is 0."""
+        return lease_id or await self.leases.grant(ttl_s)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def confirm(self) -> None:
+        """Wait until the applied state is at least as new as now.
+
+        Raises:
+            RequestTimeoutError, StoppedError: it was not in time.
+        """
+        await read_confirmed(self.responder.node)
+
+    def find(self, request: rpc_pb2.RangeRequest) -> list[kv_pb2.KeyValue]:
+        """Read the state applied here."""
+        _, body = ranges.execute(self.store, request)
+        return list(rpc_pb2.RangeResponse.FromString(body).kvs)
+
+    def oldest(self, prefix: bytes, revision: int = 0) -> kv_pb2.KeyValue | None:
+        """The key below a prefix that was created first, now or as of a revision."""
+        request = rpc_pb2.RangeRequest(
+            key=prefix, range_end=prefix_end(prefix), revision=revision, sort_target=rpc_pb2.RangeRequest.CREATE
+        )
+        request.sort_order = rpc_pb2.RangeRequest.ASCEND
+        request.limit = 1
+        return next(iter(self.find(request)), None)
+
+    async def changed(self, *keys: bytes) -> None:
+        """Wait until one of these keys may have changed in the state applied here.
+
+        Raises:
+            StoppedError: the member stops.
+        """
+        wait: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not wait.done():
+                wait.set_result(None)
+
+        def fail(error: errors.StatusError) -> None:
+            if not wait.done():
+                wait.set_exception(error)
+
+        self.begin_wait(fail)
+        cancels = [self.hub.on_change(key, wake) for key in keys]
+        try:
+            await wait
+        finally:
+            self.end_wait(fail)
+            for cancel in cancels:
+                cancel()
+
+
+class _PendingTxn(Waiter):
+    """A coroutine waits for the outcome of a proposal."""
+
+    __slots__ = ("_undo", "outcome")
+
+    def __init__(self, request: rpc_pb2.TxnRequest, undo: Callable[[Outcome], None] | None) -> None:
+        self.request = request
+        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._undo = undo
+
+    def finish(self, outcome: Outcome) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+        elif self._undo is not None:
+            self._undo(outcome)
+
+    def fail(self, error: errors.StatusError) -> None:
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
+
+class _Deletion(Waiter):
+    """A deletion nobody waits for. To be told that it failed in doubt is to ask again: it cannot happen twice."""
+
+    __slots__ = ("_data", "_responder")
+
+    def __init__(self, responder: Responder, request: rpc_pb2.TxnRequest) -> None:
+        self.request = request
+        self._data = request.SerializeToString()
+        self._responder = responder
+
+    def propose(self) -> None:
+        try:
+            self._responder.node.propose(Kind.TXN, self._data, self)
+        except errors.StatusError:
+            pass  # the member stops, or has no room for more; the lease ends the key
+
+    def finish(self, outcome: Outcome) -> None:
+        pass
+
+    def fail(self, error: errors.StatusError) -> None:
+        if not self._responder.node.stopped:
+            self.propose()
+
+
+def created_at(key: bytes, revision: int) -> rpc_pb2.Compare:
+    """Holds while the key is the one made at this revision; at 0: while there is none."""
+    return rpc_pb2.Compare(
+        key=key,
+        target=rpc_pb2.Compare.CREATE,
+        result=rpc_pb2.Compare.EQUAL,
+        create_revision=revision,
+    )
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """End of the interval of keys that begin with a prefix, which ends with a slash."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def refusal(error: errors.StatusError) -> RpcError:
+    """How a recipe passes an error on."""
+    return RpcError(error.code if error.code in _KEPT_CODES else errors.UNKNOWN, str(error))

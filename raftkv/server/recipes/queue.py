@@ -1,0 +1,154 @@
+"""The queue that locks and elections are made of: keys below one prefix, the oldest of which is first.
+
+    name/a (created at 5, holder)   <-  name/1f (at 7)   <-  name/b (at 9)
+                                        waits for name/a     waits for name/1f
+
+Who comes adds a key named by its lease, and waits until every key that was created before is gone. Each waits for
+the one just before it alone, so that a release wakes one waiter, not all. The lease ends the key of whoever dies.
+
+Invariants
+- Who is told to be first has a key that was there, unchanged in its create revision, in a read that was confirmed
+  with a quorum after the last wait (etcd issue 11456: a lease can end while its holder waits, and nobody may be told
+  then that he holds the lock).
+- A waiter whose key is gone hears of it at once, not when its turn would have come (etcd lets it wait).
+- A waiter lasts through changes of the leader: it waits for what this member applies, and asks again if a read fails.
+- A waiter that leaves takes its key along, unless that was made anew meanwhile.
+
+The create revision of a place is the fencing token: it rises from holder to holder, so a store that refuses smaller
+numbers than it has seen is safe from a holder that was paused for longer than its lease.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from raftkv import errors
+from raftkv.apply.applier import Outcome
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.server.calls import ServerCall
+from raftkv.server.recipes.local_client import Recipe, created_at, prefix_end
+
+_Range: Final = rpc_pb2.RangeRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a queue.
+
+    Attributes:
+        prefix: of the queue's keys.
+        key: that marks the place.
+        create_revision: of the key; the fencing token.
+        revision: the store's when the place was taken or found.
+        value: of the key when it was taken or found.
+        is_first: whether nobody was before it then.
+    """
+
+    prefix: bytes
+    key: bytes
+    create_revision: int
+    revision: int
+    value: bytes
+    is_first: bool
+
+
+class Queue:
+    """Takes places in queues and waits for turns.
+
+    Arguments:
+        recipe: the member's doors.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+
+    async def enter(self, call: ServerCall, name: bytes, lease_id: int, value: bytes = b"") -> Place:
+        """Take a place, or find the one that the lease has already.
+
+        If the caller leaves meanwhile, a place that was taken is given back.
+
+        Raises:
+            LeaseNotFoundError: there is no such lease.
+        """
+        prefix = name + b"/"
+        key = prefix + b"%x" % lease_id
+
+        def undo(outcome: Outcome) -> None:
+            if outcome.error is None and rpc_pb2.TxnResponse.FromString(outcome.body).succeeded:
+                self._recipe.delete_if_same(key, outcome.revision)
+
+        revision, response = await self._recipe.txn(call, _enter_request(prefix, key, lease_id, value), undo)
+        owner = response.responses[1].response_range.kvs[0]
+        if response.succeeded:
+            return Place(prefix, key, revision, revision, value, owner.create_revision == revision)
+        found = response.responses[0].response_range.kvs[0]
+        is_first = owner.create_revision == found.create_revision
+        return Place(prefix, key, found.create_revision, revision, found.value, is_first)
+
+    async def wait_turn(self, place: Place) -> int | None:
+        """Wait until nobody is before this place; the revision at which that was confirmed, None if the place is lost.
+
+        If the caller leaves meanwhile the place is given up, so that nobody waits for it.
+
+        Raises:
+            StoppedError: the member stops.
+        """
+        try:
+            return await self._wait_turn(place)
+        except BaseException:
+            self._recipe.delete_if_same(place.key, place.create_revision)
+            raise
+
+    async def _wait_turn(self, place: Place) -> int | None:
+        while self._has(place):
+            ahead = self._just_before(place)
+            if ahead is not None:
+                await self._recipe.changed(ahead, place.key)
+            elif await self._is_confirmed():
+                return self._recipe.store.revision if self._has(place) else None
+        return None
+
+    async def _is_confirmed(self) -> bool:
+        """Whether a read was confirmed; if not, the leader was lost, and another will be found."""
+        try:
+            await self._recipe.confirm()
+        except errors.StoppedError:
+            raise
+        except errors.StatusError:
+            return False
+        return True
+
+    def _has(self, place: Place) -> bool:
+        """Whether the place is still the one that was taken, in the state applied here."""
+        kvs = self._recipe.find(_Range(key=place.key))
+        return bool(kvs) and kvs[0].create_revision == place.create_revision
+
+    def _just_before(self, place: Place) -> bytes | None:
+        """The youngest key that is older."""
+        request = _Range(
+            key=place.prefix,
+            range_end=prefix_end(place.prefix),
+            max_create_revision=place.create_revision - 1,
+            sort_target=_Range.CREATE,
+            sort_order=_Range.DESCEND,
+            limit=1,
+            keys_only=True,
+        )
+        return next((kv.key for kv in self._recipe.find(request)), None)
+
+
+def _enter_request(prefix: bytes, key: bytes, lease_id: int, value: bytes) -> rpc_pb2.TxnRequest:
+    """Make the key unless it is there, and in the same step see who is first."""
+    first = _Range(
+        key=prefix,
+        range_end=prefix_end(prefix),
+        sort_target=_Range.CREATE,
+        sort_order=_Range.ASCEND,
+        limit=1,
+        keys_only=True,
+    )
+    see_first = rpc_pb2.RequestOp(request_range=first)
+    put = rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=key, value=value, lease=lease_id))
+    get = rpc_pb2.RequestOp(request_range=_Range(key=key))
+    return rpc_pb2.TxnRequest(compare=[created_at(key, 0)], success=[put, see_first], failure=[get, see_first])

@@ -1,0 +1,134 @@
+"""What a member refuses before anything else happens: no leader, learner, too large, no space.
+
+Owns the reading of the ``hasleader`` metadata, the size limit of writes, and the quota. Applying is deterministic and
+cannot look at this member's disk; so space is checked here, where a write enters the cluster, and the first member
+that finds none raises the NOSPACE alarm through the log, which then refuses on all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from raftkv import errors
+from raftkv.apply.alarms import can_grow
+from raftkv.apply.applier import Applier
+from raftkv.raft.types import NONE
+from raftkv.rpc.server.calls import ServerCall
+from raftkv.server.node.node import Node
+
+REQUEST_OVERHEAD_BYTES: Final = 18
+"""What etcd's own framing of a proposal adds to the request that its size limit counts."""
+
+PUT_OVERHEAD_BYTES: Final = 256
+"""What the quota charges for a write beside its bytes (etcd: kvOverhead)."""
+
+DISK_RESERVE_BYTES: Final = 80 * 1024 * 1024
+"""Free disk below which writes are refused: room for the log, a database commit, and deletes that free space."""
+
+
+class Admission:
+    """The checks, against this member's state.
+
+    Arguments:
+        node: for the leader and the role.
+        applier: for the alarms.
+        max_request_bytes: etcd's max-request-bytes.
+        quota_bytes: None for no quota.
+        size_bytes: the database's present size.
+        data_dir: whose free disk is watched.
+        raise_no_space: starts the proposal of the alarm.
+        make_room: gives up what takes room and can come again; whether there was any.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        applier: Applier,
+        *,
+        max_request_bytes: int,
+        quota_bytes: int | None,
+        size_bytes: Callable[[], int],
+        data_dir: str,
+        raise_no_space: Callable[[], None],
+        make_room: Callable[[], bool],
+    ) -> None:
+        self._node = node
+        self._applier = applier
+        self._max_request_bytes = max_request_bytes
+        self._quota_bytes = quota_bytes
+        self._size_bytes = size_bytes
+        self._data_dir = data_dir
+        self._raise_no_space = raise_no_space
+        self._make_room = make_room
+        self._disk_free_bytes = 0
+        self.is_learner = False
+        self.watch_disk()
+
+    def watch_disk(self) -> None:
+        """Look at the free disk; called about once a second, since asking costs a system call."""
+        stat = os.statvfs(self._data_dir)
+        self._disk_free_bytes = stat.f_bavail * stat.f_frsize
+
+    def check_metadata(self, call: ServerCall) -> None:
+        """Refuse a caller that insists on a leader when there is none, or whose version is no text."""
+        for name, value in call.headers:
+            if name == b"hasleader":
+                if value == b"true" and self._node.leader == NONE:
+                    raise errors.NoLeaderError
+            elif name == b"client-api-version" and not _is_text(value):
+                raise errors.InvalidClientAPIVersionError
+
+    def check_read(self, call: ServerCall, serializable: bool) -> None:
+        """Before a read."""
+        self.check_metadata(call)
+        if self.is_learner and not serializable:
+            raise errors.NotSupportedForLearnerError
+
+    def check_write(self, call: ServerCall, kind: int, data: bytes, request: Any) -> None:
+        """Before a proposal."""
+        self.check_metadata(call)
+        if self.is_learner:
+            raise errors.NotSupportedForLearnerError
+        if len(data) + REQUEST_OVERHEAD_BYTES > self._max_request_bytes:
+            raise errors.RequestTooLargeError
+        if can_grow(kind, request):
+            self._check_space(len(data))
+
+    def _check_space(self, size_bytes: int) -> None:
+        if self._applier.alarms.no_space:
+            raise errors.NoSpaceError
+        cost = size_bytes + PUT_OVERHEAD_BYTES
+        over_quota = self._quota_bytes is not None and self._size_bytes() + cost >= self._quota_bytes
+        if over_quota or self._is_disk_full(cost):
+            self._raise_no_space()
+            raise errors.NoSpaceError
+
+    def finds_no_room(self) -> bool:
+        """Whether the disk is at its reserve, looked at now."""
+        self.watch_disk()
+        return self._is_below_reserve(0)
+
+    def _is_disk_full(self, cost_bytes: int) -> bool:
+        if self._disk_free_bytes - cost_bytes >= DISK_RESERVE_BYTES:
+            return False
+        # The last look may be from before somebody made room.
+        self.watch_disk()
+        return self._is_below_reserve(cost_bytes)
+
+    def _is_below_reserve(self, cost_bytes: int) -> bool:
+        left_bytes = self._disk_free_bytes - cost_bytes
+        if left_bytes >= DISK_RESERVE_BYTES:
+            return False
+        # A copy of a database for one member that lags is no reason to stop the writes of all. It may take a moment
+        # until its room is free, so a part of the reserve is for that.
+        return not (self._make_room() and left_bytes >= DISK_RESERVE_BYTES // 2)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,47 @@
+"""The standard gRPC health service, for the server as a whole, as etcd serves it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from raftkv import errors
+from raftkv.pb import health_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.server.server import Server
+from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.status import RpcError
+from raftkv.server.services.kv import parse, parse_or_raise
+
+_METHODS: Final = SERVICES["grpc.health.v1.Health"]
+_SERVING: Final = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING).SerializeToString()
+_UNKNOWN: Final = health_pb2.HealthCheckResponse(
+    status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+).SerializeToString()
+
+
+def register(server: Server) -> None:
+    """Serve Check and Watch."""
+    server.unary(_METHODS["Check"].path, _check)
+    server.stream(_METHODS["Watch"].path, _watch)
+
+
+def _check(call: UnaryCall, data: bytes) -> None:
+    request = parse(call, health_pb2.HealthCheckRequest, data)
+    if request is None:
+        return
+    if request.service:
+        call.fail(errors.NOT_FOUND, "unknown service")
+    else:
+        call.reply(_SERVING)
+
+
+async def _watch(call: StreamCall) -> None:
+    data = await call.receive()
+    if data is None:
+        raise RpcError(errors.INTERNAL, "a request is missing")
+    known = not parse_or_raise(health_pb2.HealthCheckRequest, data).service
+    await call.send(_SERVING if known else _UNKNOWN)
+    # The status never changes while the server runs; the stream lasts until one end leaves.
+    await asyncio.get_running_loop().create_future()

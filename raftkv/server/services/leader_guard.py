@@ -1,0 +1,72 @@
+"""Streams that insist on a leader: ended with "no leader" once there has been none for three election timeouts.
+
+Clients ask for it with the metadata ``hasleader: true``, so that a watch on a member that is cut off from the others
+fails over instead of standing still for ever (etcd: server/etcdserver/api/v3rpc/interceptor.go, monitorLeader).
+
+    await guard.until_leader_lost(call)      # for ever, for a call that does not insist; cancelled with its task
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from raftkv import errors
+from raftkv.raft.types import NONE
+from raftkv.rpc.server.calls import ServerCall
+from raftkv.rpc.status import RpcError
+from raftkv.server.node.node import Node
+
+ELECTIONS: Final = 3
+
+
+class LeaderGuard:
+    """See the module.
+
+    Arguments:
+        node: knows the leader.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._loop = asyncio.get_running_loop()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._open: set[asyncio.Future[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        node.on_leader_change.append(self._leader_changed)
+
+    def until_leader_lost(self, call: ServerCall) -> asyncio.Future[None]:
+        """What the handler of a call may wait on: it never ends, but for the loss of the leader or of this member.
+
+        It then raises RpcError, UNAVAILABLE; for the leader only if the call insists on one. The handler may set
+        another exception to end its own waiting.
+        """
+        end: asyncio.Future[None] = self._loop.create_future()
+        self._open.add(end)
+        end.add_done_callback(self._open.discard)
+        if (b"hasleader", b"true") in call.headers:
+            self._waiting.add(end)
+            end.add_done_callback(self._waiting.discard)
+        return end
+
+    def _leader_changed(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._node.leader == NONE:
+            self._timer = self._loop.call_later(ELECTIONS * self._node.settings.election_s, self._give_up)
+
+    def _give_up(self) -> None:
+        _end_all(self._waiting, errors.NoLeaderError())
+
+    def close(self) -> None:
+        """The member stops: streams that would never end by themselves end now, so that nobody waits for them."""
+        if self._timer is not None:
+            self._timer.cancel()
+        _end_all(self._open, errors.StoppedError())
+
+
+def _end_all(ends: set[asyncio.Future[None]], error: errors.StatusError) -> None:
+    for end in list(ends):
+        if not end.done():
+            end.set_exception(RpcError(error.code, str(error)))

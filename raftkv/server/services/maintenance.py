@@ -1,0 +1,126 @@
+"""The Maintenance service: status, alarms, hashes.
+
+Status and hashes are of this member alone and need no leader; alarms go through the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from raftkv import errors
+from raftkv.apply import check
+from raftkv.apply.request import Kind
+from raftkv.pb import rpc_pb2
+from raftkv.pb.enums import alarm_name
+from raftkv.pb.services import SERVICES
+from raftkv.raft.types import NONE
+from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.server.server import Server
+from raftkv.rpc.status import RpcError
+from raftkv.server.services.kv import PendingWrite, Responder, fail, parse, parse_or_raise
+from raftkv.server.version import ETCD_STORAGE_VERSION, ETCD_VERSION
+from raftkv.storage.hash import KVHash, hash_database
+from raftkv.storage.mvcc import Store
+
+_METHODS: Final = SERVICES["etcdserverpb.Maintenance"]
+
+
+class MaintenanceService:
+    """Handlers of etcdserverpb.Maintenance.
+
+    Arguments:
+        responder: the member's shared parts.
+        store: for sizes and hashes.
+        quota_bytes: shown by Status; 0 for none.
+    """
+
+    def __init__(self, responder: Responder, store: Store, quota_bytes: int) -> None:
+        self._responder = responder
+        self._store = store
+        self._quota_bytes = quota_bytes
+
+    def register(self, server: Server) -> None:
+        """Serve Status, Alarm, Hash and HashKV."""
+        server.unary(_METHODS["Status"].path, self.status)
+        server.unary(_METHODS["Alarm"].path, self.alarm)
+        server.unary_async(_METHODS["Hash"].path, self.hash)
+        server.unary_async(_METHODS["HashKV"].path, self.hash_kv)
+
+    def status(self, call: UnaryCall, _data: bytes) -> None:
+        """This member's view of itself and of the leader."""
+        node = self._responder.node
+        response = rpc_pb2.StatusResponse(
+            version=ETCD_VERSION,
+            dbSize=self._store.size_bytes,
+            dbSizeInUse=self._store.size_in_use_bytes,
+            dbSizeQuota=self._quota_bytes,
+            leader=node.leader,
+            raftIndex=node.committed,
+            raftTerm=node.term,
+            raftAppliedIndex=node.applied,
+            errors=self._errors(),
+            isLearner=node.settings.member_id in node.conf_state.learners,
+            storageVersion=ETCD_STORAGE_VERSION,
+            downgradeInfo=rpc_pb2.DowngradeInfo(),
+        )
+        self._responder.reply(call, self._store.revision, response.SerializeToString())
+
+    def _errors(self) -> list[str]:
+        missing = ["etcdserver: no leader"] if self._responder.node.leader == NONE else []
+        # The trailing space is etcd's: the text is the alarm's own printed form.
+        return missing + [
+            f"memberID:{alarm.memberID} alarm:{alarm_name(alarm.alarm)} "
+            for alarm in self._responder.applier.alarms.raised()
+        ]
+
+    def alarm(self, call: UnaryCall, data: bytes) -> None:
+        """List, raise or disarm alarms."""
+        request = parse(call, rpc_pb2.AlarmRequest, data)
+        if request is None:
+            return
+        try:
+            check.check_alarm(request)
+        except errors.StatusError as error:
+            fail(call, error)
+            return
+        self._responder.propose(call, Kind.ALARM, data, PendingWrite(self._responder, call, request))
+
+    async def hash(self, _data: bytes, call: UnaryCall) -> bytes:
+        """Hash of the whole database of this member, with everything in it that was answered before.
+
+        Of what the database means: a restart leaves it, and members that have applied the same writes agree.
+        """
+        settled = asyncio.Event()
+        # Commits follow the log, and a compaction its own answer: without waiting for both, two hashes of one
+        # revision could differ.
+        self._responder.applier.when_compacted(lambda: self._store.flush(settled.set))
+        await settled.wait()
+        value, _ = await asyncio.to_thread(hash_database, self._store.backend)
+        return self._header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
+
+    async def hash_kv(self, data: bytes, call: UnaryCall) -> bytes:
+        """Hash of the key space up to a revision; equal on all members that have it."""
+        request = parse_or_raise(rpc_pb2.HashKVRequest, data)
+        try:
+            result = await self._compute(request.revision)
+        except errors.StatusError as error:
+            raise RpcError(error.code, str(error)) from None
+        except errors.InvariantError as error:
+            self._responder.node.fatal(error)  # the history here is damaged
+            raise
+        response = rpc_pb2.HashKVResponse(
+            hash=result.hash, compact_revision=result.compact_revision, hash_revision=result.revision
+        )
+        return self._header() + response.SerializeToString()
+
+    async def _compute(self, revision: int) -> KVHash:
+        """Hash on a thread, once everything up to the revision is committed."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[Callable[[], KVHash]] = loop.create_future()
+        self._store.hash_kv(revision, ready.set_result)
+        return await asyncio.to_thread(await ready)
+
+    def _header(self) -> bytes:
+        return self._responder.header.encode(self._store.revision, self._responder.node.term)

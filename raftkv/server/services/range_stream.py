@@ -1,0 +1,135 @@
+"""KV.RangeStream: a range in chunks, so that neither side holds a large answer whole.
+
+The revision is pinned by the first chunk; header, more and count come with the last one, so that merging all chunks
+gives the response of Range. Chunks grow and shrink towards ``max-request-bytes``, as in etcd 3.7.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from raftkv import errors
+from raftkv.apply import check, response
+from raftkv.pb import rpc_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.rpc.server.server import Server
+from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.status import RpcError
+from raftkv.server.node.slices import Work, hold
+from raftkv.server.node.waits import read_confirmed
+from raftkv.server.services.kv import Responder
+from raftkv.storage.key_value import key_of
+from raftkv.storage.mvcc_range import PinnedView
+from raftkv.storage.selection import Selection, collect
+
+_PATH: Final = SERVICES["etcdserverpb.KV"]["RangeStream"].path
+FIRST_CHUNK_KEYS: Final = 10
+
+
+class RangeStreamService:
+    """Handler of KV.RangeStream.
+
+    Arguments:
+        responder: the member's shared parts.
+        chunk_bytes: size that chunks aim at.
+    """
+
+    def __init__(self, responder: Responder, chunk_bytes: int) -> None:
+        self._responder = responder
+        self._store = responder.applier.store
+        self._chunk_bytes = chunk_bytes
+
+    def register(self, server: Server) -> None:
+        """Serve it."""
+        server.stream(_PATH, self.range_stream)
+
+    async def range_stream(self, call: StreamCall) -> None:
+        """Read an interval in chunks."""
+        request = await _receive(call)
+        try:
+            await self._serve(call, request)
+        except errors.StatusError as error:
+            raise RpcError(error.code, str(error)) from None
+
+    async def _serve(self, call: StreamCall, request: rpc_pb2.RangeRequest) -> None:
+        check.check_range(request)
+        _check_streamable(request)
+        self._responder.admission.check_read(call, request.serializable)
+        if not request.serializable:
+            await read_confirmed(self._responder.node)
+        slices, size = self._responder.slices, self._store.known_count(request.key, request.range_end)
+        revision, header_revision, count = await slices.result(partial(self._count, request), size)
+        limit = request.limit if 0 < request.limit < count else count
+        kvs: list[bytes] = []
+        if not request.count_only:
+            kvs = await self._send_all_but_last(call, request, revision, limit)
+        header = self._responder.header.encode(header_revision, self._responder.node.term)
+        more = limit < count and not request.count_only
+        await call.send(response.field(1, header + response.range_body(kvs, more, count)))
+
+    def _count(self, request: rpc_pb2.RangeRequest) -> Work[tuple[int, int, int]]:
+        """The revision to read at, that of the store, and how many keys there are."""
+
+        def read(view: PinnedView) -> Work[tuple[int, int, int]]:
+            # The present is that of the view: at an older revision, keys are counted by a walk.
+            revision = request.revision if request.revision > 0 else view.revision
+            selection = Selection(count_only=True)
+            _, found = yield from collect(view.select(request.key, request.range_end, selection, revision=revision))
+            return revision, view.revision, found.count if found is not None else 0
+
+        return hold(self._store.pin, read)
+
+    async def _send_all_but_last(
+        self, call: StreamCall, request: rpc_pb2.RangeRequest, revision: int, limit: int
+    ) -> list[bytes]:
+        """Send ``limit`` keys as of one revision in chunks; the last chunk, which closes the answer, is returned."""
+        key, keys_max = request.key, FIRST_CHUNK_KEYS
+        while True:
+            selection = Selection(limit=min(keys_max, limit), keys_only=request.keys_only, counts=False)
+            page = partial(self._page, key, request.range_end, selection, revision)
+            kvs = await self._responder.slices.result(page, keys_max) if limit else []
+            limit -= len(kvs)
+            if limit <= 0 or not kvs or not request.range_end:
+                return kvs
+            chunk = response.range_body(kvs, False, 0)
+            await call.send(response.field(1, chunk))
+            key = key_of(kvs[-1]) + b"\0"
+            keys_max = keys_max * 2 if len(chunk) * 2 <= self._chunk_bytes else max(1, keys_max // 2)
+
+    def _page(self, key: bytes, range_end: bytes, selection: Selection, revision: int) -> Work[list[bytes]]:
+        """The next keys, until there are enough or they are large.
+
+        Nothing is pinned between two pages: who reads slowly keeps no history, and is told when it is compacted.
+        """
+
+        def read(view: PinnedView) -> Work[list[bytes]]:
+            pieces = view.select(key, range_end, selection, revision=revision)
+            kvs, _ = yield from collect(pieces, self._chunk_bytes)
+            return kvs
+
+        return hold(self._store.pin, read)
+
+
+async def _receive(call: StreamCall) -> rpc_pb2.RangeRequest:
+    data = await call.receive()
+    if data is None:
+        raise RpcError(errors.INTERNAL, "a request is missing")
+    try:
+        return rpc_pb2.RangeRequest.FromString(data)
+    except DecodeError as error:
+        raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
+
+
+def _check_streamable(request: rpc_pb2.RangeRequest) -> None:
+    if request.sort_target != rpc_pb2.RangeRequest.KEY or request.sort_order == rpc_pb2.RangeRequest.DESCEND:
+        raise errors.UnimplementedError("RangeStream does not support custom sort orders")
+    if (
+        request.min_mod_revision
+        or request.max_mod_revision
+        or request.min_create_revision
+        or request.max_create_revision
+    ):
+        raise errors.UnimplementedError("RangeStream does not support revision filters")

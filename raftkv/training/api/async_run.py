@@ -1,0 +1,480 @@
+"""A run, as the program that trains sees it: its place, and what ranks do together; for asyncio.
+
+::
+
+    async with await raftkv.training.aio.join("job", endpoints="h1:2379,h2:2379", min_nodes=2, max_nodes=4) as run:
+        while step < steps:
+            try:
+                await run.barrier("step")
+                step = await run.counter("steps").add(1)
+            except EpochOver:
+                await run.rejoin()                  # the next epoch: other members, maybe another rank
+
+``Run`` puts together: a seat (``Membership``, or the agent's for a worker), and for the present epoch an ``Epoch`` with
+its gatherings, counters and terms. What it holds to:
+
+1. Everything is fenced by the epoch: a rank that missed its end writes nothing, it raises ``EpochOver``.
+2. Whoever waits in an epoch is told at once when it ends, and ``changed`` costs nothing to ask.
+3. Losing the cluster ends nothing: calls wait for it, for as long as their ``timeout_s`` allows.
+
+The blocking face is ``run``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from raftkv.client.library import connect
+from raftkv.client.lock.contender import insist
+from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.training.api.attachment import Seat, WorkerPlace, WorkerSeat, client_settings, worker_place
+from raftkv.training.api.collectives import Gatherings
+from raftkv.training.api.counter import Counter
+from raftkv.training.api.generation import Epoch, checked_value, quoted
+from raftkv.training.api.leadership import RunTerm, leader
+from raftkv.training.config import RunConfig
+from raftkv.training.errors import RunClosed, TrainingError
+from raftkv.training.keys import RunKeys
+from raftkv.training.records import EXIT, Fault, Member
+from raftkv.training.rendezvous.address import guess_address
+from raftkv.training.rendezvous.participant import Membership, OnProgress
+
+if TYPE_CHECKING:
+    from raftkv.client.library import Client
+    from raftkv.client.values import KeyValue
+    from raftkv.training.rendezvous.world import World, WorldFence
+
+DEFAULT_ENDPOINTS: Final = "127.0.0.1:2379"
+FAREWELL: Final = "raftkv: end of the run"
+_OPTIONS: Final = tuple(sorted(field.name for field in fields(RunConfig) if field.name not in ("run_id", "slots")))
+
+
+class Run:
+    """See the module; made by ``join``.
+
+    Attributes:
+        kv: the client; ``run.kv.put(key, value, fence=run.fence)`` writes anywhere, only while the epoch lasts.
+    """
+
+    def __init__(self, kv: Client, seat: Seat, world: World, place: WorkerPlace | None, *, owns_client: bool) -> None:
+        self.kv = kv
+        self._seat = seat
+        self._place = place
+        self._owns_client = owns_client
+        self._callbacks: dict[int, Callable[[Run], object]] = {}
+        self._numbers = 0
+        self._is_left = False
+        self._unwatch = seat.on_change(self._look)
+        self._enter(world)
+
+    def _enter(self, world: World) -> None:
+        self.world = world
+        self._epoch = Epoch(self.kv, world, world.rank if self._place is None else self._place.rank)
+        self._gatherings = Gatherings(self._epoch)
+        self._counters: dict[str, Counter] = {}
+        self._look(None)
+
+    def __repr__(self) -> str:
+        left = ", left" if self._is_left else ""
+        return f"<Run {self.run_id!r}: epoch {self.epoch}, rank {self.rank} of {self.world.world_size}{left}>"
+
+    # ---- where this rank is
+
+    @property
+    def run_id(self) -> str:
+        """Of the run."""
+        return self.world.run_id
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch: grows by one with every world of the run, never goes back."""
+        return self.world.epoch
+
+    @property
+    def rank(self) -> int:
+        """This rank; it may be another in the next epoch."""
+        return self._epoch.rank
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this process is a worker of an agent, not a node of its own: it has this epoch only."""
+        return self._place is not None
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.world.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """Of this rank among those on its host."""
+        return self.world.placements[self.rank].local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Ranks on this host."""
+        return self.world.placements[self.rank].local_size
+
+    @property
+    def cross_rank(self) -> int:
+        """Of this host among those that have this local rank."""
+        return self.world.placements[self.rank].cross_rank
+
+    @property
+    def cross_size(self) -> int:
+        """Hosts that have this local rank."""
+        return self.world.placements[self.rank].cross_size
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The nodes of the epoch, in the order of ranks."""
+        return self.world.members
+
+    @property
+    def fence(self) -> WorldFence:
+        """For ``fence=`` of the client's writes: they happen only while the epoch lasts, else ``EpochOver``."""
+        return self.world.fence
+
+    # ---- when the epoch ends
+
+    @property
+    def changed(self) -> bool:
+        """Whether the epoch is over: come back with ``rejoin``. No I/O; any thread may ask."""
+        return self._epoch.is_over
+
+    def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
+        """Call back, on the loop, when an epoch ends: once each. Returns how to take that back."""
+        self._numbers += 1
+        number = self._numbers
+        self._callbacks[number] = callback
+        return lambda: self._callbacks.pop(number, None) and None
+
+    async def wait_change(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the epoch; False: it did not end within ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._epoch.wait_over()
+        except TimeoutError:
+            return False
+        return True
+
+    async def rejoin(self, timeout_s: float | None = None) -> World:
+        """Say that nothing of this epoch runs here any more, and wait for the next; this run then shows its values.
+
+        Arguments:
+            timeout_s: for the minimum to be there; None: ``join_timeout_s`` of the run.
+
+        Raises:
+            RunClosed: the run is over.
+            JoinTimeout: too few nodes came; this one has left.
+            EpochOver: this process is a worker of an agent, which starts another in the next epoch.
+        """
+        self._epoch.end("this rank has left it")
+        self._gatherings.close()
+        self._enter(await self._seat.next_world(timeout_s))
+        return self.world
+
+    def _look(self, _: object) -> None:
+        """On the loop: the seat has seen something."""
+        if self._epoch.is_over:
+            return
+        if self._seat.closed or self._seat.nodes_waiting:
+            state = self._seat.phase
+            self._epoch.end(state.reason if state is not None else "")
+            for callback in list(self._callbacks.values()):
+                callback(self)
+
+    # ---- what ranks do together
+
+    async def barrier(self, name: str = "barrier", *, timeout_s: float | None = None) -> None:
+        """Wait until all ranks of the epoch are here. One write a rank; a name may be used again and again.
+
+        Arguments:
+            name: all ranks use the same names, each equally often.
+            timeout_s: None: until the epoch ends.
+
+        Raises:
+            EpochOver: the epoch has ended.
+            BarrierTimeout: ranks are missing, which it names; calling again goes on waiting for them.
+        """
+        await self._gatherings.barrier(name, timeout_s)
+
+    async def broadcast(
+        self, name: str, value: str | bytes | None = None, *, root: int = 0, timeout_s: float | None = None
+    ) -> bytes:
+        """Give all ranks one small value; returns it.
+
+        Arguments:
+            name: as for ``barrier``.
+            value: the root's; the others' is not looked at.
+            root: whose.
+            timeout_s: None: until the epoch ends.
+
+        Raises:
+            ConfigError: the root gave none, or one that is too large (256 KiB).
+            EpochOver, BarrierTimeout: as for ``barrier``.
+        """
+        return await self._gatherings.broadcast(name, value, root, timeout_s)
+
+    async def gather(
+        self, name: str, value: str | bytes, *, root: int = 0, timeout_s: float | None = None
+    ) -> list[bytes] | None:
+        """Give a small value to the root, which gets all of them by rank; the others get None, without waiting."""
+        return await self._gatherings.gather(name, value, root, timeout_s)
+
+    async def all_gather(self, name: str, value: str | bytes, *, timeout_s: float | None = None) -> list[bytes]:
+        """Give a small value to all; returns all of them, by rank. Errors as for ``broadcast``."""
+        return await self._gatherings.gather(name, value, None, timeout_s) or []
+
+    def counter(self, name: str) -> Counter:
+        """A sum over all ranks, from 0 in every epoch."""
+        self._epoch.check()
+        return self._counters.setdefault(name, Counter(self._epoch, name))
+
+    def term(self, name: str, value: str | bytes = b"") -> RunTerm:
+        """A candidacy among the ranks, to be run by ``async with`` or ``campaign()``; see ``elect``."""
+        return RunTerm(self._epoch, name, value)
+
+    async def elect(self, name: str, value: str | bytes = b"", *, timeout_s: float | None = None) -> RunTerm:
+        """Wait until this rank leads; the term is a fence, over with the epoch at the latest.
+
+        Arguments:
+            name: of the election; every rank that wants to lead calls this.
+            value: what everybody sees of the leader; empty: its rank.
+            timeout_s: None: until the epoch ends.
+
+        Raises:
+            EpochOver: the epoch has ended.
+            LockNotFree: others led all that time.
+        """
+        return await self.term(name, value).campaign(timeout_s)
+
+    async def leader(self, name: str) -> KeyValue | None:
+        """Who leads; None: nobody does."""
+        return await leader(self._epoch, name)
+
+    # ---- values
+
+    async def put(self, key: str, value: str | bytes) -> None:
+        """Write a small value of the epoch; it is kept until the epoch after the next begins.
+
+        Raises:
+            EpochOver: the epoch has ended; nothing was written.
+        """
+        full, data = self._user_key(key, self.epoch), checked_value(value)
+        await insist(lambda: self._put(full, data))
+
+    async def get(self, key: str, *, epoch: int = 0) -> bytes | None:
+        """Read a value; None: it was not written.
+
+        Arguments:
+            key: which.
+            epoch: of which epoch, as the one before; 0: of the present one.
+        """
+        full = self._user_key(key, epoch or self.epoch)
+        found = await self._epoch.until_over(insist(lambda: self.kv.get(full)))
+        return None if found is None else found.value
+
+    async def _put(self, key: str, value: bytes) -> None:
+        self._epoch.check()
+        await self._epoch.until_over(self.kv.put(key, value, fence=self.fence))
+
+    def _user_key(self, key: str, epoch: int) -> str:
+        return f"{RunKeys(self.run_id).sync(epoch)}user/{quoted(key)}"
+
+    # ---- rank 0's address
+
+    async def publish(self, value: str) -> None:
+        """Tell all members of the epoch something, as the address of a store. Errors as for ``put``."""
+        await self._seat.publish(value)
+
+    async def published(self, timeout_s: float | None = None) -> str:
+        """What was published in the epoch; waits for it.
+
+        Raises:
+            EpochOver: the epoch ended before.
+            TimeoutError: nothing came in time.
+        """
+        return await self._seat.published(timeout_s)
+
+    # ---- the end
+
+    async def report(self, cause: str = EXIT, message: str = "", *, exit_code: int = 0, signal: str = "") -> None:
+        """Record a fault of this rank. The epoch ends with it, for everybody and at once.
+
+        Arguments:
+            cause: one of ``raftkv.training.records.CAUSES``.
+            message: one line for people.
+            exit_code, signal: of the process, if that is how it ended.
+        """
+        member = self.world.member
+        fault = Fault(
+            self.epoch, member.id, member.host, self.rank, cause, exit_code, signal, message, time=time.time()
+        )
+        await self._seat.report(fault)
+
+    async def leave(self) -> None:
+        """Be there no more. If the run goes on, the epoch ends for the others. Does nothing the second time."""
+        if self._is_left:
+            return
+        self._is_left = True
+        self._unwatch()
+        self._epoch.end("this rank has left")
+        self._gatherings.close()
+        await self._seat.leave()
+        if self._owns_client:
+            await self.kv.close()
+
+    async def close(self, reason: str = "finished") -> None:
+        """End the run for everybody, and leave. Of a worker: leave; the run is its agent's to close.
+
+        Raises:
+            StatusError: the cluster refused; this rank has left.
+        """
+        try:
+            if not self._is_left:
+                self._unwatch()  # what this rank does itself is no news to it
+                await self._seat.close(reason)
+        finally:
+            await self.leave()
+
+    async def finish(self, timeout_s: float | None = None) -> None:
+        """Wait until all ranks are done, close the run, and leave. The end of an ``async with`` block does this.
+
+        Arguments:
+            timeout_s: for the others; then the run is left, not closed. None: as long as the epoch lasts.
+        """
+        try:
+            if self._place is None:
+                await self.barrier(FAREWELL, timeout_s=timeout_s)
+                self._unwatch()
+                await self._seat.close("finished")
+        except (TrainingError, StatusError):
+            pass  # they go on without this rank, or have closed the run already
+        finally:
+            await self.leave()
+
+    async def fail(self, error: BaseException) -> None:
+        """Leave because of an error, which the others then see as the cause. A block that an error ends does this."""
+        try:
+            if not isinstance(error, TrainingError) and not self.changed:
+                line = f"{type(error).__name__}: {error}".partition("\n")[0]
+                await self.report(message=line[:500], exit_code=1)
+        except RaftKVError:
+            pass  # its absence is seen all the same
+        finally:
+            await self.leave()
+
+    async def __aenter__(self) -> Run:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.finish()
+        else:
+            await self.fail(error)
+
+
+async def join(
+    run_id: str = "",
+    *,
+    endpoints: str | Iterable[str] = "",
+    kv: Client | None = None,
+    min_nodes: int = 1,
+    max_nodes: int = 0,
+    timeout_s: float | None = None,
+    on_progress: OnProgress | None = None,
+    client: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Take part in a run; returns when its first epoch with this process has begun.
+
+    Without a run id, in a worker that ``raftkvctl run exec`` or torchrun has started, it attaches to the surrounding
+    run as the rank that the environment says. Else this process becomes a node of its own, with one slot.
+
+    Arguments:
+        run_id: of the job; all its processes use the same, and no other job does.
+        endpoints: of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
+        kv: a client to be used instead; it must outlive the run.
+        min_nodes, max_nodes: no epoch begins with fewer, none has more; 0: as many as the minimum.
+        timeout_s: for the minimum to be there; None: ``join_timeout_s``.
+        on_progress: called on the loop while nodes gather.
+        client: further settings of ``raftkv.aio.connect``: TLS files, user, password; None: as ``RAFTKV_USER``
+            (``NAME:PASSWORD``), ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY`` say.
+        options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ... ``address`` is
+            where other nodes reach this one; not given: that from which it speaks to the cluster.
+
+    Raises:
+        ConfigError: an option is unknown or cannot be; the environment is no worker's.
+        JoinTimeout: too few nodes came in time.
+        RunClosed, RunConflict: see ``Membership.open``.
+        EpochOver: of a worker: its epoch is over already.
+        StatusError: the cluster cannot be reached, or refused.
+    """
+    where = find_endpoints(run_id, endpoints)
+    place = worker_place(os.environ) if not run_id else None
+    config = _config(run_id, min_nodes, max_nodes, options) if place is None else None
+    own = kv is None
+    kv = kv if kv is not None else connect(where, **(client_settings(os.environ) if client is None else client))
+    try:
+        return await _sit_down(kv, config, place, timeout_s, on_progress, own)
+    except BaseException:
+        if own:
+            await kv.close()
+        raise
+
+
+def find_endpoints(run_id: str, endpoints: str | Iterable[str]) -> str | Iterable[str]:
+    """Where the cluster is: as given, as the environment says, or on this machine.
+
+    Raises:
+        ConfigError: neither is a run named, nor is this a worker of one.
+    """
+    if not run_id and worker_place(os.environ) is None:
+        raise ConfigError(
+            "no run to join: give its id, or start this program by `raftkvctl run exec` or torchrun "
+            "with --rdzv-backend=raftkv"
+        )
+    return endpoints or os.environ.get("RAFTKV_ENDPOINTS") or DEFAULT_ENDPOINTS
+
+
+async def _sit_down(
+    kv: Client,
+    config: RunConfig | None,
+    place: WorkerPlace | None,
+    timeout_s: float | None,
+    on_progress: OnProgress | None,
+    own: bool,
+) -> Run:
+    if place is not None:
+        seat = await WorkerSeat.take(kv, place)
+        if seat.world is None:
+            raise RunClosed(place.run_id, "")
+        return Run(kv, seat, seat.world, place, owns_client=own)
+    if config is None:
+        raise ConfigError("a node needs a configuration")
+    if config.address == config.host:  # nobody has told
+        address = await asyncio.get_running_loop().run_in_executor(None, guess_address, kv.core.endpoints)
+        config = replace(config, address=address)
+    membership = await Membership.open(kv, config, on_progress=on_progress)
+    try:
+        world = await membership.next_world(timeout_s)
+    except BaseException:
+        await membership.leave()
+        raise
+    return Run(kv, membership, world, None, owns_client=own)
+
+
+def _config(run_id: str, min_nodes: int, max_nodes: int, options: Mapping[str, Any]) -> RunConfig:
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r} of join; there are {', '.join(_OPTIONS)}")
+    return RunConfig(run_id=run_id, min_nodes=min_nodes, max_nodes=max_nodes or min_nodes, **options).checked()

@@ -1,0 +1,185 @@
+"""Ranks that wait for each other: barriers, broadcasts, and gathered values of one epoch.
+
+What lies below ``sync/<epoch>/`` for the third barrier ``"step"`` of three ranks, two of which have come::
+
+    at/step/3/arrived/000000    the value of rank 0, empty at a barrier
+    at/step/3/arrived/000002
+    at/step/3/count             written by each who comes: its *version* is the number of those who came
+    open/step/3                 not there yet: the last to come puts it
+
+Coming is one txn: put the own key and the count, and if the count's version says that this is the last, ``open`` as
+well. So a barrier costs one write a rank, and all wait for one key (``board``); nobody counts the others' keys. It can
+be repeated after a failure that leaves it open whether it happened: the own key tells.
+
+Each name counts its uses, from 1, on every rank alike: all ranks use a name equally often, in the same order. The last
+to come to a use removes the use before: everybody has left that one, or would not have come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, TypeVar
+
+from raftkv.client.kv.compares import version
+from raftkv.client.kv.operations import Delete, Get, Put
+from raftkv.client.kv.txn import txn
+from raftkv.errors import ConfigError, StatusError
+from raftkv.training.api.generation import BarrierTimeout, checked_value, quoted
+from raftkv.training.api.posted_keys import Board
+from raftkv.training.errors import EpochOver
+
+if TYPE_CHECKING:
+    from raftkv.client.kv.txn import Txn
+    from raftkv.client.values import KeyValue, TxnResult
+    from raftkv.training.api.generation import Epoch
+
+Result = TypeVar("Result")
+
+LAST_LOOK_TIMEOUT_S = 1.0
+"""For asking, when the epoch ends, whether a barrier had opened before."""
+
+
+class Gatherings:
+    """The barriers, broadcasts and gathered values of one rank in one epoch."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+        self._board = Board(epoch, self._is_past)
+        self._uses: dict[str, int] = defaultdict(lambda: 1)
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._board.close()
+
+    async def barrier(self, name: str, timeout_s: float | None) -> None:
+        """Wait until all ranks are there."""
+        await self._meet(_Use(self, f"barrier.{quoted(name)}", f"barrier {name!r}"), b"", timeout_s, wait=True)
+
+    async def gather(
+        self, name: str, value: str | bytes, root: int | None, timeout_s: float | None
+    ) -> list[bytes] | None:
+        """Give a value; returns all of them by rank, to the root alone unless it is None."""
+        self._check_root(root)
+        use = _Use(self, f"gather.{quoted(name)}", f"gather {name!r}")
+        receives = root is None or root == self._epoch.rank
+        return await self._meet(use, checked_value(value), timeout_s, wait=receives)
+
+    async def broadcast(self, name: str, value: str | bytes | None, root: int, timeout_s: float | None) -> bytes:
+        """Give everybody the root's value."""
+        self._check_root(root)
+        use = _Use(self, f"value.{quoted(name)}", f"broadcast {name!r}")
+        if self._epoch.rank == root:
+            if value is None:
+                raise ConfigError(f"rank {root} is the root of broadcast {name!r} and gave no value")
+            data = checked_value(value)
+            await self._in_time(use, timeout_s, self._epoch.commit(lambda empty: use.publish(empty, data)))
+        else:
+            data = await self._in_time(use, timeout_s, self._opened(use))
+        self._finish(use)
+        return data
+
+    def number(self, name: str) -> int:
+        """Which use of a name is the present one."""
+        return self._uses[name]
+
+    def key(self, place: str) -> str:
+        """A key of the epoch."""
+        return f"{self._epoch.base}{place}"
+
+    def _finish(self, use: _Use) -> None:
+        self._uses[use.name] += 1
+        self._board.forget(use.place)
+
+    def _is_past(self, place: str) -> bool:
+        name, _, number = place.rpartition("/")
+        return int(number) < self._uses[name]
+
+    def _check_root(self, root: int | None) -> None:
+        if root is not None and not 0 <= root < self._epoch.size:
+            raise ConfigError(f"there is no rank {root} to be the root: the epoch has {self._epoch.size}")
+
+    async def _meet(self, use: _Use, value: bytes, timeout_s: float | None, *, wait: bool) -> list[bytes] | None:
+        values = await self._in_time(use, timeout_s, self._come(use, value, wait))
+        self._finish(use)
+        return values
+
+    async def _come(self, use: _Use, value: bytes, wait: bool) -> list[bytes] | None:
+        rank, size = self._epoch.rank, self._epoch.size
+        done = await self._epoch.commit(lambda empty: use.arrive(empty, rank, size, value))
+        if not wait:
+            return None
+        if not use.is_open(done):
+            await self._opened(use)
+        if use.name.startswith("barrier."):
+            return None
+        return [item.value async for item in self._epoch.kv.scan(use.arrived, prefix=True)]
+
+    async def _opened(self, use: _Use) -> bytes:
+        try:
+            return await self._epoch.until_over(self._board.wait(use.place))
+        except EpochOver:
+            # The end of the epoch and the opening come by different ways: who was let in first is let in.
+            found = await self._last_look(use)
+            if found is None:
+                raise
+            return found.value
+
+    async def _last_look(self, use: _Use) -> KeyValue | None:
+        try:
+            return await self._epoch.kv.get(use.open, timeout_s=LAST_LOOK_TIMEOUT_S)
+        except StatusError:
+            return None
+
+    async def _in_time(self, use: _Use, timeout_s: float | None, waiting: Awaitable[Result]) -> Result:
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                return await waiting
+        except TimeoutError:
+            if timeout_s is None or not limit.expired():
+                raise
+        raise BarrierTimeout(use.title, timeout_s, await self._missing(use))
+
+    async def _missing(self, use: _Use) -> list[int]:
+        if use.name.startswith("value."):
+            return []
+        try:
+            there = await self._epoch.kv.range(use.arrived, prefix=True, keys_only=True, timeout_s=LAST_LOOK_TIMEOUT_S)
+        except StatusError:
+            return []
+        came = {int(item.key.rpartition(b"/")[2]) for item in there}
+        return sorted(set(range(self._epoch.size)) - came)
+
+
+class _Use:
+    """One use of a name: its keys, and the txns on them."""
+
+    def __init__(self, gatherings: Gatherings, name: str, title: str) -> None:
+        number = gatherings.number(name)
+        self.name = name
+        self.title = title
+        self.place = f"{name}/{number}"
+        self.open = gatherings.key(f"open/{self.place}")
+        self.count = gatherings.key(f"at/{self.place}/count")
+        self.arrived = gatherings.key(f"at/{self.place}/arrived/")
+        self._before = gatherings.key(f"at/{name}/{number - 1}/")
+        self._open_before = gatherings.key(f"open/{name}/{number - 1}")
+
+    def arrive(self, empty: Txn, rank: int, size: int, value: bytes) -> Txn:
+        """Come; done twice it is as good as once."""
+        mine = f"{self.arrived}{rank:06d}"
+        came = (Put(self.count), Put(mine, value))
+        tidy = (Delete(self._before, prefix=True), Delete(self._open_before))
+        last = txn().when(version(self.count) == size - 1).then(*came, Put(self.open), *tidy).otherwise(*came)
+        return empty.when(version(mine) == 0).then(last).otherwise(Get(self.open))
+
+    def publish(self, empty: Txn, value: bytes) -> Txn:
+        """Put the value that all wait for."""
+        return empty.then(Put(self.open, value), Delete(self._open_before))
+
+    @staticmethod
+    def is_open(done: TxnResult) -> bool:
+        """Whether whoever came knows by it that all are there."""
+        inner = done.results[0]
+        return bool(inner.succeeded) if done.succeeded else inner is not None

@@ -1,0 +1,170 @@
+"""One epoch, as user code works in it: where its values lie, under which fence, and when it is over.
+
+    epoch = Epoch(kv, world, rank=0)
+    await epoch.until_over(barrier())        # EpochOver at once when the epoch ends, whatever is waited for
+    epoch.end("node b-1 is gone")            # told by the membership
+
+Everything lies below ``sync/<epoch>/`` and is written in a txn with the world's fence, so a rank that slept through the
+end of its epoch writes nothing. The arbiter deletes it two epochs later.
+
+Leaves out: what the values mean (``gathering``, ``counter``, ``term``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import quote
+
+from raftkv.client.lock.contender import insist
+from raftkv.errors import ConfigError
+from raftkv.training.errors import EpochOver, TrainingError
+from raftkv.training.keys import RunKeys
+
+if TYPE_CHECKING:
+    from raftkv.client.kv.txn import Txn
+    from raftkv.client.library import Client
+    from raftkv.client.values import TxnResult
+    from raftkv.training.rendezvous.world import World, WorldFence
+
+Result = TypeVar("Result")
+
+ATTEMPT_TIMEOUT_S: Final = 1.0
+"""For one attempt of a write that is made until it is answered: one that died with a leader is not waited for long."""
+VALUE_MAX_BYTES: Final = 256 * 1024
+"""Largest value that ranks may share here: larger ones belong into a file system, and their address here."""
+
+
+class BarrierTimeout(TrainingError, TimeoutError):
+    """Some ranks did not come to a barrier, or did not give their value, in time; calling again goes on waiting.
+
+    Attributes:
+        missing: those ranks.
+    """
+
+    definite = False
+
+    def __init__(self, what: str, timeout_s: float, missing: list[int]) -> None:
+        shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
+        who = f"missing: rank{'s' if len(missing) > 1 else ''} {shown}" if missing else "the cluster does not answer"
+        super().__init__(f"{what} was not complete within {timeout_s:g} s; {who}")
+        self.missing = missing
+
+
+def quoted(name: str) -> str:
+    """A name that the user chose, as one part of a key.
+
+    Raises:
+        ConfigError: it is empty.
+    """
+    if not name:
+        raise ConfigError("a name is empty; name every barrier, counter and value")
+    return quote(name, safe="")
+
+
+def checked_value(value: str | bytes) -> bytes:
+    """A value to be shared, as bytes.
+
+    Raises:
+        ConfigError: it is larger than values here may be.
+        TypeError: it is neither text nor bytes.
+    """
+    if not isinstance(value, str | bytes):
+        raise TypeError(f"values are str or bytes, not {type(value).__name__}")
+    data = value.encode() if isinstance(value, str) else value
+    if len(data) > VALUE_MAX_BYTES:
+        raise ConfigError(
+            f"a value of {len(data)} bytes is too large to be shared: at most {VALUE_MAX_BYTES}; "
+            "put it where all ranks can read it, and share its address"
+        )
+    return data
+
+
+class Epoch:
+    """See the module.
+
+    Arguments:
+        kv: whole, not a view.
+        world: the epoch.
+        rank: which of its ranks this is; on a node with several slots not the world's own.
+    """
+
+    def __init__(self, kv: Client, world: World, rank: int) -> None:
+        self.kv = kv
+        self.world = world
+        self.rank = rank
+        self.base = RunKeys(world.run_id).sync(world.epoch)
+        self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.world.world_size
+
+    @property
+    def fence(self) -> WorldFence:
+        """The condition of every write."""
+        return self.world.fence
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, as far as this rank knows."""
+        return self._over.done()
+
+    def end(self, reason: str) -> None:
+        """It has ended: everybody who waits in it is told; harmless when repeated."""
+        if not self._over.done():
+            self._over.set_result(reason)
+
+    def error(self) -> EpochOver:
+        """What to raise when it is over."""
+        reason = self._over.result() if self._over.done() else ""
+        return EpochOver(self.world.run_id, self.world.epoch, reason)
+
+    def check(self) -> None:
+        """Raise ``EpochOver`` if it is known to have ended."""
+        if self._over.done():
+            raise self.error()
+
+    async def wait_over(self) -> str:
+        """Wait for its end; returns why it ended."""
+        return await asyncio.shield(self._over)
+
+    async def until_over(self, waiting: Awaitable[Result]) -> Result:
+        """Wait for something, but not beyond the end of the epoch.
+
+        Raises:
+            EpochOver: that came first, and what was waited for is cancelled.
+        """
+        task = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait((task, self._over), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise self.error()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def commit(self, make: Callable[[Txn], Txn]) -> TxnResult:
+        """Commit a fenced txn that does no harm when it is done twice, through outages of the cluster.
+
+        Arguments:
+            make: fills it; called for each attempt.
+
+        Raises:
+            EpochOver: the epoch has ended; nothing was written.
+            StatusError: the cluster refused.
+        """
+
+        async def step() -> TxnResult:
+            return await make(self.kv.txn(fence=self.fence)).commit(timeout_s=ATTEMPT_TIMEOUT_S)
+
+        self.check()
+        try:
+            return await self.until_over(insist(step))
+        except EpochOver:
+            self.end("")  # the cluster has said so, before the membership heard of it
+            raise self.error() from None

@@ -1,0 +1,322 @@
+"""The training API: one process' part in a run, for programs without an event loop.
+
+::
+
+    with raftkv.training.join("job", endpoints="h1:2379,h2:2379", min_nodes=2, max_nodes=4) as run:
+        print(run.rank, run.world_size, run.epoch)
+        run.barrier("start", timeout_s=60)
+        config = run.broadcast("config", b"..." if run.rank == 0 else None)
+        while train_a_step():
+            if run.changed:                         # costs nothing
+                run.rejoin()                        # another epoch: other members, maybe another rank
+
+Everything is fenced by the epoch: ``EpochOver`` is raised at once in all who wait when it breaks, and a rank that
+slept through its end writes nothing. The block ends when all ranks are done, and closes the run; an exception in it is
+recorded as the fault that ended the epoch.
+
+This is a face of ``async_run``, which lives on the client's own loop thread; one run may be used by any thread. In a
+forked child it raises ``Forked``: the part in the run is the parent's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from raftkv.client.sync import client as sync
+from raftkv.client.sync.blocking import Face, blocking
+from raftkv.client.sync.callbacks import Teller
+from raftkv.training.api import async_run, counter
+from raftkv.training.api import leadership as term
+from raftkv.training.api.attachment import client_settings
+
+if TYPE_CHECKING:
+    from raftkv.client.sync.loop import LoopThread
+    from raftkv.pb import rpc_pb2
+    from raftkv.training.records import Member
+    from raftkv.training.rendezvous.participant import OnProgress
+    from raftkv.training.rendezvous.world import World, WorldFence
+
+
+class Counter(Face[counter.Counter]):
+    """A sum over all ranks of an epoch; made by ``Run.counter``."""
+
+    add = blocking(counter.Counter.add)
+
+    @property
+    def value(self) -> int:
+        """What it is; ``EpochOver`` if the epoch has ended."""
+        return self._loop.run(self._inner.value())
+
+
+class RunTerm(Face[term.RunTerm]):
+    """A candidacy among ranks, and its term; made by ``Run.elect`` and ``Run.term``. Usable as ``fence=``."""
+
+    resign = blocking(term.RunTerm.resign)
+    proclaim = blocking(term.RunTerm.proclaim)
+
+    def campaign(self, timeout_s: float | None = None) -> Self:
+        """Wait until it leads; see ``Run.elect``."""
+        self._enter(self._inner.campaign(timeout_s), self._inner.resign)
+        return self
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, as far as this rank knows."""
+        return self._ask(lambda held: held.leads)
+
+    @property
+    def token(self) -> int:
+        """The fencing token: grows from term to term; 0 before it leads."""
+        return self._inner.token
+
+    def compares(self) -> list[rpc_pb2.Compare]:
+        """See ``client.guards.Conditions``; asked by a client's call on its loop."""
+        return self._inner.compares() if self._loop.is_current else self._ask(lambda held: held.compares())
+
+    def broken(self) -> Exception:
+        """See ``client.guards.Conditions``."""
+        return self._inner.broken()
+
+    def __enter__(self) -> Self:
+        return self.campaign()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._loop.is_disowned:
+            self._loop.run(self._inner.resign())
+
+
+class Run(Face[async_run.Run]):
+    """One process' part in a run; made by ``join``. See the module.
+
+    Attributes:
+        kv: a client of the cluster; ``run.kv.put(key, value, fence=run.fence)`` writes only while the epoch lasts.
+    """
+
+    def __init__(self, kv: sync.Client, loop: LoopThread, inner: async_run.Run, *, owns_client: bool) -> None:
+        super().__init__(kv, loop, inner)
+        self.kv = kv
+        self._owns_client = owns_client
+        self._teller = Teller()
+        self._is_over = False
+
+    # ---- where this rank is: values of the present epoch, no I/O
+
+    @property
+    def world(self) -> World:
+        """The epoch as this node sees it."""
+        return self._inner.world
+
+    @property
+    def run_id(self) -> str:
+        """Of the run."""
+        return self._inner.run_id
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch: grows by one with every world of the run, never goes back."""
+        return self._inner.epoch
+
+    @property
+    def rank(self) -> int:
+        """This rank; it may be another in the next epoch."""
+        return self._inner.rank
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this process is a worker of an agent, not a node of its own: it has this epoch only."""
+        return self._inner.is_worker
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._inner.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """Of this rank among those on its host."""
+        return self._inner.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Ranks on this host."""
+        return self._inner.local_size
+
+    @property
+    def cross_rank(self) -> int:
+        """Of this host among those that have this local rank."""
+        return self._inner.cross_rank
+
+    @property
+    def cross_size(self) -> int:
+        """Hosts that have this local rank."""
+        return self._inner.cross_size
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The nodes of the epoch, in the order of ranks."""
+        return self._inner.members
+
+    @property
+    def fence(self) -> WorldFence:
+        """For ``fence=`` of ``run.kv``: such writes happen only while the epoch lasts, else ``EpochOver``."""
+        return self._inner.fence
+
+    # ---- when the epoch ends
+
+    @property
+    def changed(self) -> bool:
+        """Whether the epoch is over: come back with ``rejoin``. No I/O; any thread may ask."""
+        return self._inner.changed
+
+    def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
+        """Call back when an epoch ends, once each, on a thread of its own. Returns how to take that back."""
+        return self.on_change_nowait(lambda: self._teller.tell(callback, self))
+
+    def on_change_nowait(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """As ``on_change``, on the loop's own thread, so at once: for what neither blocks nor uses the client."""
+        return self._ask(lambda run: run.on_change(lambda _: callback()))
+
+    wait_change = blocking(async_run.Run.wait_change)
+    rejoin = blocking(async_run.Run.rejoin)
+
+    # ---- what ranks do together
+
+    barrier = blocking(async_run.Run.barrier)
+    broadcast = blocking(async_run.Run.broadcast)
+    gather = blocking(async_run.Run.gather)
+    all_gather = blocking(async_run.Run.all_gather)
+    leader = blocking(async_run.Run.leader)
+    put = blocking(async_run.Run.put)
+    get = blocking(async_run.Run.get)
+    publish = blocking(async_run.Run.publish)
+    published = blocking(async_run.Run.published)
+    report = blocking(async_run.Run.report)
+
+    def publish_nowait(self, value: str) -> None:
+        """As ``publish``, without waiting for it; if the epoch ends first, nothing happens."""
+        self._loop.post(self._inner.publish(value))
+
+    def counter(self, name: str) -> Counter:
+        """A sum over all ranks, from 0 in every epoch."""
+        return Counter(self, self._loop, self._ask(lambda run: run.counter(name)))
+
+    def term(self, name: str, value: str | bytes = b"") -> RunTerm:
+        """A candidacy among the ranks, to be run by ``with`` or ``campaign()``; see ``elect``."""
+        return RunTerm(self, self._loop, self._ask(lambda run: run.term(name, value)))
+
+    def elect(self, name: str, value: str | bytes = b"", *, timeout_s: float | None = None) -> RunTerm:
+        """Wait until this rank leads; the term is a fence, over with the epoch at the latest.
+
+        Arguments:
+            name: of the election; every rank that wants to lead calls this.
+            value: what everybody sees of the leader; empty: its rank.
+            timeout_s: None: until the epoch ends.
+
+        Raises:
+            EpochOver: the epoch has ended.
+            LockNotFree: others led all that time.
+        """
+        return self.term(name, value).campaign(timeout_s)
+
+    # ---- the end
+
+    def leave(self) -> None:
+        """Be there no more. If the run goes on, the epoch ends for the others."""
+        self._end(self._inner.leave)
+
+    def close(self, reason: str = "finished") -> None:
+        """End the run for everybody, and leave. Of a worker: leave; the run is its agent's to close."""
+        self._end(lambda: self._inner.close(reason))
+
+    def finish(self, timeout_s: float | None = None) -> None:
+        """Wait until all ranks are done, close the run, and leave; the end of a ``with`` block does this.
+
+        Arguments:
+            timeout_s: for the others; then the run is left, not closed. None: as long as the epoch lasts.
+        """
+        self._end(lambda: self._inner.finish(timeout_s))
+
+    def _end(self, end: Callable[[], Any]) -> None:
+        if self._loop.is_disowned or self._is_over:
+            return
+        self._is_over = True
+        try:
+            self._loop.run(end())
+        finally:
+            if self._owns_client:
+                self.kv.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+        else:
+            failure = error
+            self._end(lambda: self._inner.fail(failure))
+
+
+def join(
+    run_id: str = "",
+    *,
+    endpoints: str | Iterable[str] = "",
+    kv: sync.Client | None = None,
+    min_nodes: int = 1,
+    max_nodes: int = 0,
+    timeout_s: float | None = None,
+    on_progress: OnProgress | None = None,
+    client: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Take part in a run; returns when its first epoch with this process has begun.
+
+    Without a run id, in a worker that ``raftkvctl run exec`` or torchrun has started, it attaches to the surrounding
+    run as the rank that the environment says. Else this process becomes a node of its own, with one slot.
+
+    Arguments:
+        run_id: of the job; all its processes use the same, and no other job does.
+        endpoints: of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
+        kv: a client (``raftkv.connect``) to be used instead; it must outlive the run.
+        min_nodes, max_nodes: no epoch begins with fewer, none has more; 0: as many as the minimum.
+        timeout_s: for the minimum to be there; None: ``join_timeout_s``.
+        on_progress: called while nodes gather, on the loop's own thread: it may print, and no more.
+        client: further settings of ``raftkv.connect``: TLS files, user, password; None: as ``RAFTKV_USER``
+            (``NAME:PASSWORD``), ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY`` say.
+        options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ... ``address`` is
+            where other nodes reach this one; not given: that from which it speaks to the cluster.
+
+    Raises:
+        ConfigError: an option is unknown or cannot be; the environment is no worker's.
+        JoinTimeout: too few nodes came in time.
+        RunClosed, RunConflict: the run is over, or another job's.
+        EpochOver: of a worker: its epoch is over already.
+        StatusError: the cluster cannot be reached, or refused.
+    """
+    own = kv is None
+    if kv is None:
+        settings = client_settings(os.environ) if client is None else client
+        kv = sync.connect(async_run.find_endpoints(run_id, endpoints), **settings)
+    try:
+        loop, inner_client = kv.target()
+        joining = async_run.join(
+            run_id,
+            kv=inner_client,
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
+            **options,
+        )
+        return Run(kv, loop, loop.run(joining), owns_client=own)
+    except BaseException:
+        if own:
+            kv.close()
+        raise

@@ -1,0 +1,214 @@
+"""Reading the history of a run out of the store: every change of its keys, from its first on.
+
+::
+
+    runs = await list_runs(kv)
+    history = await read_history(kv, "job")
+    async for change, fold in follow(kv, "job"): ...
+
+Owns the questions to the store. The changes come from a watch that begins in the past: at the revision in which the
+run's record was created, or, when that is compacted, right behind the compaction, from a copy of the keys as they were
+then (``complete`` is False). A watch has no end, so the reader first takes a copy of the keys as they are now, and
+stops when the changes have led to that copy.
+
+Nothing is written. Keys of user code and of torch stores (``store/``, ``sync/``) are not read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from raftkv.errors import CompactedError
+from raftkv.training.errors import RecordError, TrainingError
+from raftkv.training.history.timeline import Change, Fold, RunHistory, read_change
+from raftkv.training.keys import ROOT, RunKeys, check_run_id
+from raftkv.training.records import State
+
+if TYPE_CHECKING:
+    from raftkv.client.library import Client
+    from raftkv.client.values import KeyValue, RangeResult
+    from raftkv.client.watch.watch import Watch
+
+_RUN_KEY: Final = re.compile(r"(?P<run>.+?)/(?:state|round|node/[^/]+)")
+_INNER: Final = re.compile(r"/(?:boot|deny|fault|node|store|strike|sync)/")
+
+
+class UnknownRun(TrainingError):
+    """There is no such run."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"there is no run {run_id!r}; `raftkvctl run list` shows those that there are")
+        self.run_id = run_id
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run in one line: its state (None: nodes are there, but nothing is decided yet), and nodes that are there."""
+
+    run_id: str
+    state: State | None
+    nodes: int
+
+
+def interval(keys: RunKeys) -> tuple[str, str]:
+    """First key and end of what history is made of: from ``arbiter`` to ``state``."""
+    return keys.arbiter, keys.record[1]
+
+
+async def list_runs(kv: Client) -> list[RunSummary]:
+    """All runs, by id."""
+    found = [item.key async for item in kv.scan(ROOT, prefix=True, keys_only=True)]
+    nodes = count_nodes([key.decode("utf-8", "backslashreplace").removeprefix(ROOT) for key in found])
+    states = await kv.get_many([RunKeys(run_id).state for run_id in nodes])
+    return [
+        RunSummary(run_id, _state(item), count) for (run_id, count), item in zip(nodes.items(), states, strict=True)
+    ]
+
+
+def count_nodes(names: list[str]) -> dict[str, int]:
+    """Runs and their nodes, from the names of keys below ``ROOT``.
+
+    >>> count_nodes(["jobs/a/node/h-1", "jobs/a/state", "jobs/a/store/3/x/state"])
+    {'jobs/a': 1}
+    """
+    found = [(match["run"], name) for name in names if (match := _RUN_KEY.fullmatch(name))]
+    # The keys inside a run are its users' own: one of them may look like a run within the run.
+    runs = {run for run, _ in found}
+    outer = sorted(run for run in runs if not any(_INNER.match(run, len(other)) for other in _prefixes(run, runs)))
+    return {run: sum(name.startswith(f"{run}/node/") for _, name in found) for run in outer}
+
+
+def _prefixes(run: str, runs: set[str]) -> list[str]:
+    parts = run.split("/")
+    return [prefix for size in range(1, len(parts)) if (prefix := "/".join(parts[:size])) in runs]
+
+
+def _state(item: KeyValue | None) -> State | None:
+    try:
+        return None if item is None else State.decode(item.value)
+    except RecordError:
+        return None
+
+
+async def read_history(kv: Client, run_id: str) -> RunHistory:
+    """Everything that the store still knows of a run.
+
+    Arguments:
+        kv: a client of the whole cluster, not a view.
+        run_id: which run.
+
+    Raises:
+        UnknownRun: nothing is known of it.
+        ConfigError: that cannot be the id of a run.
+        StatusError: the cluster did not answer.
+    """
+    replay = await _replay(kv, run_id)
+    return replay.history()
+
+
+async def follow(kv: Client, run_id: str) -> AsyncIterator[tuple[Change | None, Fold]]:
+    """The run as it is (with no change), then every change as it happens, already applied. Never ends by itself.
+
+    Raises:
+        As ``read_history``; and ``Compacted`` if the reader is slower than the store forgets.
+    """
+    replay = await _replay(kv, run_id)
+    yield None, replay.fold
+    first, end = interval(replay.keys)
+    watch = kv.watch(first, end, start_revision=replay.fold.revision + 1)
+    try:
+        async for event in watch:
+            value = event.value if event.type == "PUT" else None
+            change = read_change(replay.keys, event.key, value, event.revision)
+            if change is not None:
+                replay.fold.apply(change)
+                yield change, replay.fold
+    finally:
+        watch.cancel()
+
+
+@dataclass
+class _Replay:
+    keys: RunKeys
+    fold: Fold
+    since_revision: int
+    complete: bool
+
+    def history(self) -> RunHistory:
+        return self.fold.history(since_revision=self.since_revision, complete=self.complete)
+
+
+async def _replay(kv: Client, run_id: str) -> _Replay:
+    keys = RunKeys(check_run_id(run_id))
+    now = await kv.range(*interval(keys))
+    record = [item for item in now if item.key.decode() in (keys.round, keys.state)]
+    if not now.items:
+        raise UnknownRun(run_id)
+    since = min(item.create_revision for item in record or now.items)
+    complete = True
+    while True:
+        try:
+            fold = await _replay_from(kv, keys, since, now)
+        except CompactedError as error:
+            since, complete = max(error.revision, since) + 1, False
+        else:
+            return _Replay(keys, fold, since, complete)
+
+
+async def _replay_from(kv: Client, keys: RunKeys, since: int, now: RangeResult) -> Fold:
+    """The changes from a revision on, until they have led to the keys as they are now."""
+    first, end = interval(keys)
+    fold, state = Fold(keys), _Revisions()
+    watch = kv.watch(first, end, start_revision=since)
+    try:
+        await watch.ready()
+        for item in await _keys_at(kv, keys, since - 1, watch):
+            state.put(item.key, item.mod_revision)
+            _apply(fold, keys, item.key, item.value, item.mod_revision)
+        wanted = {item.key: item.mod_revision for item in now}
+        while state.keys != wanted:
+            for event in await watch.next_batch():
+                value = event.value if event.type == "PUT" else None
+                state.put(event.key, 0 if value is None else event.revision)
+                _apply(fold, keys, event.key, value, event.revision)
+                if event.revision > now.revision:
+                    wanted = state.keys  # it has changed meanwhile: what has come is all, and more
+        fold.revision = max(fold.revision, now.revision)
+    finally:
+        watch.cancel()
+    return fold
+
+
+async def _keys_at(kv: Client, keys: RunKeys, revision: int, watch: Watch) -> list[KeyValue]:
+    """The keys as they were then, in the order of their last changes."""
+    if revision < 1:
+        return []
+    try:
+        found = await kv.range(*interval(keys), revision=revision)
+    except CompactedError:
+        await watch.next_batch()  # a range tells only that it is so, a watch from where on there is history
+        raise
+    return sorted(found, key=lambda item: item.mod_revision)
+
+
+class _Revisions:
+    """Keys that exist, with the revision of their last change."""
+
+    def __init__(self) -> None:
+        self.keys: dict[bytes, int] = {}
+
+    def put(self, key: bytes, revision: int) -> None:
+        """Note a change; revision 0: the key was deleted."""
+        if revision:
+            self.keys[key] = revision
+        else:
+            self.keys.pop(key, None)
+
+
+def _apply(fold: Fold, keys: RunKeys, key: bytes, value: bytes | None, revision: int) -> None:
+    change = read_change(keys, key, value, revision)
+    if change is not None:
+        fold.apply(change)

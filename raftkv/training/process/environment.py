@@ -1,0 +1,221 @@
+"""What a worker finds in its environment: its place in the epoch, in the words of every framework. Pure.
+
+::
+
+    for local_rank in range(world.member.slots):
+        variables = make_environment(world, local_rank, Meeting("10.0.0.5", 29511), endpoints=["10.0.0.1:2379"])
+
+Owns the names and what they mean, by style:
+
+- always: ``RAFTKV_RUN_ID``, ``RAFTKV_EPOCH``, ``RAFTKV_ENDPOINTS``, ``RAFTKV_RANK``, ``RAFTKV_WORLD_SIZE``,
+  ``RAFTKV_NODE_ID``, ``RAFTKV_RESTARTS``;
+- ``torch``: ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR`` and the rest of what torchrun gives a worker, so
+  that ``init_method="env://"`` works; local ranks count the workers of one *node*, as torchrun does;
+- ``pet``: ``PET_NNODES``, ``PET_NODE_RANK``, ..., for a command that is itself a launcher, as Kubeflow sets them;
+- ``tf``: ``TF_CONFIG`` as the TensorFlow operator writes it, every worker in the cluster's ``worker`` list;
+- ``horovod``: ``HOROVOD_RANK``, ...; local ranks count the workers of one *host*, cross ranks the hosts.
+
+Leaves out: choosing ports (``supervisor``), and what the environment held before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from raftkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raftkv.training.rendezvous.world import World
+
+STYLES: Final = ("torch", "pet", "tf", "horovod")
+TF_PORT: Final = 2222
+"""The port of the first worker of a node that told none: the operator's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the workers of an epoch meet: an address of rank 0's node, and a port that is free there."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return join_host_port(self.address, self.port)
+
+    @classmethod
+    def parse(cls, text: str) -> Meeting:
+        """Read what ``str`` wrote.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        address, separator, port = text.rpartition(":")
+        if not separator or not address or not port.isdecimal():
+            raise ConfigError(f"not an address and a port: {text!r}")
+        return cls(address.removeprefix("[").removesuffix("]"), int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What an environment tells besides the world.
+
+    Attributes:
+        endpoints: of the cluster, ``host:port``.
+        ports: ports for TensorFlow's servers, by node id, one a worker; nodes that are not in it get ``TF_PORT`` on.
+        restarts, max_restarts: how often this node has started its workers anew after a fault, and how often it may.
+    """
+
+    endpoints: Sequence[str] = ()
+    ports: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    restarts: int = 0
+    max_restarts: int = 0
+
+
+def join_host_port(host: str, port: int) -> str:
+    """``host:port``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_styles(names: Iterable[str]) -> tuple[str, ...]:
+    """The styles of that names, in the order of ``STYLES``; none given: all.
+
+    Raises:
+        ConfigError: there is no such style.
+    """
+    wanted = {name.strip() for name in names if name.strip()}
+    unknown = sorted(wanted - {*STYLES, "all", "none"})
+    if unknown:
+        raise ConfigError(f"unknown environment style {unknown[0]!r}; there are {', '.join(STYLES)}, all, none")
+    if not wanted or "all" in wanted:
+        return STYLES
+    return tuple(style for style in STYLES if style in wanted)
+
+
+def make_environment(
+    world: World, local_rank: int, meeting: Meeting, extras: Extras | None = None, styles: Sequence[str] = STYLES
+) -> dict[str, str]:
+    """The variables of one worker.
+
+    Arguments:
+        world: the epoch, as its node sees it.
+        local_rank: of the worker among those of its node, from 0.
+        meeting: where the epoch's workers meet.
+        extras: the cluster's endpoints, TensorFlow's ports, counts of restarts.
+        styles: which frameworks' names; see above.
+
+    Raises:
+        ConfigError: the node has no such worker, or there is no such style.
+    """
+    place = _Place(world, local_rank, meeting, extras or Extras())
+    variables = _common(place)
+    for style in parse_styles(styles) if styles else ():
+        variables |= _MAKERS[style](place)
+    return variables
+
+
+class _Place:
+    """A worker's place, with what several styles need worked out once."""
+
+    def __init__(self, world: World, local_rank: int, meeting: Meeting, extras: Extras) -> None:
+        self.world, self.meeting, self.extras = world, meeting, extras
+        self.members = world.members
+        self.member = world.member
+        if not 0 <= local_rank < self.member.slots:
+            raise ConfigError(f"node {self.member.id} has {self.member.slots} workers, there is no number {local_rank}")
+        self.local_rank = local_rank
+        self.rank = world.rank + local_rank
+        self.world_size = world.world_size
+
+
+def _texts(**values: object) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
+
+
+def _common(place: _Place) -> dict[str, str]:
+    return _texts(
+        RAFTKV_RUN_ID=place.world.run_id,
+        RAFTKV_EPOCH=place.world.epoch,
+        RAFTKV_ENDPOINTS=",".join(place.extras.endpoints),
+        RAFTKV_RANK=place.rank,
+        RAFTKV_WORLD_SIZE=place.world_size,
+        RAFTKV_NODE_ID=place.member.id,
+        RAFTKV_RESTARTS=place.extras.restarts,
+    )
+
+
+def _torch(place: _Place) -> dict[str, str]:
+    nodes, index, slots = len(place.members), place.world.index, place.member.slots
+    return _texts(
+        RANK=place.rank,
+        WORLD_SIZE=place.world_size,
+        LOCAL_RANK=place.local_rank,
+        LOCAL_WORLD_SIZE=slots,
+        GROUP_RANK=index,
+        GROUP_WORLD_SIZE=nodes,
+        NODE_RANK=index,
+        ROLE_NAME="default",
+        ROLE_RANK=place.rank,
+        ROLE_WORLD_SIZE=place.world_size,
+        MASTER_ADDR=place.meeting.address,
+        MASTER_PORT=place.meeting.port,
+        TORCHELASTIC_RUN_ID=place.world.run_id,
+        TORCHELASTIC_RESTART_COUNT=place.extras.restarts,
+        TORCHELASTIC_MAX_RESTARTS=place.extras.max_restarts,
+        # No agent holds a store here: rank 0 opens it on MASTER_PORT, whatever an outer torchrun has left behind.
+        TORCHELASTIC_USE_AGENT_STORE=False,
+    )
+
+
+def _pet(place: _Place) -> dict[str, str]:
+    return _texts(
+        PET_NNODES=len(place.members),
+        PET_NODE_RANK=place.world.index,
+        PET_NPROC_PER_NODE=place.member.slots,
+        PET_MASTER_ADDR=place.meeting.address,
+        PET_MASTER_PORT=place.meeting.port,
+    )
+
+
+def _tf(place: _Place) -> dict[str, str]:
+    workers = []
+    for member in place.members:
+        ports = place.extras.ports.get(member.id, ())
+        for slot in range(member.slots):
+            port = ports[slot] if slot < len(ports) else TF_PORT + slot
+            workers.append(join_host_port(member.address or member.host, port))
+    config = {
+        "cluster": {"worker": workers},
+        "task": {"type": "worker", "index": place.rank},
+        "environment": "cloud",
+    }
+    return {"TF_CONFIG": json.dumps(config, separators=(",", ":"))}
+
+
+def _horovod(place: _Place) -> dict[str, str]:
+    mine = place.world.placements[place.rank]
+    variables = _texts(
+        HOROVOD_RANK=mine.rank,
+        HOROVOD_SIZE=place.world_size,
+        HOROVOD_LOCAL_RANK=mine.local_rank,
+        HOROVOD_LOCAL_SIZE=mine.local_size,
+        HOROVOD_CROSS_RANK=mine.cross_rank,
+        HOROVOD_CROSS_SIZE=mine.cross_size,
+        HOROVOD_HOSTNAME=place.member.host,
+        HOROVOD_CONTROLLER="gloo",
+        HOROVOD_CPU_OPERATIONS="gloo",
+    )
+    if place.extras.endpoints:
+        member = Meeting.parse(place.extras.endpoints[0])
+        variables |= _texts(HOROVOD_GLOO_RENDEZVOUS_ADDR=member.address, HOROVOD_GLOO_RENDEZVOUS_PORT=member.port)
+    return variables
+
+
+_MAKERS: Final[dict[str, Callable[[_Place], dict[str, str]]]] = {
+    "torch": _torch,
+    "pet": _pet,
+    "tf": _tf,
+    "horovod": _horovod,
+}

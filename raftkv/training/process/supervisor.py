@@ -1,0 +1,327 @@
+"""A node of a run that keeps its workers going: join, start them, watch them, start them anew, leave.
+
+::
+
+    code = await Supervisor(kv, membership, Settings(command=("python", "train.py"), max_restarts=3)).run()
+
+What ends an epoch here, and what follows:
+
+- a worker fails: the fault is told to everybody; all come back to the rendezvous. It counts against ``max_restarts`` if
+  it is the root cause of all that was told of the epoch: workers that fall because another fell do not count;
+- nodes came or went: the workers are stopped (SIGTERM, SIGKILL after a while), and the node comes back;
+- all workers of this node ended well: it waits for those of the others; the last one closes the run as a success;
+- the run is closed: the workers are stopped;
+- a signal: it is passed on to the workers, and the node leaves; the others go on if enough are left.
+
+Losing the cluster of raftkv ends nothing: workers run on, and what has to be told is told when it is back.
+
+Owns the exit code: 0 after success everywhere; a failed worker's own (128 + the number of its signal); 1 if others
+closed the run; 128 + the number of the signal that this process got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from raftkv.client.kv.operations import get_range, put
+from raftkv.client.lock.contender import insist
+from raftkv.errors import ConfigError
+from raftkv.training.errors import EpochOver, RecordError, RunClosed
+from raftkv.training.keys import RunKeys
+from raftkv.training.process.environment import STYLES, Extras, Meeting, make_environment
+from raftkv.training.process.faults import End
+from raftkv.training.process.workers import Workers
+from raftkv.training.records import RUNNING, Fault, Node
+from raftkv.training.rendezvous.denylist import Reported, root_cause
+
+if TYPE_CHECKING:
+    from raftkv.client.library import Client
+    from raftkv.training.output import Output
+    from raftkv.training.rendezvous.participant import Membership
+    from raftkv.training.rendezvous.world import World
+
+Result = TypeVar("Result")
+
+SUCCEEDED: Final = "succeeded"
+"""The reason with which a run is closed when all its workers have ended well."""
+PORTS_FIELD: Final = "ports"
+"""Where a node's record tells the ports of its TensorFlow servers."""
+_OVER_TIMEOUT_S: Final = 5.0
+_PORTS: Final = range(10_000, 32_000)
+"""Below the range from which the kernel takes ports for outgoing connections: those are taken at any moment."""
+_PORT_ATTEMPTS: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What to run, and how.
+
+    Attributes:
+        command: each worker's.
+        max_restarts: faults of this node that are followed by a restart.
+        stop_grace_s: from SIGTERM to SIGKILL.
+        styles: see ``environment``.
+        endpoints: told to the workers.
+        inherited: the environment to which theirs is added.
+        output: takes what the workers print; None: they share this process's own streams.
+        tell: gets a line for people, now and then.
+    """
+
+    command: tuple[str, ...]
+    max_restarts: int = 0
+    stop_grace_s: float = 10.0
+    styles: tuple[str, ...] = STYLES
+    endpoints: tuple[str, ...] = ()
+    inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    output: Output | None = None
+    tell: Callable[[str], None] = lambda line: None
+
+
+class _Stopped(Exception):
+    """A signal came."""
+
+
+class Supervisor:
+    """See the module.
+
+    Arguments:
+        kv: a client of the whole cluster.
+        membership: this node, registered.
+        settings: see there.
+    """
+
+    def __init__(self, kv: Client, membership: Membership, settings: Settings) -> None:
+        self._kv = kv
+        self._membership = membership
+        self._settings = settings
+        self._restarts = 0
+        self._signal = 0
+        self._wake = asyncio.Event()
+
+    def stop(self, number: int) -> None:
+        """Pass a signal on to the workers and leave; call on the loop. Any further one changes nothing."""
+        if not self._signal:
+            self._signal = number
+            self._wake.set()
+
+    async def run(self) -> int:
+        """Until the run is over for this node.
+
+        Returns:
+            the exit code.
+
+        Raises:
+            TrainingError: there is no epoch to be had; the line says why.
+            WorkerStartError: the command cannot be run.
+            StatusError: the cluster refused.
+        """
+        unsubscribe = self._membership.on_change(lambda _: self._wake.set())
+        try:
+            while True:
+                world = await self._interruptible(self._membership.next_world())
+                code = await self._live(world)
+                if code is not None:
+                    return code
+        except _Stopped:
+            return 128 + self._signal
+        except RunClosed as closed:
+            return self._closed_code(closed.reason)
+        finally:
+            unsubscribe()
+            await self._membership.leave()
+
+    # ---- one epoch
+
+    async def _live(self, world: World) -> int | None:
+        """One epoch, from its beginning to the end of its workers; None: come back for the next."""
+        try:
+            meeting = await self._during(world, self._meeting(world))
+            environments = await self._environments(world, meeting)
+        except EpochOver:
+            return None
+        self._say_world(world, meeting)
+        ranks = [world.rank + number for number in range(world.member.slots)]
+        command, output = self._settings.command, self._settings.output
+        async with Workers.started(command, environments, ranks, output=output, epoch=world.epoch) as workers:
+            try:
+                end = await self._during(world, workers.wait())
+                return await (self._succeed(world) if end is None else self._fail(world, end, workers))
+            except EpochOver as over:
+                if workers.alive:
+                    self._settings.tell(f"epoch {world.epoch} is over{_because(over.reason)}; stopping the workers")
+                await workers.stop(self._settings.stop_grace_s)
+                return None
+            except _Stopped:
+                await workers.stop(self._settings.stop_grace_s, self._signal)
+                raise
+
+    async def _succeed(self, world: World) -> int | None:
+        """Tell that all workers here have ended well; whoever is the last to say so closes the run."""
+        prefix = f"{RunKeys(world.run_id).sync(world.epoch)}exit/"
+        mine = put(f"{prefix}{world.index:06d}", b"0")
+
+        async def step() -> int:
+            done = await self._kv.txn(fence=world.fence).then(mine, get_range(prefix, prefix=True)).commit()
+            return len(done.results[1].items)
+
+        if await self._during(world, insist(step)) == world.node_count:
+            await self._membership.close(SUCCEEDED)
+            return 0
+        self._settings.tell(f"all workers of this node are done; waiting for those of {world.node_count - 1} others")
+        await self._during(world, asyncio.Event().wait())
+        return None
+
+    async def _fail(self, world: World, end: End, workers: Workers) -> int | None:
+        """Tell everybody of a fault, and decide whether this node goes on."""
+        fault = end.fault(world.epoch, world.member.id, world.member.host)
+        self._settings.tell(str(fault))
+        await asyncio.gather(workers.stop(self._settings.stop_grace_s), self._interruptible(self._report(world, fault)))
+        root = await self._interruptible(self._root_cause(world))
+        if self._membership.closed or (root is not None and root.node != world.member.id):
+            return None
+        if self._restarts >= self._settings.max_restarts:
+            await self._membership.close(f"{fault}; no restarts left of {self._settings.max_restarts}")
+            return exit_code(end)
+        self._restarts += 1
+        self._settings.tell(f"restart {self._restarts} of {self._settings.max_restarts}")
+        return None
+
+    async def _report(self, world: World, fault: Fault) -> None:
+        """Tell of a fault, and wait until the epoch is over for all: then those that fell with it have told as well."""
+        await self._membership.report(fault)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_OVER_TIMEOUT_S):
+                while not (self._membership.closed or self._membership.nodes_waiting):
+                    await self._woken()
+
+    async def _root_cause(self, world: World) -> Fault | None:
+        """Of all faults of the epoch the one that the others follow from."""
+        found = await insist(lambda: self._kv.range(RunKeys(world.run_id).faults(world.epoch), prefix=True))
+        reported = []
+        for item in found:
+            with contextlib.suppress(RecordError):
+                reported.append(Reported(Fault.decode(item.value), item.mod_revision))
+        return root_cause(reported)
+
+    def _closed_code(self, reason: str) -> int:
+        """The exit code if others have closed the run."""
+        if reason == SUCCEEDED:
+            return 0
+        self._settings.tell(f"the run was closed{_because(reason)}")
+        return 1
+
+    # ---- waiting
+
+    async def _woken(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+
+    async def _interruptible(self, what: Coroutine[Any, Any, Result]) -> Result:
+        """Wait for something, unless a signal comes."""
+        return await self._unless(what, lambda: None)
+
+    async def _during(self, world: World, what: Coroutine[Any, Any, Result]) -> Result:
+        """Wait for something, but not beyond the end of the epoch.
+
+        Raises:
+            EpochOver: that came first, and what was waited for is cancelled.
+        """
+        return await self._unless(what, lambda: self._check(world))
+
+    async def _unless(self, what: Coroutine[Any, Any, Result], check: Callable[[], None]) -> Result:
+        task = asyncio.ensure_future(what)
+        try:
+            while not task.done():
+                if self._signal:
+                    raise _Stopped
+                check()
+                woken = asyncio.ensure_future(self._woken())
+                await asyncio.wait((task, woken), return_when=asyncio.FIRST_COMPLETED)
+                woken.cancel()
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def _check(self, world: World) -> None:
+        """Raise ``EpochOver`` if it is, as far as this node knows."""
+        membership, state = self._membership, self._membership.phase
+        if membership.closed or membership.nodes_waiting:
+            over = state is not None and (state.phase != RUNNING or state.epoch != world.epoch)
+            raise EpochOver(world.run_id, world.epoch, state.reason if over and state is not None else "")
+
+    # ---- what workers are told
+
+    async def _meeting(self, world: World) -> Meeting:
+        """Where the epoch's workers meet: rank 0's node chooses a port, and tells."""
+        if world.index == 0:
+            meeting = Meeting(world.member.address or world.member.host, free_port())
+            await self._membership.publish(str(meeting))
+            return meeting
+        return Meeting.parse(await self._membership.published())
+
+    async def _environments(self, world: World, meeting: Meeting) -> list[dict[str, str]]:
+        settings = self._settings
+        ports = await self._during(world, self._ports(world)) if "tf" in settings.styles else {}
+        extras = Extras(settings.endpoints, ports, self._restarts, settings.max_restarts)
+        return [
+            {**settings.inherited, **make_environment(world, number, meeting, extras, settings.styles or ("none",))}
+            for number in range(world.member.slots)
+        ]
+
+    async def _ports(self, world: World) -> dict[str, list[int]]:
+        """The ports that nodes have told, by node id."""
+        page = await insist(lambda: self._kv.range(RunKeys(world.run_id).nodes, prefix=True))
+        found = {}
+        for item in page:
+            with contextlib.suppress(RecordError, ValueError):
+                node = Node.decode(item.value)
+                found[node.id] = [int(text) for text in node.data.get(PORTS_FIELD, "").split(",") if text]
+        return found
+
+    def _say_world(self, world: World, meeting: Meeting) -> None:
+        first, last = world.rank, world.rank + world.member.slots - 1
+        mine = f"rank {first}" if first == last else f"ranks {first} to {last}"
+        nodes = f"{world.node_count} node{'s' if world.node_count > 1 else ''}"
+        self._settings.tell(f"epoch {world.epoch}: {mine} of {world.world_size}, {nodes}, meeting at {meeting}")
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def exit_code(end: End) -> int:
+    """What a shell would return for a worker.
+
+    >>> from raftkv.training.process.faults import Worker
+    >>> exit_code(End(Worker(1), 7)), exit_code(End(Worker(1), -1, "SIGKILL"))
+    (7, 137)
+    """
+    if not end.signal:
+        return end.exit_code
+    number = getattr(signal, end.signal, None)
+    return 128 + int(number) if number is not None else 1
+
+
+def free_port() -> int:
+    """A port on which nobody listens at present.
+
+    Raises:
+        ConfigError: none was found.
+    """
+    chooser = random.SystemRandom()
+    for _ in range(_PORT_ATTEMPTS):
+        port = chooser.choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
+    raise ConfigError(f"no free port between {_PORTS.start} and {_PORTS.stop} was found in {_PORT_ATTEMPTS} attempts")

@@ -1,0 +1,303 @@
+"""The arbiter's office: one node of the run sees all the others and writes down what ``arbiter`` decides.
+
+Owns the watches of ``node/`` and ``fault/``, and the two writes that move a run on:
+
+    break:  state = broken                                      if round, state and office are as seen
+    begin:  round = next epoch, state = running, old keys gone   if round, state and office are as seen
+
+"office as seen" is the mod_revision of the ``arbiter`` key, which ends with its holder's lease: a holder that was
+frozen, or that another has replaced, decides nothing any more. A decision whose answer was lost is either seen by the
+watch or made again; the conditions keep it from happening twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from raftkv.client.keys import prefix_end
+from raftkv.client.kv.compares import Compare, mod_revision
+from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
+from raftkv.client.values import DELETE, Event, KeyValue
+from raftkv.errors import StatusError
+from raftkv.training.config import RunConfig
+from raftkv.training.control import Control
+from raftkv.training.errors import RecordError
+from raftkv.training.keys import RunKeys
+from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, RUNNING, Fault, Node, Round
+from raftkv.training.rendezvous.arbiter import Arbiter, Begin, Break, Decision, Present, View, new_state
+from raftkv.training.rendezvous.denylist import Reported
+from raftkv.training.rendezvous.eligibility import Permits
+from raftkv.training.rendezvous.record_cache import RecordCache
+
+_log = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.05
+AFTER_ERROR_S: Final = 1.0
+TELL_PROGRESS_S: Final = 1.0
+FAULTS_MAX: Final = 64
+"""Lost members that are recorded one by one in a single decision; a txn has 128 operations at most."""
+FAULT_EPOCHS: Final = 16
+"""Epochs whose faults are kept for ``raftkvctl run show``; older ones are in the history of the store."""
+
+
+class Office:
+    """See the module; made when this node becomes the arbiter, closed when it is not any more.
+
+    Arguments:
+        control: the store.
+        config: of this node; the limits are the run's.
+        cache: the node's view of ``round`` and ``state``.
+        revision: mod_revision of the arbiter key: the office.
+        forgive_until: see ``Arbiter``.
+
+    Attributes:
+        revision: as given.
+    """
+
+    def __init__(
+        self, control: Control, config: RunConfig, cache: RecordCache, revision: int, forgive_until: float
+    ) -> None:
+        self._control = control
+        self._keys = RunKeys(config.run_id)
+        self._cache = cache
+        self.revision = revision
+        self._arbiter = Arbiter(config.last_call_timeout_s, config.expected_nodes, config.rank_policy)
+        self._arbiter.forgive_until = forgive_until
+        self._nodes: dict[str, Present] = {}
+        self._faults: dict[str, tuple[int, Fault]] = {}
+        self._is_loaded = False
+        self._told: tuple[float, object] = (-math.inf, None)
+        self._wake = asyncio.Event()
+        self._permits = Permits(control, config, mod_revision(self._keys.arbiter) == revision, self.look)
+        self._unwatch: list[Callable[[], None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task = self._loop.create_task(self._run())
+
+    def close(self) -> None:
+        """Decide nothing more."""
+        self._task.cancel()
+        self._permits.close()
+        for unwatch in self._unwatch:
+            unwatch()
+        self._unwatch.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def look(self) -> None:
+        """Something has changed: decide again."""
+        self._wake.set()
+
+    def forgive(self, until: float) -> None:
+        """The store was out of reach; see ``Arbiter``."""
+        self._arbiter.forgive_until = max(self._arbiter.forgive_until, until)
+        self.look()
+
+    # -- what is there
+
+    async def _load(self) -> None:
+        """All nodes and faults as of one revision, and from there on by watch."""
+        for unwatch in self._unwatch:
+            unwatch()
+        self._unwatch.clear()
+        faults = f"{self._keys.base}fault/"
+        reads = [GetRange(self._keys.nodes, prefix=True), GetRange(faults, prefix=True)]
+        result = await self._control.txn((), reads)
+        nodes, found = result.results
+        self._nodes.clear()
+        self._faults.clear()
+        for item in nodes:
+            self._put_node(item)
+        for item in found:
+            self._put_fault(item)
+        self._is_loaded = True
+        for prefix, take in ((self._keys.nodes, self._on_nodes), (faults, self._on_faults)):
+            end = prefix_end(prefix.encode()).decode()
+            self._unwatch.append(self._control.watch(prefix, end, result.revision + 1, take, lambda _: self._reload()))
+
+    def _reload(self) -> None:
+        self._is_loaded = False
+        self.look()
+
+    def _on_nodes(self, revision: int, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.type == DELETE:
+                self._nodes.pop(_name(event.kv.key), None)
+            else:
+                self._put_node(event.kv)
+        self.look()
+
+    def _on_faults(self, revision: int, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.type == DELETE:
+                self._faults.pop(event.kv.key.decode(), None)
+            else:
+                self._put_fault(event.kv)
+        self.look()
+
+    def _put_node(self, item: KeyValue) -> None:
+        try:
+            node = Node.decode(item.value)
+        except RecordError:
+            return  # not written by a node: it can be in no epoch
+        self._nodes[_name(item.key)] = Present(node, item.create_revision)
+
+    def _put_fault(self, item: KeyValue) -> None:
+        try:
+            self._faults[item.key.decode()] = (item.mod_revision, Fault.decode(item.value))
+        except RecordError:
+            return
+
+    def _view(self) -> View | None:
+        state = self._cache.state
+        if state is None or not self._is_loaded:
+            return None
+        current = self._cache.round or Round(0)
+        faults = [reported.fault for reported in self._reported(current.epoch)]
+        nodes = {
+            node_id: present
+            for node_id, present in self._nodes.items()
+            if (present.node.min_nodes, present.node.max_nodes) == (state.min_nodes, state.max_nodes)
+        }
+        view = View(current, state, nodes, faults)
+        view.denied = self._permits.denied(view)
+        return view
+
+    def _reported(self, epoch: int) -> list[Reported]:
+        mine = [Reported(fault, rev) for rev, fault in self._faults.values() if fault.epoch == epoch]
+        return sorted(mine, key=lambda reported: reported.revision)
+
+    # -- deciding
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if not self._is_loaded:
+                    await self._load()
+                await self._permits.refresh()
+                await self._step()
+            except StatusError:
+                # The store is out of reach, or is electing: nothing is decided meanwhile, and nothing is lost.
+                await asyncio.sleep(RETRY_S)
+                continue
+            except Exception:
+                _log.exception("raftkv: the arbiter of run %s failed; it looks again", self._keys.run_id)
+                self._is_loaded = False
+                await asyncio.sleep(AFTER_ERROR_S)
+                continue
+            await self._wake.wait()
+            self._wake.clear()
+
+    async def _step(self) -> None:
+        """Decide until there is nothing to decide."""
+        while (view := self._view()) is not None:
+            decision = await self._decide(view)
+            if decision is None:
+                await self._tell_progress(view)
+                self._look_later()
+                return
+            if not await self._carry_out(view, decision):
+                return
+
+    async def _decide(self, view: View) -> Decision | None:
+        now = self._loop.time()
+        decision = self._arbiter.decide(view, now)
+        if isinstance(decision, Begin) and await self._permits.judge(view.epoch, self._reported(view.epoch)):
+            view.denied = self._permits.denied(view)
+            decision = self._arbiter.decide(view, now)
+        permitted = await self._permits.permit(view, decision, self._arbiter, now)
+        if permitted is None:
+            view.admitted = None
+        return permitted
+
+    def _look_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._arbiter.look_again_at is not None:
+            self._timer = self._loop.call_at(self._arbiter.look_again_at, self.look)
+
+    async def _carry_out(self, view: View, decision: Decision) -> bool:
+        """Whether it happened; if not, what stands against it is on its way through the watches."""
+        if isinstance(decision, Break):
+            operations = self._break(view, decision)
+        else:
+            operations = self._begin(view, decision)
+        conditions = self._as_seen()
+        result = await self._control.txn(conditions, operations)
+        if result.succeeded:
+            await self._cache.reached(result.revision)
+        return result.succeeded
+
+    def _as_seen(self) -> list[Compare]:
+        return [
+            mod_revision(self._keys.round) == self._cache.round_revision,
+            mod_revision(self._keys.state) == self._cache.state_revision,
+            mod_revision(self._keys.arbiter) == self.revision,
+        ]
+
+    def _break(self, view: View, decision: Break) -> list[Operation]:
+        now = time.time()
+        state = new_state(
+            view, phase=BROKEN, cause=decision.cause, node=decision.node, reason=decision.reason, time=now
+        )
+        operations: list[Operation] = [Put(self._keys.state, state.encode())]
+        known = {fault.key for fault in view.faults}
+        for member in decision.lost[:FAULTS_MAX]:
+            if member.id not in known:
+                fault = Fault(view.epoch, member.id, member.host, cause=HEARTBEAT_LOST, time=now)
+                operations.append(Put(self._keys.faults(view.epoch) + fault.key, fault.encode()))
+        return operations
+
+    def _begin(self, view: View, decision: Begin) -> list[Operation]:
+        now = time.time()
+        epoch = view.epoch + 1
+        joined, left_out = len(decision.members), self._permits.left_out(view)
+        state = new_state(view, epoch=epoch, phase=RUNNING, joined=joined, left_out=left_out, time=now)
+        operations: list[Operation] = [
+            Put(self._keys.round, Round(epoch, decision.members, now).encode()),
+            Put(self._keys.state, state.encode()),
+        ]
+        old = epoch - 2
+        if old > 0:
+            operations += [
+                Delete(self._keys.store(old), prefix=True),
+                Delete(self._keys.sync(old), prefix=True),
+                Delete(self._keys.boot(old)),
+            ]
+        if epoch > FAULT_EPOCHS:
+            operations.append(Delete(self._keys.faults(epoch - FAULT_EPOCHS), prefix=True))
+        return operations
+
+    async def _tell_progress(self, view: View) -> None:
+        """Write how many are there, and what keeps them, for those who wait; not more often than people can read."""
+        kept = view.state
+        if kept.phase == CLOSED:
+            return
+        is_running = kept.phase == RUNNING
+        joined = kept.joined if is_running else len(view.survivors()) + len(view.newcomers())
+        news = {
+            "joined": joined,
+            "waits_for": "" if is_running else self._permits.waits_for,
+            "left_out": self._permits.left_out(view),
+        }
+        at, told = self._told
+        now = self._loop.time()
+        if news == told or all(getattr(kept, name) == value for name, value in news.items()):
+            return
+        if now < at + TELL_PROGRESS_S:
+            later = at + TELL_PROGRESS_S
+            self._arbiter.look_again_at = min(self._arbiter.look_again_at or later, later)
+            return
+        state = new_state(view, cause=kept.cause, node=kept.node, reason=kept.reason, time=kept.time, **news)
+        result = await self._control.txn(self._as_seen(), [Put(self._keys.state, state.encode())])
+        self._told = (now, news if result.succeeded else None)
+
+
+def _name(key: bytes) -> str:
+    return key.decode().rsplit("/", 1)[1]

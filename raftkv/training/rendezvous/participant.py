@@ -1,0 +1,555 @@
+"""One node's part in a run: being there, being in worlds, and doing its share of deciding.
+
+::
+
+    membership = await Membership.open(kv, RunConfig(run_id="job", min_nodes=2, max_nodes=4))
+    while not done:
+        world = await membership.next_world()       # everything of earlier worlds is stopped here
+        start_workers(world)
+        while workers_run() and not membership.nodes_waiting: ...
+        stop_workers()
+    await membership.close("finished")              # for everybody
+    await membership.leave()
+
+What it holds to:
+
+1. ``next_world`` tells the run that nothing of an earlier epoch runs here any more, *before* it waits; so a world is
+   never handed out while another may still run here.
+2. Losing the store, or its leader, ends nothing: calls are made again until they get through, and a running world goes
+   on. Only the cluster's word that the lease is gone counts; then the node registers again, and is in its world for as
+   long as no other epoch has begun.
+3. Every write is conditional on the lease, and every write of an epoch on the epoch (``World.fence``).
+
+It puts together ``presence`` (the lease and the node's key), ``record_cache`` (what the run's record says) and
+``succession`` (who decides, and this node's turn at it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from raftkv.client.kv.compares import Compare, mod_revision, version
+from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
+from raftkv.client.values import DELETE, Event, KeyValue, TxnResult
+from raftkv.errors import StatusError
+from raftkv.training.config import RunConfig
+from raftkv.training.control import ClientControl, Control
+from raftkv.training.errors import EpochOver, JoinTimeout, RecordError, RunClosed, RunConflict
+from raftkv.training.keys import RunKeys
+from raftkv.training.records import BROKEN, CLOSED, GATHERING, LEFT, RUNNING, Fault, Node, Round, State
+from raftkv.training.rendezvous.arbiter_election import Succession
+from raftkv.training.rendezvous.record_cache import RecordCache
+from raftkv.training.rendezvous.registration import Presence
+from raftkv.training.rendezvous.world import World
+from raftkv.training.retries import until_answered
+from raftkv.training.scheduling.ledger import HOST_SLOTS, give_back
+
+if TYPE_CHECKING:
+    from raftkv.client.library import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is from its next epoch, for people who wait.
+
+    Attributes:
+        epoch: the last that began.
+        phase, reason: of the run.
+        joined: nodes that are there.
+        min_nodes, max_nodes: of the run.
+    """
+
+    epoch: int
+    phase: str
+    reason: str
+    joined: int
+    min_nodes: int
+    max_nodes: int
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Membership:
+    """See the module; made by ``open``.
+
+    Attributes:
+        config: of this node.
+        world: the last one that ``next_world`` has returned.
+    """
+
+    def __init__(
+        self, control: Control, config: RunConfig, data: Mapping[str, str], on_progress: OnProgress | None
+    ) -> None:
+        self.config = config = config.checked()
+        self.world: World | None = None
+        self._control = control
+        self._keys = RunKeys(config.run_id)
+        self._cache = RecordCache(config.run_id, self._changed)
+        self._presence = Presence(
+            control,
+            config,
+            _new_node(config, data),
+            on_registered=self._registered,
+            on_lost=self._lost_lease,
+            on_outage=self._outage,
+        )
+        self._succession = Succession(control, config, self._cache, self._presence)
+        self._left = False
+        self._on_progress = on_progress
+        self._told: Progress | None = None
+        self._callbacks: dict[int, Callable[[Membership], None]] = {}
+        self._last_callback = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._boots: dict[int, str] = {}
+        self._calls_revision = 0
+        self._unwatch: list[Callable[[], None]] = []
+        self._rewatching: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    # -- coming and going
+
+    @classmethod
+    async def open(
+        cls,
+        kv: Client,
+        config: RunConfig,
+        *,
+        data: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Membership:
+        """Register a node in a run.
+
+        Arguments:
+            kv: a client, whole, not a view; it must outlive the membership.
+            config: the run and this node.
+            data: small texts that other nodes can read.
+            on_progress: called on the loop while nodes gather.
+
+        Raises:
+            ConfigError: the configuration cannot work.
+            RunClosed: the run is over, and nodes of it are still there.
+            RunConflict: its nodes were started with other limits.
+            StatusError: the store cannot be reached, or refused.
+        """
+        return await cls.start(ClientControl(kv), config, data=data, on_progress=on_progress)
+
+    @classmethod
+    async def start(
+        cls,
+        control: Control,
+        config: RunConfig,
+        *,
+        data: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Membership:
+        """As ``open``, over any control."""
+        membership = cls(control, config, data or {}, on_progress)
+        try:
+            await membership._presence.open()
+            await membership._check_run()
+        except BaseException:
+            await membership._go()
+            raise
+        return membership
+
+    async def leave(self) -> None:
+        """Be there no more. An epoch that this node was in ends at once, unless the run is closed."""
+        try:
+            if self.closed and not self._left:
+                # What this node's workers still wrote after the run was closed goes with the last who leaves.
+                await self._control.txn([self._state_as_seen()], self._leftovers())
+            elif self.world is not None and not self._left and self.nodes_waiting == 0:
+                await self._say_goodbye(self.world)
+        except StatusError:
+            pass  # the end of the lease tells it as well, only later
+        await self._go()
+
+    async def _say_goodbye(self, world: World) -> None:
+        fault = Fault(world.epoch, self.node.id, self.node.host, cause=LEFT, time=time.time())
+        put = Put(self._keys.faults(world.epoch) + fault.key, fault.encode())
+        await self._control.txn(world.fence.conditions, [put])
+
+    def _leftovers(self) -> list[Operation]:
+        """Removes what must not outlive a run; ``round`` and ``state`` must, so that epochs never go back."""
+        parts = ("boot", "deny", "fault", "store", "strike", "sync")
+        return [Delete(f"{self._keys.base}{part}/", prefix=True) for part in parts]
+
+    async def _go(self) -> None:
+        self._left = True
+        self._succession.close()
+        for unwatch in self._unwatch:
+            unwatch()
+        self._unwatch.clear()
+        if self._rewatching is not None:
+            self._rewatching.cancel()
+        self._wake()
+        await self._presence.leave()
+        if self.config.cluster:
+            await give_back(self._control, self.config.cluster, self.config.run_id)
+
+    async def close(self, reason: str = "finished") -> None:
+        """End the run for everybody: no epoch begins any more. Does nothing if one has begun without this node.
+
+        Raises:
+            StatusError: the store refused.
+        """
+        while not self.closed and not self._left:
+            state, current = self._cache.state, self._cache.round
+            if state is None or (self.world is not None and current and current.epoch != self.world.epoch):
+                return
+            closed = replace(state, phase=CLOSED, reason=reason, cause="", node=self.node.id, time=time.time())
+            conditions = [self._state_as_seen(), version(self._keys.node(self.node.id)) > 0]
+            result = await self._txn(conditions, [Put(self._keys.state, closed.encode()), *self._leftovers()])
+            if result.succeeded:
+                await self._cache.reached(result.revision)
+            else:
+                await self._presence.registered.wait()
+                await self._reload()
+
+    # -- what the store holds
+
+    def _registered(self, result: TxnResult) -> None:
+        record, calls = result.results[3], result.results[4]
+        self._load_calls(calls, result.revision)
+        self._cache.load(record, result.revision)
+        if not self._unwatch and not self._left:
+            self._watch(result.revision + 1)
+
+    def _lost_lease(self) -> None:
+        self._succession.lost_lease()
+        self._succession.forgive()
+
+    def _outage(self) -> None:
+        self._succession.forgive()
+
+    def _watch(self, revision: int) -> None:
+        for unwatch in self._unwatch:
+            unwatch()
+        watch, keys = self._control.watch, self._keys
+        self._unwatch = [
+            watch(*keys.record, revision, self._cache.on_events, self._lost_watch),
+            watch(*keys.calls, revision, self._on_calls, self._lost_watch),
+        ]
+
+    def _lost_watch(self, error: Exception) -> None:
+        if not self._left and (self._rewatching is None or self._rewatching.done()):
+            self._rewatching = self._loop.create_task(self._rewatch())
+
+    async def _rewatch(self) -> None:
+        """History was compacted under the watches: begin again with what is there now."""
+        revision = await self._reload()
+        if not self._left:
+            self._watch(revision + 1)
+
+    async def _reload(self) -> int:
+        result = await self._txn((), [GetRange(*self._keys.record), GetRange(*self._keys.calls)])
+        record, calls = result.results
+        self._load_calls(calls, result.revision)
+        self._cache.load(record, result.revision)
+        return result.revision
+
+    def _load_calls(self, items: Sequence[KeyValue], revision: int) -> None:
+        if revision < self._calls_revision:
+            return
+        self._calls_revision = revision
+        found = {item.key.decode(): item for item in items}
+        self._boots = {}
+        for key, item in found.items():
+            self._put_boot(key, item.text)
+        self._succession.held_by(found.get(self._keys.arbiter))
+
+    def _on_calls(self, revision: int, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.kv.mod_revision <= self._calls_revision:
+                continue
+            key = event.kv.key.decode()
+            if key == self._keys.arbiter:
+                self._succession.held_by(None if event.type == DELETE else event.kv)
+            else:
+                self._put_boot(key, None if event.type == DELETE else event.kv.text)
+        self._calls_revision = max(self._calls_revision, revision)
+        self._wake()
+
+    def _put_boot(self, key: str, value: str | None) -> None:
+        _, _, epoch = key.rpartition("/boot/")
+        if not epoch.isdigit():
+            return
+        if value is None:
+            self._boots.pop(int(epoch), None)
+        else:
+            self._boots[int(epoch)] = value
+
+    async def _txn(self, compares: Sequence[Compare], then: Sequence[Operation]) -> TxnResult:
+        return await until_answered(lambda: self._control.txn(compares, then))
+
+    def _state_as_seen(self) -> Compare:
+        return mod_revision(self._keys.state) == self._cache.state_revision
+
+    # -- may this node take part?
+
+    async def _check_run(self) -> None:
+        """A run that is closed, or has other limits, is taken over if nobody is in it any more."""
+        limits = self._limits
+        while (state := self._cache.state) is not None:
+            revision = self._cache.state_revision
+            if state.phase != CLOSED and (state.min_nodes, state.max_nodes) == limits:
+                return
+            if await self._is_somebody_there(state, revision):
+                if state.phase == CLOSED:
+                    raise RunClosed(self.config.run_id, state.reason)
+                raise self._conflict(state)
+            phase = GATHERING if state.phase == CLOSED else BROKEN
+            anew = State(state.epoch, phase, "started anew", min_nodes=limits[0], max_nodes=limits[1], time=time.time())
+            put = Put(self._keys.state, anew.encode())
+            # An epoch that began meanwhile has written the state: then this is judged anew.
+            result = await self._txn([mod_revision(self._keys.state) == revision], [put, *self._leftovers()])
+            if result.succeeded:
+                await self._cache.reached(result.revision)
+            else:
+                await self._reload()
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        return self.config.min_nodes, self.config.max_nodes
+
+    def _conflict(self, state: State) -> RunConflict:
+        ours = f"{self.config.min_nodes}:{self.config.max_nodes}"
+        return RunConflict(self.config.run_id, f"{state.min_nodes}:{state.max_nodes}", ours)
+
+    async def _is_somebody_there(self, state: State, revision: int) -> bool:
+        """Nodes of the run as it stands; or others that came before this one, so that of two newcomers one has it."""
+        found = (await self._txn((), [GetRange(self._keys.nodes, prefix=True)])).results[0]
+        others = [item for item in found if item.key != self._keys.node(self.node.id).encode()]
+        if state.phase == CLOSED:
+            return any(item.create_revision <= revision for item in others)
+        mine = next((item.create_revision for item in found if item not in others), found.revision)
+        return any(item.create_revision < mine or _is_of(item, state) for item in others)
+
+    # -- worlds
+
+    async def next_world(self, timeout_s: float | None = None) -> World:
+        """Say that everything of earlier worlds is stopped here, and wait for the next one with this node in it.
+
+        Arguments:
+            timeout_s: for the minimum to be there; None: ``join_timeout_s``. A node that others run without, as a
+                standby, waits for as long as they do.
+
+        Raises:
+            RunClosed: it is over.
+            JoinTimeout: too few nodes came; this one has left.
+            StatusError: the store refused.
+        """
+        limit_s = self.config.join_timeout_s if timeout_s is None else timeout_s
+        deadline = self._loop.time() + limit_s
+        try:
+            while True:
+                async with asyncio.timeout_at(deadline):
+                    await self._presence.declare(self._first_possible())
+                world = await self._formed(deadline)
+                if world is not None:
+                    self._presence.starts(world.epoch)
+                    self.world = world
+                    return world
+        except TimeoutError:
+            why = self._why_not()
+            await self._go()
+            raise JoinTimeout(self.config.run_id, limit_s, why) from None
+
+    def _first_possible(self) -> int:
+        """The first epoch that may include this node, which runs nothing now."""
+        current, world = self._cache.round, self.world
+        present = current.epoch if current is not None and self._is_member(current) else 0
+        return max(present, world.epoch if world is not None else 0) + 1
+
+    async def _formed(self, deadline: float) -> World | None:
+        """The world that this node may start; None: one began and ended without it, it must declare itself again."""
+        while True:
+            state, current = self._cache.state, self._cache.round
+            if self._left:
+                raise RunClosed(self.config.run_id, "this node has left")
+            if state is not None and state.phase == CLOSED:
+                raise RunClosed(self.config.run_id, state.reason)
+            if state is not None and (state.min_nodes, state.max_nodes) != self._limits:
+                raise self._conflict(state)  # another job took the run over while this node was out of reach
+            if current is not None and current.epoch >= self.node.want and self._is_member(current):
+                if state is None or state.phase != RUNNING or state.epoch != current.epoch:
+                    return None
+                if not self._presence.was_there(self._cache.round_revision):
+                    return None  # the run goes on without this node, which is about to say that it runs nothing
+                return self._world(current)
+            self._tell_progress()
+            await self._next_change(None if self._is_standby else deadline)
+
+    def _world(self, current: Round) -> World:
+        index = next(index for index, member in enumerate(current.members) if member.id == self.node.id)
+        return World(self.config.run_id, current.epoch, current.members, index, self._cache.round_revision)
+
+    def _is_member(self, current: Round | None) -> bool:
+        return current is not None and any(member.id == self.node.id for member in current.members)
+
+    @property
+    def _is_standby(self) -> bool:
+        """Whether others run, and this node waits for a place."""
+        state = self._cache.state
+        return state is not None and state.phase == RUNNING and not self._is_member(self._cache.round)
+
+    def _why_not(self) -> str:
+        state = self._cache.state
+        if self._cache.damage:
+            return self._cache.damage
+        if state is None or not self._presence.registered.is_set():
+            return "the store cannot be reached"
+        if state.waits_for:
+            return f"it waits for {state.waits_for}"
+        because = f" ({state.reason})" if state.reason else ""
+        if state.joined >= state.min_nodes:
+            return f"{state.joined} nodes are there, but others have not come back{because}"
+        return f"{state.joined} of at least {state.min_nodes} nodes are there{because}"
+
+    # -- what anybody may ask
+
+    @property
+    def node(self) -> Node:
+        """As registered."""
+        return self._presence.node
+
+    @property
+    def nodes_waiting(self) -> int:
+        """0 while the last world is whole; else come back with ``next_world``. No I/O; any thread may ask."""
+        world, state, current = self.world, self._cache.state, self._cache.round
+        if world is None or state is None or state.phase == CLOSED:
+            return 0
+        if current is not None and current.epoch > world.epoch:
+            return 1
+        return max(1, state.joined) if state.phase == BROKEN and state.epoch == world.epoch else 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over."""
+        state = self._cache.state
+        return state is not None and state.phase == CLOSED
+
+    @property
+    def phase(self) -> State | None:
+        """What is going on, as last seen."""
+        return self._cache.state
+
+    @property
+    def damage(self) -> str:
+        """Why a record of the run cannot be read; empty: all is well."""
+        return self._cache.damage
+
+    # -- what members tell each other
+
+    async def report(self, fault: Fault) -> None:
+        """Record a fault of the present world: it ends for everybody at once. Nothing happens if it is over already.
+
+        Raises:
+            StatusError: the store refused.
+        """
+        world = self.world
+        if world is None or fault.epoch != world.epoch:
+            return
+        put = Put(self._keys.faults(world.epoch) + fault.key, fault.encode())
+        await self._txn(world.fence.conditions, [put])
+
+    async def publish(self, value: str) -> None:
+        """Tell all members of the present world something, as the address of its store; the last one counts.
+
+        Raises:
+            EpochOver: it is over.
+            StatusError: the store refused.
+        """
+        world = self._present()
+        result = await self._txn(world.fence.conditions, [Put(self._keys.boot(world.epoch), value)])
+        if not result.succeeded:
+            raise EpochOver(world.run_id, world.epoch)
+
+    async def published(self, timeout_s: float | None = None) -> str:
+        """What was published in the present world; waits for it.
+
+        Raises:
+            EpochOver: it ended before.
+            RunClosed: the run did.
+            TimeoutError: nothing came in time.
+        """
+        world = self._present()
+        deadline = None if timeout_s is None else self._loop.time() + timeout_s
+        while world.epoch not in self._boots:
+            state = self._cache.state
+            if self.closed or self._left:
+                raise RunClosed(world.run_id, state.reason if state is not None else "")
+            if self.nodes_waiting:
+                raise EpochOver(world.run_id, world.epoch, state.reason if state is not None else "")
+            await self._next_change(deadline)
+        return self._boots[world.epoch]
+
+    def _present(self) -> World:
+        if self.world is None:
+            raise EpochOver(self.config.run_id, 0, "no epoch has begun here yet")
+        return self.world
+
+    def on_change(self, callback: Callable[[Membership], None]) -> Callable[[], None]:
+        """Call back, on the loop, whenever something about the run changes. Returns how to take that back."""
+        self._last_callback += 1
+        number = self._last_callback
+        self._callbacks[number] = callback
+        return lambda: self._callbacks.pop(number, None) and None
+
+    def _changed(self) -> None:
+        self._wake()
+        self._succession.look()
+        for callback in list(self._callbacks.values()):
+            callback(self)
+
+    async def _next_change(self, deadline: float | None) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(future)
+        async with asyncio.timeout_at(deadline):
+            await future
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _tell_progress(self) -> None:
+        state = self._cache.state
+        if self._on_progress is None or state is None:
+            return
+        waits_for = f"waits for {state.waits_for}" if state.waits_for else ""
+        reason = state.left_out.get(self.node.host) or waits_for or state.reason
+        progress = Progress(state.epoch, state.phase, reason, state.joined, state.min_nodes, state.max_nodes)
+        if progress != self._told:
+            self._told = progress
+            self._on_progress(progress)
+
+
+def _new_node(config: RunConfig, data: Mapping[str, str]) -> Node:
+    return Node(
+        id=f"{config.host}-{secrets.token_hex(4)}",
+        host=config.host,
+        address=config.address,
+        slots=config.slots,
+        topology=config.topology,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        data={**data, HOST_SLOTS: str(config.host_slots)} if config.host_slots else dict(data),
+        time=time.time(),
+    )
+
+
+def _is_of(item: KeyValue, state: State) -> bool:
+    """Whether a node was started with the limits that stand there."""
+    try:
+        node = Node.decode(item.value)
+    except RecordError:
+        return False
+    return (node.min_nodes, node.max_nodes) == (state.min_nodes, state.max_nodes)

@@ -1,0 +1,255 @@
+"""A node's being there: its lease and its leased key, for as long as it wants to be.
+
+Owns what stands in the node's key. The key says which epochs this node may be in; it is always the truth about this
+process, also when it is written anew because the lease was lost:
+
+    registered               want = 1, running = 0         it runs nothing
+    declared at epoch n      want = n + 1, running = 0     it has stopped everything up to n
+    lost and back in n       want = n, running = n         it still runs n, and did not know better
+
+Each write is conditional on the last one (the key's mod_revision): an attempt that was held up somewhere, and is
+applied after a later one, must not take back what that one said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from raftkv.client.kv.compares import mod_revision, version
+from raftkv.client.kv.operations import Get, GetRange, Operation, Put
+from raftkv.client.kv.txn import Txn
+from raftkv.client.values import TxnResult
+from raftkv.errors import LeaseNotFoundError, StatusError
+from raftkv.training.config import RunConfig
+from raftkv.training.control import Control, Grant
+from raftkv.training.keys import RunKeys
+from raftkv.training.records import GATHERING, HEARTBEAT_LOST, PARTITION, Fault, Node, State
+from raftkv.training.retries import until_answered
+
+_log = logging.getLogger(__name__)
+
+OUTAGE_S: Final = 3.0
+"""A lease that was not confirmed for so long beyond its TTL means that the store was out of reach, for others too. An
+election is shorter, and costs no live node its lease: it must not keep the dead ones in."""
+OPEN_LIMIT_S: Final = 10.0
+"""How long the first registration is tried, through an election say; a wrong address should be told soon."""
+
+
+class Presence:
+    """See the module.
+
+    Arguments:
+        control: the store.
+        config: of this node.
+        node: what it says of itself.
+        on_registered: told what the store held at each registration: the run's record, the calls, the revision.
+        on_lost: called when the lease is lost; the node registers again by itself.
+        on_outage: called at every beat at which the store is out of reach.
+
+    Attributes:
+        node: as registered.
+        grant: the lease; None while it is lost.
+        registered: set while the node's key is there, as far as is known.
+        epoch: of the world that runs here; 0: none.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        config: RunConfig,
+        node: Node,
+        *,
+        on_registered: Callable[[TxnResult], None],
+        on_lost: Callable[[], None],
+        on_outage: Callable[[], None],
+    ) -> None:
+        self.node = node
+        self.grant: Grant | None = None
+        self.registered = asyncio.Event()
+        self.epoch = 0
+        self._control = control
+        self._config = config
+        self._keys = RunKeys(config.run_id)
+        self._on_registered = on_registered
+        self._on_lost = on_lost
+        self._on_outage = on_outage
+        self._revision = 0
+        self._since = 0
+        self._declared = False
+        self._left = False
+        self._again: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._beat_at = 0.0
+        self._stood_still_s = 0.0
+
+    async def open(self) -> None:
+        """Register for the first time.
+
+        Raises:
+            StatusError: the store cannot be reached, or refused.
+        """
+        await until_answered(self._register, OPEN_LIMIT_S)
+        self._beat()
+
+    async def leave(self) -> None:
+        """Be there no more."""
+        self._left = True
+        if self._again is not None:
+            self._again.cancel()
+        if self.grant is not None:
+            grant, self.grant = self.grant, None
+            await self._drop(grant)
+
+    def was_there(self, revision: int) -> bool:
+        """Whether the node's key is there, as far as is known, and has been since before a revision."""
+        return self.registered.is_set() and self._since < revision
+
+    def starts(self, epoch: int) -> None:
+        """A world begins to run here."""
+        self.epoch = epoch
+        self._declared = False
+
+    async def declare(self, want: int) -> None:
+        """Write that nothing before the epoch ``want`` runs here any more, unless that stands there already."""
+        while not self._declared or self.node.want < want:
+            self.node = replace(self.node, want=max(want, self.node.want), running=0)
+            self._declared = True  # if the lease is lost meanwhile, this is what is registered
+            await self.registered.wait()
+            grant = self.grant
+            if grant is None:
+                self._declared = False
+                continue
+            if not await self._write(grant):
+                self._declared = False
+                self.lose(grant.id)
+
+    async def _write(self, grant: Grant) -> bool:
+        """Have the node's key say what ``node`` says; False: it ended with its lease."""
+        key, value = self._keys.node(self.node.id), self.node.encode()
+        put = [Put(key, value, lease=grant.id)]
+        while True:
+            try:
+                result = await until_answered(
+                    lambda: self._control.txn([mod_revision(key) == self._revision], put, [Get(key)])
+                )
+            except LeaseNotFoundError:
+                return False
+            if result.succeeded:
+                self._revision = result.revision
+                return True
+            found = result.results[0]
+            if found is None:
+                return False
+            self._revision = found.mod_revision
+            if found.value == value:
+                return True  # by an attempt whose answer was lost
+
+    def lose(self, lease_id: int) -> None:
+        """The cluster says that a lease is gone: if it is this node's, its key and office are gone as well."""
+        if self._left or self.grant is None or self.grant.id != lease_id:
+            return
+        self.grant = None
+        self._revision = 0
+        self._on_lost()
+        if self.registered.is_set():
+            self.registered.clear()
+            self._again = self._loop.create_task(self._register_again())
+
+    # -- registering
+
+    async def _register(self) -> None:
+        """Be there under a new lease. One at a time: ``lose`` leaves it to this to begin anew."""
+        key = self._keys.node(self.node.id)
+        while True:
+            grant = self.grant = await self._new_grant()
+            try:
+                result = await self._control.txn(
+                    [mod_revision(key) == self._revision], self._registration(grant), [Get(key)]
+                )
+            except LeaseNotFoundError:
+                self._forget(grant)  # it ended between its grant and its use: the process stood still
+                continue
+            except StatusError:
+                # It may have happened, with the office too: what hangs on this lease must not outlive it.
+                self._forget(grant)
+                await self._drop(grant)
+                raise
+            if result.succeeded and self.grant is grant:
+                break
+            if not result.succeeded:
+                # By an attempt that failed here and arrived there, under a lease that is ending: it is written over.
+                found = result.results[0]
+                self._revision = found.mod_revision if found is not None else 0
+            self._forget(grant)
+            await self._drop(grant)
+        self._revision = self._since = result.revision
+        self._declared = self.node.running == 0
+        self._on_registered(result)
+        self.registered.set()
+
+    async def _new_grant(self) -> Grant:
+        config = self._config
+        grant = await self._control.grant(config.lease_ttl_s, config.disconnect_grace_s, lambda: self.lose(grant.id))
+        return grant
+
+    def _forget(self, grant: Grant) -> None:
+        if self.grant is grant:
+            self.grant = None
+
+    def _registration(self, grant: Grant) -> list[Operation]:
+        """The node's key; state and office, if nobody has begun; and what there is."""
+        config, keys = self._config, self._keys
+        state = State(0, GATHERING, min_nodes=config.min_nodes, max_nodes=config.max_nodes, time=time.time())
+        return [
+            Put(keys.node(self.node.id), self.node.encode(), lease=grant.id),
+            Txn().when(version(keys.state) == 0).then(Put(keys.state, state.encode())),
+            Txn().when(version(keys.arbiter) == 0).then(Put(keys.arbiter, self.node.id, lease=grant.id)),
+            GetRange(*keys.record),
+            GetRange(*keys.calls),
+        ]
+
+    async def _drop(self, grant: Grant) -> None:
+        try:
+            await self._control.end(grant, revoke=True)
+        except StatusError:
+            return  # nobody keeps it alive: it ends with its TTL
+
+    async def _register_again(self) -> None:
+        running = 0 if self._declared else self.epoch
+        self.node = replace(self.node, running=running, want=running or self.node.want, time=time.time())
+        stood_still_s, self._stood_still_s = self._stood_still_s, 0.0
+        try:
+            await until_answered(self._register)
+            if running:
+                await self._explain(running, stood_still_s)
+        except StatusError as error:
+            _log.error("raftkv: node %s cannot register again in run %s: %s", self.node.id, self._config.run_id, error)
+
+    async def _explain(self, epoch: int, stood_still_s: float) -> None:
+        """Only this node can tell why its lease ended although it lives: say it where the arbiter noted the loss."""
+        if stood_still_s >= self._config.lease_ttl_s:
+            cause, message = HEARTBEAT_LOST, f"the process stood still for {stood_still_s:.1f} s"
+        else:
+            cause, message = PARTITION, "it was cut off from the store, and is back"
+        fault = Fault(epoch, self.node.id, self.node.host, cause=cause, message=message, time=time.time())
+        key = self._keys.faults(epoch) + fault.key
+        await until_answered(lambda: self._control.txn([version(key) > 0], [Put(key, fault.encode())]))
+
+    # -- time
+
+    def _beat(self) -> None:
+        """Notice that this process stood still, or that the store was out of reach."""
+        if self._left:
+            return
+        now, interval_s = self._loop.time(), self._config.lease_ttl_s / 2
+        if self._beat_at and now - self._beat_at > 2 * interval_s:
+            self._stood_still_s = now - self._beat_at
+        self._beat_at = now
+        if self.grant is None or self.grant.silent_s > self.grant.ttl_s + OUTAGE_S:
+            self._on_outage()
+        self._loop.call_later(interval_s, self._beat)

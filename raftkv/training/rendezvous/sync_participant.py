@@ -1,0 +1,89 @@
+"""A node's part in a run, for programs without an event loop: ``membership`` with blocking calls.
+
+::
+
+    with raftkv.connect("h1:2379,h2:2379") as kv:
+        membership = Membership.open(kv, RunConfig(run_id="job", min_nodes=2, max_nodes=4))
+        world = membership.next_world()
+        while workers_run() and not membership.nodes_waiting: ...
+
+It lives on the client's background thread, which keeps the lease alive whatever the program's own threads do. Callbacks
+(``on_change``, ``on_progress``) run there: they must be short, and must not make blocking calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from raftkv.client.sync.blocking import Face, blocking
+from raftkv.client.sync.client import Client
+from raftkv.training.config import RunConfig
+from raftkv.training.records import Node, State
+from raftkv.training.rendezvous import participant as aio_membership
+from raftkv.training.rendezvous.participant import OnProgress
+from raftkv.training.rendezvous.world import World
+
+
+class Membership(Face[aio_membership.Membership]):
+    """See ``membership.Membership``; made by ``open``."""
+
+    @classmethod
+    def open(
+        cls,
+        kv: Client,
+        config: RunConfig,
+        *,
+        data: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Membership:
+        """Register a node in a run; arguments and errors as of ``membership.Membership.open``."""
+        loop, client = kv.target()
+        inner = loop.run(aio_membership.Membership.open(client, config, data=data, on_progress=on_progress))
+        return cls(kv, loop, inner)
+
+    next_world = blocking(aio_membership.Membership.next_world)
+    report = blocking(aio_membership.Membership.report)
+    publish = blocking(aio_membership.Membership.publish)
+    published = blocking(aio_membership.Membership.published)
+    close = blocking(aio_membership.Membership.close)
+    leave = blocking(aio_membership.Membership.leave)
+
+    @property
+    def config(self) -> RunConfig:
+        """Of this node."""
+        return self._inner.config
+
+    @property
+    def node(self) -> Node:
+        """As registered."""
+        return self._inner.node
+
+    @property
+    def world(self) -> World | None:
+        """The last one that ``next_world`` has returned."""
+        return self._inner.world
+
+    @property
+    def nodes_waiting(self) -> int:
+        """0 while the last world is whole; else come back with ``next_world``. No I/O; any thread may ask."""
+        return self._inner.nodes_waiting
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over."""
+        return self._inner.closed
+
+    @property
+    def phase(self) -> State | None:
+        """What is going on, as last seen."""
+        return self._inner.phase
+
+    @property
+    def damage(self) -> str:
+        """Why a record of the run cannot be read; empty: all is well."""
+        return self._inner.damage
+
+    def on_change(self, callback: Callable[[Membership], None]) -> Callable[[], None]:
+        """Call back, on the client's thread, whenever something about the run changes; returns how to stop that."""
+        cancel = self._ask(lambda inner: inner.on_change(lambda _: callback(self)))
+        return lambda: self._loop.call_soon(cancel)

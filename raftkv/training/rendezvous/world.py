@@ -1,0 +1,122 @@
+"""A world: one epoch, as one of its members sees it. A value; it never changes, it only ends.
+
+::
+
+    world = await membership.next_world()
+    world.epoch, world.rank, world.world_size
+    await kv.put("checkpoints/latest", b"7", fence=world.fence)    # refused once the epoch is over
+
+The fence of a world is two conditions on the store: ``round`` was not written since, and the leased key of this node
+is there. A process that slept through its lease therefore writes nothing, whatever it believes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from raftkv.client.kv.compares import Compare, mod_revision, version
+from raftkv.client.space import Space
+from raftkv.pb import rpc_pb2
+from raftkv.training.errors import EpochOver
+from raftkv.training.keys import RunKeys
+from raftkv.training.records import Member
+from raftkv.training.rendezvous import ranks
+
+
+@dataclass(frozen=True)
+class World:
+    """See the module.
+
+    Attributes:
+        run_id: of the run.
+        epoch: its number; grows by one with every world of the run, never goes back: the fencing token.
+        members: in the order of ranks.
+        index: of this node among them: the node rank.
+        revision: of the store when it began.
+    """
+
+    run_id: str
+    epoch: int
+    members: tuple[Member, ...]
+    index: int
+    revision: int
+
+    def __repr__(self) -> str:
+        place = f"node {self.index} of {len(self.members)}, rank {self.rank} of {self.world_size}"
+        return f"<World of run {self.run_id!r}: epoch {self.epoch}, {place}>"
+
+    @property
+    def member(self) -> Member:
+        """This node."""
+        return self.members[self.index]
+
+    @property
+    def node_rank(self) -> int:
+        """This node's place among the nodes."""
+        return self.index
+
+    @property
+    def node_count(self) -> int:
+        """Nodes."""
+        return len(self.members)
+
+    @cached_property
+    def placements(self) -> list[ranks.Placement]:
+        """The places of all slots, by rank."""
+        return ranks.placements(self.members)
+
+    @cached_property
+    def world_size(self) -> int:
+        """Slots of all nodes."""
+        return ranks.world_size(self.members)
+
+    @cached_property
+    def rank(self) -> int:
+        """The lowest rank on this node."""
+        return ranks.first_ranks(self.members)[self.index]
+
+    @property
+    def local_rank(self) -> int:
+        """Of this node's lowest rank, on its host."""
+        return self.placements[self.rank].local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Slots on this node's host."""
+        return self.placements[self.rank].local_size
+
+    @property
+    def cross_rank(self) -> int:
+        """Of this node's host, among the hosts that have its local rank."""
+        return self.placements[self.rank].cross_rank
+
+    @property
+    def cross_size(self) -> int:
+        """Hosts that have this node's local rank."""
+        return self.placements[self.rank].cross_size
+
+    @property
+    def fence(self) -> WorldFence:
+        """For ``fence=`` of a client's calls: they fail with ``EpochOver`` once the epoch is over."""
+        return WorldFence(self)
+
+
+class WorldFence:
+    """The conditions under which a world may write; see the module."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        keys = RunKeys(world.run_id)
+        self.conditions: tuple[Compare, ...] = (
+            mod_revision(keys.round) == world.revision,
+            version(keys.node(world.member.id)) > 0,
+        )
+
+    def compares(self) -> list[rpc_pb2.Compare]:
+        """See ``client.guards.Fence``."""
+        return [condition.to_message(Space()) for condition in self.conditions]
+
+    def broken(self) -> EpochOver:
+        """See ``client.guards.Fence``."""
+        return EpochOver(self._world.run_id, self._world.epoch)

@@ -1,0 +1,358 @@
+"""The ledger of a cluster, as the arbiter of one run uses it: ask for slots, hear of changes, give them back.
+
+::
+
+    admission = ClusterAdmission(control, "gpu", weight=2)
+    admission.on_change(ask_again)
+    grant = await admission.request("job", candidates, min_nodes=2, max_nodes=4)
+    if grant is None:
+        print(admission.reason)                     # number 2 in line for slots that bert-large holds
+    await admission.release("job")
+
+The ledger is one record that everybody changes by comparing its mod_revision; what it becomes is decided by the pure
+rule in ``admission``. There is no process that owns it: whoever changes it hands out, in the same write, what has
+become free, to all runs alike. So a run that waits finds its grant in the ledger and is called back.
+
+Invariants:
+
+1. Every method can be repeated, and is safe to repeat after an error whose outcome is unknown.
+2. A run is dropped only in a txn on the condition that it has no ``node/`` key; a run without one gets nothing.
+3. A wake-up is never lost: what is watched is watched from the revision that was read.
+4. Without changes nothing is written and nothing is read.
+
+A run whose nodes all die at once can tell nobody. Those who wait watch the nodes of the runs in front of them, and drop
+a run whose last node is gone. A host's slots may then be granted while a process there still runs that lost its lease
+without noticing: as within a run, a node without a lease counts as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from raftkv.client.keys import prefix_end
+from raftkv.client.kv.compares import Compare, create_revision, mod_revision
+from raftkv.client.kv.operations import Delete, Get, GetRange, Operation, Put
+from raftkv.client.values import PUT, Event
+from raftkv.errors import StatusError
+from raftkv.training.control import Control
+from raftkv.training.errors import RecordError
+from raftkv.training.keys import RunKeys, check_cluster
+from raftkv.training.retries import until_answered
+from raftkv.training.scheduling import admission
+from raftkv.training.scheduling.record import ClusterKeys, Ledger, Need, read_hosts
+
+HOST_SLOTS: Final = "host_slots"
+"""Name in a node's ``data``: how many slots its host has for all runs together."""
+
+GIVE_BACK_S: Final = 1.0
+"""For telling the cluster that a run is gone: who leaves is not held up by a store that does not answer."""
+
+_RUNS_PER_TXN: Final = 100
+"""Members refuse txns of more than 128 operations or conditions."""
+
+Update = Callable[[Ledger], Ledger]
+
+
+class Candidate(Protocol):
+    """A node that would take part; ``records.Node`` is one."""
+
+    @property
+    def id(self) -> str:
+        """Of this incarnation."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """Whose slots it would take."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def data(self) -> Mapping[str, str]:
+        """May hold ``host_slots``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SlotGrant:
+    """Nodes that may run now, in the order in which they were named."""
+
+    node_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The ledger as it was read.
+
+    Attributes:
+        ledger, version: the record and its mod_revision; 0: there is none.
+        hosts: slots that hosts tell of themselves.
+        revision: of the store when both were read.
+        nodes: the nodes of every run in the ledger, and the revision as of which.
+    """
+
+    ledger: Ledger
+    version: int
+    hosts: Mapping[str, int]
+    revision: int
+    nodes: Mapping[str, tuple[frozenset[bytes], int]] = field(default_factory=dict)
+
+    @property
+    def dead(self) -> tuple[str, ...]:
+        """Runs without nodes."""
+        return tuple(run for run, (nodes, _) in sorted(self.nodes.items()) if not nodes)
+
+
+class ClusterAdmission:
+    """One run's way to the ledger of its cluster.
+
+    Arguments:
+        control: the store.
+        cluster: whose ledger.
+        weight: the run's share.
+
+    Attributes:
+        reason: why the last ``request`` was answered with None, in one line.
+    """
+
+    def __init__(self, control: Control, cluster: str, *, weight: int = 1) -> None:
+        self.reason = ""
+        self._control = control
+        self._keys = ClusterKeys(check_cluster(cluster))
+        self._weight = weight
+        self._answers: dict[str, tuple[str, ...]] = {}
+        self._callbacks: list[Callable[[], None]] = []
+        self._ledger_watch: Callable[[], None] | None = None
+        self._run_watches: dict[str, _RunWatch] = {}
+
+    async def request(
+        self,
+        run_id: str,
+        candidates: Sequence[Candidate],
+        min_nodes: int,
+        max_nodes: int,
+        guards: Sequence[Compare] = (),
+    ) -> SlotGrant | None:
+        """Say what the run would run on, and learn what of it may run now.
+
+        Arguments:
+            run_id: of the run.
+            candidates: all nodes that would take part, in the order of preference, those that run now included: the
+                slots of nodes that are not named are given back.
+            min_nodes, max_nodes: how many it can run with.
+            guards: conditions for any change, as that the one who asks is still the arbiter.
+
+        Returns:
+            The nodes that may run; None: the run waits in line, or the guards do not hold. ``on_change`` tells when to
+            ask again.
+
+        Raises:
+            RecordError: the ledger holds something that raftkv did not write.
+            StatusError: the store did not answer; ask again.
+        """
+        needs = [Need(each.id, each.host, each.slots) for each in candidates]
+        declared = _declared(candidates)
+
+        def update(ledger: Ledger) -> Ledger:
+            return admission.claim(ledger, run_id, needs, min_nodes, max_nodes, weight=self._weight, declared=declared)
+
+        is_there = create_revision(RunKeys(run_id).nodes, prefix=True) > 0
+        seen, ledger = await self._change(update, (is_there, *guards))
+        claim = ledger.find(run_id) if ledger else None
+        if ledger is None or claim is None:
+            self.reason = "whoever asks does not decide for the run any more"
+            return None
+        self._answers[run_id] = claim.granted
+        self._follow(run_id, seen, ledger)
+        self.reason = admission.why(ledger, run_id, seen.hosts)
+        return SlotGrant(claim.granted) if claim.granted else None
+
+    async def release(
+        self, run_id: str, node_ids: Collection[str] | None = None, guards: Sequence[Compare] = ()
+    ) -> None:
+        """Give back slots, for others to have at once.
+
+        Arguments:
+            run_id: of the run.
+            node_ids: of the nodes that take part no longer; None: all, and the place in line.
+            guards: as for ``request``.
+
+        Raises:
+            RecordError, StatusError: as for ``request``.
+        """
+        _, ledger = await self._change(lambda ledger: admission.release(ledger, run_id, node_ids), guards)
+        claim = ledger.find(run_id) if ledger else None
+        if claim is not None:
+            self._answers[run_id] = claim.granted
+        elif ledger is not None:
+            self._answers.pop(run_id, None)
+            self._stop_watching(keep=())
+
+    def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have a function called, on the loop, when a request may be answered otherwise; returns how to end that."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+
+    def close(self) -> None:
+        """Watch nothing any more; what was claimed stays claimed."""
+        self._stop_watching(keep=())
+        if self._ledger_watch is not None:
+            self._ledger_watch()
+            self._ledger_watch = None
+
+    # ---- reading and writing
+
+    async def _change(self, update: Update, guards: Sequence[Compare]) -> tuple[_Seen, Ledger | None]:
+        """Change the ledger; what it was, and what it is now; None: the guards do not hold."""
+        while True:
+            seen = await self._read()
+            dead = seen.dead[:_RUNS_PER_TXN]
+            ledger = admission.admit(update(admission.forget(seen.ledger, dead)), seen.hosts)
+            if ledger == seen.ledger:
+                return seen, ledger
+            written = await self._control.txn([*self._unchanged(seen), *_gone(dead), *guards], self._writes(ledger))
+            if written.succeeded:
+                return seen, ledger
+            if guards and not (await self._control.txn(guards, (Get(self._keys.ledger),))).succeeded:
+                return seen, None
+
+    async def _read(self) -> _Seen:
+        answer = await self._control.txn((), (Get(self._keys.ledger), GetRange(self._keys.hosts, prefix=True)))
+        item, page = answer.results
+        ledger = Ledger.decode(item.value) if item else Ledger()
+        hosts = read_hosts((each.key.decode().removeprefix(self._keys.hosts), each.value) for each in page)
+        nodes = await self._nodes([claim.run for claim in ledger.claims])
+        return _Seen(ledger, item.mod_revision if item else 0, hosts, answer.revision, nodes)
+
+    async def _nodes(self, runs: Sequence[str]) -> dict[str, tuple[frozenset[bytes], int]]:
+        found: dict[str, tuple[frozenset[bytes], int]] = {}
+        for first in range(0, len(runs), _RUNS_PER_TXN):
+            part = runs[first : first + _RUNS_PER_TXN]
+            reads = [GetRange(RunKeys(run).nodes, prefix=True, keys_only=True) for run in part]
+            answer = await self._control.txn((), reads)
+            for run, page in zip(part, answer.results, strict=True):
+                found[run] = frozenset(item.key for item in page), answer.revision
+        return found
+
+    def _unchanged(self, seen: _Seen) -> list[Compare]:
+        return [
+            mod_revision(self._keys.ledger) == seen.version,
+            mod_revision(self._keys.hosts, prefix=True) < seen.revision + 1,
+        ]
+
+    def _writes(self, ledger: Ledger) -> list[Operation]:
+        """A ledger without claims is no key at all."""
+        return [Put(self._keys.ledger, ledger.encode()) if ledger.claims else Delete(self._keys.ledger)]
+
+    # ---- hearing of changes
+
+    def _follow(self, run_id: str, seen: _Seen, ledger: Ledger) -> None:
+        """Watch what may change the answer, each from what was read."""
+        if not self._callbacks:
+            return
+        if self._ledger_watch is None:
+            first, end = self._keys.changes
+            self._ledger_watch = self._control.watch(
+                first, end, seen.revision + 1, self._on_ledger, self._on_ledger_lost
+            )
+        claim = ledger.find(run_id)
+        could_get_more = claim is not None and not claim.is_complete
+        others = [each.run for each in ledger.claims if each.run != run_id] if could_get_more else []
+        self._stop_watching(keep=others)
+        for run in others:
+            if run not in self._run_watches and run in seen.nodes:
+                self._run_watches[run] = _RunWatch(self._control, run, *seen.nodes[run], self._on_run_gone)
+
+    def _on_ledger(self, revision: int, events: Sequence[Event]) -> None:
+        if any(self._concerns(event) for event in events):
+            self._notify()
+
+    def _concerns(self, event: Event) -> bool:
+        if event.key != self._keys.ledger.encode():
+            return True  # a host came, went or changed
+        try:
+            ledger = Ledger.decode(event.value) if event.type == PUT else Ledger()
+        except RecordError:
+            return True
+        claims = {run: ledger.find(run) for run in self._answers}
+        if any(claim is None or claim.granted != self._answers[run] for run, claim in claims.items()):
+            return True
+        # A run that came later can die holding slots: it has to be watched as well.
+        complete = all(claim is not None and claim.is_complete for claim in claims.values())
+        return not complete and not {claim.run for claim in ledger.claims} <= {*self._run_watches, *self._answers}
+
+    def _on_ledger_lost(self, error: Exception) -> None:
+        self._ledger_watch = None
+        self._notify()
+
+    def _on_run_gone(self, run: str) -> None:
+        watch = self._run_watches.pop(run, None)
+        if watch is not None:
+            watch.cancel()
+        self._notify()
+
+    def _stop_watching(self, keep: Collection[str]) -> None:
+        for run in [run for run in self._run_watches if run not in keep]:
+            self._run_watches.pop(run).cancel()
+
+    def _notify(self) -> None:
+        for callback in tuple(self._callbacks):
+            callback()
+
+
+async def give_back(control: Control, cluster: str, run_id: str) -> None:
+    """Take away the claim of a run that has no nodes any more: the last that leaves does it.
+
+    If it fails nothing is lost: whoever waits for the slots sees that the run has no nodes.
+    """
+    deserted = [create_revision(RunKeys(run_id).nodes, prefix=True) == 0]
+
+    async def take_away() -> None:
+        if (await control.txn(deserted, ())).succeeded:
+            await ClusterAdmission(control, cluster).release(run_id, guards=deserted)
+
+    try:
+        async with asyncio.timeout(GIVE_BACK_S):
+            await until_answered(take_away)
+    except (TimeoutError, StatusError, RecordError):
+        return
+
+
+class _RunWatch:
+    """The nodes of another run: tells once when the last is gone, or when it cannot know."""
+
+    def __init__(
+        self, control: Control, run: str, nodes: frozenset[bytes], revision: int, on_gone: Callable[[str], None]
+    ) -> None:
+        self._run = run
+        self._nodes = set(nodes)
+        self._on_gone = on_gone
+        first = RunKeys(run).nodes
+        end = prefix_end(first.encode()).decode()
+        self.cancel = control.watch(first, end, revision + 1, self._on_events, lambda _: on_gone(run))
+
+    def _on_events(self, revision: int, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.type == PUT:
+                self._nodes.add(event.key)
+            else:
+                self._nodes.discard(event.key)
+        if not self._nodes:
+            self._on_gone(self._run)
+
+
+def _declared(candidates: Sequence[Candidate]) -> dict[str, int]:
+    """Slots of hosts, as their nodes say; what is not a number says nothing."""
+    said = {each.host: each.data.get(HOST_SLOTS, "") for each in candidates}
+    return {host: int(slots) for host, slots in said.items() if slots.isascii() and slots.isdecimal()}
+
+
+def _gone(runs: Sequence[str]) -> list[Compare]:
+    return [create_revision(RunKeys(run).nodes, prefix=True) == 0 for run in runs]

@@ -1,0 +1,378 @@
+"""One torchft job in one daemon: tells the store who is here, decides quorums if it is the arbiter, hands out answers.
+
+::
+
+    replica --Quorum--> daemon --member/...--> arbiter --head/quorum--> every daemon --> replicas
+
+Any number of daemons serve a job; one of them, the *arbiter*, decides (``torchft.rules``). The others write what
+their replicas ask into those replicas' leased keys. The arbiter need not be told of its own, and need write nothing at
+all if all members are its own and the quorum stays as it was: then one read confirms that it still is the arbiter and
+that the quorum is still the last one. So a step costs no commit with one daemon, two in a row with several.
+
+Invariants:
+
+1. No answer leaves before a write or a read of this decision has proved, with a majority of the store's members, that
+   this daemon is the arbiter and knows the last quorum.
+2. An ask is answered by one quorum only: it is never decided again once a stored quorum, or an answer, had it.
+3. Errors of the store reach no replica: the turn is repeated until it works, with the store as it is then.
+
+Leaves out: connections and calls (``lighthouse``), the arithmetic of time-outs of replicas (``torchft.roster``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from raftkv.client.kv.compares import create_revision, mod_revision, version
+from raftkv.client.kv.operations import Operation, delete, get, put
+from raftkv.client.library import Client
+from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.values import KeyValue
+from raftkv.errors import RaftKVError
+from raftkv.training.errors import RecordError
+from raftkv.training.torchft.lease import DaemonLease
+from raftkv.training.torchft.mirror import Mirror
+from raftkv.training.torchft.records import JobKeys, MemberRecord, QuorumRecord, make_ask
+from raftkv.training.torchft.roster import Answer, Roster
+from raftkv.training.torchft.rules import Ask, Decision, Rules, View, decide
+
+RETRY_MAX_S: Final = 0.25
+OPERATIONS_MAX: Final = 100
+"""Members that one txn announces."""
+CALL_TIMEOUT_S: Final = 1.0
+"""Of one attempt. All of them can be repeated, and what a dead leader of the store has swallowed never answers."""
+_ABSENT: Final = Ask("", "absent")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds.
+
+    Attributes:
+        heartbeat_timeout_s: a replica that is silent for so long counts as gone.
+        disconnect_grace_s: one whose connections have closed is gone after so long.
+    """
+
+    heartbeat_timeout_s: float = 5.0
+    disconnect_grace_s: float = 0.05
+
+
+class Job:
+    """See the module.
+
+    Arguments:
+        name: of the job.
+        kv: whole, not a view.
+        daemon_id: of this start of the daemon; no slash in it.
+        lease: of the daemon.
+        rules, timing: what it was started with.
+        started_s: when the daemon was, by the loop's clock.
+
+    Attributes:
+        decision: the last one, for people.
+        record: the last quorum in the store; None: there was none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kv: Client,
+        daemon_id: str,
+        lease: DaemonLease,
+        rules: Rules,
+        timing: Timing,
+        *,
+        started_s: float,
+    ) -> None:
+        self.name = name
+        self.decision = Decision()
+        self.record: QuorumRecord | None = None
+        self.roster = Roster(timing.heartbeat_timeout_s)
+        self._keys = JobKeys(name)
+        self._kv = kv
+        self._daemon_id = daemon_id
+        self._lease = lease
+        self.rules = rules
+        self._timing = timing
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._head = Mirror(kv, self._keys.head, self._on_head)
+        self._others = Mirror(kv, self._keys.members, self._wake.set)
+        self._watching_others: asyncio.Task[None] | None = None
+        self._announced: dict[str, str] = {}  # by replica, the number of the ask that its key has
+        self._generation = 0
+        self._arbiter: KeyValue | None = None
+        self._record_revision = 0
+        self._asks = 0
+        self._seen: dict[str, float] = {}
+        self._awaited: frozenset[str] = frozenset()
+        self._has_read = False
+        self._forgive_until_s = started_s + timing.heartbeat_timeout_s
+        self._reason = ""
+        lease.on_change(self._wake.set)
+
+    # ---- what replicas say
+
+    def heard(self, replica_id: str, connection: Hashable) -> None:
+        """A heartbeat."""
+        if self.roster.heard(replica_id, connection, self._loop.time()):
+            _log.info("%s: %s is here", self.name, replica_id)
+            self._wake.set()
+
+    def ask(self, message: bytes, connection: Hashable, waiter: Hashable, answer: Answer) -> Callable[[], None]:
+        """A replica asks for its next quorum; returns how to take that back.
+
+        Arguments:
+            message: its ``QuorumMember``.
+            answer: called with a ``LighthouseQuorumResponse``.
+
+        Raises:
+            RecordError: the message is none.
+        """
+        self._asks += 1
+        ask = make_ask(message, f"{self._daemon_id}/{self._asks}")
+        now_s = self._loop.time()
+        self.heard(ask.replica_id, connection)
+        self.roster.asked(ask, waiter, answer, now_s)
+        self._wake.set()
+        return lambda: self._withdraw(ask.replica_id, waiter)
+
+    def _withdraw(self, replica_id: str, waiter: Hashable) -> None:
+        if self.roster.withdraw(replica_id, waiter):
+            self._wake.set()
+
+    def disconnected(self, connection: Hashable) -> None:
+        """A connection has closed; who does not come back on another one within the grace is gone."""
+        for replica_id in self.roster.disconnected(connection):
+            self._loop.call_later(self._timing.disconnect_grace_s, self._drop_absent, replica_id)
+
+    def _drop_absent(self, replica_id: str) -> None:
+        if self.roster.drop_absent(replica_id):
+            _log.info("%s: %s is gone: its connection has closed", self.name, replica_id)
+            self._wake.set()
+
+    # ---- what the store says
+
+    @property
+    def is_arbiter(self) -> bool:
+        """Whether this daemon decides, as far as it knows."""
+        lease = self._lease.lease
+        return self._arbiter is not None and lease is not None and self._arbiter.lease == lease.id
+
+    def _on_head(self) -> None:
+        self._learn(self._head.items.get(self._keys.arbiter), self._head.items.get(self._keys.quorum))
+        if not self._has_read:
+            self._has_read = True
+            # They may be on their way back to a service that has just started: no quorum without them at once.
+            self._awaited = frozenset(self.record.members if self.record is not None else ())
+
+    def _learn(self, arbiter: KeyValue | None, quorum: KeyValue | None) -> None:
+        self._arbiter = arbiter
+        if quorum is not None and quorum.mod_revision > self._record_revision:
+            self._record_revision = quorum.mod_revision
+            self.record = QuorumRecord.decode(quorum.value)
+            self._deliver(self.record)
+        self._wake.set()
+
+    def _deliver(self, record: QuorumRecord) -> None:
+        body = record.answer()
+        for replica_id, number in record.asks.items():
+            self.roster.answer(replica_id, number, body)
+
+    # ---- the loop
+
+    async def run(self) -> None:
+        """Serve the job until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._head.run())
+            try:
+                await self._work()
+            finally:
+                self._watch_others(False)
+
+    async def _work(self) -> None:
+        backoff = Backoff(max_s=RETRY_MAX_S)
+        while True:
+            await self._sleep()
+            try:
+                await self._turn()
+                backoff.reset()
+            except RaftKVError as error:
+                _log.debug("%s: %s", self.name, error)
+                await backoff.wait()
+                self._wake.set()
+
+    async def _sleep(self) -> None:
+        """Until something happened, or time alone may change what is to be done."""
+        now_s = self._loop.time()
+        times = [self.roster.next_silence_s(now_s)]
+        if self._awaited and self._forgive_until_s > now_s:
+            times.append(self._forgive_until_s)
+        if self.decision.ask_again_s is not None:
+            times.append(now_s + self.decision.ask_again_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(min((at for at in times if at is not None), default=None)):
+                await self._wake.wait()
+        self._wake.clear()
+
+    async def _turn(self) -> None:
+        if self._head.revision == 0 or self._lease.lease is None:
+            return  # both wake this loop when they are there
+        if self._generation != self._lease.generation:
+            self._generation = self._lease.generation
+            self._announced.clear()
+        if self._arbiter is None:
+            await self._stand()
+        self._watch_others(self.is_arbiter)
+        await self._announce()
+        if not self.is_arbiter:
+            self.decision = Decision(reason="another daemon decides")
+        elif self._others.revision:
+            await self._decide()
+
+    async def _stand(self) -> None:
+        """Become the arbiter, or learn who is."""
+        keys = self._keys
+        result = await (
+            self._kv.txn()
+            .when(version(keys.arbiter) == 0)
+            .then(put(keys.arbiter, self._daemon_id, lease=self._lease.lease), get(keys.arbiter), get(keys.quorum))
+            .otherwise(get(keys.arbiter), get(keys.quorum))
+            .commit(timeout_s=CALL_TIMEOUT_S)
+        )
+        self._learn(*result.results[-2:])
+        if result.succeeded:
+            _log.info("%s: this daemon decides from now on", self.name)
+
+    def _watch_others(self, wanted: bool) -> None:
+        if wanted and self._watching_others is None:
+            self._others = Mirror(self._kv, self._keys.members, self._wake.set)
+            self._watching_others = self._loop.create_task(self._others.run())
+        elif not wanted and self._watching_others is not None:
+            self._watching_others.cancel()
+            self._watching_others = None
+
+    # ---- telling the others who is here
+
+    async def _announce(self) -> None:
+        """Bring the keys of this daemon's replicas up to date, in one txn as far as that goes."""
+        changes = self._changes()[:OPERATIONS_MAX]
+        if not changes:
+            return
+        operations: list[Operation] = []
+        for name, ask in changes:
+            key = self._keys.member(self._daemon_id, name)
+            value = None if ask is _ABSENT else MemberRecord.of(ask).encode()
+            operations.append(delete(key) if value is None else put(key, value, lease=self._lease.lease))
+        await self._kv.txn().then(*operations).commit(timeout_s=CALL_TIMEOUT_S)
+        for name, ask in changes:
+            if ask is _ABSENT:
+                self._announced.pop(name, None)
+            else:
+                self._announced[name] = ask.number if ask is not None else ""
+        self._wake.set()
+
+    def _changes(self) -> list[tuple[str, Ask | None]]:
+        """Replicas whose keys are not as they should be, with what they ask; ``_ABSENT``: they are gone."""
+        there = self.roster.healthy(self._loop.time())
+        changes: list[tuple[str, Ask | None]] = [(name, _ABSENT) for name in sorted(self._announced.keys() - there)]
+        for name in sorted(there):
+            announced = self._announced.get(name)
+            ask = self.roster.replicas[name].ask
+            if announced is None:
+                changes.append((name, None if self.is_arbiter else ask))
+            elif self.is_arbiter or announced == (ask.number if ask is not None else ""):
+                continue
+            elif ask is not None or not self._is_answered(name, announced):
+                changes.append((name, ask))
+        return changes
+
+    # ---- deciding
+
+    async def _decide(self) -> None:
+        view = self._view()
+        self.decision = decide(view, self.rules, self._loop.time())
+        self._tell()
+        members = self.decision.members
+        if not members:
+            return
+        own = all(ask.number.startswith(f"{self._daemon_id}/") for ask in members)
+        quorum_id = self.record.quorum_id if self.record is not None else 0
+        record = QuorumRecord.of(quorum_id + self.decision.new_id, members, time.time())
+        if own and not self.decision.new_id:
+            confirmed = await self._confirm()
+        else:
+            confirmed = await self._write(record)
+        if confirmed:
+            if self.decision.new_id:
+                _log.info("%s: quorum %d: %s", self.name, record.quorum_id, ", ".join(record.members))
+            self._deliver(record)
+        self._wake.set()
+
+    def _view(self) -> View:
+        """Everything that is known, at this moment."""
+        now_s = self._loop.time()
+        healthy = set(self.roster.healthy(now_s))
+        asks = self.roster.asks()
+        for name, ask in self._others_there():
+            healthy.add(name)
+            if ask is not None and name not in asks and not self._is_answered(name, ask.number):
+                asks[name] = ask, self._seen.setdefault(ask.number, now_s)
+        self._seen = {ask.number: since for ask, since in asks.values()}
+        self._awaited -= healthy
+        if now_s >= self._forgive_until_s:
+            self._awaited = frozenset()
+        return View(frozenset(healthy | self._awaited), asks, self.record.members if self.record else None)
+
+    def _others_there(self) -> Iterator[tuple[str, Ask | None]]:
+        """Replicas of other daemons; of one that has gone from one daemon to another, the newer key last."""
+        for key, item in sorted(self._others.items.items(), key=lambda pair: pair[1].mod_revision):
+            daemon_id, replica_id = self._keys.parse_member(key)
+            if daemon_id == self._daemon_id:
+                continue
+            try:
+                yield replica_id, MemberRecord.decode(item.value).to_ask()
+            except RecordError as error:
+                _log.debug("%s: %s: %s", self.name, key, error)
+
+    def _is_answered(self, replica_id: str, number: str) -> bool:
+        return self.record is not None and self.record.has_answered(replica_id, number)
+
+    def _tell(self) -> None:
+        if self.decision.reason != self._reason:
+            self._reason = self.decision.reason
+            _log.debug("%s: %s", self.name, self._reason)
+
+    async def _confirm(self) -> bool:
+        """Whether this daemon is still the arbiter and knows the last quorum: a read, nothing is written."""
+        return await self._commit(get(self._keys.arbiter))
+
+    async def _write(self, record: QuorumRecord) -> bool:
+        return await self._commit(put(self._keys.quorum, record.encode()), record)
+
+    async def _commit(self, operation: Operation, record: QuorumRecord | None = None) -> bool:
+        if self._arbiter is None:
+            return False
+        keys = self._keys
+        result = await (
+            self._kv.txn()
+            .when(
+                create_revision(keys.arbiter) == self._arbiter.create_revision,
+                mod_revision(keys.quorum) == self._record_revision,
+            )
+            .then(operation)
+            .otherwise(get(keys.arbiter), get(keys.quorum))
+            .commit(timeout_s=CALL_TIMEOUT_S)
+        )
+        if not result.succeeded:
+            self._learn(*result.results)
+        elif record is not None and result.revision > self._record_revision:
+            self.record, self._record_revision = record, result.revision
+        return result.succeeded

@@ -1,0 +1,213 @@
+"""A lighthouse for torchft that may die: ``torchft.LighthouseService`` with all of its state in raftkv.
+
+::
+
+    raftkv torchft-lighthouse --listen a=127.0.0.1:29510,b=127.0.0.1:29511 --endpoints h1:2379,h2:2379,h3:2379
+    TORCHFT_LIGHTHOUSE=http://127.0.0.1:29510 python train.py                 # the job "a"
+    TORCHFT_LIGHTHOUSE=http://127.0.0.1:29511 python train.py                 # the job "b"
+
+The daemon serves unmodified torchft managers. Any number of daemons serve the same jobs side by side, one for all nodes
+or one on each node; replicas of one job may be on different ones. All that a manager knows of a lighthouse is host and
+port: so each job has a listener of its own. A manager holds one connection, for heartbeats and quorums alike: when it
+closes, the replica is gone after a short grace, without waiting for its heartbeats to be missed.
+
+Owns the listeners, the calls and which connection speaks for which replica. What a quorum is: ``torchft.rules``; how
+the daemons agree on it: ``torchft.job``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from raftkv.client.library import Client
+from raftkv.errors import ConfigError
+from raftkv.pb import torchft_pb2
+from raftkv.rpc import Code, HttpRequest, HttpResponse, RpcError, Server, ServerLimits, UnaryCall
+from raftkv.rpc.server.accept import Connection
+from raftkv.training.errors import RecordError
+from raftkv.training.torchft.job import Job, Timing
+from raftkv.training.torchft.lease import DaemonLease
+from raftkv.training.torchft.records import REPLICA_ID_MAX, check_job
+from raftkv.training.torchft.roster import WAITING_MAX
+from raftkv.training.torchft.rules import Rules
+
+QUORUM: Final = "/torchft.LighthouseService/Quorum"
+HEARTBEAT: Final = "/torchft.LighthouseService/Heartbeat"
+REPLICAS_MAX: Final = 2048
+"""Of a job at one daemon. A quorum is one value in the store, which takes 1.5 MiB."""
+_NOTHING: Final = torchft_pb2.LighthouseHeartbeatResponse().SerializeToString()
+_LIMITS: Final = ServerLimits(ping_permit_without_stream=True)  # managers ping once a minute, busy or not
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LighthouseConfig:
+    """What a daemon is started with.
+
+    Attributes:
+        rules: when a quorum is one.
+        timing: when a replica is gone.
+        lease_ttl_s: other daemons take over from one that is frozen or cut off after so long.
+        lease_grace_s: and from one that died after so long.
+    """
+
+    rules: Rules
+    timing: Timing = field(default_factory=Timing)
+    lease_ttl_s: int = 2
+    lease_grace_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.rules.min_replicas < 1:
+            raise ConfigError(f"--min-replicas must be at least 1, not {self.rules.min_replicas}")
+        for name, value in (
+            ("--join-timeout-ms", self.rules.join_timeout_s),
+            ("--disconnect-grace-ms", self.timing.disconnect_grace_s),
+        ):
+            if value < 0:
+                raise ConfigError(f"{name} must not be negative")
+        if self.timing.heartbeat_timeout_s <= 0 or self.lease_ttl_s < 1:
+            raise ConfigError("--heartbeat-timeout-ms and --lease-ttl must be positive")
+
+
+class _Listener(Server):
+    """The server of one job, which tells it what comes and which connection has closed."""
+
+    def __init__(self, job: Job, status: Callable[[HttpRequest], bytes | None]) -> None:
+        super().__init__(_LIMITS, self._http, translate=_translated)
+        self._job = job
+        self._status = status
+        self.unary(QUORUM, self._quorum)
+        self.unary(HEARTBEAT, self._heartbeat)
+
+    def discard(self, connection: Connection) -> None:
+        """See ``Server``."""
+        super().discard(connection)
+        if connection.peer is not None:
+            self._job.disconnected(connection.peer)
+
+    def _heartbeat(self, call: UnaryCall, message: bytes) -> None:
+        replica_id = torchft_pb2.LighthouseHeartbeatRequest.FromString(message).replica_id
+        if not 0 < len(replica_id) <= REPLICA_ID_MAX:
+            call.fail(Code.INVALID_ARGUMENT, f"replica_id must have 1 to {REPLICA_ID_MAX} characters")
+        elif self._has_room(call, replica_id):
+            self._job.heard(replica_id, call.peer)
+            call.reply(_NOTHING)
+
+    def _quorum(self, call: UnaryCall, message: bytes) -> None:
+        request = torchft_pb2.LighthouseQuorumRequest.FromString(message)
+        if not request.HasField("requester"):
+            call.fail(Code.INVALID_ARGUMENT, "missing requester")
+        elif self._job.roster.is_crowded(request.requester.replica_id):
+            call.fail(Code.RESOURCE_EXHAUSTED, f"{WAITING_MAX} calls wait for the quorum of this replica already")
+        elif self._has_room(call, request.requester.replica_id):
+            try:
+                # Serialized again: with all fields, those of versions that are not known here too.
+                withdraw = self._job.ask(request.requester.SerializeToString(), call.peer, call, call.reply)
+            except RecordError as error:
+                call.fail(Code.INVALID_ARGUMENT, str(error))
+            else:
+                call.on_cancel(withdraw)
+
+    def _has_room(self, call: UnaryCall, replica_id: str) -> bool:
+        replicas = self._job.roster.replicas
+        if replica_id in replicas or len(replicas) < REPLICAS_MAX:
+            return True
+        call.fail(Code.RESOURCE_EXHAUSTED, f"job {self._job.name} has {REPLICAS_MAX} replicas here already")
+        return False
+
+    async def _http(self, request: HttpRequest) -> HttpResponse:
+        body = self._status(request)
+        if body is None:
+            return HttpResponse(404, b"only GET /status is served here\n")
+        return HttpResponse(200, body, (("content-type", "application/json"),))
+
+
+class Lighthouse:
+    """One daemon.
+
+    Arguments:
+        kv: whole, not a view; not closed by the daemon.
+        config: see there.
+
+    ``await listen(...)``, then ``await run()`` until cancelled.
+    """
+
+    def __init__(self, kv: Client, config: LighthouseConfig) -> None:
+        self.id = f"{socket.gethostname().replace('/', '_')}-{os.urandom(4).hex()}"
+        self.jobs: dict[str, Job] = {}
+        self.lease = DaemonLease(kv, config.lease_ttl_s, config.lease_grace_s)
+        self._kv = kv
+        self._config = config
+        self._started_s = asyncio.get_running_loop().time()
+        self._servers: list[Server] = []
+
+    async def listen(self, host: str, port: int, job: str) -> list[tuple[str, int]]:
+        """Open a listener for a job, before ``run``; returns the addresses it has got.
+
+        Raises:
+            ConfigError: the job's name cannot be one.
+            OSError: the address cannot be had.
+        """
+        server = _Listener(self._job(job), self._status)
+        self._servers.append(server)
+        return await server.listen(host or None, port)
+
+    def _job(self, name: str) -> Job:
+        if name not in self.jobs:
+            config = self._config
+            self.jobs[name] = Job(
+                check_job(name),
+                self._kv,
+                self.id,
+                self.lease,
+                config.rules,
+                config.timing,
+                started_s=self._started_s,
+            )
+        return self.jobs[name]
+
+    async def run(self) -> None:
+        """Serve until cancelled; then the lease is given back and all connections are closed."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.lease.run())
+                for job in self.jobs.values():
+                    group.create_task(job.run())
+        finally:
+            for server in self._servers:
+                await server.close()
+            await self.lease.end()
+
+    # ---- for people
+
+    def _status(self, request: HttpRequest) -> bytes | None:
+        if request.method != "GET" or request.path not in ("/", "/status"):
+            return None
+        return json.dumps({"daemon": self.id, "jobs": {name: _shown(job) for name, job in self.jobs.items()}}).encode()
+
+
+def _translated(error: BaseException) -> RpcError | None:
+    """Bytes that are no message are the caller's fault, and nothing to report here."""
+    return RpcError(Code.INVALID_ARGUMENT, f"not a message: {error}") if isinstance(error, DecodeError) else None
+
+
+def _shown(job: Job) -> dict[str, object]:
+    record = job.record
+    now_s = asyncio.get_running_loop().time()
+    return {
+        "arbiter": job.is_arbiter,
+        "quorum_id": record.quorum_id if record is not None else 0,
+        "members": list(record.members) if record is not None else [],
+        "replicas_here": sorted(job.roster.healthy(now_s)),
+        "status": job.decision.reason,
+        "rules": asdict(job.rules),
+    }

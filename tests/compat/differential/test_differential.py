@@ -1,0 +1,81 @@
+"""The differential test: the same seeded KV requests on etcd 3.5.1 and on raftkv, every answer compared.
+
+Prints the counts; on a difference seed, step, request, both answers and a shrunk history (see `differential.py`,
+which is also a command: `python -m tests.compat.differential.differential --help`). Long runs, 20,000 requests in all: over three
+members, on one member, and on members that are killed (`kill -9`) and restarted every few hundred requests. A short
+one is part of `make test`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.compat.differential.differential import Player, Report
+from tests.compat.wire import Wire
+from tests.long import long_except
+from tests.procs import ETCD_FAST, RAFTKV, Cluster
+
+SEED = 20_261_121
+STEPS_ON_THREE_MEMBERS = 8_000
+STEPS_ON_ONE_MEMBER = 9_000
+STEPS_IN_SHORT = 800
+STEPS_WITH_KILLS = 3_000
+STEPS_BEFORE_HASH = 500
+
+
+def _check(report: Report, steps: int) -> None:
+    print(report.describe())
+    assert report.differences == [], report.describe()
+    assert report.steps >= steps
+    assert report.codes["OK"] > steps // 2  # most requests are valid, so that the stores get deep
+
+
+LENGTHS = [(3, STEPS_IN_SHORT), (3, STEPS_ON_THREE_MEMBERS), (1, STEPS_ON_ONE_MEMBER)]
+
+
+@pytest.mark.parametrize(("members", "steps"), long_except(LENGTHS, LENGTHS[:1]))
+def test_raftkv_answers_as_etcd_does(members: int, steps: int) -> None:
+    with (
+        Cluster(ETCD_FAST) as etcd,
+        Cluster(RAFTKV, size=members) as raftkv,
+        Wire(etcd.endpoints) as oracle,
+        Wire(raftkv.endpoints) as tested,
+    ):
+        player = Player(oracle, tested, SEED + members)
+        player.run(steps)
+        hashes = player.hashes_of_one_history(STEPS_BEFORE_HASH)
+    _check(player.report, steps)
+    assert len(player.report.codes) >= (8 if steps == STEPS_IN_SHORT else 10)  # every kind of refusal came up
+    assert len(set(hashes)) == 1, f"HashKV of etcd, then of each member: {hashes}"
+
+
+def _kills(cluster: Cluster) -> Callable[[], None]:
+    """Return what kills the next member in turn, restarts it and waits for all."""
+    killed = 0
+
+    def trouble() -> None:
+        nonlocal killed
+        member = cluster.members[killed % len(cluster.members)]
+        killed += 1
+        member.kill()
+        member.restart()
+        cluster.wait_ready()
+
+    return trouble
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("members", [1, 3])
+def test_kills_change_no_answer(members: int) -> None:
+    steps = STEPS_WITH_KILLS // 2
+    with (
+        Cluster(ETCD_FAST) as etcd,
+        Cluster(RAFTKV, size=members) as raftkv,
+        Wire(etcd.endpoints) as oracle,
+        Wire(raftkv.endpoints) as tested,
+    ):
+        player = Player(oracle, tested, SEED + 10 + members, trouble=_kills(raftkv), trouble_every=150)
+        player.run(steps)
+    _check(player.report, steps)

@@ -1,0 +1,168 @@
+"""The differential test of streams must be able to fail: planted lies on one side are seen and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raftkv.pb import election_pb2, kv_pb2, rpc_pb2
+from tests.compat.differential.differential_streams import Op, Player
+from tests.compat.differential.mirror import Interest, Mirror
+from tests.compat.differential.stream_generator import At, Generator
+from tests.compat.differential.stream_side import Names, Side
+from tests.compat.streams import NothingCameError, Stream, Streams
+from tests.compat.wire import Wire
+from tests.procs import ETCD_FAST, Cluster
+
+Lie = Callable[[Any], Iterator[Any]]
+
+
+@pytest.fixture(scope="module")
+def twins() -> Iterator[tuple[Wire, Wire]]:
+    """Two clusters of etcd."""
+    with Cluster(ETCD_FAST) as one, Cluster(ETCD_FAST) as other, Wire(one.endpoints) as a, Wire(other.endpoints) as b:
+        yield a, b
+
+
+PROGRAM = [
+    Op("lease", rpc_pb2.LeaseGrantRequest(ID=10, TTL=100)),
+    Op("watch", rpc_pb2.WatchCreateRequest(key=b"\0", range_end=b"\0")),
+    Op("campaign", election_pb2.CampaignRequest(name=b"n", lease=10, value=b"1")),
+    Op("observe", election_pb2.LeaderRequest(name=b"n")),
+    Op("kv", rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_put={"key": key}) for key in (b"a", b"b")])),
+    Op("leader", election_pb2.ProclaimRequest(leader={"name": b"n", "key": b"n/a", "lease": 10}, value=b"2")),
+    Op("progress", rpc_pb2.WatchProgressRequest()),
+    Op("kv", rpc_pb2.CompactionRequest(), at=At("now", 0)),
+    Op("watch", rpc_pb2.WatchCreateRequest(key=b"a"), at=At("compacted", -1)),
+    Op("cancel", rpc_pb2.WatchCancelRequest()),
+]
+
+
+def _changed(**fields: Any) -> Lie:
+    def lie(message: Any) -> Iterator[Any]:
+        for name, value in fields.items():
+            if getattr(message, name, None):
+                setattr(message, name, value)
+        yield message
+
+    return lie
+
+
+def _without_second_leader(message: Any) -> Iterator[Any]:
+    if not (isinstance(message, election_pb2.LeaderResponse) and message.kv.value == b"2"):
+        yield message
+
+
+def _in_two(message: Any) -> Iterator[Any]:
+    """A revision over two responses."""
+    if isinstance(message, rpc_pb2.WatchResponse) and len(message.events) == 2:
+        for event in message.events:
+            part = rpc_pb2.WatchResponse(header=message.header, watch_id=message.watch_id)
+            part.events.append(event)
+            yield part
+    else:
+        yield message
+
+
+def _reversed(message: Any) -> Iterator[Any]:
+    if isinstance(message, rpc_pb2.WatchResponse):
+        events = list(message.events)[::-1]
+        del message.events[:]
+        message.events.extend(events)
+    yield message
+
+
+def _early_progress(message: Any) -> Iterator[Any]:
+    if isinstance(message, rpc_pb2.WatchResponse) and message.watch_id == -1:
+        message.header.revision += 1
+    yield message
+
+
+def _twice(message: Any) -> Iterator[Any]:
+    yield message
+    if isinstance(message, rpc_pb2.WatchResponse) and len(message.events) == 2:
+        yield message
+
+
+LIES: dict[str, tuple[Lie, str]] = {
+    "an observer misses a leader": (_without_second_leader, "in vain for the streams of b"),
+    "a revision in two responses": (_in_two, "events of the watcher"),
+    "events out of order": (_reversed, "events of the watcher"),
+    "another compact revision": (_changed(compact_revision=1), "events of the watcher"),
+    "progress before its time": (_early_progress, "control messages"),
+    "an event twice": (_twice, "events of the watcher"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_lies_are_seen(twins: tuple[Wire, Wire], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lie, expected = LIES[name]
+    player = Player(*twins, seed=1)
+    assert player._play(PROGRAM) is None
+    honest = Streams.open
+
+    def open_lying(streams: Streams, method: str, *arguments: Any) -> Stream:
+        stream = honest(streams, method, *arguments)
+        if streams is player.sides[1].streams and len(player.sides[1].sessions) + player.report.kinds["observe"] > 0:
+            stream.messages = _Lies(lie)
+        return stream
+
+    monkeypatch.setattr(Streams, "open", open_lying)
+    monkeypatch.setattr("tests.compat.streams.WAIT_MAX_S", 0.5)
+    failed = player._play(PROGRAM)
+    assert failed is not None
+    assert expected in failed[1]
+
+
+class _Lies(list[Any]):
+    """Messages that a lie has passed through."""
+
+    def __init__(self, lie: Lie) -> None:
+        super().__init__()
+        self._lie = lie
+
+    def append(self, message: Any) -> None:
+        """Take what the lie makes of a message."""
+        self.extend(self._lie(message))
+
+
+def test_programs_are_made_by_their_seed() -> None:
+    assert list(Generator(5).program(100)) == list(Generator(5).program(100))
+    assert list(Generator(5).program(100)) != list(Generator(6).program(100))
+
+
+def test_places_in_the_history() -> None:
+    assert [At("now", -1).resolve(5, 9), At("compacted", 1).resolve(5, 9), At("zero", 1).resolve(5, 9)] == [8, 6, 1]
+    assert [At("history", part).resolve(4, 8) for part in (0, 0.5, 1)] == [4, 6, 8]
+
+
+def test_a_mirror_counts_what_a_watcher_is_to_get() -> None:
+    mirror = Mirror(0)
+    interests = [Interest(b"a", b"", 1), Interest(b"a", b"\0", 3), Interest(b"a", b"b", 1, no_delete=True)]
+    put = kv_pb2.Event(kv=kv_pb2.KeyValue(key=b"a", create_revision=2, mod_revision=2))
+    mirror.take([put])
+    for interest in interests:
+        mirror.follow(interest)
+    deletion = kv_pb2.Event(type=kv_pb2.Event.DELETE, kv=kv_pb2.KeyValue(key=b"a", mod_revision=3))
+    mirror.take([deletion])
+    assert [interest.expected for interest in interests] == [2, 1, 1]
+    assert (mirror.revision, mirror.state) == (3, {})
+
+
+def test_ids_that_a_server_chose_are_made_equal() -> None:
+    settled = []
+    for lease_id in (0x7777_0000_0000, 0x8888_0000_0000):
+        names = Names()
+        grant = names.settle(rpc_pb2.LeaseGrantResponse(ID=lease_id))
+        key = names.settle(kv_pb2.KeyValue(key=b"n/%x" % lease_id, lease=lease_id))
+        settled.append((grant, key))
+    assert settled[0] == settled[1]
+    assert Names().lease(7) == 7
+
+
+def test_waiting_in_vain_says_for_what(twins: tuple[Wire, Wire]) -> None:
+    side = Side(twins[0])
+    with pytest.raises(NothingCameError, match="in vain for a sign"):
+        side.streams.wait(lambda: False, "a sign", 0.01)

@@ -1,0 +1,351 @@
+"""Answers that nobody reads: what they may take, of a connection and of the process, and who has to go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from raftkv.rpc import Channel, Code, ServerLimits, UnaryCall
+from raftkv.rpc.gone import FREE_BYTES_PER_STEP, FREE_STREAMS_PER_STEP, free_in_steps
+from raftkv.rpc.h2 import RESPONSE_HEADERS, H2Connection, server_connection
+from raftkv.rpc.server import core as server_core
+from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, PROCESS_FULL
+from tests.rpc import raw
+from tests.rpc import services as s
+from tests.rpc.attacks.test_attacks import under_attack
+from tests.rpc.loop import failure, on_loop, until
+
+MIB = 1024 * 1024
+BIG = "/test.Echo/Big"
+ENHANCE_YOUR_CALM = 11
+CLOSED_WINDOWS = raw.PREFACE + raw.settings((4, 0)) + raw.frame(raw.SETTINGS, raw.ACK, 0)
+WIDE_WINDOWS = (
+    raw.PREFACE
+    + raw.settings((4, 2**31 - 1))
+    + raw.frame(raw.WINDOW_UPDATE, 0, 0, (2**31 - 65_536).to_bytes(4, "big"))
+    + raw.frame(raw.SETTINGS, raw.ACK, 0)
+)
+
+
+def ask(first: int, count: int, size: int, path: str = BIG) -> bytes:
+    """``count`` requests for answers of ``size`` bytes, on streams from ``first`` on."""
+    body = str(size).encode()
+    request = b"\0" + len(body).to_bytes(4, "big") + body
+    return b"".join(
+        raw.headers(one, raw.grpc_headers(path)) + raw.message(one, request, raw.END_STREAM)
+        for one in range(first, first + 2 * count, 2)
+    )
+
+
+def serve_big(echo: s.EchoServer) -> list[UnaryCall]:
+    """Serve answers of any size; return the calls that came."""
+    calls: list[UnaryCall] = []
+
+    def big(call: UnaryCall, message: bytes) -> None:
+        calls.append(call)
+        call.reply(bytes(int(message)))
+
+    echo.server.unary(BIG, big)
+    return calls
+
+
+async def refusals(client: raw.RawClient, count: int) -> list[tuple[bytes, str]]:
+    """Code and text of ``count`` answers that consist of a header alone."""
+    streams: list[int] = []
+    while len(streams) < count:
+        kind, flags, stream_id, _ = await client.next_frame()
+        if kind == raw.HEADERS and flags & raw.END_STREAM:
+            streams.append(stream_id)
+    fields = raw.decode_headers(client.frames)
+    return [(fields[one][b"grpc-status"], fields[one][b"grpc-message"].decode()) for one in streams]
+
+
+@on_loop
+async def test_a_burst_of_requests_cannot_queue_more_answers_than_the_limit() -> None:
+    """All requests come in one read: the limit holds when an answer is made, not when the next bytes arrive."""
+    limits = ServerLimits(connection_send_buffer_bytes=8 * MIB)
+    async with under_attack(limits) as (echo, _):
+        calls = serve_big(echo)
+        attacker = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
+        attacker.send(ask(1, 100, MIB - 5))
+        assert await refusals(attacker, 92) == [(b"8", CONNECTION_FULL)] * 92
+        assert len(calls) == 100
+        assert echo.server.answers.used_bytes <= 8 * MIB
+        attacker.close()
+        await until(lambda: echo.server.answers.used_bytes == 0)
+
+
+@on_loop
+async def test_an_answer_counts_whole_until_its_last_byte_has_left() -> None:
+    """The engine keeps it whole: a client that takes all but one byte has freed nothing."""
+    limits = ServerLimits(connection_send_buffer_bytes=8 * MIB)
+    first = raw.PREFACE + raw.settings((4, MIB - 1)) + raw.frame(raw.SETTINGS, raw.ACK, 0)
+    async with s.echo_server(limits) as echo:
+        serve_big(echo)
+        client = await raw.RawClient.connect(echo.target, first)
+        client.send(raw.frame(raw.WINDOW_UPDATE, 0, 0, (2**30).to_bytes(4, "big")))
+        client.send(ask(1, 9, MIB - 5))
+        assert await refusals(client, 1) == [(b"8", CONNECTION_FULL)]
+        client.close()
+
+
+@on_loop
+async def test_connections_that_do_not_read_go_first_when_the_process_is_short() -> None:
+    limits = ServerLimits(
+        connection_send_buffer_bytes=20 * MIB, process_send_buffer_bytes=40 * MIB, reading_grace_s=0.2
+    )
+    async with under_attack(limits) as (echo, _):
+        serve_big(echo)
+        attackers = []
+        for size in (1, 2, 3, 4, 5, 6):
+            attackers.append(await raw.RawClient.connect(echo.target, CLOSED_WINDOWS))
+            attackers[-1].send(ask(1, 4 - size % 2, size * MIB))
+            await attackers[-1].until_frame(raw.HEADERS)
+        loop = asyncio.get_running_loop()
+        full_s = loop.time()
+        await until(lambda: loop.time() > full_s + 0.2)
+        async with Channel(echo.target) as honest:
+            assert len(await honest.unary(BIG, str(8 * MIB).encode(), 20)) == 8 * MIB
+            await attackers[3].until_closed()
+            assert attackers[3].goaway == (ENHANCE_YOUR_CALM, NOT_READ), "the one that holds most"
+            assert len(await honest.unary(BIG, str(8 * MIB).encode(), 20)) == 8 * MIB
+        assert echo.server.answers.used_bytes <= 40 * MIB
+        for one in attackers:
+            one.close()
+
+
+@on_loop
+async def test_a_full_process_refuses_large_answers_and_serves_small_ones() -> None:
+    """All that hold much do read, just now: nobody is ended, the newcomer is told."""
+    limits = ServerLimits(process_send_buffer_bytes=4 * MIB, reading_grace_s=1000)
+    async with s.echo_server(limits) as echo, Channel(echo.target) as channel:
+        serve_big(echo)
+        client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
+        client.send(ask(1, 1, 4 * MIB - 100_000))
+        await until(lambda: echo.server.answers.used_bytes > 3 * MIB)
+        error = await failure(channel.unary(BIG, b"400000", 10))
+        assert (error.code, error.text) == (Code.RESOURCE_EXHAUSTED, PROCESS_FULL)
+        assert len(await channel.unary(BIG, b"50000", 10)) == 50_000
+        client.close()
+        await until(lambda: echo.server.answers.used_bytes == 0)
+        assert len(await channel.unary(BIG, b"400000", 10)) == 400_000
+
+
+@on_loop
+async def test_servers_share_a_budget() -> None:
+    limits = ServerLimits(process_send_buffer_bytes=4 * MIB, reading_grace_s=1000)
+    async with s.echo_server(limits) as first, s.echo_server(limits) as second, Channel(second.target) as channel:
+        second.server.answers = first.server.answers
+        second.server._environment = None
+        serve_big(first)
+        serve_big(second)
+        client = await raw.RawClient.connect(first.target, CLOSED_WINDOWS)
+        client.send(ask(1, 1, 4 * MIB - 100_000))
+        await until(lambda: first.server.answers.used_bytes > 3 * MIB)
+        assert (await failure(channel.unary(BIG, b"400000", 10))).text == PROCESS_FULL
+        client.close()
+
+
+@on_loop
+async def test_a_handler_can_ask_how_much_room_there_is() -> None:
+    limits = ServerLimits(connection_send_buffer_bytes=10 * MIB)
+    rooms: list[int] = []
+
+    def handle(call: UnaryCall, message: bytes) -> None:
+        rooms.append(call.room_bytes())
+        call.reply(bytes(int(message)))
+
+    async with s.echo_server(limits) as echo:
+        echo.server.unary("/test.Room/Ask", handle)
+        client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
+        client.send(ask(1, 3, 4 * MIB, "/test.Room/Ask"))
+        await refusals(client, 1)
+        assert rooms == [10 * MIB, 6 * MIB, 2 * MIB]
+        client.close()
+
+
+@on_loop
+async def test_streams_that_let_nothing_through_are_reset_and_others_stay() -> None:
+    limits = ServerLimits(send_stall_timeout_s=0.2)
+    async with under_attack(limits) as (echo, _):
+        client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
+        client.send(raw.headers(1, raw.grpc_headers(s.FLOOD)))
+        client.send(raw.headers(3, raw.grpc_headers(s.BIDI)))
+        client.send(raw.headers(5, raw.grpc_headers(s.UNARY)) + raw.message(5, b"\0\0\0\0\1x", raw.END_STREAM))
+        reset = set()
+        while reset != {1, 5}:
+            kind, _, stream_id, payload = await client.next_frame()
+            if kind == raw.RST_STREAM:
+                assert payload == ENHANCE_YOUR_CALM.to_bytes(4, "big")
+                reset.add(stream_id)
+        await until(lambda: echo.cancelled == ["flood"])
+        assert client.goaway is None, "the stream that has nothing queued is left alone"
+        await until(lambda: echo.server.answers.used_bytes == 0)
+        client.close()
+
+
+@on_loop
+async def test_a_connection_whose_own_window_stays_closed_is_ended() -> None:
+    limits = ServerLimits(send_stall_timeout_s=0.2)
+    async with under_attack(limits) as (echo, _):
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, raw.grpc_headers(s.FLOOD)))
+        await client.until_closed()
+        assert client.goaway == (ENHANCE_YOUR_CALM, NOT_READ)
+        await until(lambda: echo.server.answers.used_bytes == 0)
+        client.close()
+
+
+@on_loop
+async def test_a_stream_that_trickles_is_one_that_stands_still() -> None:
+    limits = ServerLimits(send_stall_timeout_s=0.2)
+    async with under_attack(limits) as (echo, _):
+        client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
+        client.send(raw.headers(1, raw.grpc_headers(s.FLOOD)))
+        kind = None
+        while kind != raw.RST_STREAM:
+            client.send(raw.frame(raw.WINDOW_UPDATE, 0, 1, (1).to_bytes(4, "big")))
+            kind = (await client.next_frame())[0]
+            await asyncio.sleep(0.001)  # the pace of the trickle: a byte at a time, but fast, is progress
+        client.close()
+
+
+@on_loop
+async def test_streams_wait_while_the_process_is_short_and_go_on_afterwards() -> None:
+    limits = ServerLimits(process_send_buffer_bytes=4 * MIB, reading_grace_s=1000)
+    async with s.echo_server(limits) as echo, Channel(echo.target) as channel:
+        serve_big(echo)
+        hog = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
+        hog.send(ask(1, 1, 4 * MIB - 300_000))
+        await until(lambda: echo.server.answers.used_bytes > 3 * MIB)
+        stream = channel.stream(s.FLOOD)
+        assert len(await stream.receive() or b"") == 65_536
+        before = echo.flooded
+        async with asyncio.timeout(20):
+            hog.close()
+            while echo.flooded < before + 100:
+                await stream.receive()
+        stream.cancel()
+
+
+@on_loop
+async def test_a_stream_waits_for_ever_rather_than_fail() -> None:
+    """A flood into closed windows holds its own send buffer, not more, however short the process is."""
+    limits = ServerLimits(process_send_buffer_bytes=4 * MIB, reading_grace_s=1000)
+    async with s.echo_server(limits) as echo:
+        clients = [await raw.RawClient.connect(echo.target, CLOSED_WINDOWS) for _ in range(8)]
+        for client in clients:
+            client.send(raw.headers(1, raw.grpc_headers(s.FLOOD)))
+        await until(lambda: len(echo.streams) == 8)
+        seen = -1
+        while seen != echo.flooded:
+            seen = echo.flooded
+            for _ in range(50):
+                await asyncio.sleep(0)
+        assert echo.server.answers.used_bytes <= 4 * MIB
+        assert echo.cancelled == []
+        for client in clients:
+            client.close()
+
+
+@on_loop
+async def test_large_honest_answers_pass_with_the_defaults() -> None:
+    async with s.pair() as (echo, channel):
+        serve_big(echo)
+        assert len(await channel.unary(BIG, b"300000000", 30)) == 300_000_000
+        answers = await asyncio.gather(*(channel.unary(BIG, b"30000000", 30) for _ in range(8)))
+        assert [len(one) for one in answers] == [30_000_000] * 8
+        await until(lambda: echo.server.answers.used_bytes == 0)
+
+
+@on_loop
+async def test_nothing_stays_charged_however_calls_end() -> None:
+    async with s.pair() as (echo, channel):
+        serve_big(echo)
+        for _ in range(20):
+            stream = channel.stream(s.FLOOD)
+            await stream.receive()
+            stream.cancel()
+            channel.unary(BIG, b"1000000").cancel()
+            assert (await failure(channel.unary(s.FAIL, b"x" * 1000, 10))).code == Code.NOT_FOUND
+            counted = channel.stream(s.COUNT)
+            await counted.send(b"300")
+            counted.half_close()
+            assert len([one async for one in counted]) == 300
+        late = channel.unary(BIG, b"1000000")
+        await asyncio.sleep(0)
+        late.cancel()
+        await until(lambda: not any(connection.open_calls for connection in echo.server.connections))
+        await until(lambda: echo.server.answers.used_bytes == 0)
+        (account,) = echo.server.answers.accounts
+        assert account.total == 0
+        assert not account.answers
+    assert not echo.server.answers.accounts
+
+
+@on_loop
+async def test_what_a_lost_connection_had_queued_is_freed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Giving 300 MB back to the system at once takes 60 ms."""
+    left: list[int] = []
+
+    async def watched(h2: H2Connection, stream_ids: Iterable[int]) -> None:
+        steps = free_in_steps(h2, stream_ids).__await__()
+        left.append(h2.queued_body_size())
+        for _ in steps:
+            left.append(h2.queued_body_size())
+            await asyncio.sleep(0)
+        left.append(h2.queued_body_size())
+
+    monkeypatch.setattr(server_core, "free_in_steps", watched)
+    async with s.echo_server() as echo:
+        calls = serve_big(echo)
+        client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
+        client.send(ask(1, 64, MIB))
+        await until(lambda: len(calls) == 64)
+        client.close()
+        await until(lambda: len(left) > 1 and left[-1] == 0)
+    assert left[0] >= 64 * MIB
+    assert max(before - after for before, after in pairwise(left)) <= FREE_BYTES_PER_STEP + MIB + 5
+
+
+def test_one_stream_that_has_much_queued_is_freed_in_steps() -> None:
+    h2 = server_connection(ServerLimits())
+    h2.receive_data(CLOSED_WINDOWS + ask(1, 2, 1))
+    h2.events()
+    for stream_id in (1, 3):
+        h2.send_response(stream_id, RESPONSE_HEADERS)
+        h2.send_in_slices(stream_id, bytes(40 * MIB))
+    h2.data_to_send(0)
+    left = [h2.queued_body_size()]
+    left += [h2.queued_body_size() for _ in free_in_steps(h2, [1, 3]).__await__()]
+    left.append(h2.queued_body_size())
+    assert left[0] >= 80 * MIB
+    assert left[-1] == 0
+    assert max(before - after for before, after in pairwise(left)) <= 2 * FREE_BYTES_PER_STEP
+
+
+def test_streams_that_have_little_queued_are_ended_in_steps_too() -> None:
+    """To end 1,000 takes 20 ms."""
+    ended: list[int] = []
+
+    class Engine:
+        def queued_body_size(self, stream_id: int | None = None) -> int:
+            return 1 if stream_id is not None else FREE_BYTES_PER_STEP - len(ended)
+
+        def reset(self, stream_id: int, code: int) -> None:
+            ended.append(stream_id)
+
+        def data_to_send(self, limit: int) -> bytes:
+            return b""
+
+        def events(self) -> list[object]:
+            return []
+
+    engine: Any = Engine()
+    seen = [len(ended) for _ in free_in_steps(engine, range(1_000)).__await__()]
+    assert len(ended) == 1_000
+    assert max(after - before for before, after in pairwise([0, *seen, 1_000])) <= FREE_STREAMS_PER_STEP

@@ -1,0 +1,65 @@
+"""Routing and the refusals' exact texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftkv.rpc.server.router import Route, Router, refuse
+from raftkv.rpc.status import Code
+
+ROUTE = Route("/pkg.Service/Method", print, print)
+GOOD = {b":method": b"POST", b":path": b"/pkg.Service/Method", b"content-type": b"application/grpc"}
+
+
+def router() -> Router:
+    made = Router()
+    made.add(ROUTE)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (b"/pkg.Service/Other", "unknown method Other for service pkg.Service"),
+        (b"/pkg.Other/Method", "unknown service pkg.Other"),
+        (b"/a/b/c", "unknown service a/b"),
+        (b"/nothing", 'malformed method name: "/nothing"'),
+        (b"no/slash", 'malformed method name: "no/slash"'),
+        (b"", 'malformed method name: ""'),
+    ],
+)
+def test_unknown_paths(path: bytes, text: str) -> None:
+    error = router().unknown(path)
+    assert (error.code, error.text) == (Code.UNIMPLEMENTED, text)
+
+
+@pytest.mark.parametrize(
+    ("changed", "http_status", "code", "text"),
+    [
+        ({b"content-type": b"text/html"}, 415, 3, 'invalid gRPC request content-type "text/html"'),
+        ({b"content-type": b"application/grpc+json"}, 415, 3, None),
+        ({b":method": b"PUT"}, 405, 13, 'Received a HEADERS frame with :method "PUT" which should be POST'),
+        ({b"grpc-encoding": b"gzip"}, 200, 12, 'grpc: Decompressor is not installed for grpc-encoding "gzip"'),
+    ],
+)
+def test_refusals(changed: dict[bytes, bytes], http_status: int, code: int, text: str | None) -> None:
+    refusal = refuse({**GOOD, **changed}, ROUTE, router())
+    assert refusal is not None
+    assert (refusal.http_status, refusal.error.code) == (http_status, code)
+    assert text is None or refusal.error.text == text
+
+
+def test_good_requests_are_not_refused() -> None:
+    assert refuse(GOOD, ROUTE, router()) is None
+    assert refuse({**GOOD, b"content-type": b"application/grpc+proto"}, ROUTE, router()) is None
+
+
+@pytest.mark.parametrize("path", ["pkg.Service/Method", "/Method", "/pkg.Service/", "//"])
+def test_paths_that_cannot_be_registered(path: str) -> None:
+    with pytest.raises(ValueError, match="not a gRPC path"):
+        Router().add(Route(path, print, print))
+
+
+def test_a_path_is_registered_once() -> None:
+    with pytest.raises(ValueError, match="registered already"):
+        router().add(ROUTE)

@@ -1,0 +1,58 @@
+"""Scopes of Horovod on a store in memory: what one worker can make a member look at is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from raftkv.pb import kv_pb2, rpc_pb2
+from raftkv.server.horovod.scopes import SCOPE_KEYS_MAX, Scopes
+
+
+class _Store:
+    revision = 7
+
+
+class _Recipe:
+    """Keys of one scope and of its finished ranks; notes how many keys each search gave."""
+
+    def __init__(self, ranks: int) -> None:
+        root = "/raftkv/horovod/run/000000000000"
+        self.keys = [
+            f"{root}/{name}".encode() for rank in range(ranks) for name in (f"key/global/{rank}", f"done/global/{rank}")
+        ]
+        self.found: list[int] = []
+        self.txns: list[rpc_pb2.TxnRequest] = []
+        self.store = _Store()
+
+    async def confirm(self) -> None:
+        pass
+
+    def find(self, request: rpc_pb2.RangeRequest) -> list[kv_pb2.KeyValue]:
+        if not request.range_end:
+            return []
+        keys = [key for key in sorted(self.keys) if request.key <= key < request.range_end]
+        keys = keys[: request.limit] if request.limit else keys
+        self.found.append(len(keys))
+        return [kv_pb2.KeyValue(key=key) for key in keys]
+
+    async def txn(self, _: Any, request: rpc_pb2.TxnRequest) -> tuple[int, rpc_pb2.TxnResponse]:
+        self.txns.append(request)
+        return 8, rpc_pb2.TxnResponse(succeeded=True)
+
+
+def _finish(ranks: int) -> _Recipe:
+    recipe: Any = _Recipe(ranks)
+    asyncio.run(Scopes(recipe, "run").finish("global", "0"))
+    found: _Recipe = recipe
+    return found
+
+
+def test_a_scope_whose_ranks_have_finished_is_deleted() -> None:
+    assert len(_finish(3).txns[-1].success) == 2
+
+
+def test_a_scope_of_very_many_keys_is_not_looked_at_as_a_whole() -> None:
+    recipe = _finish(SCOPE_KEYS_MAX + 100)
+    assert max(recipe.found) == SCOPE_KEYS_MAX + 1
+    assert len(recipe.txns) == 1  # that the rank has finished; nothing is deleted

@@ -1,0 +1,394 @@
+"""Keep-alives on a follower: gathered, passed on to the leader, and to its successor."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from raftkv import errors
+from raftkv.apply.request import Kind
+from raftkv.pb import raft_pb2
+from raftkv.raft.types import NONE, StateRole
+from raftkv.rpc.status import Code, RpcError
+from raftkv.server.lease.forwarded import LEASE_SHORTEN_PATH, Shortening
+from raftkv.server.lease.graces import GRACE_MAX_MS, Graces, Orphan
+from raftkv.server.lease.lessor import QUORUM_LATE_S, Lessor
+from raftkv.server.lease.renewals import RENEW_MAX, Ticket
+from raftkv.server.lease.times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
+from raftkv.server.node.node import NodeSettings
+from tests.apply.machine import Machine
+
+ME, FIRST, SECOND = 1, 2, 3
+
+
+class Node:
+    """A member that follows."""
+
+    def __init__(self) -> None:
+        self.settings = NodeSettings(ME, 0.1, 1.0)
+        self.leader = FIRST
+        self.role = StateRole.FOLLOWER
+        self.term = 1
+        self.applied = self.committed = 0
+        self.leader_lost_at = -math.inf
+        self.stopped = self.is_transferring = False
+        self.reads: list[Any] = []
+        self.asked = asyncio.Event()
+        self.proposed: list[tuple[int, bytes]] = []
+        self.failures: list[BaseException] = []
+        self.on_leader_change: list[Callable[[], None]] = []
+        self.on_applied: list[Callable[[], None]] = []
+
+    def fatal(self, error: BaseException) -> None:
+        self.failures.append(error)
+
+    def read(self, reader: Any) -> None:
+        if self.stopped:
+            raise errors.StoppedError
+        self.reads.append(reader)
+        self.asked.set()
+
+    def propose(self, kind: int, body: bytes, waiter: Any) -> None:
+        self.proposed.append((kind, body))
+
+    def confirm(self) -> int:
+        """Let the reads so far be confirmed; how many there were."""
+        reads, self.reads = self.reads, []
+        self.asked.clear()
+        for reader in reads:
+            reader.ready()
+        return len(reads)
+
+    def lead(self) -> None:
+        self.role = StateRole.LEADER
+        self.follow(ME)
+
+    def follow(self, leader: int) -> None:
+        self.leader = leader
+        for callback in self.on_leader_change:
+            callback()
+
+
+class Channel:
+    """Another member, which answers when told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[int], asyncio.Future[bytes]]] = []
+        self.requests: list[tuple[str, bytes]] = []
+        self._called = asyncio.Event()
+
+    def unary(self, path: str, request: bytes, *_: object, **__: object) -> asyncio.Future[bytes]:
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.calls.append((list(raft_pb2.LeaseRenewRequest.FromString(request).ids), future))
+        self.requests.append((path, request))
+        self._called.set()
+        return future
+
+    async def wait_calls(self, count: int) -> None:
+        """Wait until there were so many."""
+        async with asyncio.timeout(10):
+            while len(self.calls) < count:
+                self._called.clear()
+                await self._called.wait()
+
+    def answer(self, number: int) -> None:
+        ids, future = self.calls[number]
+        future.set_result(raft_pb2.LeaseRenewResponse(ttls=[lease_id * 10 for lease_id in ids]).SerializeToString())
+
+
+class Asked(Ticket):
+    """A keep-alive of a client."""
+
+    def __init__(self, lease_id: int) -> None:
+        self.lease_id = lease_id
+        self.deadline = 0.0
+        self.told: list[object] = []
+
+    def answer(self, ttl_s: int) -> None:
+        self.told.append(ttl_s)
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.told.append(type(error))
+
+
+class Passed(Asked):
+    """A keep-alive that another member passed on."""
+
+    is_local = False
+
+
+class Follower:
+    """A lessor that does not lead, and what surrounds it."""
+
+    def __init__(self) -> None:
+        self.node = Node()
+        self.channels = {FIRST: Channel(), SECOND: Channel()}
+        machine = Machine()
+        node: Any = self.node
+        channel: Any = self.channels.get
+        self.lessor = Lessor(
+            node,
+            machine.applier.leases,
+            ttl_min_s=2,
+            channel=channel,
+            introduction=lambda peer: (),
+        )
+
+    def lead_and_lose_an_owner(self, lease_id: int) -> None:
+        """Become the leader, renew a lease, and hear that the connection of its owner broke: it ends in 10 ms."""
+        self.lessor.times.granted(lease_id, 60)
+        self.node.lead()
+        self.node.confirm()
+        assert self.lessor.times.renew(lease_id) == UNLOGGED
+        self.lessor.orphaned([Orphan(lease_id, 0.01, asyncio.get_running_loop().time())])
+        self.node.confirm()
+
+    async def wait_read(self) -> None:
+        """Wait until the leadership of this member is to be confirmed."""
+        await asyncio.wait_for(self.node.asked.wait(), 10)
+
+    def ids(self, member: int) -> list[list[int]]:
+        """Leases of each call to a member."""
+        return [ids for ids, _ in self.channels[member].calls]
+
+    async def ask(self, *lease_ids: int) -> list[Asked]:
+        """Keep-alives of one turn."""
+        asked = [Asked(lease_id) for lease_id in lease_ids]
+        for one in asked:
+            self.lessor.keep_alive(one)
+        await turn()
+        return asked
+
+
+async def turn() -> None:
+    """Let everything that is due happen."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def run(scenario: Callable[[Follower], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        await scenario(Follower())
+
+    asyncio.run(main())
+
+
+def test_the_keep_alives_of_a_turn_are_one_call() -> None:
+    async def scenario(follower: Follower) -> None:
+        asked = await follower.ask(1, 2, 1)
+        assert follower.ids(FIRST) == [[1, 2, 1]]
+        follower.channels[FIRST].answer(0)
+        await turn()
+        assert [one.told for one in asked] == [[10], [20], [10]]
+
+    run(scenario)
+
+
+def test_while_enough_is_under_way_the_rest_gathers() -> None:
+    async def scenario(follower: Follower) -> None:
+        for lease_id in (1, 2, 3):
+            await follower.ask(lease_id)
+        assert follower.ids(FIRST) == [[1]]
+        follower.channels[FIRST].answer(0)
+        await turn()
+        assert follower.ids(FIRST) == [[1], [2, 3]]
+
+    run(scenario)
+
+
+def test_no_call_has_more_than_one_entry_renews() -> None:
+    async def scenario(follower: Follower) -> None:
+        count = 2 * RENEW_MAX + 5
+        asked = await follower.ask(*range(1, count + 1))
+        for number in range(3):
+            await follower.channels[FIRST].wait_calls(number + 1)
+            follower.channels[FIRST].answer(number)
+            await turn()
+        assert [len(ids) for ids in follower.ids(FIRST)] == [RENEW_MAX, RENEW_MAX, 5]
+        assert all(one.told == [one.lease_id * 10] for one in asked)
+
+    run(scenario)
+
+
+def test_what_gathers_does_not_wait_for_an_answer_that_is_late() -> None:
+    async def scenario(follower: Follower) -> None:
+        for lease_id in (1, 2):
+            await follower.ask(lease_id)
+        await follower.channels[FIRST].wait_calls(2)
+        assert follower.ids(FIRST) == [[1], [2]]
+
+    run(scenario)
+
+
+def test_what_was_under_way_to_a_lost_leader_goes_to_the_next() -> None:
+    async def scenario(follower: Follower) -> None:
+        asked = await follower.ask(1)
+        follower.node.follow(NONE)
+        waiting = await follower.ask(2)
+        assert follower.channels[FIRST].calls[0][1].cancelled()
+        follower.node.follow(SECOND)
+        await follower.channels[SECOND].wait_calls(2)
+        assert sorted(follower.ids(SECOND)) == [[1], [2]]
+        for number in range(2):
+            follower.channels[SECOND].answer(number)
+        await turn()
+        assert [one.told for one in asked + waiting] == [[10], [20]]
+
+    run(scenario)
+
+
+def test_a_failed_call_is_tried_again() -> None:
+    async def scenario(follower: Follower) -> None:
+        asked = await follower.ask(1)
+        follower.channels[FIRST].calls[0][1].set_exception(RpcError(Code.UNAVAILABLE, "gone"))
+        await follower.channels[FIRST].wait_calls(2)
+        follower.channels[FIRST].answer(1)
+        await turn()
+        assert asked[0].told == [10]
+
+    run(scenario)
+
+
+def test_what_another_member_passed_on_is_not_passed_on_again() -> None:
+    async def scenario(follower: Follower) -> None:
+        passed = Passed(1)
+        follower.lessor.keep_alive(passed)
+        await turn()
+        assert passed.told == [errors.NotLeaderError]
+        assert follower.ids(FIRST) == []
+
+    run(scenario)
+
+
+def test_a_stopping_member_tells_whoever_waits() -> None:
+    async def scenario(follower: Follower) -> None:
+        under_way = await follower.ask(1)
+        follower.node.follow(NONE)
+        waiting = await follower.ask(2)
+        follower.lessor.stop()
+        assert [one.told for one in under_way + waiting] == [[errors.StoppedError]] * 2
+
+    run(scenario)
+
+
+def test_a_leader_confirmed_a_moment_ago_is_asked_again_only_if_something_may_have_changed() -> None:
+    async def scenario(member: Follower) -> None:
+        node = member.node
+        node.lead()
+        assert node.confirm() == 1, "the barrier of a new leader"
+        first = await member.ask(1)
+        assert (node.confirm(), first[0].told) == (1, [0])
+        assert [one.told for one in await member.ask(2)] == [[0]]
+        assert node.reads == []
+        node.committed = 1
+        waiting = await member.ask(3)
+        assert (waiting[0].told == [], node.confirm(), waiting[0].told) == (True, 1, [0])
+        node.committed, node.is_transferring = 0, True
+        waiting = await member.ask(4)
+        assert (waiting[0].told == [], node.confirm(), waiting[0].told) == (True, 1, [0])
+
+    run(scenario)
+
+
+def test_a_broken_connection_is_told_to_the_leader_at_once() -> None:
+    async def scenario(follower: Follower) -> None:
+        now = asyncio.get_running_loop().time()
+        follower.lessor.orphaned([Orphan(7, 0.1, now - 2.0), Orphan(8, 3.5, now)])
+        (path, data) = follower.channels[FIRST].requests[0]
+        request = raft_pb2.LeaseShortenRequest.FromString(data)
+        assert path == LEASE_SHORTEN_PATH
+        assert (list(request.ids), list(request.graces_ms)) == ([7, 8], [100, 3500])
+        assert 2_000_000 <= request.ages_us[0] < request.ages_us[1] + 2_000_001
+        follower.channels[FIRST].calls[0][1].set_exception(RpcError(Code.UNAVAILABLE, "gone"))
+        await follower.channels[FIRST].wait_calls(2)
+        again = raft_pb2.LeaseShortenRequest.FromString(follower.channels[FIRST].requests[1][1])
+        assert again.ages_us[0] > request.ages_us[0], "it is as old as it is, not as when it was first told"
+        follower.channels[FIRST].calls[1][1].set_result(b"")
+
+    run(scenario)
+
+
+def test_any_grace_that_a_client_can_ask_for_can_be_told() -> None:
+    async def scenario(follower: Follower) -> None:
+        graces = Graces(asyncio.get_running_loop().time, follower.lessor.orphaned)
+        asked_ms = [2**63 - 1, 2**62, GRACE_MAX_MS + 1, GRACE_MAX_MS, 1]
+        for lease_id, grace_ms in enumerate([*asked_ms, 0, -1, -(2**63)], 1):
+            graces.answered("stream", lease_id, grace_ms, 60, severed=False)
+        graces.stream_ended("stream", severed=True)
+        request = raft_pb2.LeaseShortenRequest.FromString(follower.channels[FIRST].requests[0][1])
+        assert dict(zip(request.ids, request.graces_ms, strict=True)) == {
+            lease_id: min(grace_ms, GRACE_MAX_MS) for lease_id, grace_ms in enumerate(asked_ms, 1)
+        }
+        follower.channels[FIRST].calls[0][1].set_result(b"")
+
+    run(scenario)
+
+
+def test_the_leader_does_not_wait_for_its_next_beat() -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.lead_and_lose_an_owner(7)
+        await follower.wait_read()
+        assert not follower.node.proposed, "a lease is over for a leader only when a quorum has said that it leads"
+        follower.node.confirm()
+        (kind, body) = follower.node.proposed[0]
+        assert (kind, list(raft_pb2.LeaseDecision.FromString(body).ids)) == (Kind.LEASE_EXPIRE, [7])
+        follower.lessor.stop()
+
+    run(scenario)
+
+
+def test_a_member_that_stops_ends_no_lease() -> None:
+    async def scenario(follower: Follower) -> None:
+        node = follower.node
+        follower.lead_and_lose_an_owner(7)
+        node.stopped = True
+        follower.lessor.start()
+        await asyncio.sleep(2 * BEAT_S)
+        follower.lessor.stop()
+        assert not node.failures
+
+    run(scenario)
+
+
+def test_a_quorum_that_was_away_may_have_been_away_for_owners_too() -> None:
+    async def scenario(follower: Follower) -> None:
+        node, times = follower.node, follower.lessor.times
+        follower.lead_and_lose_an_owner(7)
+        await follower.wait_read()
+        node.reads[0].asked_at -= QUORUM_LATE_S
+        node.confirm()
+        assert not node.proposed
+        assert PATIENCE_S - 0.2 < times.remaining_s(7) <= PATIENCE_S
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("lost_s_ago", "left_s"), [(1.0, 1.0 + LOGGED_S), (10.0, OUTAGE_GRACE_S), (math.inf, OUTAGE_GRACE_S)]
+)
+def test_who_leads_first_after_an_outage_or_its_start_leaves_owners_time_to_come_back(
+    lost_s_ago: float, left_s: float
+) -> None:
+    async def scenario(follower: Follower) -> None:
+        loop, times = asyncio.get_running_loop(), follower.lessor.times
+        times.granted(7, 1)
+        follower.node.leader_lost_at = loop.time() - lost_s_ago
+        follower.node.lead()
+        follower.node.confirm()
+        assert times.remaining_s(7) == pytest.approx(left_s, abs=0.2)
+
+    run(scenario)
+
+
+def test_a_break_that_another_member_told_is_not_passed_on() -> None:
+    async def scenario(follower: Follower) -> None:
+        told: list[object] = []
+        follower.lessor.ask(Shortening(follower.lessor, [Orphan(7, 0.1, 0.0)], is_local=False, settled=told.append))
+        assert not follower.channels[FIRST].calls
+        assert isinstance(told[0], errors.NotLeaderError)
+
+    run(scenario)

@@ -1,0 +1,354 @@
+"""Stories of leases and leaders that chance seldom tells, each the end of one way to be wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from raftkv import errors
+from raftkv.apply.request import Kind
+from raftkv.server.lease.times import QUEUED_PER_STEP, UNLOGGED, LeaseClock, LeaseTimes
+from tests.server.lease.lessor_world import World
+
+
+def _led_by(index: int, ttl_s: int = 2) -> World:
+    """Three members, a leader, and lease 7."""
+    world = World(3)
+    world.elect(index)
+    world.settle()
+    world.grant(7, ttl_s)
+    world.settle()
+    return world
+
+
+def test_a_lease_ends_in_time_on_all_members() -> None:
+    world = _led_by(0)
+    granted_at = world.now
+    world.advance(5.0)
+    assert granted_at + 2 <= world.ended[7] <= granted_at + 2.2
+    assert all(not member.machine.applier.leases.granted for member in world.members)
+
+
+def test_a_new_leader_keeps_the_time_that_is_left() -> None:
+    world = _led_by(0, ttl_s=10)
+    granted_at = world.now
+    world.advance(8.0)
+    world.elect(1)
+    world.advance(5.0)
+    assert granted_at + 10 <= world.ended[7] <= granted_at + 10.7
+
+
+@pytest.mark.parametrize(("after_outage", "kept_s"), [(False, 3.5), (True, 4.5)], ids=["at once", "after an outage"])
+def test_a_new_leader_waits_longer_for_owners_that_were_turned_away(after_outage: bool, kept_s: float) -> None:
+    world = _led_by(0)
+    granted_at = world.now
+    for _ in range(25):  # just over
+        world.now += 0.1
+        world.members[1].beat()
+    world.elect(1, after_outage=after_outage)
+    world.advance(5.0)
+    assert granted_at + kept_s <= world.ended[7] <= granted_at + kept_s + 0.2
+
+
+def test_a_change_of_leaders_queues_very_many_leases_in_steps() -> None:
+    """At once it took 0.8 s for a million."""
+    now = 100.0
+    clock = LeaseClock(lambda: now)
+    times = LeaseTimes(clock, lambda lease_id: None)
+    count = 2 * QUEUED_PER_STEP + 100
+    for lease_id in range(count):
+        times.granted(lease_id, 1)
+    times.promote()
+    assert times.renew(0) == UNLOGGED, "known at once"
+    for _ in range(4):
+        now += 0.4
+        clock.beat()
+    taken = [len(times.take_due(count))]
+    while times.queue_some():
+        taken.append(len(times.take_due(count)))
+    taken.append(len(times.take_due(count)))
+    assert sum(taken) == count
+    assert max(taken) <= QUEUED_PER_STEP
+
+
+def test_a_renewal_from_memory_holds_under_the_next_leader() -> None:
+    world = _led_by(0)
+    world.renew(7)
+    entries = len(world.log)
+    world.advance(0.4)
+    answered = world.renew(7)
+    assert answered.ttl_s == 2
+    assert len(world.log) == entries, "answered from memory"
+    world.elect(1)
+    world.advance(5.0)
+    assert world.ended[7] >= answered.sent_at + 2
+    assert not world.early()
+
+
+def test_half_a_second_after_a_renewal_the_next_is_logged_again() -> None:
+    world = _led_by(0)
+    world.renew(7)
+    entries = len(world.log)
+    world.advance(0.51)
+    world.renew(7)
+    assert [entry.kind for entry in world.log[entries:]] == [Kind.LEASE_RENEW]
+
+
+def test_the_end_that_a_deposed_leader_decided_has_no_effect() -> None:
+    world = _led_by(0)
+    old = world.members[0]
+    world.elect(1)
+    world.settle()
+    for _ in range(19):
+        world.now += 0.1
+        old.clock.beat()
+    world.renew(7)
+    world.now += 0.2
+    old.beat()  # it has not noticed that it leads no more
+    assert [entry.kind for entry in world.stale] == [Kind.LEASE_EXPIRE]
+    world.pass_on_stale()
+    world.settle()
+    assert not world.ended
+    assert world.leader is not None
+    assert 7 in world.leader.machine.applier.leases.granted
+
+
+def test_a_renewal_that_a_deposed_leader_logged_is_no_answer() -> None:
+    world = _led_by(0)
+    old = world.members[0]
+    world.now += 1.0
+    asked = world.keep_alive(7)
+    world.elect(1)
+    world.settle()
+    old.renewals.take([asked])
+    world.pass_on_stale()
+    world.settle()
+    assert asked.ttl_s is None
+    assert world.to_retry == [asked], "another leader must answer"
+
+
+def test_what_waits_at_a_deposed_leader_goes_to_the_next_and_is_answered_once() -> None:
+    world = _led_by(0)
+    old = world.members[0]
+    asked = world.keep_alive(7)
+    world.serve(old, 0, asked)
+    assert [entry.kind for entry in world.appended] == [Kind.LEASE_RENEW]
+    world.elect(1, surviving=1)
+    old.step_down()
+    assert world.to_retry == [asked]
+    world.settle()
+    assert asked.ttl_s is None, "the next leader may have counted otherwise by now"
+
+
+def test_a_new_leader_ends_nothing_before_it_has_applied_what_was_committed() -> None:
+    world = _led_by(0)
+    world.advance(1.5)
+    asked = world.keep_alive(7)
+    leader = world.members[0]
+    world.serve(leader, 0, asked)
+    world.commit(1)
+    leader.apply(1)
+    assert asked.ttl_s == 2
+    world.elect(1)
+    for _ in range(20):
+        world.now += 0.1
+        world.members[1].beat()
+    assert not world.appended
+    world.advance(3.0)
+    assert not world.early()
+    assert 7 in world.ended
+
+
+def test_freshness_is_not_measured_in_lease_time() -> None:
+    world = _led_by(0, ttl_s=1)
+    old = world.members[0]
+    world.now += 5.0  # it stands still: its lease clock waits for a beat
+    world.renew(7)
+    confirmed = world.keep_alive(7)
+    confirmed_at = len(world.log)
+    world.elect(1)
+    for _ in range(30):
+        world.now += 0.1
+        world.members[1].beat()
+        world.commit(9)
+        world.members[1].apply(9)
+    assert 7 in world.ended
+    old.renewals.take([confirmed])
+    assert confirmed.ttl_s is None, confirmed_at
+
+
+def test_a_pause_of_the_process_does_not_count() -> None:
+    world = _led_by(0)
+    world.now += 60.0  # no beat
+    assert world.renew(7).ttl_s == 2, "the keep-alive lay in the socket"
+    world.advance(1.0)
+    assert not world.ended
+
+
+def test_a_lease_that_is_over_waits_for_its_end_and_is_never_revived() -> None:
+    world = _led_by(0)
+    leader = world.members[0]
+    for _ in range(21):
+        world.now += 0.1
+        leader.beat()
+    assert [entry.kind for entry in world.appended] == [Kind.LEASE_EXPIRE]
+    asked = world.keep_alive(7)
+    world.serve(leader, 0, asked)
+    assert asked.ttl_s is None
+    world.settle()
+    assert asked.ttl_s == 0
+    assert 7 in world.ended
+
+
+def test_an_end_that_was_lost_is_proposed_again() -> None:
+    world = _led_by(0)
+    for _ in range(21):
+        world.now += 0.1
+        world.members[0].beat()
+    (entry,) = world.appended
+    world.appended.clear()
+    assert entry.done is not None
+    entry.done(errors.RequestTimeoutError())
+    assert world.renew(7).ttl_s is None, "doomed: the lost proposal might have arrived"
+    world.advance(0.2)
+    assert 7 in world.ended
+
+
+def test_many_leases_end_in_small_entries_one_after_the_other() -> None:
+    world = World(1)
+    world.elect(0)
+    for lease_id in range(1, 251):
+        world.grant(lease_id, 1)
+    world.settle()
+    before = len(world.log)
+    world.advance(1.2)
+    sizes = [entry.kind for entry in world.log[before:]]
+    assert sizes == [Kind.LEASE_EXPIRE] * 3
+    assert len(world.ended) == 250
+    assert len(world.members[0].times) == 0
+
+
+def test_the_renewals_of_a_moment_are_one_entry() -> None:
+    world = World(1)
+    world.elect(0)
+    for lease_id in range(1, 251):
+        world.grant(lease_id, 1)
+    world.settle()
+    before = len(world.log)
+    asked = [world.keep_alive(lease_id) for lease_id in range(1, 251)]
+    leader = world.members[0]
+    leader.renewals.take(list(asked[:100]))
+    leader.renewals.take(list(asked[100:]))  # the first entry is under way: these gather
+    world.settle()
+    assert [entry.kind for entry in world.log[before:]] == [Kind.LEASE_RENEW] * 2
+    assert all(one.ttl_s == 1 for one in asked)
+
+
+def test_a_new_leader_knows_of_renewals_in_the_log() -> None:
+    world = _led_by(0)
+    world.advance(1.5)
+    renewed = world.renew(7)
+    world.elect(1)
+    world.advance(5.0)
+    assert renewed.sent_at + 2 <= world.ended[7] <= renewed.sent_at + 2.7
+
+
+def _shorten(world: World, lease_id: int, grace_s: float, age_s: float) -> float | None:
+    """The connection of the owner breaks now, at the leader."""
+    assert world.leader is not None
+    return world.leader.times.shorten(lease_id, grace_s, age_s)
+
+
+def test_a_lease_whose_owner_is_gone_ends_after_its_grace() -> None:
+    world = _led_by(0, ttl_s=60)
+    world.renew(7)
+    world.advance(3.0)
+    broke_at = world.now
+    assert _shorten(world, 7, 0.3, age_s=3.0) == 0.3
+    world.advance(2.0)
+    assert broke_at + 0.3 <= world.ended[7] <= broke_at + 0.5
+
+
+def test_a_keep_alive_within_the_grace_gives_the_whole_ttl_again() -> None:
+    world = _led_by(0, ttl_s=10)
+    world.renew(7)
+    assert _shorten(world, 7, 0.3, age_s=0.0) == 0.3
+    world.advance(0.1)
+    assert world.renew(7).ttl_s == 10
+    renewed_at = world.now
+    world.advance(12.0)
+    assert renewed_at + 10 <= world.ended[7] <= renewed_at + 10.2
+
+
+def test_a_break_that_is_told_late_ends_nothing_that_was_kept_alive_another_way() -> None:
+    world = _led_by(0, ttl_s=10)
+    world.renew(7)
+    world.advance(2.0)
+    world.renew(7)
+    assert _shorten(world, 7, 0.3, age_s=2.0) is None
+    world.advance(5.0)
+    assert not world.ended
+
+
+def test_no_grace_is_longer_than_the_time_that_is_left() -> None:
+    world = _led_by(0, ttl_s=2)
+    world.renew(7)
+    renewed_at = world.now
+    world.advance(1.0)
+    assert _shorten(world, 7, 30.0, age_s=1.0) is None
+    assert _shorten(world, 5, 0.1, age_s=1.0) is None, "there is no such lease"
+    world.advance(5.0)
+    assert world.ended[7] <= renewed_at + 2.2
+
+
+def test_a_new_leader_that_has_not_heard_of_an_owner_yet_gives_it_time() -> None:
+    world = _led_by(0, ttl_s=10)
+    world.renew(7)
+    world.elect(1)
+    world.settle()
+    broke_at = world.now
+    assert _shorten(world, 7, 0.3, age_s=0.5) == 5.0
+    world.advance(9.0)
+    assert broke_at + 5 <= world.ended[7] <= broke_at + 5.2
+
+
+def test_many_breaks_leave_no_rubbish() -> None:
+    world = _led_by(0, ttl_s=10)
+    assert world.leader is not None
+    for _ in range(3_000):
+        world.renew(7)
+        _shorten(world, 7, 0.3, age_s=0.0)
+    assert len(world.leader.times._heap) < 1_500
+
+
+def test_an_outage_that_was_longer_than_a_ttl_ends_no_lease_before_its_owner_can_be_heard() -> None:
+    world = _led_by(0)
+    for _ in range(100):  # ten seconds without a leader
+        world.now += 0.1
+        for member in world.members:
+            member.step_down()
+            member.beat()
+    world.elect(1, after_outage=True)
+    world.settle()
+    elected_at = world.now
+    world.advance(0.3)
+    assert world.renew(7).ttl_s == 2
+    world.grant(8, 1)
+    assert not world.ended
+    world.advance(5.0)
+    assert world.ended[7] >= elected_at + 2.3
+
+
+@pytest.mark.parametrize(("outage_s", "grace_s"), [(3.0, 1.0), (10.0, 2.0)])
+def test_after_an_outage_a_dead_owner_keeps_nobody_waiting(outage_s: float, grace_s: float) -> None:
+    world = _led_by(0)
+    until = world.now + outage_s
+    while world.now < until:
+        world.now += 0.1
+        for member in world.members:
+            member.step_down()
+            member.beat()
+    world.elect(1, after_outage=outage_s > 5)
+    world.settle()
+    elected_at = world.now
+    world.advance(4.0)
+    assert elected_at + grace_s <= world.ended[7] <= elected_at + grace_s + 0.2

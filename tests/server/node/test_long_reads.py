@@ -1,0 +1,179 @@
+"""Long ranges and txns at the service: the state they show, what ends them early, what they may hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from raftkv import errors
+from raftkv.apply.applier import Applier
+from raftkv.apply.response import HeaderEncoder
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.server.budget import CONNECTION_FULL
+from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.status import RpcError
+from raftkv.server.node import slices as slices_module
+from raftkv.server.node.node import Node
+from raftkv.server.services.admission import Admission
+from raftkv.server.services.kv import KVService, Responder
+from tests.apply.machine import Machine
+from tests.server.recipes.recipes import Granted, ManualNode, NoAdmission
+
+KEYS = 3000
+ALL = rpc_pb2.RangeRequest(key=b"k", range_end=b"l", serializable=True)
+
+
+class Call:
+    """One call of a client whose connection takes so much."""
+
+    def __init__(self, room_bytes: int = 1 << 40) -> None:
+        self._room_bytes = room_bytes
+        self._on_cancel: Callable[[], None] = lambda: None
+        self.cancelled = False
+        self.answer = b""
+        self.error: tuple[int, str] | None = None
+
+    def room_bytes(self) -> int:
+        return self._room_bytes
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        self._on_cancel = callback
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._on_cancel()
+
+    def reply(self, message: bytes) -> None:
+        self.reply_many([message])
+
+    def reply_many(self, pieces: list[bytes]) -> None:
+        assert not self.answer
+        self.answer = b"".join(pieces)
+
+    def fail(self, code: int, text: str) -> None:
+        self.error = (code, text)
+
+    def fail_with(self, error: RpcError) -> None:
+        self.error = (error.code, error.text)
+
+
+class World:
+    """A service on a store of ``KEYS`` keys; every pass of the loop does one piece of each job."""
+
+    def __init__(self, value: bytes = b"v") -> None:
+        self.machine = Machine()
+        for number in range(KEYS):
+            self.put(b"k%05d" % number, value)
+        applier = Applier(self.machine.store, self.machine.alarms, self.machine.membership, Granted())
+        admission = cast(Admission, NoAdmission())
+        self.responder = Responder(cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission)
+        self.service = KVService(self.responder, 128)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        txn = self.machine.store.begin()
+        txn.put(key, value)
+        txn.end()
+        self.machine.store.set_applied(self.machine.store.applied_index, 1)
+
+    def range(self, call: Call, request: rpc_pb2.RangeRequest) -> None:
+        self.service.range(cast(UnaryCall, call), request.SerializeToString())
+
+    def txn(self, call: Call, request: rpc_pb2.TxnRequest) -> None:
+        self.service.txn(cast(UnaryCall, call), request.SerializeToString())
+
+    async def finish(self, between: Callable[[], Any] = lambda: None) -> int:
+        passes = 0
+        while len(self.responder.slices):
+            between()
+            await asyncio.sleep(0)
+            passes += 1
+        return passes
+
+
+@pytest.fixture(autouse=True)
+def _one_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TURN_S", "SLICE_S", "INLINE_S"):
+        monkeypatch.setattr(slices_module, name, 1e-9)
+
+
+def test_a_long_range_shows_the_state_at_its_beginning() -> None:
+    async def run() -> None:
+        world, call = World(), Call()
+        expected = world.machine.store.range(b"k", b"l").kvs
+        world.range(call, ALL)
+        assert not call.answer
+        assert await world.finish(lambda: world.put(b"k02999", b"later")) > 5
+        answer = rpc_pb2.RangeResponse.FromString(call.answer)
+        assert [kv.SerializeToString() for kv in answer.kvs] == expected
+        assert (answer.count, answer.header.revision) == (KEYS, KEYS + 1)
+
+    asyncio.run(run())
+
+
+def test_a_long_txn_of_ranges_shows_one_state() -> None:
+    async def run() -> None:
+        world, call = World(), Call()
+        operation = rpc_pb2.RequestOp(request_range=ALL)
+        compare = rpc_pb2.Compare(
+            key=b"k", range_end=b"l", result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.VERSION, version=1
+        )
+        world.txn(call, rpc_pb2.TxnRequest(compare=[compare], success=[operation, operation]))
+        await world.finish(lambda: world.put(b"k02999", b"later"))
+        answer = rpc_pb2.TxnResponse.FromString(call.answer)
+        assert answer.succeeded
+        one, other = answer.responses
+        assert one == other
+        assert {kv.value for kv in one.response_range.kvs} == {b"v"}
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_range_stops_and_lets_go() -> None:
+    async def run() -> None:
+        world, call = World(), Call()
+        world.range(call, ALL)
+        store = world.machine.store
+        store.compact(store.revision)
+        store.set_applied(store.applied_index, 1)
+        assert not store.compaction_step()
+        call.cancel()
+        assert len(world.responder.slices) == 0
+        while store.is_compacting:
+            store.compaction_step()
+            store.commit()
+        assert (call.answer, call.error) == (b"", None)
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_would_not_be_taken_is_given_up_while_it_is_made() -> None:
+    async def run() -> None:
+        world = World(bytes(1000))
+        refused, small, other = Call(1_500_000), Call(1_500_000), Call()
+        world.range(refused, ALL)
+        world.range(other, ALL)
+        world.range(small, rpc_pb2.RangeRequest(key=b"k", range_end=b"k00500", serializable=True))
+        await world.finish()
+        assert refused.error == (errors.RESOURCE_EXHAUSTED, CONNECTION_FULL)
+        assert len(rpc_pb2.RangeResponse.FromString(other.answer).kvs) == KEYS
+        assert len(rpc_pb2.RangeResponse.FromString(small.answer).kvs) == 500
+        assert world.responder._growing_bytes == [0]
+
+    asyncio.run(run())
+
+
+def test_many_large_values_are_not_read_in_one_pass() -> None:
+    async def run() -> None:
+        world = World()
+        world.put(b"large", bytes(100_000))
+        calls = [Call() for _ in range(10)]
+        for call in calls:
+            world.range(call, rpc_pb2.RangeRequest(key=b"large", serializable=True))
+        assert sum(bool(call.answer) for call in calls) == 1
+        await world.finish()
+        assert all(call.answer for call in calls)
+
+    asyncio.run(run())

@@ -1,0 +1,79 @@
+"""Who waits for what, and what happens to proposals that nobody waits for any more."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from raftkv import errors
+from raftkv.apply.applier import Outcome
+from raftkv.apply.request import Kind, decode
+from raftkv.server.node import proposals as module
+from raftkv.server.node.proposals import Proposals, Waiter
+
+
+class Caller(Waiter):
+    def __init__(self) -> None:
+        self.request = None
+        self.outcome: Outcome | errors.StatusError | None = None
+
+    def finish(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.outcome = error
+
+
+@pytest.fixture
+def proposals() -> Proposals:
+    return Proposals(count(1), timeout_s=7.0)
+
+
+def test_the_log_gets_the_clients_bytes_unchanged(proposals: Proposals) -> None:
+    request_id = proposals.add(Kind.PUT, b"body", Caller(), 0.0)
+    ((_, data),) = proposals.take_unsent()
+    assert decode(data) == (Kind.PUT, request_id, b"body")
+
+
+def test_what_nobody_waits_for_is_not_proposed(proposals: Proposals) -> None:
+    gone = proposals.add(Kind.PUT, b"a", Caller(), 0.0)
+    kept = proposals.add(Kind.PUT, b"b", Caller(), 0.0)
+    proposals.pop(gone)
+    assert [request_id for request_id, _ in proposals.take_unsent()] == [kept]
+
+
+def test_what_is_given_back_is_proposed_again_in_order(proposals: Proposals) -> None:
+    first = proposals.add(Kind.PUT, b"a", Caller(), 0.0)
+    unsent = proposals.take_unsent()
+    second = proposals.add(Kind.PUT, b"b", Caller(), 0.1)
+    proposals.give_back(unsent)
+    assert [request_id for request_id, _ in proposals.take_unsent()] == [first, second]
+
+
+def test_expiry_tells_sent_from_unsent(proposals: Proposals) -> None:
+    sent, unsent, young = Caller(), Caller(), Caller()
+    proposals.add(Kind.PUT, b"a", sent, 0.0)
+    proposals.take_unsent()
+    proposals.add(Kind.PUT, b"b", unsent, 0.0)
+    proposals.add(Kind.PUT, b"c", young, 5.0)
+    assert proposals.take_expired(7.5) == [(sent, True), (unsent, False)]
+    assert len(proposals) == 1
+    assert [body for _, data in proposals.take_unsent() for body in (decode(data)[2],)] == [b"c"]
+
+
+def test_too_much_pending_is_refused(proposals: Proposals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_MAX", 2)
+    for _ in range(2):
+        proposals.add(Kind.PUT, b"", Caller(), 0.0)
+    with pytest.raises(errors.TooManyRequestsError):
+        proposals.add(Kind.PUT, b"", Caller(), 0.0)
+
+
+def test_stopping_tells_everybody(proposals: Proposals) -> None:
+    callers = [Caller(), Caller()]
+    for caller in callers:
+        proposals.add(Kind.PUT, b"", caller, 0.0)
+    proposals.close()
+    assert all(isinstance(caller.outcome, errors.StoppedError) for caller in callers)
+    assert not proposals.take_unsent()

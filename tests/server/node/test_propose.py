@@ -1,0 +1,128 @@
+"""How proposals leave a member: in messages and turns of bounded size, none lost, whatever waits for a leader."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raftkv.apply.request import Kind, decode
+from raftkv.errors import TooManyRequestsError
+from raftkv.pb import rpc_pb2
+from raftkv.raft.types import Entry, Message, MessageType
+from raftkv.server.member import PEER_LIMITS
+from raftkv.server.node.node import PASS_ON_BACKLOG_MAX_BYTES, PROPOSE_BYTES_MAX, PROPOSE_TURN_BYTES_MAX
+from raftkv.server.node.proposals import PENDING_BYTES_MAX
+from raftkv.server.peer.codec import BatchEncoder
+from tests.server.node.node_world import Caller, World
+
+MIB = 1024 * 1024
+
+
+def put(size_bytes: int) -> tuple[bytes, Caller]:
+    request = rpc_pb2.PutRequest(key=b"k", value=bytes(size_bytes))
+    return request.SerializeToString(), Caller(request)
+
+
+def ids(messages: list[Message]) -> list[int]:
+    return [decode(entry.data)[1] for message in messages for entry in message.entries]
+
+
+@pytest.mark.parametrize(("count", "size_bytes"), [(100, MIB), (3, 40 * MIB), (5000, 10_000), (20, 100)])
+def test_what_waited_for_a_leader_leaves_in_messages_that_it_can_read(count: int, size_bytes: int) -> None:
+    async def scenario() -> None:
+        world = World()
+        for _ in range(count):
+            world.node.propose(Kind.PUT, *put(size_bytes))
+        await world.turns()
+        assert not world.sender.take(MessageType.PROPOSE)
+        world.node.receive([world.heartbeat(leader=2)])
+        passed_on: list[int] = []
+        while len(passed_on) < count:
+            await asyncio.sleep(0)
+            messages = world.sender.take(MessageType.PROPOSE)
+            sizes = [[len(entry.data) for entry in message.entries] for message in messages]
+            assert all(sum(size) <= PROPOSE_BYTES_MAX or len(size) == 1 for size in sizes)
+            assert sum(map(sum, sizes)) < PROPOSE_TURN_BYTES_MAX + PROPOSE_BYTES_MAX + size_bytes + 100
+            assert all(len(batch) < PEER_LIMITS.max_receive_message_bytes for batch in BatchEncoder().batches(messages))
+            passed_on += ids(messages)
+        assert passed_on == list(range(1, count + 1))
+        assert not world.failures
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("backlog", [None, PASS_ON_BACKLOG_MAX_BYTES + 1])
+def test_nothing_is_passed_on_to_a_leader_that_is_away_or_behind(backlog: int | None) -> None:
+    async def scenario() -> None:
+        world = World()
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        world.sender.backlog = backlog
+        world.node.propose(Kind.PUT, *put(10))
+        assert await world.turns() < 3, "it asks again at the next tick, not over and over"
+        assert not world.sender.take(MessageType.PROPOSE)
+        world.sender.backlog = 0
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        assert ids(world.sender.take(MessageType.PROPOSE)) == [1]
+
+    asyncio.run(scenario())
+
+
+async def lead(world: World) -> None:
+    """Let the member be the leader of its cluster of one."""
+    world.node.raw.campaign()
+    world.node.receive([])
+    await world.turns()
+
+
+def test_more_than_the_log_takes_at_once_is_taken_little_by_little() -> None:
+    async def scenario() -> None:
+        world = World(voters=(1,), max_uncommitted_bytes=4 * MIB, max_inflight_bytes=0)
+        callers = []
+        for _ in range(30):
+            body, caller = put(MIB)
+            world.node.propose(Kind.PUT, body, caller)
+            callers.append(caller)
+        await lead(world)
+        assert [caller for caller in callers if caller.outcome is None] == []
+        assert world.machine.store.revision == 31
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_keeps_what_followers_passed_on_while_its_log_takes_no_more() -> None:
+    async def scenario() -> None:
+        world = World(voters=(1,), max_uncommitted_bytes=2 * MIB)
+        await lead(world)
+        world.disk.held = []
+        body, _ = put(MIB)
+        for number in range(12):
+            data = bytes([Kind.PUT]) + (1000 + number).to_bytes(8, "big") + body
+            assert decode(data)[1] == 1000 + number
+            world.node.receive([Message(MessageType.PROPOSE, to=1, from_=2, entries=[Entry(0, 0, data)])])
+            await world.turns()
+        while world.disk.held:
+            held, world.disk.held = world.disk.held, []
+            world.disk.outstanding = 0
+            for batch in held:
+                batch.done()
+            await world.turns()
+            world.node._wake()
+            await world.turns()
+        assert world.machine.store.revision == 13
+        assert world.node.proposals_dropped == 0
+
+    asyncio.run(scenario())
+
+
+def test_pending_proposals_are_bounded() -> None:
+    async def scenario() -> None:
+        world = World()
+        for _ in range(PENDING_BYTES_MAX // (16 * MIB)):
+            world.node.propose(Kind.PUT, *put(16 * MIB))
+        with pytest.raises(TooManyRequestsError):
+            world.node.propose(Kind.PUT, *put(1))
+
+    asyncio.run(scenario())

@@ -1,0 +1,125 @@
+"""Linearizable reads share rounds, but never one that began before they arrived."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from raftkv import errors
+from raftkv.server.node.reads import RETRY_S, ReadQueue
+
+TIMEOUT_S = 7.0
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.outcome: str | errors.StatusError | None = None
+
+    def ready(self) -> None:
+        self.outcome = "served"
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.outcome = error
+
+
+@pytest.fixture
+def asked() -> list[bytes]:
+    return []
+
+
+@pytest.fixture
+def queue(asked: list[bytes]) -> ReadQueue:
+    return ReadQueue(asked.append, count(1), TIMEOUT_S)
+
+
+def test_readers_of_one_moment_share_a_round(queue: ReadQueue, asked: list[bytes]) -> None:
+    readers = [Reader() for _ in range(3)]
+    for reader in readers:
+        queue.add(reader, 0.0)
+    queue.start(0.0)
+    assert len(asked) == 1
+    queue.confirm(asked[0], index=5, applied=5, now=0.1)
+    assert [reader.outcome for reader in readers] == ["served"] * 3
+
+
+def test_a_reader_does_not_join_a_round_under_way(queue: ReadQueue, asked: list[bytes]) -> None:
+    early, late = Reader(), Reader()
+    queue.add(early, 0.0)
+    queue.start(0.0)
+    queue.add(late, 0.1)
+    queue.start(0.1)
+    queue.confirm(asked[0], index=5, applied=5, now=0.2)
+    assert (early.outcome, late.outcome) == ("served", None)
+    assert len(asked) == 2, "the round of the late reader begins when the first ends"
+    queue.confirm(asked[1], index=6, applied=6, now=0.3)
+    assert late.outcome == "served"
+
+
+def test_a_confirmed_read_waits_for_the_applied_index(queue: ReadQueue, asked: list[bytes]) -> None:
+    reader = Reader()
+    queue.add(reader, 0.0)
+    queue.start(0.0)
+    queue.confirm(asked[0], index=9, applied=7, now=0.1)
+    queue.applied(8)
+    assert reader.outcome is None
+    queue.applied(9)
+    assert reader.outcome == "served"
+
+
+def test_a_round_is_asked_again_under_a_fresh_id(queue: ReadQueue, asked: list[bytes]) -> None:
+    reader = Reader()
+    queue.add(reader, 0.0)
+    queue.start(0.0)
+    queue.tick(RETRY_S + 0.01)
+    assert len(set(asked)) == 2
+    assert queue.rounds_retried == 1
+    queue.confirm(asked[0], index=1, applied=1, now=1.0)
+    assert reader.outcome == "served", "an answer to any question of the round will do"
+    queue.confirm(asked[1], index=1, applied=1, now=1.1)  # the second answer finds nobody
+
+
+def test_an_answer_to_another_round_serves_nobody(queue: ReadQueue, asked: list[bytes]) -> None:
+    reader = Reader()
+    queue.add(reader, 0.0)
+    queue.start(0.0)
+    queue.confirm(b"somebody else", index=1, applied=1, now=0.1)
+    assert reader.outcome is None
+
+
+def test_a_new_leader_is_asked_at_once(queue: ReadQueue, asked: list[bytes]) -> None:
+    queue.add(Reader(), 0.0)
+    queue.start(0.0)
+    queue.leader_changed(0.1)
+    assert len(asked) == 2
+
+
+def test_unconfirmed_reads_time_out_as_etcd_says(queue: ReadQueue) -> None:
+    reader, waiting = Reader(), Reader()
+    queue.add(reader, 0.0)
+    queue.start(0.0)
+    queue.add(waiting, 0.0)
+    queue.tick(TIMEOUT_S + 0.1)
+    assert isinstance(reader.outcome, errors.RequestTimeoutError)
+    assert isinstance(waiting.outcome, errors.RequestTimeoutError)
+    assert queue.reads_failed == 2
+
+
+def test_confirmed_reads_time_out_waiting_for_apply(queue: ReadQueue, asked: list[bytes]) -> None:
+    reader = Reader()
+    queue.add(reader, 0.0)
+    queue.start(0.0)
+    queue.confirm(asked[0], index=9, applied=1, now=0.1)
+    queue.tick(TIMEOUT_S + 0.1)
+    assert isinstance(reader.outcome, errors.WaitAppliedTimeoutError)
+
+
+def test_stopping_fails_everything(queue: ReadQueue, asked: list[bytes]) -> None:
+    confirmed, asking, waiting = Reader(), Reader(), Reader()
+    queue.add(confirmed, 0.0)
+    queue.start(0.0)
+    queue.add(asking, 0.0)
+    queue.confirm(asked[0], index=9, applied=1, now=0.1)
+    queue.add(waiting, 0.2)
+    queue.close()
+    assert all(isinstance(reader.outcome, errors.StoppedError) for reader in (confirmed, asking, waiting))

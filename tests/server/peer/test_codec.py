@@ -1,0 +1,67 @@
+"""Whatever one member encodes, the other decodes to the same message."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType, SnapshotMeta
+from raftkv.server.peer.codec import BATCH_BYTES, BatchEncoder, decode
+
+U64 = st.integers(0, 2**64 - 1)
+IDS = st.lists(st.integers(1, 2**64 - 1), max_size=3, unique=True).map(tuple)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Entry]:
+    """Entries as a log has them: consecutive indexes, terms that never go down."""
+    terms = sorted(draw(st.lists(st.integers(1, 2**40), max_size=6)))
+    first = draw(st.integers(1, 2**50))
+    kinds = st.sampled_from(EntryType)
+    return [Entry(term, first + at, draw(st.binary(max_size=40)), draw(kinds)) for at, term in enumerate(terms)]
+
+
+PROPOSALS = st.lists(st.builds(Entry, st.just(0), st.just(0), st.binary(max_size=40), st.sampled_from(EntryType)))
+CONF_STATES = st.builds(ConfState, IDS, IDS, IDS, IDS, st.booleans())
+MESSAGES = st.builds(
+    Message,
+    type=st.sampled_from(MessageType),
+    to=U64,
+    from_=U64,
+    term=U64,
+    log_term=U64,
+    index=U64,
+    entries=st.one_of(logs(), PROPOSALS),
+    commit=U64,
+    reject=st.booleans(),
+    snapshot=st.none() | st.builds(SnapshotMeta, U64, U64, CONF_STATES),
+    context=st.binary(max_size=16),
+)
+
+
+def _fields(message: Message) -> tuple[object, ...]:
+    return tuple(getattr(message, name) for name in Message.__slots__)
+
+
+@given(st.lists(MESSAGES, max_size=5))
+def test_decoding_undoes_encoding(messages: list[Message]) -> None:
+    for message in messages:
+        message.reject_hint = message.index if message.reject else 0
+    decoded = [message for batch in BatchEncoder().batches(messages) for message in decode(batch)]
+    assert [_fields(message) for message in decoded] == [_fields(message) for message in messages]
+
+
+def test_followers_at_the_same_point_share_the_bytes_of_the_entries() -> None:
+    entries = [Entry(1, 1, b"x" * 100)]
+    encoder = BatchEncoder()
+    first, second = (Message(MessageType.APPEND, to=to, from_=1, entries=entries) for to in (2, 3))
+    list(encoder.batches([first]))
+    shared = encoder._entries_bytes
+    list(encoder.batches([second]))
+    assert encoder._entries_bytes is shared
+
+
+def test_large_sends_are_cut_into_batches() -> None:
+    half = b"x" * (BATCH_BYTES * 2 // 3)
+    messages = [Message(MessageType.APPEND, to=2, from_=1, entries=[Entry(1, at, half)]) for at in (1, 2, 3)]
+    assert [len(decode(batch)) for batch in BatchEncoder().batches(messages)] == [1, 1, 1]

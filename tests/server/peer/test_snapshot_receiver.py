@@ -1,0 +1,249 @@
+"""Receiving databases: only what was sent, as it lies on this disk, and nothing that nobody waits for stays."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raftkv.errors import StorageError
+from raftkv.pb import raft_pb2
+from raftkv.raft.types import ConfState, Message, MessageType, SnapshotMeta
+from raftkv.server.peer.codec import encode_snapshot_meta
+from raftkv.server.snapshots import files, receiver
+from raftkv.server.snapshots.receiver import SnapshotReceiver
+from raftkv.storage import snapshot as storage_snapshot
+from raftkv.storage.backend.lmdb import LMDBBackend
+from raftkv.storage.mvcc import Store
+from raftkv.storage.snapshot import SnapshotInfo, write_snapshot
+
+CONF = ConfState(voters=(1, 2))
+CHUNK_BYTES = 10_000
+Chunks = list[raft_pb2.SnapshotChunk]
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SnapshotInfo]:
+    """A copy that another member made."""
+    directory = tmp_path_factory.mktemp("sent")
+    store = Store.open(LMDBBackend(directory / "db", 16 << 20))
+    for index in range(1, 30):
+        txn = store.begin()
+        txn.put(b"k%d" % index, bytes(index))
+        txn.end()
+        store.set_applied(index, 3)
+    store.set_conf_state(CONF)
+    store.set_applied(30, 3)
+    store.commit()
+    info = write_snapshot(store.backend, directory / "copy")
+    store.close()
+    store.backend.close()
+    return directory / "copy", info
+
+
+class Call:
+    """The stream from the sender."""
+
+    def __init__(self, chunks: Chunks, hangs: bool = False) -> None:
+        self._chunks = chunks[::-1]
+        self._hangs = hangs
+
+    async def receive(self) -> bytes | None:
+        await asyncio.sleep(0)
+        if not self._chunks and self._hangs:
+            await asyncio.get_running_loop().create_future()
+        return self._chunks.pop().SerializeToString() if self._chunks else None
+
+
+def chunks_of(sent: tuple[Path, SnapshotInfo], **claims: Any) -> Chunks:
+    """What a sender sends; ``claims`` are fields of the info that it lies about."""
+    path, info = sent
+    info = replace(info, **claims)
+    data = path.read_bytes()
+    message = raft_pb2.Message(
+        type=MessageType.SNAPSHOT,
+        to_id=2,
+        from_id=1,
+        term=5,
+        snapshot=encode_snapshot_meta(SnapshotMeta(info.index, info.term, info.conf_state)),
+    )
+    return [
+        raft_pb2.SnapshotChunk(message=message, size_bytes=info.size_bytes),
+        *(raft_pb2.SnapshotChunk(data=data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)),
+        raft_pb2.SnapshotChunk(sha256=info.sha256),
+    ]
+
+
+def receive(directory: Path, *calls: Call, awaited: Callable[[int], bool] = lambda index: False) -> list[Any]:
+    """Take what some senders send at once; messages or errors."""
+
+    async def scenario() -> list[Any]:
+        taker = SnapshotReceiver(directory, awaited)
+        taking: list[Any] = [taker.receive(call) for call in calls]  # type: ignore[arg-type]
+        return list(await asyncio.gather(*taking, return_exceptions=True))
+
+    return asyncio.run(scenario())
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+PLACED = f"{30:016x}.snap.db"
+
+
+def test_a_whole_database_is_put_in_its_place(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
+    (message,) = receive(tmp_path, Call(chunks_of(sent)))
+    assert isinstance(message, Message)
+    assert (message.type, message.from_, message.to, message.term) == (MessageType.SNAPSHOT, 1, 2, 5)
+    assert message.snapshot == SnapshotMeta(30, 3, CONF)
+    assert names(tmp_path) == [PLACED]
+    assert (tmp_path / PLACED).read_bytes() == sent[0].read_bytes()
+    assert (tmp_path / PLACED).stat().st_mode & 0o777 == 0o600
+
+
+def cut_off(chunks: Chunks) -> Chunks:
+    return chunks[:-1]
+
+
+def shorter(chunks: Chunks) -> Chunks:
+    return [*chunks[:1], *chunks[2:]]
+
+
+def longer(chunks: Chunks) -> Chunks:
+    return [*chunks[:2], *chunks[1:]]
+
+
+def flipped(chunks: Chunks) -> Chunks:
+    data = bytearray(chunks[2].data)
+    data[77] ^= 1
+    return [*chunks[:2], raft_pb2.SnapshotChunk(data=bytes(data)), *chunks[3:]]
+
+
+def headless(chunks: Chunks) -> Chunks:
+    return chunks[1:]
+
+
+def nothing(chunks: Chunks) -> Chunks:
+    return []
+
+
+@pytest.mark.parametrize("damage", [cut_off, shorter, longer, flipped, headless, nothing])
+def test_what_is_not_whole_is_refused_and_removed(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], damage: Callable[[Chunks], Chunks]
+) -> None:
+    (error,) = receive(tmp_path, Call(damage(chunks_of(sent))))
+    assert isinstance(error, StorageError)
+    assert "\n" not in str(error)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("claims", [{"index": 31}, {"term": 4}, {"conf_state": ConfState(voters=(9,))}])
+def test_a_database_of_another_entry_is_refused(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], claims: dict[str, Any]
+) -> None:
+    (error,) = receive(tmp_path, Call(chunks_of(sent, **claims)))
+    assert isinstance(error, StorageError)
+    assert "damaged" in str(error)
+    assert names(tmp_path) == []
+
+
+def test_it_is_the_file_that_is_checked(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came over the wire was right; what the disk gives back is not."""
+
+    def rot(path: Path, info: SnapshotInfo) -> None:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 4
+        path.write_bytes(data)
+        storage_snapshot.verify_snapshot(path, info)
+
+    monkeypatch.setattr(receiver, "verify_snapshot", rot)
+    (error,) = receive(tmp_path, Call(chunks_of(sent)))
+    assert isinstance(error, StorageError)
+    assert names(tmp_path) == []
+
+
+def test_two_senders_do_not_write_one_file(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
+    messages = receive(tmp_path, *(Call(chunks_of(sent)) for _ in range(3)), Call(flipped(chunks_of(sent))))
+    assert [type(message) for message in messages] == [Message] * 3 + [StorageError]
+    assert names(tmp_path) == [PLACED]
+    assert (tmp_path / PLACED).read_bytes() == sent[0].read_bytes()
+
+
+def test_what_the_core_ignores_is_removed_and_what_it_awaits_is_not_touched(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo]
+) -> None:
+    (message,) = receive(tmp_path, Call(chunks_of(sent)))
+    awaited: list[int] = [30]
+    taker = SnapshotReceiver(tmp_path, awaited.__contains__)
+    before = (tmp_path / PLACED).stat().st_ino
+    assert isinstance(receive(tmp_path, Call(chunks_of(sent)), awaited=awaited.__contains__)[0], Message)
+    taker.settle(message)
+    assert (tmp_path / PLACED).stat().st_ino == before
+    awaited.clear()
+    taker.settle(message)
+    assert names(tmp_path) == []
+
+
+def test_a_sender_that_stops_sending_is_not_waited_for(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "IDLE_TIMEOUT_S", 0.05)
+    (error,) = receive(tmp_path, Call(chunks_of(sent)[:3], hangs=True))
+    assert str(error) == "a snapshot stopped coming for 0.05 s"
+    assert names(tmp_path) == []
+
+
+def test_without_room_nothing_is_received(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_bytes = shutil.disk_usage(tmp_path).free
+    monkeypatch.setattr(files, "ROOM_RESERVE_BYTES", free_bytes + (1 << 30))
+    (error,) = receive(tmp_path, Call(chunks_of(sent)))
+    assert "free in" in str(error)
+    assert str(error).endswith(": make room")
+    assert names(tmp_path) == []
+
+
+def test_when_room_is_needed_it_is_given_up(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
+    async def scenario() -> object:
+        taker = SnapshotReceiver(tmp_path, lambda index: False)
+        call: Any = Call(chunks_of(sent)[:3], hangs=True)
+        receiving = asyncio.create_task(taker.receive(call))
+        while not names(tmp_path):  # noqa: ASYNC110 - a file has no events
+            await asyncio.sleep(0.001)
+        assert taker.give_up()
+        assert not taker.give_up()
+        return (await asyncio.gather(receiving, return_exceptions=True))[0]
+
+    error = asyncio.run(scenario())
+    assert isinstance(error, StorageError)
+    assert "the disk is full" in str(error)
+    assert names(tmp_path) == []
+
+
+def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
+    kept = ["applied", "db", "db-lock"]
+    left = [
+        "0001.1.tmp",
+        "0001.1.out.db",
+        f"{7:016x}.snap.db",
+        f"{7:016x}.snap.db-lock",
+        "0001.tmp",
+        "0001.out.db-lock",
+    ]
+    for name in kept + left:
+        (tmp_path / name).touch()
+    files.remove_leftovers(tmp_path)
+    assert names(tmp_path) == kept
+    for index in (5, 6, 7):
+        files.snapshot_path(tmp_path, index).touch()
+    files.remove_received(tmp_path, 6)
+    assert names(tmp_path) == [f"{7:016x}.snap.db", *kept]

@@ -1,0 +1,106 @@
+"""Messages to a peer that is away are dropped and reported; they never disturb the loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raftkv.raft.types import Message, MessageType
+from raftkv.rpc.server.server import Server
+from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.status import Code, RpcError
+from raftkv.server.peer import transport
+from raftkv.server.peer.transport import Peer, Transport
+
+BEAT = Message(MessageType.HEARTBEAT, to=2, from_=1, term=1)
+
+
+class Stream:
+    """A stream to a peer that takes so many batches and then breaks."""
+
+    def __init__(self, takes: int, buffered: int = 0) -> None:
+        self.takes = takes
+        self.send_buffer_size = buffered
+        self.done = False
+        self.sent: list[bytes] = []
+
+    def send_nowait(self, message: bytes) -> None:
+        if len(self.sent) == self.takes:
+            raise RpcError(Code.UNAVAILABLE, "error reading from server: EOF")
+        self.sent.append(message)
+
+
+def _send_over(stream: Stream | None) -> tuple[Peer, list[int]]:
+    unreachable: list[int] = []
+
+    async def scenario() -> Peer:
+        peer = Peer(2, ["http://127.0.0.1:1"], (), None, unreachable.append)
+        peer._stream = stream  # type: ignore[assignment]
+        network = Transport(1, 1, None, unreachable.append, lambda message: None)
+        network.peers[2] = peer
+        network.send([BEAT, Message(MessageType.HEARTBEAT, to=9, from_=1)])
+        assert not peer.channel.corked
+        await peer.channel.close()
+        return peer
+
+    return asyncio.run(scenario()), unreachable
+
+
+def test_what_one_turn_has_for_a_peer_is_one_batch() -> None:
+    stream = Stream(takes=5)
+    peer, unreachable = _send_over(stream)
+    assert len(stream.sent) == 1
+    assert peer.sent_bytes == len(stream.sent[0])
+    assert unreachable == []
+
+
+@pytest.mark.parametrize("stream", [None, Stream(takes=0)], ids=["none", "broken"])
+def test_without_a_stream_messages_are_dropped_and_reported(stream: Stream | None) -> None:
+    peer, unreachable = _send_over(stream)
+    assert unreachable == [2]
+    assert peer.send_failures == 1
+
+
+def test_a_peer_that_does_not_keep_up_is_treated_as_away() -> None:
+    stream = Stream(takes=5, buffered=transport.SEND_BUFFER_MAX_BYTES + 1)
+    _, unreachable = _send_over(stream)
+    assert unreachable == [2]
+    assert stream.sent == []
+
+
+def test_snapshots_take_another_way() -> None:
+    async def scenario() -> None:
+        sent: list[Message] = []
+        network = Transport(1, 1, None, lambda peer_id: None, sent.append)
+        message = Message(MessageType.SNAPSHOT, to=2, from_=1)
+        network.send([message])
+        assert sent == [message]
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_ends_the_stream_without_a_word_is_connected_to_again() -> None:
+    async def scenario() -> None:
+        opened = asyncio.Event()
+        attempts = 0
+
+        async def refuse_first(call: StreamCall) -> None:
+            nonlocal attempts
+            attempts += 1
+            if attempts == 1:
+                return
+            await call.send(b"")
+            opened.set()
+            await call.receive()
+
+        server = Server()
+        server.stream(transport.RAFT_PATH, refuse_first)
+        ((_, port),) = await server.listen("127.0.0.1", 0)
+        peer = Peer(2, [f"http://127.0.0.1:{port}"], (), None, lambda peer_id: None)
+        peer.start()
+        await asyncio.wait_for(opened.wait(), 10)
+        await peer.close()
+        await server.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,182 @@
+"""A member and its files: locked by another, missing, damaged, failing. Nothing wrong is ever served."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raftkv.pb import rpc_pb2
+from tests.compat.wire import Wire
+from tests.procs import RAFTKV, Cluster, Member, wait_for
+from tests.server.process.process import (
+    RANGE,
+    addresses,
+    hash_of,
+    log_of,
+    must_put,
+    put,
+    run_to_end,
+    start_to_end,
+    value_of,
+    wait_for_end,
+)
+
+pytestmark = pytest.mark.xdist_group("process-damage")
+
+KEYS = 40
+
+
+def _value(number: int) -> bytes:
+    return f"needle-{number:04d}-".encode() * 4
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Cluster]:
+    """One member with some data, all of it in log and database."""
+    with Cluster(RAFTKV) as cluster:
+        with Wire(cluster.endpoints) as wire:
+            revision = 0
+            for number in range(KEYS):
+                revision = must_put(wire, f"k{number}", _value(number))
+            # A hash waits until everything is in the database.
+            assert hash_of(wire, 0, revision)
+        yield cluster
+
+
+@pytest.fixture
+def stopped(single: Cluster) -> Iterator[Member]:
+    """The member, stopped, with a copy of its data that the test may damage; then running on its data again."""
+    member = single.members[0]
+    if member.is_running():
+        member.stop()
+    kept = member.data_dir.with_suffix(".kept")
+    # cp keeps the log's preallocated zeros from taking time.
+    subprocess.run(["cp", "-a", "--sparse=always", str(member.data_dir), str(kept)], check=True)
+    yield member
+    member.kill()
+    subprocess.run(["rm", "-rf", str(member.data_dir)], check=True)
+    kept.rename(member.data_dir)
+
+
+def _flip(path: Path, needle: bytes) -> int:
+    """Flip a bit in each occurrence of `needle`, in place as a disk would; the first offset that changed."""
+    data = path.read_bytes()
+    offsets = [found.start() + 3 for found in re.finditer(re.escape(needle), data)]
+    assert offsets, f"{needle!r} is not in {path}"
+    with path.open("r+b") as file:
+        for offset in offsets:
+            file.seek(offset)
+            file.write(bytes([data[offset] ^ 0x10]))
+    return offsets[0]
+
+
+def test_a_data_directory_in_use(single: Cluster) -> None:
+    member = single.members[0]
+    if not member.is_running():
+        member.restart()
+    line = run_to_end(*addresses(), "--data-dir", str(member.data_dir)).one_line()
+    assert line.startswith("raftkv: ")
+    assert str(member.data_dir) in line
+    assert "another process" in line
+    with Wire(single.endpoints) as wire:
+        must_put(wire, "still", b"here")
+
+
+def test_a_log_that_is_missing(stopped: Member) -> None:
+    wal = stopped.data_dir / "member" / "wal"
+    wal.rename(wal.with_name("elsewhere"))
+    line = start_to_end(stopped).one_line()
+    assert line.startswith(f"raftkv: the write-ahead log in {wal} is missing, but ")
+    assert not list(wal.glob("*.wal")), "a new log must not take its place"
+
+
+def test_a_byte_of_the_log(stopped: Member) -> None:
+    (segment,) = (stopped.data_dir / "member" / "wal").glob("*.wal")
+    offset = _flip(segment, _value(KEYS // 2))
+    line = start_to_end(stopped).one_line()
+    prefix = f"raftkv: write-ahead log {segment} is damaged at offset "
+    assert line.startswith(prefix)
+    named = int(line.removeprefix(prefix).partition(":")[0])
+    assert 0 <= offset - named < 1000, "the offset is where the damaged record begins"
+
+
+def test_a_byte_of_a_stored_value_before_a_start(stopped: Member) -> None:
+    database = stopped.data_dir / "member" / "snap" / "db"
+    _flip(database, _value(7))
+    reason = "record of revision 9.0 is corrupt: its checksum is wrong"
+    assert start_to_end(stopped).one_line() == f"raftkv: the database {database} is damaged: {reason}"
+
+
+def test_a_byte_of_a_stored_value_while_it_is_served(stopped: Member) -> None:
+    """The value is never served as it is now: its reader is refused and the member stops."""
+    stopped.restart()
+    _flip(stopped.data_dir / "member" / "snap" / "db", _value(7))
+    with Wire([stopped.endpoint]) as wire:
+        assert value_of(wire, "k6") == _value(6)
+        answer = wire.call(RANGE, rpc_pb2.RangeRequest(key=b"k7"))
+        assert (answer.code, answer.text) == ("INTERNAL", "internal error")
+    assert wait_for_end(stopped) == 1
+    last = log_of(stopped).rstrip().splitlines()[-1]
+    assert last == "raftkv: stopped: record of revision 9.0 is corrupt: its checksum is wrong"
+
+
+def test_a_sync_that_fails(stopped: Member) -> None:
+    """The member stops; what it acknowledged before is there afterwards, and nothing was acknowledged since."""
+    stopped.environment = {"RAFTKV_FAILPOINTS": "walBeforeSync=after-20 error"}
+    stopped.restart()
+    acknowledged = []
+    with Wire([stopped.endpoint]) as wire:
+        for number in range(60):
+            if put(wire, f"sync{number}").code != "OK":
+                break
+            acknowledged.append(f"sync{number}")
+        refused_since = put(wire, "later")
+    assert 5 < len(acknowledged) < 30
+    assert refused_since.code == "UNAVAILABLE"
+    assert wait_for_end(stopped) == 1
+    last = log_of(stopped).rstrip().splitlines()[-1]
+    assert last.startswith("raftkv: stopped: ")
+    assert "Input/output error" in last
+    stopped.environment = {}
+    stopped.restart()
+    with Wire([stopped.endpoint]) as wire:
+        assert all(value_of(wire, key) == b"v" for key in acknowledged)
+        assert value_of(wire, "later") is None
+
+
+def test_a_log_directory_of_its_own_and_no_syncs(tmp_path: Path) -> None:
+    flags = ["--wal-dir", str(tmp_path / "wal"), "--unsafe-no-fsync"]
+    with Cluster(RAFTKV, flags=flags) as cluster, Wire(cluster.endpoints) as wire:
+        (member,) = cluster.members
+        assert [path.suffix for path in (tmp_path / "wal").iterdir() if path.name.startswith("0")] == [".wal"]
+        assert not (member.data_dir / "member" / "wal").exists()
+        must_put(wire, "a", b"1")
+        member.kill()
+        member.restart()
+        wait_for(lambda: value_of(wire, "a") == b"1", "the key to be back")
+        assert log_of(member).count("UNSAFE: --unsafe-no-fsync") == 2
+        member.stop()
+        member.flags.clear()
+        assert "is missing" in start_to_end(member).one_line()
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda data: b"", "is empty, but its member has a write-ahead log"),
+        (lambda data: data[:8192], "MDB_CORRUPTED: Located page was wrong type"),
+        (lambda data: b"garbage" * 2000, "MDB_INVALID: File is not an LMDB file"),
+        (lambda data: data[:8192] + bytes(len(data) - 8192), "MDB_CORRUPTED: Located page was wrong type"),
+    ],
+    ids=["empty", "cut short", "garbage", "zeros"],
+)
+def test_a_damaged_database(stopped: Member, damage: Callable[[bytes], bytes], reason: str) -> None:
+    database = stopped.data_dir / "member" / "snap" / "db"
+    database.write_bytes(damage(database.read_bytes()))
+    line = start_to_end(stopped).one_line()
+    assert str(database) in line
+    assert reason in line

@@ -1,0 +1,272 @@
+"""Leases on three real members: who answers, what a dead leader leaves behind, what a late member learns."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import time
+from collections.abc import Iterator, Sequence
+
+import grpc
+import pytest
+
+from raftkv.pb import rpc_pb2
+from tests.compat.wire import Answer, Wire
+from tests.procs import RAFTKV, Cluster, http_get, wait_for
+from tests.server.process.process import PUT, RANGE, leader_of, must_put, value_of
+
+pytestmark = pytest.mark.xdist_group("process-leases")
+
+GRANT = "etcdserverpb.Lease/LeaseGrant"
+REVOKE = "etcdserverpb.Lease/LeaseRevoke"
+TIME_TO_LIVE = "etcdserverpb.Lease/LeaseTimeToLive"
+LEASES = "etcdserverpb.Lease/LeaseLeases"
+KEEP_ALIVE = "/etcdserverpb.Lease/LeaseKeepAlive"
+WATCH = "/etcdserverpb.Watch/Watch"
+FLAGS = ["--snapshot-count", "50", "--snapshot-catchup-entries", "10", "--lease-min-ttl", "1"]
+REQUEST_TIMEOUT_S = 7.0
+OK = Answer("OK", "", None)
+KEEP_ALIVE_TIMEOUT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(RAFTKV, size=3, flags=FLAGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def wire(cluster: Cluster) -> Iterator[Wire]:
+    with Wire(cluster.endpoints) as wire:
+        yield wire
+        for member in cluster.members:
+            if not member.is_running():
+                member.restart()
+
+
+def leader(wire: Wire, member: int = 0) -> int:
+    wait_for(lambda: leader_of(wire, member) >= 0, "a leader")
+    return leader_of(wire, member)
+
+
+def grant(wire: Wire, ttl_s: int, member: int = 0) -> int:
+    answer = wire.call(GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl_s), member)
+    assert (answer.code, answer.message.TTL) == ("OK", ttl_s), answer
+    return int(answer.message.ID)
+
+
+def attach(wire: Wire, lease_id: int, *keys: bytes) -> None:
+    for key in keys:
+        answer = wire.call(PUT, rpc_pb2.PutRequest(key=key, value=b"v", lease=lease_id))
+        assert answer.code == "OK", answer
+
+
+def time_to_live(wire: Wire, lease_id: int, member: int = 0) -> rpc_pb2.LeaseTimeToLiveResponse:
+    answer = wire.call(TIME_TO_LIVE, rpc_pb2.LeaseTimeToLiveRequest(ID=lease_id, keys=True), member)
+    assert answer.code == "OK", answer
+    response: rpc_pb2.LeaseTimeToLiveResponse = answer.message
+    return response
+
+
+def keep_alive(wire: Wire, lease_ids: Sequence[int], member: int = 0) -> tuple[Answer, list[tuple[int, int]]]:
+    """Send all requests, half-close; how the stream ended, and id and TTL of each answer."""
+    requests = [rpc_pb2.LeaseKeepAliveRequest(ID=lease_id).SerializeToString() for lease_id in lease_ids]
+    call = wire.channel(member).stream_stream(KEEP_ALIVE)(iter(requests), timeout=KEEP_ALIVE_TIMEOUT_S)
+    answers = []
+    with contextlib.suppress(grpc.RpcError):  # the status is read below
+        for data in call:
+            response = rpc_pb2.LeaseKeepAliveResponse.FromString(data)
+            answers.append((response.ID, response.TTL))
+    return Answer(call.code().name, call.details() or "", None), answers
+
+
+def ids_known_to(wire: Wire, member: int) -> set[int]:
+    answer = wire.call(LEASES, rpc_pb2.LeaseLeasesRequest(), member)
+    assert answer.code == "OK", answer
+    return {status.ID for status in answer.message.leases}
+
+
+def test_the_end_of_a_lease_deletes_its_keys_in_one_revision(wire: Wire) -> None:
+    lease_id = grant(wire, 1)
+    attach(wire, lease_id, b"end/c", b"end/a", b"end/b")
+    revision = wire.call(RANGE, rpc_pb2.RangeRequest(key=b"end/a")).revision
+    create = rpc_pb2.WatchCreateRequest(key=b"end/", range_end=b"end0", start_revision=revision + 1)
+    request = rpc_pb2.WatchRequest(create_request=create).SerializeToString()
+    call = wire.channel(1).stream_stream(WATCH)(iter([request]), timeout=KEEP_ALIVE_TIMEOUT_S)
+    created, ended = (rpc_pb2.WatchResponse.FromString(next(call)) for _ in range(2))
+    call.cancel()
+    assert created.created
+    assert [(event.type, event.kv.key, event.kv.mod_revision) for event in ended.events] == [
+        (1, key, revision + 1) for key in (b"end/a", b"end/b", b"end/c")
+    ]
+    assert time_to_live(wire, lease_id).TTL == -1
+    assert keep_alive(wire, [lease_id]) == (OK, [(lease_id, 0)])
+
+
+def test_every_member_answers_for_the_leader(wire: Wire) -> None:
+    lease_id = grant(wire, 30, member=(leader(wire) + 1) % 3)
+    attach(wire, lease_id, b"any/2", b"any/1")
+    for member in range(3):
+        end, answers = keep_alive(wire, [lease_id, 5, lease_id], member)
+        assert end.code == "OK", end
+        assert sorted(answers) == [(5, 0), (lease_id, 30), (lease_id, 30)]
+        response = time_to_live(wire, lease_id, member)
+        assert 15 <= response.TTL <= 30
+        assert (response.grantedTTL, list(response.keys)) == (30, [b"any/1", b"any/2"])
+        missing = time_to_live(wire, 5, member)
+        assert (missing.ID, missing.TTL, missing.grantedTTL, list(missing.keys)) == (5, -1, 0, [])
+        wait_for(lambda: lease_id in ids_known_to(wire, member), "the lease on every member")  # noqa: B023
+    assert wire.call(REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id)).code == "OK"
+    assert value_of(wire, "any/1") is None
+
+
+def test_a_dead_leader_takes_no_time_with_it_and_gives_none(wire: Wire, cluster: Cluster) -> None:
+    lease_id = grant(wire, 30)
+    attach(wire, lease_id, b"kept")
+    wait_for(lambda: time_to_live(wire, lease_id).TTL <= 27, "some of the time to pass")
+    old = leader(wire)
+    survivor = (old + 1) % 3
+    cluster.members[old].kill()
+    wait_for(lambda: leader_of(wire, survivor) not in (-1, old), "a new leader")
+    left_s = time_to_live(wire, lease_id, survivor).TTL
+    assert 0 < left_s <= 27, "not reset to 30"
+    for member in (survivor, (old + 2) % 3):
+        assert keep_alive(wire, [lease_id], member) == (OK, [(lease_id, 30)])
+    assert value_of(wire, "kept", survivor) == b"v"
+    cluster.members[old].restart()
+    wire.reconnect()
+    assert wire.call(REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id), old).code == "OK"
+
+
+def test_keep_alives_under_way_survive_their_leader(wire: Wire, cluster: Cluster) -> None:
+    lease_id = grant(wire, 30)
+    old = leader(wire)
+    survivor = (old + 1) % 3
+    cluster.members[old].kill()
+    # The survivor still takes the dead one for the leader.
+    assert keep_alive(wire, [lease_id], survivor) == (OK, [(lease_id, 30)])
+    cluster.members[old].restart()
+
+
+def test_a_leader_that_stood_still_ends_nothing_that_others_renewed(wire: Wire, cluster: Cluster) -> None:
+    lease_id = grant(wire, 3)
+    attach(wire, lease_id, b"still")
+    old = leader(wire)
+    survivor = (old + 1) % 3
+    stopped = cluster.members[old].process
+    assert stopped is not None
+    stopped.send_signal(signal.SIGSTOP)
+    granted_at = time.monotonic()
+    # The first goes to the one that stands still, and from there to its successor.
+    wait_for(
+        lambda: keep_alive(wire, [lease_id], survivor) == (OK, [(lease_id, 3)]) and time.monotonic() > granted_at + 4,
+        "renewals for longer than the TTL",
+    )
+    stopped.send_signal(signal.SIGCONT)
+    wait_for(lambda: leader_of(wire, old) not in (-1, old), "the old leader to follow")
+    assert keep_alive(wire, [lease_id], old) == (OK, [(lease_id, 3)])
+    assert value_of(wire, "still", survivor) == b"v"
+    assert wire.call(REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id), survivor).code == "OK"
+
+
+def test_a_member_that_fell_behind_the_log_learns_the_leases(wire: Wire, cluster: Cluster) -> None:
+    old = grant(wire, 600)
+    behind = (leader(wire) + 1) % 3
+    writer = (behind + 1) % 3
+    wait_for(lambda: old in ids_known_to(wire, behind), "the lease there")
+    cluster.members[behind].kill()
+    assert wire.call(REVOKE, rpc_pb2.LeaseRevokeRequest(ID=old), writer).code == "OK"
+    new = grant(wire, 600, writer)
+    for number in range(150):
+        must_put(wire, "behind", b"%d" % number, writer)
+    cluster.members[behind].restart()
+    wire.reconnect()
+    wait_for(lambda: new in ids_known_to(wire, behind), "the new lease there")
+    assert old not in ids_known_to(wire, behind)
+    assert keep_alive(wire, [new], behind)[1] == [(new, 600)]
+
+
+def test_leases_outlive_all_members(wire: Wire, cluster: Cluster) -> None:
+    lease_id = grant(wire, 20)
+    attach(wire, lease_id, b"all")
+    for member in cluster.members:
+        member.kill()
+    for member in cluster.members:
+        member.start()
+    cluster.wait_ready()
+    wire.reconnect()
+    response = time_to_live(wire, lease_id)
+    assert (response.grantedTTL, list(response.keys)) == (20, [b"all"])
+    assert keep_alive(wire, [lease_id])[1] == [(lease_id, 20)]
+
+
+def test_many_leases_end_while_others_are_served(wire: Wire) -> None:
+    # At the leader: a follower that falls behind so short a log gets a snapshot, which tells no outcomes.
+    there = leader(wire)
+    before = ids_known_to(wire, there)
+    request = rpc_pb2.LeaseGrantRequest(TTL=2).SerializeToString()
+    granted = [call.answer() for call in [wire.start(GRANT, request, there) for _ in range(2_000)]]
+    assert {(answer.code, answer.text) for answer in granted} == {("OK", "")}
+    ids = [answer.message.ID for answer in granted]
+    pending = [
+        wire.start(PUT, rpc_pb2.PutRequest(key=b"many/%d" % lease_id, lease=lease_id).SerializeToString(), there)
+        for lease_id in ids
+    ]
+    for call in pending:
+        call.answer()
+
+    def all_gone() -> bool:
+        must_put(wire, "meanwhile", member=there)
+        return ids_known_to(wire, there) <= before
+
+    wait_for(all_gone, "the end of all of them")
+    count = rpc_pb2.RangeRequest(key=b"many/", range_end=b"many0", count_only=True)
+    assert wire.call(RANGE, count, there).message.count == 0
+    text = http_get(wire.endpoints[there], "/metrics")[2]
+    (expired,) = (line for line in text.splitlines() if line.startswith("etcd_debugging_server_lease_expired_total "))
+    assert 'etcd_debugging_lease_ttl_total_bucket{le="8.388608e+06"}' in text, "etcd's histogram of TTLs"
+    assert float(expired.split()[1]) >= 2_000
+
+
+@pytest.mark.long
+def test_without_a_leader_keep_alives_fail_after_the_request_timeout(wire: Wire, cluster: Cluster) -> None:
+    lease_id = grant(wire, 600)
+    for member in (1, 2):
+        cluster.members[member].kill()
+    wait_for(lambda: leader_of(wire, 0) == -1, "the loss of the leader")
+    started = time.monotonic()
+    assert keep_alive(wire, [lease_id]) == (Answer("UNAVAILABLE", "etcdserver: no leader", None), [])
+    assert time.monotonic() - started >= REQUEST_TIMEOUT_S - 0.5
+    for member in (1, 2):
+        cluster.members[member].start()
+    cluster.wait_ready()
+    wire.reconnect()
+    assert keep_alive(wire, [lease_id])[1] == [(lease_id, 600)]
+
+
+def test_bytes_that_are_no_request_end_the_stream(wire: Wire) -> None:
+    call = wire.channel().stream_stream(KEEP_ALIVE)(iter([b"\xff"]), timeout=KEEP_ALIVE_TIMEOUT_S)
+    assert call.code().name == "INTERNAL"
+    assert call.details().startswith("grpc: error unmarshalling request: ")
+
+
+def test_streams_end_when_their_member_stops(wire: Wire, cluster: Cluster) -> None:
+    stopping = (leader(wire) + 1) % 3
+    # The clients have not ended: they may say more.
+    said: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(2)]
+    calls = [
+        wire.channel(stopping).stream_stream(path)(iter(requests.get, None), timeout=KEEP_ALIVE_TIMEOUT_S)
+        for path, requests in zip((KEEP_ALIVE, WATCH), said, strict=True)
+    ]
+    said[0].put(rpc_pb2.LeaseKeepAliveRequest(ID=5).SerializeToString())
+    create = rpc_pb2.WatchCreateRequest(key=b"a")
+    said[1].put(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
+    assert rpc_pb2.LeaseKeepAliveResponse.FromString(next(calls[0])).ID == 5
+    assert rpc_pb2.WatchResponse.FromString(next(calls[1])).created
+    cluster.members[stopping].stop()
+    for call in calls:
+        assert (call.code().name, call.details()) == ("UNAVAILABLE", "etcdserver: server stopped")
+    for requests in said:
+        requests.put(None)
+    cluster.members[stopping].restart()

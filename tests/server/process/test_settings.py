@@ -1,0 +1,75 @@
+"""Settings seen from outside one running member: compaction by the clock, hosts, origins, sockets."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Iterator
+
+import pytest
+
+from raftkv.pb import rpc_pb2
+from tests.compat.wire import Wire
+from tests.procs import RAFTKV, Cluster, wait_for
+from tests.server.process.process import RANGE, must_put, value_of
+
+pytestmark = pytest.mark.xdist_group("process-settings")
+
+FLAGS = [
+    "--auto-compaction-retention=1s",
+    "--host-whitelist=127.0.0.1,good.example",
+    "--cors=http://a.example:80",
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster(RAFTKV, flags=FLAGS)
+    (member,) = cluster.members
+    urls = f"http://127.0.0.1:{member.client_port},unix://socket:1"
+    member.flags += [f"--listen-client-urls={urls}"]
+    with cluster:
+        yield cluster
+
+
+def test_history_is_forgotten_by_the_clock(cluster: Cluster) -> None:
+    with Wire(cluster.endpoints) as wire:
+        first = must_put(wire, "a", b"1")
+        must_put(wire, "a", b"2")
+        old = rpc_pb2.RangeRequest(key=b"a", revision=first - 1)
+        assert wire.call(RANGE, old).code == "OK"
+
+        def is_forgotten() -> bool:
+            # The history must go on: what was compacted to is not compacted to again.
+            must_put(wire, "a", b"2")
+            return wire.call(RANGE, old).text == "etcdserver: mvcc: required revision has been compacted"
+
+        wait_for(is_forgotten, "the compaction")
+        assert value_of(wire, "a") == b"2"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "origin"),
+    [
+        ({}, 200, None),
+        ({"Host": "good.example:2379"}, 200, None),
+        ({"Host": "evil.example"}, 421, None),
+        ({"Origin": "http://a.example:80"}, 200, "http://a.example:80"),
+        ({"Origin": "http://b.example:80"}, 200, None),
+    ],
+)
+def test_hosts_and_origins(cluster: Cluster, headers: dict[str, str], status: int, origin: str | None) -> None:
+    host, _, port = cluster.endpoints[0].rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=5)
+    try:
+        connection.request("GET", "/health", headers=headers)
+        answer = connection.getresponse()
+        assert (answer.status, answer.getheader("Access-Control-Allow-Origin")) == (status, origin)
+        assert ('--host-whitelist "evil.example"' in answer.read().decode()) == (status == 421)
+    finally:
+        connection.close()
+
+
+def test_a_unix_socket(cluster: Cluster) -> None:
+    with Wire([f"unix:{cluster.directory / 'socket:1'}"]) as wire:
+        must_put(wire, "unix", b"1")
+        assert value_of(wire, "unix") == b"1"

@@ -1,0 +1,136 @@
+"""TLS from end to end: grpcio clients and three members, each side showing a certificate of one authority."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+import pytest
+
+from raftkv.pb import rpc_pb2
+from tests.compat.wire import CHANNEL_OPTIONS, Wire
+from tests.procs import RAFTKV, READY_TIMEOUT_S, Cluster, Member, free_port, http_get, is_healthy, wait_for
+from tests.rpc.conftest import Certificates
+from tests.server.process.process import PUT, STATUS, log_of, start_quietly
+
+pytestmark = pytest.mark.xdist_group("process-tls")
+
+
+@dataclass
+class SecureMember(Member):
+    """A member whose URLs are https, but for one on which it tells its health."""
+
+    metrics_port: int = 0
+
+    def command(self) -> list[str]:
+        """See `Member`."""
+        secure = [word.replace("http://", "https://") for word in super().command()]
+        return [*secure, "--listen-metrics-urls", f"http://127.0.0.1:{self.metrics_port}"]
+
+    @property
+    def health_endpoint(self) -> str:
+        return f"127.0.0.1:{self.metrics_port}"
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """See `Member`."""
+        wait_for(lambda: is_healthy(self.health_endpoint) or not self.is_running(), "health", timeout_s)
+        assert self.is_running(), self.log_tail()
+
+
+def _flags(certificates: Certificates) -> list[str]:
+    files = {"cert-file": "server.crt", "key-file": "server.key", "trusted-ca-file": "ca.crt"}
+    flags = [f"--{kind}{flag}={certificates.path(name)}" for flag, name in files.items() for kind in ("", "peer-")]
+    return [*flags, "--client-cert-auth", "--peer-client-cert-auth"]
+
+
+def _secured(cluster: Cluster) -> None:
+    cluster.members = [
+        SecureMember(
+            **{field.name: getattr(member, field.name) for field in dataclasses.fields(member)},
+            metrics_port=free_port(),
+        )
+        for member in cluster.members
+    ]
+
+
+@pytest.fixture(scope="module")
+def secure(certificates: Certificates) -> Iterator[Cluster]:
+    cluster = Cluster(RAFTKV, size=3, flags=_flags(certificates))
+    _secured(cluster)
+    with cluster:
+        yield cluster
+
+
+def _channel(endpoint: str, certificates: Certificates, name: str | None) -> grpc.Channel:
+    key, chain = (certificates.read(f"{name}.{kind}") for kind in ("key", "crt")) if name else (None, None)
+    credentials = grpc.ssl_channel_credentials(certificates.read("ca.crt"), key, chain)
+    return grpc.secure_channel(endpoint, credentials, CHANNEL_OPTIONS)
+
+
+def _put(channel: grpc.Channel) -> bytes:
+    with channel:
+        request = rpc_pb2.PutRequest(key=b"a", value=bytes(100_000)).SerializeToString()
+        answer: bytes = channel.unary_unary(f"/{PUT}")(request, timeout=15)
+        return answer
+
+
+def test_writes_through_every_member(secure: Cluster, certificates: Certificates) -> None:
+    """Also that the members reach each other: a follower passes writes on, a commit needs two."""
+    revisions = [
+        rpc_pb2.PutResponse.FromString(_put(_channel(endpoint, certificates, "client"))).header.revision
+        for endpoint in secure.endpoints
+    ]
+    assert revisions == [2, 3, 4]
+
+
+@pytest.mark.parametrize("name", [None, "stranger"])
+def test_a_client_without_a_good_certificate_is_refused(
+    secure: Cluster, certificates: Certificates, name: str | None
+) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        _put(_channel(secure.endpoints[0], certificates, name))
+    assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+def test_plain_text_is_refused(secure: Cluster) -> None:
+    with Wire(secure.endpoints) as wire:
+        assert wire.call(STATUS, rpc_pb2.StatusRequest()).code == "UNAVAILABLE"
+
+
+def test_the_peer_port_asks_for_a_certificate(secure: Cluster, certificates: Certificates) -> None:
+    peer = f"127.0.0.1:{secure.members[0].peer_port}"
+    for name, code in (("stranger", "UNAVAILABLE"), (None, "UNAVAILABLE"), ("client", "UNIMPLEMENTED")):
+        with pytest.raises(grpc.RpcError) as raised:
+            _put(_channel(peer, certificates, name))
+        assert raised.value.code().name == code, name
+
+
+def test_a_metrics_address_serves_no_data(secure: Cluster) -> None:
+    member = secure.members[1]
+    assert isinstance(member, SecureMember)
+    for path in ("/health", "/metrics", "/version"):
+        assert http_get(member.health_endpoint, path)[0] == 200
+    with Wire([member.health_endpoint]) as wire:
+        assert wire.call(STATUS, rpc_pb2.StatusRequest()).code == "UNIMPLEMENTED"
+        assert wire.call(PUT, rpc_pb2.PutRequest(key=b"a")).code == "UNIMPLEMENTED"
+
+
+def test_a_member_with_a_strange_certificate_never_joins(certificates: Certificates) -> None:
+    cluster = Cluster(RAFTKV, size=3, flags=[*_flags(certificates), "--tls-min-version=TLS1.3"])
+    _secured(cluster)
+    stranger = cluster.members[2]
+    stranger.flags += [f"--peer-cert-file={certificates.path('stranger.crt')}"]
+    stranger.flags += [f"--peer-key-file={certificates.path('stranger.key')}"]
+    assert isinstance(stranger, SecureMember)
+    start_quietly(cluster)
+    try:
+        for member in cluster.members[:2]:
+            member.wait_ready()
+        assert _put(_channel(cluster.endpoints[0], certificates, "client"))
+        wait_for(lambda: "clients on https" in log_of(stranger), "the stranger's start")
+        assert not is_healthy(stranger.health_endpoint)
+        assert stranger.is_running()
+    finally:
+        cluster.close()

@@ -1,0 +1,273 @@
+"""Elections: who leads, whose word counts, and what an observer is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from raftkv import errors
+from raftkv.pb import election_pb2
+from raftkv.rpc.status import Code, RpcError
+from raftkv.server.watch.stream import QUEUED_MAX_BYTES
+from tests.server.recipes.recipes import RecipeMember, quiet
+
+Scenario = Callable[[RecipeMember], Awaitable[None]]
+
+
+def _run(scenario: Scenario) -> None:
+    async def run() -> None:
+        await scenario(RecipeMember(10, 11, 12))
+
+    asyncio.run(run())
+
+
+async def _elected(member: RecipeMember, lease: int, value: bytes) -> election_pb2.LeaderKey:
+    task = member.campaign(b"e", lease, value)
+    await member.settle()
+    return task.result().leader
+
+
+def test_a_campaign_ends_when_everybody_before_has_resigned() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        leader = await _elected(member, 10, b"1")
+        assert (leader.name, leader.key, leader.rev, leader.lease) == (b"e", b"e/a", 2, 10)
+        next_one = member.campaign(b"e", 11, b"2")
+        await member.settle()
+        assert not next_one.done()
+        member.resign(leader)
+        await member.settle()
+        assert next_one.result().leader.rev == 3
+        assert next_one.result().header.revision == 3  # of when it began to wait, as in etcd
+
+    _run(scenario)
+
+
+def test_campaigning_again_proclaims() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        first = await _elected(member, 10, b"1")
+        assert await _elected(member, 10, b"1") == first
+        assert member.store.revision == 2
+        assert await _elected(member, 10, b"2") == first
+        task = member.leader(b"e")
+        await member.settle()
+        assert (task.result().kv.value, task.result().header.revision) == (b"2", 3)
+
+    _run(scenario)
+
+
+def test_campaigning_again_with_a_lease_that_is_gone_resigns() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        member.put(b"e/a", b"1")
+        task = member.campaign(b"e", 10, b"1")
+        await member.settle()
+        assert task.result().leader.rev == 2
+        member.leases.ids.remove(10)
+        task = member.campaign(b"e", 10, b"2")
+        await member.settle()
+        with pytest.raises(errors.LeaseNotFoundError):
+            task.result()
+        assert member.keys() == []
+
+    _run(scenario)
+
+
+def test_only_the_leader_proclaims() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        leader = await _elected(member, 10, b"1")
+        later = election_pb2.LeaderKey(name=b"e", key=b"e/a", rev=leader.rev + 1, lease=10)
+        tasks = [member.proclaim(key, b"2") for key in (later, None, leader)]
+        await member.settle()
+        with pytest.raises(errors.ElectionNotLeaderError):
+            tasks[0].result()
+        with pytest.raises(errors.MissingLeaderKeyError):
+            tasks[1].result()
+        assert tasks[2].result().header.revision == 3
+
+    _run(scenario)
+
+
+def test_resigning_what_is_not_held_does_nothing() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        leader = await _elected(member, 10, b"1")
+        tasks = [member.resign(key) for key in (election_pb2.LeaderKey(key=b"e/a", rev=9), None)]
+        await member.settle()
+        assert tasks[0].result().header.revision == leader.rev
+        with pytest.raises(errors.MissingLeaderKeyError):
+            tasks[1].result()
+        assert member.keys() == [b"e/a"]
+
+    _run(scenario)
+
+
+def test_nobody_leads() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        task = member.leader(b"e")
+        await member.settle()
+        with pytest.raises(errors.ElectionNoLeaderError):
+            task.result()
+
+    _run(scenario)
+
+
+def test_who_lost_the_lease_while_waiting_does_not_lead() -> None:
+    """etcd answers such a campaign as won."""
+
+    async def scenario(member: RecipeMember) -> None:
+        await _elected(member, 10, b"1")
+        waiting = member.campaign(b"e", 11, b"2")
+        await member.settle()
+        member.delete(b"e/b")
+        await member.settle()
+        with pytest.raises(errors.ElectionNotLeaderError):
+            waiting.result()
+
+    _run(scenario)
+
+
+def test_a_cancelled_campaign_leaves_the_queue() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        await _elected(member, 10, b"1")
+        waiting = member.campaign(b"e", 11, b"2")
+        await member.settle()
+        waiting.cancel()
+        await member.settle()
+        assert member.keys() == [b"e/a"]
+
+    _run(scenario)
+
+
+# --- observe ------------------------------------------------------------------------------------------------
+
+
+def test_an_observer_sees_every_leader_and_proclamation_once() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        spectator, task = member.observe(b"e")
+        await member.settle()
+        leader = await _elected(member, 10, b"1")
+        member.campaign(b"e", 11, b"2")
+        await member.settle()
+        member.proclaim(leader, b"3")
+        member.put(b"unrelated")
+        await member.settle()
+        member.resign(leader)
+        await member.settle()
+        member.delete(b"e/b")
+        await member.settle()
+        await _elected(member, 12, b"4")
+        assert spectator.sent == [
+            (2, b"e/a", b"1"),
+            (5, b"e/a", b"3"),
+            (6, b"e/b", b"2"),
+            (8, b"e/c", b"4"),
+        ]
+        task.cancel()
+
+    _run(scenario)
+
+
+def test_an_observer_that_comes_late_begins_with_the_present() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        await _elected(member, 10, b"1")
+        member.put(b"unrelated")
+        spectator, task = member.observe(b"e")
+        await member.settle()
+        assert spectator.sent == [(3, b"e/a", b"1")]
+        task.cancel()
+
+    _run(scenario)
+
+
+def test_an_observer_looks_only_at_what_concerns_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(member: RecipeMember) -> None:
+        leader = await _elected(member, 10, b"1")
+        spectator, task = member.observe(b"e")
+        await member.settle()
+        looked: list[int] = []
+        oldest = member.recipe.oldest
+
+        def counted(prefix: bytes, revision: int = 0) -> object:
+            looked.append(revision)
+            return oldest(prefix, revision)
+
+        monkeypatch.setattr(member.recipe, "oldest", counted)
+        for key in (b"e/x", b"e/y", b"e/x"):
+            member.put(key)
+            await quiet()
+        member.delete(b"e/y")
+        await quiet()
+        assert looked == []
+        member.delete(leader.key)
+        await quiet()
+        assert looked == [7]
+        assert spectator.sent[-1] == (7, b"e/x", b"")
+        task.cancel()
+
+    _run(scenario)
+
+
+async def _slow_observer(member: RecipeMember, proclamations: int) -> list[tuple[int, bytes, bytes]]:
+    """An observer that reads nothing until so much was proclaimed that it had to fall behind; what it is sent."""
+    leader = await _elected(member, 10, b"0")
+    spectator, task = member.observe(b"e")
+    await member.settle()
+    spectator.reads.clear()
+    for number in range(1, proclamations + 1):
+        member.put(leader.key, b"%d" % number * 20_000, lease=10)
+        await quiet()
+    if member.hub.unsynced_count != 1:
+        raise AssertionError("the observer was expected to fall behind")
+    member.store.compact(member.store.revision if proclamations > 100 else 1)
+    spectator.reads.set()
+    for _ in range(proclamations):
+        await member.settle()
+    task.cancel()
+    return spectator.sent
+
+
+def test_an_observer_that_fell_behind_misses_nothing() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        sent = await _slow_observer(member, 60)
+        assert [revision for revision, _, _ in sent] == list(range(2, 63))
+        assert [value[:2] for _, _, value in sent[1:4]] == [b"11", b"22", b"33"]
+
+    assert QUEUED_MAX_BYTES < 60 * 20_000
+    _run(scenario)
+
+
+def test_an_observer_whose_history_is_gone_goes_on_from_the_present() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        sent = await _slow_observer(member, 101)
+        assert len(sent) < 60
+        assert sent[-1][0] == member.store.revision
+
+    _run(scenario)
+
+
+def test_an_observer_that_insists_on_a_leader_is_ended_without_one() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        _, task = member.observe(b"e")
+        await member.settle()
+        member.guard.lose_leader()
+        await quiet()
+        with pytest.raises(RpcError) as ended:
+            task.result()
+        assert (ended.value.code, ended.value.text) == (Code.UNAVAILABLE, "etcdserver: no leader")
+
+    _run(scenario)
+
+
+def test_a_stopping_member_ends_observers_and_leaves_no_watch() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        _, task = member.observe(b"e")
+        await member.settle()
+        assert member.hub.watcher_count == 1
+        member.recipe.close()
+        await quiet()
+        with pytest.raises(RpcError) as ended:
+            task.result()
+        assert ended.value.code == Code.UNAVAILABLE
+        assert member.hub.watcher_count == 0
+
+    _run(scenario)

@@ -1,0 +1,68 @@
+"""A watch inside the process: what it gets, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from raftkv import errors
+from raftkv.server.recipes.local_watch import LocalWatch
+from tests.server.recipes.recipes import RecipeMember, quiet
+
+
+def _run(scenario: Callable[[RecipeMember], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await scenario(RecipeMember())
+
+    asyncio.run(run())
+
+
+async def _revisions(watch: LocalWatch) -> list[int]:
+    return [event.kv.mod_revision for event in (await watch.next()).events]
+
+
+def test_history_then_what_comes() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        first = member.put(b"a/1")
+        member.put(b"b")
+        watch = LocalWatch(member.hub, b"a/", b"a0", first)
+        member.catch_up()
+        assert await _revisions(watch) == [first]
+        waiting = asyncio.ensure_future(_revisions(watch))
+        await quiet()
+        assert await asyncio.gather(waiting, _put_soon(member)) == [[first + 2], first + 2]
+        watch.close()
+        assert member.hub.watcher_count == 0
+
+    async def _put_soon(member: RecipeMember) -> int:
+        return member.put(b"a/2")
+
+    _run(scenario)
+
+
+def test_compacted_history_ends_it() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        for _ in range(3):
+            member.put(b"a")
+        member.store.compact(4)
+        watch = LocalWatch(member.hub, b"a", b"", 2)
+        member.catch_up()
+        with pytest.raises(errors.CompactedError) as ended:
+            await watch.next()
+        assert ended.value.revision == 4
+
+    _run(scenario)
+
+
+def test_what_came_before_the_failure_is_still_given() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1)
+        revision = member.put(b"a")
+        watch.fail(errors.StoppedError())
+        assert await _revisions(watch) == [revision]
+        with pytest.raises(errors.StoppedError):
+            await watch.next()
+
+    _run(scenario)

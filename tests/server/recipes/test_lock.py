@@ -1,0 +1,248 @@
+"""Locks: the order of holders, and above all who must not be told that he holds one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from raftkv import errors
+from raftkv.rpc.status import Code
+from raftkv.server.recipes.local_client import refusal
+from tests.server.recipes.recipes import RecipeMember, quiet
+
+Scenario = Callable[[RecipeMember], Awaitable[None]]
+
+
+def _run(scenario: Scenario) -> None:
+    async def run() -> None:
+        await scenario(RecipeMember(10, 11, 12))
+
+    asyncio.run(run())
+
+
+def test_holders_follow_in_the_order_they_came_and_their_tokens_rise() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        first = member.lock(b"n", 10)
+        await member.settle()
+        waiting = []
+        for lease in (12, 11):
+            waiting.append(member.lock(b"n", lease))
+            await member.settle()
+        tokens = [first.result().create_revision]
+        for task, key in zip(waiting, (b"n/a", b"n/c"), strict=True):
+            assert not task.done()
+            revision = member.delete(key)
+            await member.settle()
+            assert task.result().header.revision == revision
+            tokens.append(task.result().create_revision)
+        assert tokens == [2, 3, 4]
+        assert waiting[1].result().key == b"n/b"
+
+    _run(scenario)
+
+
+def test_a_release_wakes_the_next_alone() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        tasks = []
+        for lease in (10, 11, 12):
+            tasks.append(member.lock(b"n", lease))
+            await member.settle()
+        assert [len(member.hub._on_change[key]) for key in (b"n/a", b"n/b", b"n/c")] == [1, 2, 1]
+        member.delete(b"n/a")
+        await quiet()
+        assert len(member.node.reading) == 1  # the one that is first now asks whether it is
+        member.confirm_reads()
+        await quiet()
+        assert [task.done() for task in tasks] == [True, True, False]
+        tasks[2].cancel()
+
+    _run(scenario)
+
+
+def test_the_same_lease_again_changes_nothing() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        for _ in range(2):
+            task = member.lock(b"n", 10)
+            await member.settle()
+            assert (task.result().key, task.result().create_revision, task.result().header.revision) == (b"n/a", 2, 2)
+
+    _run(scenario)
+
+
+def test_without_a_lease_one_is_granted() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        task = member.lock(b"n", 0)
+        await member.settle()
+        assert task.result().key == b"n/%x" % 1_003
+        assert member.leases.exists(1_003)
+
+    _run(scenario)
+
+
+def test_an_unknown_lease_is_refused() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        task = member.lock(b"n", 99)
+        await member.settle()
+        with pytest.raises(errors.LeaseNotFoundError):
+            task.result()
+        assert member.keys() == []
+
+    _run(scenario)
+
+
+async def _waiter(member: RecipeMember) -> asyncio.Task[object]:
+    """Somebody with lease 11 who waits for the holder with lease 10."""
+    holder = member.lock(b"n", 10)
+    await member.settle()
+    assert holder.done()
+    waiter = member.lock(b"n", 11)
+    await member.settle()
+    assert not waiter.done()
+    return waiter  # type: ignore[return-value]
+
+
+def test_a_waiter_whose_key_is_gone_is_told_at_once() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        waiter = await _waiter(member)
+        member.delete(b"n/b")
+        await member.settle()
+        with pytest.raises(errors.SessionExpiredError):
+            waiter.result()
+
+    _run(scenario)
+
+
+def test_a_key_made_anew_while_its_owner_waited_is_not_his() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        waiter = await _waiter(member)
+        member.write(request_delete_range={"key": b"n/b"})
+        member.put(b"n/b")
+        member.delete(b"n/a")
+        await member.settle()
+        with pytest.raises(errors.SessionExpiredError):
+            waiter.result()
+        assert member.keys() == [b"n/b"]
+
+    _run(scenario)
+
+
+def test_a_lease_that_ends_behind_the_last_wait_is_noticed() -> None:
+    """etcd issue 11456: the holder is gone here, but what this member has not applied yet is the waiter's own end."""
+
+    async def scenario(member: RecipeMember) -> None:
+        waiter = await _waiter(member)
+        member.delete(b"n/a")
+        await quiet()
+        assert len(member.node.reading) == 1
+        assert not waiter.done()
+        member.delete(b"n/b")  # what the quorum knows comes before the read is confirmed
+        member.confirm_reads()
+        await member.settle()
+        with pytest.raises(errors.SessionExpiredError):
+            waiter.result()
+
+    _run(scenario)
+
+
+def test_a_waiter_outlives_its_leader() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        waiter = await _waiter(member)
+        member.delete(b"n/a")
+        for error in (errors.RequestTimeoutError(), errors.WaitAppliedTimeoutError()):
+            await quiet()
+            member.fail_reads(error)
+        await quiet()
+        assert not waiter.done()
+        await member.settle()
+        assert waiter.done()
+        assert waiter.exception() is None
+
+    _run(scenario)
+
+
+def test_who_leaves_takes_the_key_along() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        waiter = await _waiter(member)
+        waiter.cancel()
+        await member.settle()
+        assert member.keys() == [b"n/a"]
+
+    _run(scenario)
+
+
+def test_the_key_of_who_left_before_the_answer_is_taken_back() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        task = member.lock(b"n", 10)
+        await quiet()
+        task.cancel()
+        await quiet()
+        member.apply()
+        assert member.keys() == [b"n/a"]
+        await member.settle()
+        assert member.keys() == []
+
+    _run(scenario)
+
+
+def test_taking_back_spares_a_lock_that_was_held_before() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        first = member.lock(b"n", 10)
+        await member.settle()
+        again = member.lock(b"n", 10)
+        await quiet()
+        again.cancel()
+        await member.settle()
+        assert first.done()
+        assert member.keys() == [b"n/a"]
+
+    _run(scenario)
+
+
+def test_taking_back_is_tried_until_it_is_decided() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        waiter = await _waiter(member)
+        waiter.cancel()
+        await quiet()
+        for _ in range(3):
+            ((_, _, lost),) = member.node.proposed
+            member.node.proposed.clear()
+            lost.fail(errors.RequestTimeoutError())
+        await member.settle()
+        assert member.keys() == [b"n/a"]
+
+    _run(scenario)
+
+
+def test_a_stopping_member_sends_waiters_away() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        waiter = await _waiter(member)
+        member.recipe.close()
+        await quiet()
+        with pytest.raises(errors.StoppedError):
+            waiter.result()
+        late = member.lock(b"n", 12)
+        await member.settle()
+        with pytest.raises(errors.StoppedError):
+            late.result()
+
+    _run(scenario)
+
+
+def test_no_watcher_stays_behind() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        waiter = await _waiter(member)
+        member.delete(b"n/a")
+        await member.settle()
+        assert waiter.done()
+        assert not member.hub._on_change
+
+    _run(scenario)
+
+
+def test_refusals_are_passed_on_as_text_and_unavailability_as_such() -> None:
+    assert refusal(errors.LeaseNotFoundError()).code == Code.UNKNOWN
+    assert refusal(errors.NoSpaceError()).code == Code.UNKNOWN
+    assert refusal(errors.StoppedError()).code == Code.UNAVAILABLE
+    assert refusal(errors.NoLeaderError()).text == "etcdserver: no leader"

@@ -1,0 +1,167 @@
+"""Workers of one node: how they end, how they are ended, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from raftkv.training.process.faults import End
+from raftkv.training.process.guard import find_marked
+from raftkv.training.process.supervisor import exit_code, free_port
+from raftkv.training.process.workers import Workers, WorkerStartError
+from tests.procs import wait_for
+
+TIMEOUT_S = 60.0
+PYTHON = [sys.executable, "-I", "-S", "-c"]
+FOREVER = "import threading; threading.Event().wait()"
+STUBBORN = f"""
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(os.environ["READY"], "w").close()
+{FOREVER}
+"""
+
+
+def run(code: str, use: Callable[[Workers], Awaitable[None]], count: int = 1, **variables: str) -> Workers:
+    """Start workers, use them, and see to it that nothing of them is left."""
+
+    async def started() -> Workers:
+        environments = [{**os.environ, **variables, "NUMBER": str(number)} for number in range(count)]
+        async with asyncio.timeout(TIMEOUT_S):
+            async with Workers.started([*PYTHON, code], environments, ranks=range(4, 4 + count)) as workers:
+                await use(workers)
+            return workers
+
+    workers = asyncio.run(started())
+    assert find_marked(workers.mark) == []
+    assert not Path(workers.directory).exists()
+    assert workers.alive == 0
+    return workers
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "told", "left_with"),
+    [
+        ("import os; os._exit(7)", "exit", "rank 4 on h exited with 7", 7),
+        ("import os; os.kill(os.getpid(), 9)", "signal", "rank 4 on h was killed by SIGKILL", 137),
+        ("import os; os.abort()", "signal", "rank 4 on h was killed by SIGABRT", 134),
+        (
+            "import json, os, sys; path = os.environ['TORCHELASTIC_ERROR_FILE'];"
+            "json.dump({'message': {'message': 'ValueError: bad batch'}}, open(path, 'w')); sys.exit(1)",
+            "exit",
+            "rank 4 on h exited with 1: ValueError: bad batch",
+            1,
+        ),
+    ],
+)
+def test_an_end_is_told_with_its_cause(code: str, cause: str, told: str, left_with: int) -> None:
+    found: list[End] = []
+
+    async def use(workers: Workers) -> None:
+        end = await workers.wait()
+        assert end is not None
+        found.append(end)
+
+    run(code, use)
+    fault = found[0].fault(3, "h-1", "h")
+    assert (fault.cause, str(fault), fault.epoch, exit_code(found[0])) == (cause, told, 3, left_with)
+
+
+def test_the_first_fault_is_told_while_others_run() -> None:
+    async def use(workers: Workers) -> None:
+        end = await workers.wait()
+        assert end is not None
+        assert (end.worker.rank, end.worker.local_rank, end.exit_code) == (5, 1, 3)
+        assert workers.alive == 2
+
+    run(f"import os; os.environ['NUMBER'] == '1' and os._exit(3); {FOREVER}", use, count=3)
+
+
+def test_success_is_all_of_them() -> None:
+    async def use(workers: Workers) -> None:
+        assert await workers.wait() is None
+
+    run("pass", use, count=2)
+
+
+def test_who_ignores_the_request_is_killed(tmp_path) -> None:
+    ready = tmp_path / "ready"
+
+    async def use(workers: Workers) -> None:
+        await asyncio.to_thread(wait_for, ready.exists, "the worker's signal handler", TIMEOUT_S)
+        await workers.stop(grace_s=0.05)
+        assert workers.processes[0].process.returncode == -signal.SIGKILL
+
+    run(STUBBORN, use, READY=str(ready))
+
+
+def test_a_worker_may_end_in_peace_when_asked() -> None:
+    async def use(workers: Workers) -> None:
+        await workers.stop(grace_s=TIMEOUT_S)
+        assert workers.processes[0].process.returncode == -signal.SIGTERM
+
+    run(FOREVER, use)
+
+
+def test_what_is_cancelled_leaves_nothing() -> None:
+    async def main() -> Workers:
+        running: asyncio.Future[Workers] = asyncio.get_running_loop().create_future()
+
+        async def hold() -> None:
+            async with Workers.started([*PYTHON, FOREVER], [dict(os.environ)]) as workers:
+                running.set_result(workers)
+                await workers.wait()
+
+        task = asyncio.create_task(hold())
+        async with asyncio.timeout(TIMEOUT_S):
+            workers = await running
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return workers
+
+    assert find_marked(asyncio.run(main()).mark) == []
+
+
+AGENT = f"""
+import asyncio, os, sys
+from raftkv.training.supervisor_workers import Workers
+
+async def main():
+    async with Workers.started([*{PYTHON!r}, {FOREVER!r}], [dict(os.environ)] * 2) as workers:
+        print(workers.mark, workers.directory, flush=True)
+        await workers.wait()
+
+asyncio.run(main())
+"""
+
+
+def test_workers_do_not_outlive_an_agent_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", AGENT], stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        mark, directory = agent.stdout.readline().split()
+        assert len(find_marked(mark)) == 2
+        agent.kill()
+    wait_for(lambda: not find_marked(mark) and not Path(directory).exists(), "the end of all workers", TIMEOUT_S)
+
+
+@pytest.mark.parametrize(("command", "code"), [("no-such-command", 127), ("/", 126), ("nul\0byte", 126)])
+def test_a_command_that_cannot_be_run_is_one_line(command: str, code: int) -> None:
+    async def start() -> None:
+        async with Workers.started([command], [{}]):
+            pass
+
+    with pytest.raises(WorkerStartError, match="cannot start") as caught:
+        asyncio.run(start())
+    assert caught.value.code == code
+    assert "\n" not in str(caught.value)
+
+
+def test_a_free_port_is_one_that_can_be_had() -> None:
+    assert 10_000 <= free_port() < 32_000

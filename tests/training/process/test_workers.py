@@ -1,0 +1,220 @@
+"""Workers that end, seen by their parent without a wait of its own; real processes."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from raftkv.training.process import exit_watch as workers
+from raftkv.training.process.exit_watch import WorkerWatch
+from raftkv.training.process.faults import End, MemoryEvents, Worker, end_of
+from raftkv.training.records import EXIT, OUT_OF_MEMORY, SIGNAL
+
+WAIT_S = 30
+RUN = "job-of-test-workers"
+Starter = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def ends() -> queue.Queue[End]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def watch(ends: queue.Queue[End]) -> Iterator[WorkerWatch]:
+    with WorkerWatch(ends.put, run_id=RUN) as watch:
+        yield watch
+
+
+@pytest.fixture
+def start() -> Iterator[Starter]:
+    """Starts a worker as an agent does; all are killed at the end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(code: str = "input()", rank: int = 0, run_id: str = RUN, **more: str) -> subprocess.Popen[bytes]:
+        environment = {"RANK": str(rank), "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": run_id, **more}
+        process = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, env=environment)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def let_go(worker: subprocess.Popen[bytes]) -> None:
+    """The worker's ``input()`` returns; nobody waits for it yet."""
+    if worker.stdin is not None:
+        worker.stdin.write(b"\n")
+        worker.stdin.flush()
+
+
+def test_ends_are_told_with_rank_and_cause_and_the_agent_still_gets_the_status(
+    watch: WorkerWatch, ends: queue.Queue[End], start: Starter
+) -> None:
+    killed, finished, asked = start(rank=7), start(rank=8), start(rank=9)
+    start(rank=1, run_id="of another job")
+    assert watch.look() == watch.look() == 3
+    killed.kill()
+    first = ends.get(timeout=WAIT_S)
+    assert (first.worker.rank, first.signal, first.is_fault, first.is_request) == (7, "SIGKILL", True, False)
+    let_go(finished)
+    second = ends.get(timeout=WAIT_S)
+    assert (second.worker.rank, second.exit_code, second.is_fault) == (8, 0, False)
+    asked.terminate()
+    assert ends.get(timeout=WAIT_S).is_request
+    assert [worker.wait() for worker in (killed, finished, asked)] == [-signal.SIGKILL, 0, -signal.SIGTERM]
+    assert not watch.living
+    assert ends.empty()
+
+
+def test_a_worker_that_exits_is_told_with_the_exception_that_torch_wrote_down(
+    watch: WorkerWatch, ends: queue.Queue[End], start: Starter, tmp_path: Path
+) -> None:
+    error_file = tmp_path / "error.json"
+    error_file.write_text('{"message": {"message": "RuntimeError: no data\\nmore"}}')
+    worker = start("input(); raise SystemExit(3)", rank=2, TORCHELASTIC_ERROR_FILE=str(error_file))
+    watch.look()
+    let_go(worker)
+    fault = ends.get(timeout=WAIT_S).fault(5, "node-a", "host-a")
+    assert (fault.cause, fault.exit_code, fault.rank, fault.epoch) == (EXIT, 3, 2, 5)
+    assert str(fault) == "rank 2 on host-a exited with 3: RuntimeError: no data"
+
+
+def test_a_worker_that_was_started_by_others_can_be_added(
+    watch: WorkerWatch, ends: queue.Queue[End], start: Starter
+) -> None:
+    worker = start(run_id="of another job")
+    watch.add(worker.pid, rank=4)
+    assert watch.look() == 1
+    worker.kill()
+    assert ends.get(timeout=WAIT_S).worker == Worker(worker.pid, 4)
+
+
+def test_whoever_is_reaped_first_is_not_told_and_nothing_breaks(ends: queue.Queue[End], start: Starter) -> None:
+    watch = WorkerWatch(ends.put, run_id=RUN)
+    gone, stays = start("pass", rank=0), start(rank=1)
+    gone.wait()
+    watch.add(gone.pid, rank=0)
+    watch.look()
+    assert [worker.rank for worker in watch.living] == [1]
+    watch.stop()
+    watch.stop()
+    stays.kill()
+    stays.wait()
+    assert watch.look() == 0
+    assert ends.empty()
+
+
+def test_children_are_found_without_the_kernels_list_of_them(
+    watch: WorkerWatch, ends: queue.Queue[End], start: Starter, tmp_path: Path
+) -> None:
+    proc = tmp_path / "proc"
+    (proc / "self" / "task").mkdir(parents=True)
+    worker = start(rank=3)
+    for pid in (worker.pid, os.getppid()):
+        (proc / str(pid)).mkdir()
+        for name in ("stat", "environ"):
+            (proc / str(pid) / name).write_bytes(Path(f"/proc/{pid}/{name}").read_bytes())
+    with WorkerWatch(ends.put, run_id=RUN, proc=proc) as other:
+        assert other.look() == 1
+    assert watch.look() == 1
+
+
+def test_elsewhere_nothing_is_watched(watch: WorkerWatch, start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers.sys, "platform", "darwin")
+    watch.add(start().pid)
+    assert watch.look() == 0
+
+
+@pytest.fixture
+def groups(tmp_path: Path) -> tuple[Path, Path]:
+    """A stand-in for /proc with one process, and for /sys/fs/cgroup."""
+    (tmp_path / "proc" / "1").mkdir(parents=True)
+    (tmp_path / "proc" / "vmstat").write_text("pgfault 1\noom_kill 40\n")
+    return tmp_path / "proc", tmp_path / "cgroup"
+
+
+def place(root: Path, path: str, text: str) -> Path:
+    """A file below a stand-in."""
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+    return root / path
+
+
+@pytest.mark.parametrize(
+    ("membership", "file", "text"),
+    [
+        ("0::/pod/a\n", "pod/a/memory.events", "oom 1\noom_kill 2\n"),
+        ("0::/of/the/host\n", "memory.events", "oom_kill 2\n"),
+        ("4:cpu,memory:/x\n0::/\n", "memory/x/memory.oom_control", "under_oom 0\noom_kill 2\n"),
+        ("4:memory:/host\n", "memory/memory.oom_control", "oom_kill 2\n"),
+    ],
+)
+def test_the_kernels_count_of_memory_kills_is_found(
+    groups: tuple[Path, Path], membership: str, file: str, text: str
+) -> None:
+    proc, cgroups = groups
+    place(proc, "1/cgroup", membership)
+    counted = place(cgroups, file, text)
+    before = MemoryEvents.of(1, *groups)
+    assert (before.place, before.kills) == (str(counted), 2)
+    assert not before.again().grew_since(before)
+    counted.write_text("oom_kill 3\n")
+    assert before.again().grew_since(before)
+
+
+def test_without_a_group_the_machine_is_asked_and_without_that_nobody(groups: tuple[Path, Path]) -> None:
+    assert MemoryEvents.of(1, *groups).kills == 40
+    (groups[0] / "vmstat").unlink()
+    nothing = MemoryEvents.of(1, *groups)
+    assert nothing.again() == nothing == MemoryEvents("", 0)
+
+
+def test_a_kill_while_the_count_goes_up_is_out_of_memory(
+    groups: tuple[Path, Path], ends: queue.Queue[End], start: Starter
+) -> None:
+    worker = start(rank=5)
+    counted = place(groups[1], "memory.events", "oom_kill 0\n")
+    with WorkerWatch(ends.put, run_id=RUN, cgroups=groups[1]) as watch:
+        watch.look()
+        counted.write_text("oom_kill 1\n")
+        worker.kill()
+        fault = ends.get(timeout=WAIT_S).fault(1, "n", "h")
+    worker.wait()
+    assert (fault.cause, fault.signal) == (OUT_OF_MEMORY, "SIGKILL")
+    assert str(fault) == f"rank 5 on h out of memory: the kernel killed process {worker.pid}"
+
+
+def test_other_ends_are_named_as_they_were() -> None:
+    def status(code: int, number: int) -> os.waitid_result:
+        return os.waitid_result((1, 0, signal.SIGCHLD, number, code))
+
+    crashed = end_of(status(os.CLD_DUMPED, signal.SIGSEGV), Worker(1, 0), out_of_memory=True).fault(1, "n", "h")
+    assert (crashed.cause, crashed.signal) == (SIGNAL, "SIGSEGV")
+    beside = end_of(status(os.CLD_EXITED, 1), Worker(1, 0), out_of_memory=True).fault(1, "n", "h")
+    assert str(beside) == "rank 0 on h exited with 1: the kernel killed a process beside it for lack of memory"
+    assert end_of(status(os.CLD_KILLED, 65), Worker(1, 0)).signal == "signal 65"
+
+
+@pytest.mark.parametrize(
+    ("end", "is_cause"),
+    [
+        (End(Worker(1), -1, "SIGKILL"), True),
+        (End(Worker(1), -1, "SIGSEGV"), True),
+        (End(Worker(1), -1, "SIGABRT"), False),
+        (End(Worker(1), -1, "SIGTERM"), False),
+        (End(Worker(1), 1), False),
+    ],
+)
+def test_only_what_cannot_be_a_consequence_is_a_cause_at_once(end: End, is_cause: bool) -> None:
+    assert end.is_fault
+    assert end.is_cause == is_cause

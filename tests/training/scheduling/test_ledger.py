@@ -1,0 +1,344 @@
+"""Arbiters that share a ledger: interleaved, with lost answers and lost watches, and with runs that die."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from raftkv.client.kv.compares import version
+from raftkv.client.kv.operations import Put
+from raftkv.errors import StatusError
+from raftkv.training.errors import RecordError
+from raftkv.training.keys import RunKeys
+from raftkv.training.scheduling.ledger import ClusterAdmission, SlotGrant
+from raftkv.training.scheduling.record import ClusterKeys, HostRecord, Ledger
+from tests.training.scheduling.ledger_world import LedgerWorld
+
+KEYS = ClusterKeys("gpu")
+PATIENCE_TURNS = 2_000
+
+
+@dataclass(frozen=True)
+class Here:
+    """A node, as far as admission looks at it."""
+
+    id: str
+    host: str
+    slots: int = 1
+    data: Mapping[str, str] = field(default_factory=lambda: {"host_slots": "1"})
+
+
+class Arbiter:
+    """One run: its nodes, its admission, and what it may run on."""
+
+    def __init__(self, world: LedgerWorld, run: str, hosts: list[str], low: int, seed: int = 0, lost: float = 0.0):
+        self.world, self.run, self.low = world, run, low
+        self.nodes = [Here(f"{run}-{host}", host) for host in hosts]
+        self.leases = {node.id: world.arrive(run, node.id) for node in self.nodes}
+        self.control = world.control(seed, lost)
+        self.admission = ClusterAdmission(self.control, "gpu")
+        self.asked = asyncio.Event()
+        self.admission.on_change(self.asked.set)
+        self.grant: SlotGrant | None = None
+
+    async def ask(self) -> SlotGrant | None:
+        self.asked.clear()
+        self.grant = await self.admission.request(self.run, self.nodes, self.low, len(self.nodes))
+        return self.grant
+
+    async def admitted(self) -> None:
+        """Until it may run; after a lost answer it asks again, otherwise only when it is called back."""
+        while True:
+            try:
+                if await self.ask():
+                    return
+            except StatusError:
+                continue
+            await self.asked.wait()
+
+    async def leave(self) -> None:
+        self.grant = None
+        while True:
+            try:
+                return await self.admission.release(self.run)
+            except StatusError:
+                continue
+
+    def die(self) -> None:
+        """All nodes at once, without a word."""
+        self.admission.close()
+        for lease in self.leases.values():
+            self.world.store.revoke(lease)
+
+
+def ledger(world: LedgerWorld) -> Ledger:
+    item = world.store.items.get(KEYS.ledger.encode())
+    return Ledger.decode(item.value) if item else Ledger()
+
+
+async def until(condition) -> None:
+    for _ in range(PATIENCE_TURNS):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise TimeoutError("it never came")
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def play(story) -> None:
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_run_that_waits_is_called_back_when_slots_become_free() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        first, second = Arbiter(world, "a", ["h1", "h2"], 2), Arbiter(world, "b", ["h2", "h3"], 2)
+        assert (await first.ask()) == SlotGrant(("a-h1", "a-h2"))
+        assert await second.ask() is None
+        assert second.admission.reason == "number 1 in line for slots that a holds"
+        assert not second.asked.is_set()
+        await first.leave()
+        await until(second.asked.is_set)
+        assert await second.ask() == SlotGrant(("b-h2", "b-h3"))
+        await second.leave()
+        assert KEYS.ledger.encode() not in world.store.items, "nothing stays behind"
+
+    play(story)
+
+
+def test_asking_again_writes_nothing_and_quiet_runs_read_nothing() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
+        await first.ask()
+        await second.ask()
+        revision = world.store.revision
+        await first.ask()
+        await second.ask()
+        assert world.store.revision == revision
+        await settle()
+        first.asked.clear()
+        calls = world.txns
+        third = Arbiter(world, "c", ["h9"], 1)
+        await third.ask()
+        await settle()
+        assert not first.asked.is_set(), "a run that has all it wants does not care"
+        assert world.txns == calls + 3, "read, read, write: of the third alone"
+
+    play(story)
+
+
+@pytest.mark.parametrize("waits_first", [True, False])
+def test_a_run_that_died_loses_its_claims(waits_first: bool) -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
+        await first.ask()
+        if waits_first:
+            assert await second.ask() is None
+            first.die()
+            await until(second.asked.is_set)
+        else:
+            first.die()
+        assert await second.ask() == SlotGrant(("b-h1",))
+        assert [claim.run for claim in ledger(world).claims] == ["b"]
+
+    play(story)
+
+
+def test_a_run_that_came_later_and_died_with_the_slots_is_noticed() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        first, big, small = (
+            Arbiter(world, "a", ["h1"], 1), Arbiter(world, "big", ["h1", "h2"], 2), Arbiter(world, "small", ["h2"], 1)
+        )  # fmt: skip
+        await first.ask()
+        assert await big.ask() is None
+        assert await small.ask()
+        await until(big.asked.is_set)
+        assert await big.ask() is None
+        await first.leave()
+        small.die()
+        await until(big.asked.is_set)
+        assert await big.ask() == SlotGrant(("big-h1", "big-h2"))
+
+    play(story)
+
+
+def test_the_ghost_of_a_dead_run_gets_nothing() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        ghost = Arbiter(world, "a", ["h1"], 1)
+        await ghost.ask()
+        ghost.die()
+        other = Arbiter(world, "b", ["h1"], 1)
+        assert await other.ask()
+        assert await ghost.ask() is None
+        assert [claim.run for claim in ledger(world).claims] == ["b"]
+
+    play(story)
+
+
+def test_who_does_not_decide_any_more_changes_nothing() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        arbiter = Arbiter(world, "a", ["h1", "h2"], 1)
+        await arbiter.ask()
+        before = ledger(world)
+        guard = version(RunKeys("a").arbiter) > 0
+        assert await arbiter.admission.request("a", arbiter.nodes[:1], 1, 1, [guard]) is None
+        assert "does not decide" in arbiter.admission.reason
+        await arbiter.admission.release("a", guards=[guard])
+        assert ledger(world) == before
+
+    play(story)
+
+
+def test_a_host_that_tells_its_slots() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
+        await first.ask()
+        assert await second.ask() is None
+        world.store.txn((), (Put(f"{KEYS.hosts}h1", HostRecord(2).encode()),))
+        await until(second.asked.is_set)
+        assert await second.ask()
+
+    play(story)
+
+
+def interfere(world: LedgerWorld, arbiter: Arbiter, meddle) -> None:
+    """Do something just before the next write of an arbiter."""
+    txn = arbiter.control.txn
+
+    async def meddled(compares, then, otherwise=()):
+        if any(isinstance(each, Put) for each in then):
+            arbiter.control.txn = txn
+            meddle()
+        return await txn(compares, then, otherwise)
+
+    arbiter.control.txn = meddled
+
+
+def test_a_run_whose_node_comes_back_in_that_instant_is_not_dropped() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
+        await first.ask()
+        first.die()
+        interfere(world, second, lambda: world.arrive("a", "a-h1"))
+        assert await second.ask() is None
+        assert [claim.run for claim in ledger(world).claims] == ["a", "b"]
+        assert ledger(world).claims[0].granted == ("a-h1",)
+
+    play(story)
+
+
+def test_slots_that_a_host_takes_back_in_that_instant_are_not_granted() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        tell = f"{KEYS.hosts}h1"
+        world.store.txn((), (Put(tell, HostRecord(2).encode()),))
+        first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
+        await first.ask()
+        interfere(world, second, lambda: world.store.txn((), (Put(tell, HostRecord(1).encode()),)))
+        assert await second.ask() is None
+
+    play(story)
+
+
+def test_a_change_just_after_the_question_is_not_missed() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
+        await first.ask()
+        # The first leaves between the second's last read and its watch.
+        watch = second.control.watch
+
+        def late(*arguments):
+            if first.leases:
+                first.die()
+                first.leases = {}
+            return watch(*arguments)
+
+        second.control.watch = late
+        assert await second.ask() is None
+        await until(second.asked.is_set)
+        assert await second.ask()
+
+    play(story)
+
+
+def test_watches_that_end_are_begun_again() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        first, second = Arbiter(world, "a", ["h1"], 1), Arbiter(world, "b", ["h1"], 1)
+        await first.ask()
+        assert await second.ask() is None
+        for _ in range(2):  # of the ledger, then of the first one's nodes
+            second.asked.clear()
+            second.control.lose_watch()
+            assert second.asked.is_set()
+        assert await second.ask() is None
+        first.die()
+        await until(second.asked.is_set)
+        assert await second.ask()
+        second.admission.close()
+        assert not [commit for commit in world.store.on_commit if commit]
+
+    play(story)
+
+
+def test_a_ledger_of_somebody_else_is_an_error_in_one_line() -> None:
+    async def story() -> None:
+        world = LedgerWorld()
+        world.store.txn((), (Put(KEYS.ledger, b"hello"),))
+        with pytest.raises(RecordError, match="not a ledger record"):
+            await Arbiter(world, "a", ["h1"], 1).ask()
+
+    play(story)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_many_arbiters_and_lost_answers(seed: int) -> None:
+    """Every run is admitted in the end, some die silently; no host is ever held twice."""
+
+    async def story() -> None:
+        rng = random.Random(seed)
+        world = LedgerWorld()
+        hosts = [f"h{number}" for number in range(4)]
+        finished: list[str] = []
+
+        running: Counter[str] = Counter()  # what runs believe that they may use, whatever the ledger says
+
+        async def live(number: int) -> None:
+            mine = rng.sample(hosts, rng.randint(1, 4))
+            arbiter = Arbiter(world, f"r{number}", mine, rng.randint(1, len(mine)), seed * 100 + number, lost=0.1)
+            await arbiter.admitted()
+            assert arbiter.grant is not None
+            taken = Counter(node_id.partition("-")[2] for node_id in arbiter.grant.node_ids)
+            running.update(taken)
+            assert max(running.values()) == 1, running
+            for _ in range(rng.randrange(20)):
+                await asyncio.sleep(0)
+            running.subtract(taken)
+            if rng.random() < 0.3:
+                arbiter.die()
+            else:
+                await arbiter.leave()
+                arbiter.die()
+            finished.append(arbiter.run)
+
+        await asyncio.gather(*(live(number) for number in range(8)))
+        assert len(finished) == 8
+
+    play(story)

@@ -1,0 +1,358 @@
+"""The lighthouse on a real cluster: daemons side by side, replicas that come and go, answers that cost nothing.
+
+The replicas are of this process: they speak torchft's protocol over raftkv's own channel (the real client's tests are
+in ``tests/foreign/test_torchft.py``). Everything waits for conditions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from raftkv.aio import Client, connect
+from raftkv.errors import ConfigError
+from raftkv.pb import torchft_pb2
+from raftkv.rpc import Channel, RpcError
+from raftkv.training.torchft.job import Timing
+from raftkv.training.torchft.lighthouse import HEARTBEAT, QUORUM, Lighthouse, LighthouseConfig
+from raftkv.training.torchft.roster import WAITING_MAX
+from raftkv.training.torchft.rules import Rules
+
+DEADLINE_S = 60.0
+JOB = "job"
+
+
+class Replica:
+    """One replica: heartbeats on a connection of its own until it dies."""
+
+    def __init__(self, name: str, port: int) -> None:
+        self.name = name
+        self.channel = Channel(f"127.0.0.1:{port}")
+        self.step = 0
+        self._beats = asyncio.ensure_future(self._beat())
+
+    async def _beat(self) -> None:
+        request = torchft_pb2.LighthouseHeartbeatRequest(replica_id=self.name).SerializeToString()
+        while True:
+            try:
+                await self.channel.unary(HEARTBEAT, request, 5.0)
+            except RpcError:
+                pass  # the daemon may be gone for a while
+            await asyncio.sleep(0.05)
+
+    async def quorum(self, **fields: Any) -> torchft_pb2.Quorum:
+        self.step += 1
+        member = torchft_pb2.QuorumMember(replica_id=self.name, step=self.step, **fields)
+        request = torchft_pb2.LighthouseQuorumRequest(requester=member).SerializeToString()
+        answer = await self.channel.unary(QUORUM, request, DEADLINE_S)
+        return torchft_pb2.LighthouseQuorumResponse.FromString(answer).quorum
+
+    async def die(self) -> None:
+        self.freeze()
+        await self.channel.close()
+
+    def freeze(self) -> None:
+        self._beats.cancel()
+
+
+class Stage:
+    """A cluster's client, daemons and replicas; all end with the test."""
+
+    def __init__(self, endpoints: list[str], kv: Client) -> None:
+        self.kv = kv
+        self.daemons: list[tuple[Lighthouse, asyncio.Task[None], Client]] = []
+        self.replicas: list[Replica] = []
+        self._endpoints = endpoints
+
+    async def daemon(self, *, min_replicas: int = 2, timeout_s: float = 30.0, join_timeout_s: float = 60.0) -> int:
+        """Start one; returns its port."""
+        kv = connect(self._endpoints)
+        config = LighthouseConfig(
+            rules=Rules(min_replicas, join_timeout_s), timing=Timing(heartbeat_timeout_s=timeout_s), lease_ttl_s=1
+        )
+        lighthouse = Lighthouse(kv, config)
+        ((_, port),) = await lighthouse.listen("127.0.0.1", 0, JOB)
+        self.daemons.append((lighthouse, asyncio.ensure_future(lighthouse.run()), kv))
+        return port
+
+    async def stop(self, index: int) -> None:
+        _, task, kv = self.daemons.pop(index)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await kv.close()
+
+    def replica(self, name: str, port: int) -> Replica:
+        self.replicas.append(Replica(name, port))
+        return self.replicas[-1]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():  # noqa: ASYNC110  the objects watched have no events for tests
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        for replica in self.replicas:
+            await replica.die()
+        while self.daemons:
+            await self.stop(-1)
+
+
+Story = Callable[[Stage], Awaitable[None]]
+
+
+@pytest.fixture
+def play(raftkv_cluster: Any) -> Callable[[Story], None]:
+    """Runs a story on a cluster that has no keys."""
+
+    @asynccontextmanager
+    async def stage() -> AsyncIterator[Stage]:
+        async with connect(raftkv_cluster.endpoints) as kv:
+            made = Stage(raftkv_cluster.endpoints, kv)
+            try:
+                yield made
+            finally:
+                await made.close()
+
+    def run(story: Story) -> None:
+        async def main() -> None:
+            async with stage() as made:
+                await asyncio.wait_for(story(made), DEADLINE_S)
+
+        asyncio.run(main())
+
+    return run
+
+
+def names(quorum: torchft_pb2.Quorum) -> str:
+    return "".join(member.replica_id for member in quorum.participants)
+
+
+async def together(*replicas: Replica, **fields: Any) -> torchft_pb2.Quorum:
+    """One step of all; they were told the same."""
+    quorums = await asyncio.gather(*(replica.quorum(**fields) for replica in replicas))
+    assert len({quorum.SerializeToString() for quorum in quorums}) == 1
+    return quorums[0]
+
+
+async def joined(newcomer: Replica, *others: Replica) -> torchft_pb2.Quorum:
+    """Steps of the others until one is with the newcomer: a quorum that has lost nobody waits for nobody."""
+    joining = asyncio.ensure_future(newcomer.quorum())
+    while newcomer.name not in names(quorum := await together(*others)):
+        assert not joining.done()
+    assert (await joining) == quorum
+    return quorum
+
+
+def test_members_are_told_all_that_they_have_said(play):
+    async def story(stage: Stage) -> None:
+        port = await stage.daemon()
+        a, b = stage.replica("a", port), stage.replica("b", port)
+        quorum = await together(a, b, address="http://a", data='{"x": 1}', reconfigure_handle="h")
+        assert (quorum.quorum_id, names(quorum)) == (1, "ab")
+        member = quorum.participants[1]
+        assert (member.address, member.data, member.reconfigure_handle, member.step) == ("http://a", '{"x": 1}', "h", 1)
+        assert quorum.created.seconds > 0
+
+    play(story)
+
+
+def test_a_step_of_the_same_members_writes_nothing(play):
+    async def story(stage: Stage) -> None:
+        port = await stage.daemon()
+        a, b = stage.replica("a", port), stage.replica("b", port)
+        first = await together(a, b)
+        before = (await stage.kv.range("x")).revision
+        for step in range(2, 6):
+            quorum = await together(a, b)
+            assert (quorum.quorum_id, quorum.participants[0].step) == (first.quorum_id, step)
+        assert (await stage.kv.range("x")).revision == before
+        assert (await together(a, b, commit_failures=1)).quorum_id == first.quorum_id + 1
+        assert (await together(a, b)).quorum_id == first.quorum_id + 1
+
+    play(story)
+
+
+def test_a_closed_connection_is_a_death_and_silence_is_one_later(play):
+    async def story(stage: Stage) -> None:
+        port = await stage.daemon(timeout_s=3.0)
+        a, b, c, d = (stage.replica(name, port) for name in "abcd")
+        await stage.until(lambda: len(stage.daemons[0][0].jobs[JOB].roster.replicas) == 4)
+        first = await together(a, b, c, d)
+        assert names(first) == "abcd"
+        survivors = [asyncio.ensure_future(replica.quorum()) for replica in (a, b, c)]
+        await d.die()
+        second = (await asyncio.gather(*survivors))[0]
+        assert (names(second), second.quorum_id) == ("abc", first.quorum_id + 1)
+        c.freeze()
+        third = await together(a, b)
+        assert (names(third), third.quorum_id) == ("ab", second.quorum_id + 1)
+
+    play(story)
+
+
+def test_who_gave_up_waiting_is_in_no_quorum(play):
+    async def story(stage: Stage) -> None:
+        port = await stage.daemon()
+        a, b = stage.replica("a", port), stage.replica("b", port)
+        job = stage.daemons[0][0].jobs[JOB]
+        waiting = a.channel.unary(QUORUM, _ask("a"), DEADLINE_S)
+        await stage.until(lambda: "a" in job.roster.asks())
+        waiting.cancel()
+        await stage.until(lambda: not job.roster.asks())
+        waits = asyncio.ensure_future(b.quorum())
+        await stage.until(lambda: "b" in job.roster.asks())
+        quorum = await a.quorum()
+        assert names(quorum) == "ab"
+        assert (await waits).quorum_id == quorum.quorum_id
+
+    play(story)
+
+
+def _ask(name: str) -> bytes:
+    member = torchft_pb2.QuorumMember(replica_id=name, step=1)
+    return torchft_pb2.LighthouseQuorumRequest(requester=member).SerializeToString()
+
+
+def test_what_is_no_request_is_refused(play):
+    async def story(stage: Stage) -> None:
+        replica = stage.replica("a", await stage.daemon())
+        for path, body in ((QUORUM, b""), (QUORUM, _ask("")), (HEARTBEAT, b""), (QUORUM, b"\xff")):
+            with pytest.raises(RpcError, match=r"requester|replica_id|not a message"):
+                await replica.channel.unary(path, body, DEADLINE_S)
+
+    play(story)
+
+
+def test_so_many_wait_for_the_quorum_of_a_replica_and_no_more(play):
+    async def story(stage: Stage) -> None:
+        replica = stage.replica("a", await stage.daemon())
+        waiting = [
+            asyncio.ensure_future(replica.channel.unary(QUORUM, _ask("a"), DEADLINE_S)) for _ in range(WAITING_MAX)
+        ]
+        with pytest.raises(RpcError, match="wait for the quorum of this replica already"):
+            await replica.channel.unary(QUORUM, _ask("a"), DEADLINE_S)
+        for call in waiting:
+            call.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    play(story)
+
+
+def test_daemons_side_by_side_decide_as_one(play):
+    async def story(stage: Stage) -> None:
+        ports = [await stage.daemon(min_replicas=3) for _ in range(3)]
+        a, b, c = (stage.replica(name, port) for name, port in zip("abc", ports, strict=True))
+        quorum_ids = [(await together(a, b, c)).quorum_id for _ in range(4)]
+        assert quorum_ids == [1, 1, 1, 1]
+        d = stage.replica("d", ports[0])
+        assert names(await joined(d, a, b, c)) == "abcd"
+        assert (await together(a, b, c, d, shrink_only=True)).quorum_id == 2
+        survivors = [asyncio.ensure_future(replica.quorum()) for replica in (a, c, d)]
+        await b.die()
+        shrunk = await asyncio.gather(*survivors)
+        assert [(names(quorum), quorum.quorum_id) for quorum in shrunk] == [("acd", 3)] * 3
+
+    play(story)
+
+
+def test_another_daemon_takes_over_from_one_that_died_with_its_replicas(play):
+    async def story(stage: Stage) -> None:
+        ports = [await stage.daemon(min_replicas=1) for _ in range(2)]
+        await stage.until(lambda: any(daemon.jobs[JOB].is_arbiter for daemon, _, _ in stage.daemons))
+        arbiter = next(index for index, (daemon, _, _) in enumerate(stage.daemons) if daemon.jobs[JOB].is_arbiter)
+        lost, kept = stage.replica("lost", ports[arbiter]), stage.replica("kept", ports[1 - arbiter])
+        first = await lost.quorum()
+        both = await joined(kept, lost)
+        assert (names(both), both.quorum_id) == ("keptlost", first.quorum_id + 1)
+        await lost.die()
+        survivor = asyncio.ensure_future(kept.quorum())
+        await stage.stop(arbiter)
+        quorum = await survivor
+        assert names(quorum) == "kept"
+        assert quorum.quorum_id > both.quorum_id
+
+    play(story)
+
+
+def test_the_id_goes_on_where_it_was_when_all_daemons_are_new(play):
+    async def story(stage: Stage) -> None:
+        ids = []
+        for life in range(3):
+            port = await stage.daemon(timeout_s=1.0)
+            a, b = stage.replica(f"a{life}", port), stage.replica(f"b{life}", port)
+            ids.append((await together(a, b)).quorum_id)
+            await a.die()
+            await b.die()
+            await stage.stop(0)
+        assert ids == [1, 2, 3]
+        left = await stage.kv.range("/raftkv/torchft/", prefix=True)
+        assert [item.key for item in left] == [b"/raftkv/torchft/job/head/quorum"]
+
+    play(story)
+
+
+def test_a_new_daemon_waits_for_the_members_to_come_back(play):
+    async def story(stage: Stage) -> None:
+        port = await stage.daemon(min_replicas=1)
+        a, b = stage.replica("a", port), stage.replica("b", port)
+        await stage.until(lambda: len(stage.daemons[0][0].jobs[JOB].roster.replicas) == 2)
+        first = await together(a, b)
+        assert names(first) == "ab"
+        await a.die()
+        await b.die()
+        await stage.stop(0)
+        port = await stage.daemon(min_replicas=1)
+        waits = asyncio.ensure_future(stage.replica("a", port).quorum())
+        job = stage.daemons[0][0].jobs[JOB]
+        await stage.until(lambda: "a" in job.roster.asks() and "1 of 2" in job.decision.reason)
+        again = await stage.replica("b", port).quorum()
+        assert (await waits).quorum_id == again.quorum_id == first.quorum_id
+        assert names(again) == "ab"
+
+    play(story)
+
+
+def test_a_lost_lease_is_replaced_and_steps_go_on(play):
+    async def story(stage: Stage) -> None:
+        ports = [await stage.daemon() for _ in range(2)]
+        a, b = (stage.replica(name, port) for name, port in zip("ab", ports, strict=True))
+        first = await together(a, b)
+        for lease in await stage.kv.leases():
+            await stage.kv.revoke(lease)
+        # Whoever is there is told again, though nobody has asked for anything.
+        while await stage.kv.count("/raftkv/torchft/job/member/", prefix=True) < 2:  # noqa: ASYNC110  as above
+            await asyncio.sleep(0.01)
+        last = await together(a, b)
+        while names(last) != "ab":
+            last = await together(a, b)
+        assert last.quorum_id >= first.quorum_id
+
+    play(story)
+
+
+def test_losing_the_whole_store_delays_a_step_and_no_more(play, raftkv_cluster):
+    async def story(stage: Stage) -> None:
+        ports = [await stage.daemon() for _ in range(2)]
+        a, b = (stage.replica(name, port) for name, port in zip("ab", ports, strict=True))
+        first = await together(a, b)
+        (member,) = raftkv_cluster.members
+        await asyncio.to_thread(member.kill)
+        waiting = asyncio.ensure_future(together(a, b))
+        await stage.until(lambda: all(daemon.jobs[JOB].roster.asks() for daemon, _, _ in stage.daemons))
+        await asyncio.to_thread(member.restart)
+        assert (await waiting).quorum_id == first.quorum_id
+
+    play(story)
+
+
+@pytest.mark.parametrize("job", ["", "a b", "a/b", "x" * 201])
+def test_a_job_has_a_name_that_can_be_a_key(play, job):
+    async def story(stage: Stage) -> None:
+        lighthouse = Lighthouse(stage.kv, LighthouseConfig(rules=Rules(1)))
+        with pytest.raises(ConfigError, match="job name"):
+            await lighthouse.listen("127.0.0.1", 0, job)
+
+    play(story)

@@ -1,0 +1,143 @@
+"""When replicas form a quorum: the rule against torchft's own words, and what must hold whatever the view."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from raftkv.training.torchft.rules import Ask, Rules, View, decide
+
+RULES = Rules(min_replicas=2, join_timeout_s=60.0)
+NAMES = "abcde"
+
+
+def view(healthy: str, asks: str, previous: str | None = None, *, shrink: str = "", failed: str = "") -> View:
+    """Replicas are letters; who asks has done so at 0 s."""
+    made = {name: (Ask(name, f"d/{name}", name in shrink, int(name in failed)), 0.0) for name in asks}
+    return View(frozenset(healthy), made, None if previous is None else tuple(previous))
+
+
+def members(seen: View, rules: Rules = RULES, now_s: float = 0.0) -> str:
+    """Letters of the quorum; empty: none."""
+    return "".join(ask.replica_id for ask in decide(seen, rules, now_s).members)
+
+
+def test_the_first_quorum_needs_the_minimum_and_all_that_are_there():
+    assert members(view("a", "a")) == ""
+    assert members(view("ab", "ab")) == "ab"
+    assert members(view("abc", "ab")) == ""
+    assert members(view("abc", "ab"), now_s=60.0) == "ab"
+
+
+def test_half_of_the_healthy_is_not_enough_however_long_they_wait():
+    assert members(view("abcd", "ab"), now_s=1000.0) == ""
+    assert members(view("abcd", "abc"), now_s=1000.0) == "abc"
+
+
+def test_who_asks_and_is_not_heard_of_does_not_count():
+    assert members(view("ab", "abc")) == "ab"
+    assert members(view("a", "abc")) == ""
+
+
+def test_the_last_quorum_goes_on_at_once_and_takes_newcomers_that_ask():
+    assert members(view("abc", "ab", "ab")) == "ab"
+    assert members(view("abc", "abc", "ab")) == "abc"
+    assert members(view("abcd", "a", "a"), Rules(min_replicas=3)) == "a"
+
+
+def test_survivors_wait_for_nobody_who_was_not_with_them():
+    assert members(view("abd", "ab", "abc")) == "ab"
+    assert members(view("abd", "a", "abc")) == ""
+    assert members(view("abd", "d", "abc"), Rules(min_replicas=1)) == ""
+    assert members(view("ab", "a", "abc"), Rules(min_replicas=1)) == ""
+
+
+def test_members_of_a_quorum_that_is_long_gone_hold_nobody_up_and_push_nobody():
+    assert members(view("de", "de", "abc")) == "de"
+    assert members(view("def", "de", "abc")) == ""
+
+
+def test_newcomers_wait_while_somebody_only_shrinks():
+    assert members(view("abc", "abc", "ab", shrink="a")) == "ab"
+    assert members(view("bc", "bc", "ab", shrink="c")) == "b"
+    assert members(view("cd", "cd", "ab", shrink="c")) == ""
+
+
+def test_the_id_grows_with_another_membership_or_a_failed_step():
+    assert decide(view("ab", "ab", None), RULES, 0.0).new_id
+    assert not decide(view("ab", "ab", "ab"), RULES, 0.0).new_id
+    assert decide(view("ab", "ab", "abc"), RULES, 0.0).new_id
+    assert decide(view("abc", "abc", "ab"), RULES, 0.0).new_id
+    assert decide(view("ab", "ab", "ab", failed="b"), RULES, 0.0).new_id
+
+
+def torchft(seen: View, rules: Rules, now_s: float) -> str | None:
+    """The rule as torchft's documentation and tests tell it, written down a second time, without the others' help."""
+    present = "".join(sorted(name for name in seen.asks if name in seen.healthy))
+    shrinking = any(seen.asks[name][0].shrink_only for name in present)
+    chosen = present
+    if seen.previous is not None:
+        if shrinking:
+            chosen = "".join(name for name in present if name in seen.previous)
+        if all(name in present for name in seen.previous):
+            return chosen
+    if len(present) < rules.min_replicas or len(present) <= len(seen.healthy) // 2:
+        return None
+    waited_s = now_s - min((seen.asks[name][1] for name in present), default=now_s)
+    if len(present) != len(seen.healthy) and waited_s < rules.join_timeout_s:
+        return None
+    return chosen
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    some = st.sets(st.sampled_from(NAMES))
+    asks = {
+        name: (
+            Ask(name, f"d/{name}", draw(st.booleans()) and draw(st.booleans()), draw(st.integers(0, 1))),
+            draw(st.sampled_from((0.0, 30.0, 59.0))),
+        )
+        for name in sorted(draw(some))
+    }
+    previous = draw(st.none() | some.filter(bool).map(lambda names: tuple(sorted(names))))
+    return View(frozenset(draw(some)), asks, previous)
+
+
+rules_of_any_kind = st.builds(Rules, st.integers(1, 4), st.sampled_from((0.0, 60.0)))
+
+
+@given(views(), rules_of_any_kind, st.sampled_from((59.0, 60.0, 1000.0)))
+@example(view("abd", "ab", "abc"), RULES, 0.0)
+def test_the_rule_is_torchfts_but_for_survivors(seen, rules, now_s):
+    theirs, ours = torchft(seen, rules, now_s), members(seen, rules, now_s)
+    if ours != (theirs or ""):
+        survivors = seen.healthy & set(seen.previous or ())
+        assert theirs is None
+        assert survivors
+        assert survivors <= set(ours)
+
+
+@given(views(), rules_of_any_kind, st.sampled_from((59.0, 60.0, 1000.0)))
+def test_a_quorum_is_of_those_who_are_there_and_ask_in_order(seen, rules, now_s):
+    chosen = members(seen, rules, now_s)
+    assert list(chosen) == sorted(set(chosen))
+    assert set(chosen) <= seen.healthy & seen.asks.keys()
+
+
+@given(views(), rules_of_any_kind)
+def test_what_time_alone_changes_is_told(seen, rules):
+    """Either nothing changes as time goes by, or it changes exactly when it was said to."""
+    now_s = 59.0
+    first = decide(seen, rules, now_s)
+    if first.members or first.ask_again_s is None:
+        assert decide(seen, rules, 1e9).members == first.members
+    else:
+        assert decide(seen, rules, now_s + first.ask_again_s).members
+        assert not decide(seen, rules, now_s + first.ask_again_s - 0.5).members
+
+
+@given(st.sets(st.sampled_from(NAMES)), views(), views(), rules_of_any_kind)
+def test_of_two_halves_that_know_only_their_own_asks_one_goes_on(healthy, one, other, rules):
+    others_asks = {name: ask for name, ask in other.asks.items() if name not in one.asks}
+    halves = [View(frozenset(healthy), asks, None) for asks in (one.asks, others_asks)]
+    assert not all(members(half, rules, 1000.0) for half in halves)
