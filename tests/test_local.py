@@ -106,7 +106,7 @@ def test_settings_of_the_callers_environment_do_not_reach_a_member(tmp_path, mon
 
 PROGRAM = """
 import os, sys, threading
-from raftkv.client.local import local
+from raftkv.client.local.cluster import local
 
 cluster = local(directory=sys.argv[1]).start()
 print(cluster.directory, flush=True)

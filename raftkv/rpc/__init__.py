@@ -45,18 +45,18 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "Channel": "channel",
+    "Channel": "client.channel",
     "ChannelOptions": "limits",
-    "ChannelState": "channel",
-    "ClientStream": "client_stream",
+    "ChannelState": "client.channel",
+    "ClientStream": "client.stream",
     "Code": "status",
-    "HttpRequest": "http",
-    "HttpResponse": "http",
+    "HttpRequest": "server.http",
+    "HttpResponse": "server.http",
     "RpcError": "status",
-    "Server": "server",
+    "Server": "server.server",
     "ServerLimits": "limits",
-    "StreamCall": "server_stream",
-    "UnaryCall": "calls",
+    "StreamCall": "server.stream",
+    "UnaryCall": "server.calls",
 }
 
 

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from raftkv.training.errors import TrainingError as TrainingError
 
 _PLACES: Final = {
-    "BarrierTimeout": "epoch",
+    "BarrierTimeout": "api.generation",
     "EpochOver": "errors",
     "JoinTimeout": "errors",
-    "Run": "run",
+    "Run": "api.run",
     "RunClosed": "errors",
     "RunConflict": "errors",
     "TrainingError": "errors",
-    "join": "run",
+    "join": "api.run",
 }
 
 __all__ = ["aio", *sorted(_PLACES)]  # noqa: PLE0604

@@ -23,7 +23,7 @@ from raftkv.rpc.status import RpcError
 from tests.client.fakes import FakeCluster
 
 
-@pytest.mark.parametrize("name", ["endpoints", "errors", "keys", "space", "values"])
+@pytest.mark.parametrize("name", ["rpc.endpoints", "errors", "keys", "space", "values"])
 def test_examples(name):
     tried = doctest.testmod(importlib.import_module(f"raftkv.client.{name}"))
     assert (tried.failed, tried.attempted > 0) == (0, True)

@@ -138,7 +138,7 @@ def test_a_second_loop_may_be_used_on_the_thread_of_the_first(loop):
 
 INTERRUPTED = """
 import asyncio, os, signal, sys, threading
-from raftkv.client.sync_loop import LoopThread
+from raftkv.client.sync.loop import LoopThread
 
 loop = LoopThread("under-test")
 seen = []

@@ -1,8 +1,8 @@
 """raftkvctl: the command line of a cluster, with etcdctl's commands, flags, output and exit codes.
 
-Owns the program: its failures become one line and an exit code. Which commands there are is in ``ctl.tree``; what they
-do is in ``ctl.kv``, ``ctl.txn``, ``ctl.cluster``, ``runs.commands``, ``ctl.about`` and others of that kind; how they reach
-the cluster in ``ctl.session``; how answers look in ``printer``.
+Owns the program: its failures become one line and an exit code. Which commands there are is in ``tree``; what they do
+is in ``kv``, ``txn``, ``cluster``, ``cli.runs.commands``, ``about`` and others of that kind; how they reach the cluster
+is in ``session``; how answers look is in ``cli.output.printer``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ have yet is here too (``Absent``), so that it is refused with a reason.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -128,24 +127,24 @@ def _kv_commands() -> list[Leaf]:
     interactive = Flag("interactive", BOOL, usage="ask for each part", short="i")
     physical = Flag("physical", BOOL, usage="wait until the history is removed from the database of the member asked")
     return [
-        _leaf("get", "ctl_kv:get", "KEY [END]", "Read a key, or the keys from KEY up to END", GET_FLAGS)(
+        _leaf("get", "ctl.kv:get", "KEY [END]", "Read a key, or the keys from KEY up to END", GET_FLAGS)(
             "get greeting", "get jobs/ --prefix --keys-only", "get greeting --rev=4 -w json"
         ),
-        _leaf("put", "ctl_kv:put", "KEY [VALUE]", "Write a key", PUT_FLAGS, _PUT_DETAILS)(
+        _leaf("put", "ctl.kv:put", "KEY [VALUE]", "Write a key", PUT_FLAGS, _PUT_DETAILS)(
             "put greeting hello", "put offset -- -1", "put config < config.json"
         ),
-        _leaf("del", "ctl_kv:delete", "KEY [END]", "Delete a key, or the keys from KEY up to END", DELETE_FLAGS)(
+        _leaf("del", "ctl.kv:delete", "KEY [END]", "Delete a key, or the keys from KEY up to END", DELETE_FLAGS)(
             "del greeting", "del jobs/ --prefix"
         ),
-        _leaf("txn", "ctl_txn:txn", "", "Compare and change keys in one step", (interactive,), _TXN_DETAILS)(
+        _leaf("txn", "ctl.txn:txn", "", "Compare and change keys in one step", (interactive,), _TXN_DETAILS)(
             "txn --interactive", "txn < transaction.txt"
         ),
-        _leaf("compaction", "ctl_kv:compaction", "REVISION", "Forget the history before a revision", (physical,))(
+        _leaf("compaction", "ctl.kv:compaction", "REVISION", "Forget the history before a revision", (physical,))(
             "compaction 1000"
         ),
         _leaf(
             "watch",
-            "ctl_watch:watch",
+            "ctl.watch:watch",
             "KEY [END] [-- COMMAND ...]",
             "Print the changes of keys as they happen",
             WATCH_FLAGS,
@@ -158,15 +157,15 @@ def _lease_commands() -> Branch:
     once = Flag("once", BOOL, usage="renew the lease once and end")
     keys = Flag("keys", BOOL, usage="also print the keys that are attached to the lease")
     children = [
-        _leaf("grant", "ctl_lease:grant", "TTL", "Make a lease that lives for TTL seconds")("lease grant 60"),
-        _leaf("revoke", "ctl_lease:revoke", "LEASE", "End a lease and delete its keys")(
+        _leaf("grant", "ctl.lease:grant", "TTL", "Make a lease that lives for TTL seconds")("lease grant 60"),
+        _leaf("revoke", "ctl.lease:revoke", "LEASE", "End a lease and delete its keys")(
             "lease revoke 32695410dcc0ca06"
         ),
-        _leaf("timetolive", "ctl_lease:time_to_live", "LEASE", "Print how many seconds a lease has left", (keys,))(
+        _leaf("timetolive", "ctl.lease:time_to_live", "LEASE", "Print how many seconds a lease has left", (keys,))(
             "lease timetolive 32695410dcc0ca06 --keys"
         ),
-        _leaf("list", "ctl_lease:list_leases", "", "List all leases")("lease list"),
-        _leaf("keep-alive", "ctl_lease:keep_alive", "LEASE", "Renew a lease until it ends", (once,))(
+        _leaf("list", "ctl.lease:list_leases", "", "List all leases")("lease list"),
+        _leaf("keep-alive", "ctl.lease:keep_alive", "LEASE", "Renew a lease until it ends", (once,))(
             "lease keep-alive 32695410dcc0ca06"
         ),
     ]
@@ -179,12 +178,12 @@ def _coordination_commands() -> list[Leaf]:
     elect_details = """With PROPOSAL it takes part: when it leads it prints its key, and it stays until SIGINT or
 SIGTERM arrives; then it resigns.  Its lease has a TTL of 60 seconds."""
     return [
-        _leaf("lock", "ctl_lock:lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS)(
+        _leaf("lock", "ctl.lock:lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS)(
             "lock backup", "lock backup -- ./backup.sh --full"
         ),
         _leaf(
             "elect",
-            "ctl_elect:elect",
+            "ctl.elect:elect",
             "NAME [PROPOSAL]",
             "Take part in an election, or observe it",
             (listen,),
@@ -201,23 +200,23 @@ _NO_AUTH = "raftkv has no users, roles and permissions yet"
 def _cluster_commands() -> list[click.Command]:
     revision = Flag("rev", INT, usage="hash the history up to this revision; 0 means all of it")
     members: list[click.Command] = [
-        _leaf("list", "ctl_cluster:member_list", "", "List the members", (_CONSISTENCY,))("member list -w table"),
+        _leaf("list", "ctl.cluster:member_list", "", "List the members", (_CONSISTENCY,))("member list -w table"),
         *(Absent(name, f"member {name}", _NO_CHANGES) for name in ("add", "promote", "remove", "update")),
     ]
     endpoint = [
-        _leaf("health", "ctl_cluster:endpoint_health", "", "Tell whether endpoints can commit a write", (_CLUSTER,))(
+        _leaf("health", "ctl.cluster:endpoint_health", "", "Tell whether endpoints can commit a write", (_CLUSTER,))(
             "endpoint health --cluster"
         ),
-        _leaf("status", "ctl_cluster:endpoint_status", "", "Print version, size, leader and term", (_CLUSTER,))(
+        _leaf("status", "ctl.cluster:endpoint_status", "", "Print version, size, leader and term", (_CLUSTER,))(
             "endpoint status --cluster -w table"
         ),
-        _leaf("hashkv", "ctl_cluster:endpoint_hashkv", "", "Print the hash of the history", (_CLUSTER, revision))(
+        _leaf("hashkv", "ctl.cluster:endpoint_hashkv", "", "Print the hash of the history", (_CLUSTER, revision))(
             "endpoint hashkv --cluster"
         ),
     ]
     alarm = [
-        _leaf("list", "ctl_cluster:alarm_list", "", "List all alarms")("alarm list"),
-        _leaf("disarm", "ctl_cluster:alarm_disarm", "", "Disarm all alarms")("alarm disarm"),
+        _leaf("list", "ctl.cluster:alarm_list", "", "List all alarms")("alarm list"),
+        _leaf("disarm", "ctl.cluster:alarm_disarm", "", "Disarm all alarms")("alarm disarm"),
     ]
     defragmentation = "raftkv needs no defragmentation: its database uses the pages again that a compaction frees"
     return [
@@ -250,7 +249,7 @@ def _mirror_command() -> Leaf:
     )
     details = "Prints every 30 seconds how many keys it has written. It runs until something ends it."
     return _leaf(
-        "make-mirror", "ctl_mirror:make_mirror", "DESTINATION", "Copy keys to a cluster and follow", flags, details
+        "make-mirror", "ctl.mirror:make_mirror", "DESTINATION", "Copy keys to a cluster and follow", flags, details
     )("make-mirror 10.0.1.1:2379", "make-mirror 10.0.1.1:2379 --prefix jobs/ --dest-prefix old-jobs/")
 
 
@@ -271,12 +270,12 @@ def _check_commands() -> Branch:
 0.5 s, and a standard deviation below 0.1 s.  Ctrl-C prints what was measured until then."""
     scale = "The loads are 10,000, 100,000, 1,000,000 and 3,000,000 keys of 1 KiB."
     children = [
-        _leaf("perf", "ctl_check:perf", "", "Put at a steady rate for 60 s and judge the cluster", perf_flags, perf)(
+        _leaf("perf", "ctl.check:perf", "", "Put at a steady rate for 60 s and judge the cluster", perf_flags, perf)(
             "check perf", "check perf --load=m --auto-compact"
         ),
         _leaf(
             "datascale",
-            "ctl_check:datascale",
+            "ctl.check:datascale",
             "",
             "Write many keys and print how much memory they take",
             scale_flags,
@@ -320,23 +319,27 @@ def _run_commands() -> Branch:
     )
     delete = "Its faults and epochs are forgotten; the next run of that id begins with epoch 1."
     children = [
-        _leaf("list", "ctl_run:list_all", "", "List the runs", flags)("run list"),
-        _leaf("show", "ctl_run:show", "RUN", "Print who is in a run, who waits and why, and the last faults", flags)(
-            "run show job7"
-        ),
-        _leaf("timeline", "ctl_run:timeline", "RUN", "Print what happened: epochs, ranks, causes, seconds", flags)(
-            "run timeline job7"
-        ),
-        _leaf("watch", "ctl_run:watch", "RUN", "Print what happens until SIGINT or SIGTERM arrives", flags)(
+        _leaf("list", "runs.commands:list_all", "", "List the runs", flags)("run list"),
+        _leaf(
+            "show", "runs.commands:show", "RUN", "Print who is in a run, who waits and why, and the last faults", flags
+        )("run show job7"),
+        _leaf(
+            "timeline", "runs.commands:timeline", "RUN", "Print what happened: epochs, ranks, causes, seconds", flags
+        )("run timeline job7"),
+        _leaf("watch", "runs.commands:watch", "RUN", "Print what happens until SIGINT or SIGTERM arrives", flags)(
             "run watch job7"
         ),
-        _leaf("queue", "ctl_run:queue", "[CLUSTER]", "Print who holds the slots that runs share, and who waits", flags)(
-            "run queue", "run queue gpu"
-        ),
-        _leaf("exec", "ctl_run_exec:execute", "-- COMMAND ...", "Take part in a run", _EXEC_FLAGS, _EXEC_DETAILS)(
+        _leaf(
+            "queue",
+            "runs.commands:queue",
+            "[CLUSTER]",
+            "Print who holds the slots that runs share, and who waits",
+            flags,
+        )("run queue", "run queue gpu"),
+        _leaf("exec", "runs.exec:execute", "-- COMMAND ...", "Take part in a run", _EXEC_FLAGS, _EXEC_DETAILS)(
             "run exec --job job7 --nnodes 2:4 -- python train.py"
         ),
-        _leaf("delete", "ctl_run:delete", "RUN", "Delete all keys of a run", (*flags, *sure), delete)(
+        _leaf("delete", "runs.commands:delete", "RUN", "Delete all keys of a run", (*flags, *sure), delete)(
             "run delete job7 --yes"
         ),
     ]
@@ -355,15 +358,14 @@ are behind, leader changes and alarms.  Rates come from the members' metrics.  q
 def _about_commands() -> list[click.Command]:
     shells = "bash|zsh|fish|powershell"
     commands: list[click.Command] = [
-        _leaf("top", "ctl_top:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
-        _leaf("options", "ctl_about:options", "", "Describe the options that every command has")("options"),
-        _leaf("version", "ctl_about:version", "", "Print the version")("version"),
-        _leaf("completion", "ctl_about:completion", shells, "Print a completion script for a shell")(
+        _leaf("top", "top.command:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
+        _leaf("options", "ctl.about:options", "", "Describe the options that every command has")("options"),
+        _leaf("version", "ctl.about:version", "", "Print the version")("version"),
+        _leaf("completion", "ctl.about:completion", shells, "Print a completion script for a shell")(
             "completion bash > /etc/bash_completion.d/raftkvctl"
         ),
     ]
-    if os.path.exists(os.path.join(os.path.dirname(__file__), "bench.py")):
-        commands.append(External("bench", "raftkv.cli.bench.command:bench", "Measure a cluster"))
+    commands.append(External("bench", "raftkv.cli.bench.command:bench", "Measure a cluster"))
     return commands
 
 

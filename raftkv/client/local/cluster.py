@@ -47,7 +47,7 @@ _PORTS: Final = range(10_000, 32_000)
 """Below the range from which the kernel takes ports for outgoing connections: those are taken at any moment."""
 _ATTEMPTS: Final = 3
 _PORT_TAKEN: Final = "address already in use"
-_GUARD: Final = str(Path(__file__).with_name("local_guard.py"))
+_GUARD: Final = str(Path(__file__).with_name("guard.py"))
 
 
 def local(

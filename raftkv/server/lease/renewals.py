@@ -19,7 +19,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply.request import Kind
-from raftkv.server.lease import times as lessor_times
+from raftkv.server.lease import times as lease_times
 from raftkv.server.lease.times import LeaseClock, LeaseTimes
 
 EXPIRE_MAX: Final = 100
@@ -87,10 +87,10 @@ class Renewals:
         for ticket in tickets:
             lease_id = ticket.lease_id
             verdict = renew(lease_id)
-            if verdict == lessor_times.FRESH:
+            if verdict == lease_times.FRESH:
                 times.renewed_total += 1
                 ticket.answer(ttl_s(lease_id))
-            elif verdict == lessor_times.UNLOGGED:
+            elif verdict == lease_times.UNLOGGED:
                 unlogged.append(ticket)
             else:
                 self._settle_over(ticket, verdict)
@@ -98,7 +98,7 @@ class Renewals:
             self._log()
 
     def _settle_over(self, ticket: Ticket, verdict: int) -> None:
-        if verdict == lessor_times.GONE:
+        if verdict == lease_times.GONE:
             ticket.answer(0)
         else:
             self._dying.setdefault(ticket.lease_id, []).append(ticket)
@@ -132,7 +132,7 @@ class Renewals:
         """Their RENEW is applied; a lease lives from now on, unless it ended while the entry was on its way."""
         for ticket in tickets:
             verdict = self._times.renew(ticket.lease_id)
-            if verdict in (lessor_times.GONE, lessor_times.DYING):
+            if verdict in (lease_times.GONE, lease_times.DYING):
                 self._settle_over(ticket, verdict)
             else:
                 self._times.renewed_total += 1

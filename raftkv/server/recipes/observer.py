@@ -7,7 +7,7 @@ Invariants
 - What is sent is who led at the end of each revision that touched the election, so nothing is left out and nothing
   comes twice, however late the changes are looked at. (etcd asks anew after each resignation, and may skip a leader of
   short life.)
-- A client that does not read costs what ``recipes.local_watch`` keeps for it. Where the history that it still needed was
+- A client that does not read costs what ``local_watch`` keeps for it. Where the history that it still needed was
   compacted meanwhile, it goes on from the present.
 """
 

@@ -1,7 +1,7 @@
 """The process that outlives an agent killed with ``kill -9`` just long enough to end its workers.
 
 Owns the last resort of ``process.workers``, and the marks by which workers are found. It is run by path, alone
-(``python -I -S supervisor_guard.py MARK DIRECTORY``), and imports nothing of raftkv:
+(``python -I -S guard.py MARK DIRECTORY``), and imports nothing of raftkv:
 
 1. it leads the process group of all workers, so that the group's number is not given to anybody else;
 2. it reads its standard input, a pipe whose other end only the agent holds; at its end, however the agent went, it

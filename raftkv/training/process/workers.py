@@ -34,13 +34,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from raftkv.errors import RaftKVError
-from raftkv.training.process import guard as supervisor_guard
+from raftkv.training.process import guard
 from raftkv.training.process.faults import End, MemoryEvents, Worker, end_of
 
 if TYPE_CHECKING:
     from raftkv.training.output import Output
 
-_GUARD: Final = str(Path(supervisor_guard.__file__).resolve())
+_GUARD: Final = str(Path(guard.__file__).resolve())
 
 
 class WorkerStartError(RaftKVError):
@@ -147,7 +147,7 @@ class Workers:
 
     async def _start(self, command: Sequence[str], environment: Mapping[str, str], rank: int, local_rank: int) -> None:
         error_file = os.path.join(self.directory, f"error-{local_rank}.json")
-        marks = {supervisor_guard.MARK: self.mark, "TORCHELASTIC_ERROR_FILE": error_file}
+        marks = {guard.MARK: self.mark, "TORCHELASTIC_ERROR_FILE": error_file}
         try:
             with self._streams(rank, local_rank) as (stdout, stderr):
                 process = await asyncio.create_subprocess_exec(
@@ -175,7 +175,7 @@ class Workers:
             await process.process.wait()
         if self.guard.returncode is None:
             await asyncio.to_thread(self.guard.communicate)
-            await asyncio.to_thread(supervisor_guard.kill_marked, self.mark)
+            await asyncio.to_thread(guard.kill_marked, self.mark)
             shutil.rmtree(self.directory, ignore_errors=True)
         if self.output is not None:
             await self.output.drained()

@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, Final
 
 from raftkv.errors import RaftKVError
-from raftkv.training.tcpstore import wire as wire
+from raftkv.training.tcpstore import wire
 from raftkv.training.tcpstore.budget import Budgets
 from raftkv.training.tcpstore.store import BATCH_BYTES_MAX, WATCHED_KEYS_MAX, ReplicatedStore
 from raftkv.training.tcpstore.wire import FrameError, Op, Reader, Request

@@ -1,7 +1,7 @@
 """The differential test: the same seeded KV requests on etcd 3.5.1 and on raftkv, every answer compared.
 
-Prints the counts; on a difference seed, step, request, both answers and a shrunk history (see `differential.py`,
-which is also a command: `python -m tests.compat.differential.differential --help`). Long runs, 20,000 requests in all: over three
+Prints the counts; on a difference seed, step, request, both answers and a shrunk history (see `requests.py`, which is
+also a command: `python -m tests.compat.differential.requests --help`). Long runs, 20,000 requests in all: over three
 members, on one member, and on members that are killed (`kill -9`) and restarted every few hundred requests. A short
 one is part of `make test`.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.compat.differential.differential import Player, Report
+from tests.compat.differential.requests import Player, Report
 from tests.compat.wire import Wire
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster

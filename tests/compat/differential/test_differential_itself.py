@@ -12,9 +12,9 @@ import pytest
 
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests.compat.differential.compare import HeaderWatch, allowed_difference, difference
-from tests.compat.differential.differential import Player
 from tests.compat.differential.generator import INT64_MAX, Generator, Step, View, prefix_end
 from tests.compat.differential.replay import Recorded, RevisionMap
+from tests.compat.differential.requests import Player
 from tests.compat.differential.shrink import shrink, simpler_forms
 from tests.compat.wire import Answer, Pending, Wire
 from tests.procs import ETCD_FAST, Cluster

@@ -1,6 +1,6 @@
 """The differential test of streams: one program of watches, leases, locks and elections on etcd 3.5.1 and on raftkv.
 
-Prints the counts; on a difference seed, operation and a shrunk program (`differential_streams.py`, which is a command
+Prints the counts; on a difference seed, operation and a shrunk program (`stream_programs.py`, which is a command
 too). Two runs: over three members of raftkv, and on one.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compat.differential.differential_streams import EPISODE_OPS, Player
+from tests.compat.differential.stream_programs import EPISODE_OPS, Player
 from tests.compat.wire import Wire
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from raftkv.pb import election_pb2, kv_pb2, rpc_pb2
-from tests.compat.differential.differential_streams import Op, Player
 from tests.compat.differential.mirror import Interest, Mirror
 from tests.compat.differential.stream_generator import At, Generator
+from tests.compat.differential.stream_programs import Op, Player
 from tests.compat.differential.stream_side import Names, Side
 from tests.compat.streams import NothingCameError, Stream, Streams
 from tests.compat.wire import Wire

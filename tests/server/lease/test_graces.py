@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raftkv.server.lease import graces as lease_graces
+from raftkv.server.lease import graces
 from raftkv.server.lease.graces import Graces, Orphan
 
 
@@ -79,7 +79,7 @@ def test_what_is_gone_is_forgotten() -> None:
 
 
 def test_a_stream_has_a_bounded_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_graces, "KEPT_MAX", 2)
+    monkeypatch.setattr(graces, "KEPT_MAX", 2)
     kept = Kept()
     for lease_id in (1, 2, 3):
         kept.answered("a", lease_id)

@@ -105,7 +105,7 @@ def test_a_full_disk(cluster: Cluster) -> None:
     assert "Traceback" not in log_of(cluster.members[0])
 
 
-SMALL_MAP = "import sys; from raftkv.server import bootstrap; bootstrap.MAP_MIN_BYTES = 2 << 20; "
+SMALL_MAP = "import sys; from raftkv.server.node import bootstrap; bootstrap.MAP_MIN_BYTES = 2 << 20; "
 RUN = "sys.argv[0] = 'raftkv'; from raftkv.cli.main import main; sys.exit(main())"
 
 

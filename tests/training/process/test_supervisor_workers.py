@@ -131,7 +131,7 @@ def test_what_is_cancelled_leaves_nothing() -> None:
 
 AGENT = f"""
 import asyncio, os, sys
-from raftkv.training.supervisor_workers import Workers
+from raftkv.training.process.workers import Workers
 
 async def main():
     async with Workers.started([*{PYTHON!r}, {FOREVER!r}], [dict(os.environ)] * 2) as workers:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.training.process import exit_watch as workers
+from raftkv.training.process import exit_watch
 from raftkv.training.process.exit_watch import WorkerWatch
 from raftkv.training.process.faults import End, MemoryEvents, Worker, end_of
 from raftkv.training.records import EXIT, OUT_OF_MEMORY, SIGNAL
@@ -130,7 +130,7 @@ def test_children_are_found_without_the_kernels_list_of_them(
 
 
 def test_elsewhere_nothing_is_watched(watch: WorkerWatch, start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers.sys, "platform", "darwin")
+    monkeypatch.setattr(exit_watch.sys, "platform", "darwin")
     watch.add(start().pid)
     assert watch.look() == 0
 

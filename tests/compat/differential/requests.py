@@ -1,6 +1,6 @@
 """Play one seeded stream of KV requests on two etcd v3 endpoints and compare every answer.
 
-    python -m tests.compat.differential.differential --seed 7 --steps 20000 --a HOST:PORT --b HOST:PORT[,HOST:PORT…]
+    python -m tests.compat.differential.requests --seed 7 --steps 20000 --a HOST:PORT --b HOST:PORT[,HOST:PORT…]
 
 `a` is the oracle (etcd 3.5.1), `b` the server under test; each may be several members of one cluster, over which
 the requests are spread. Both stores must be at the same revision at the start (two new ones are).

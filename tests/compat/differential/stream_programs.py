@@ -1,6 +1,6 @@
 """Play one seeded program of watches, leases, locks and elections on two clusters and compare all that comes.
 
-    python -m tests.compat.differential.differential_streams --seed 7 --episodes 20 --a HOST:PORT --b HOST:PORT[,HOST:PORT…]
+    python -m tests.compat.differential.stream_programs --seed 7 --episodes 20 --a HOST:PORT --b HOST:PORT[,…]
 
 `a` is the oracle (etcd 3.5.1), `b` the server under test. Both take every operation in step: the next one follows when
 every watcher, observer and waiter of both has what it must get (`mirror.py` says so), so the order of all that happens
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from raftkv.pb import election_pb2, kv_pb2, lock_pb2, rpc_pb2
-from tests.compat.differential.differential import Player as Aligner
-from tests.compat.differential.differential import describe_answer, one_line
 from tests.compat.differential.mirror import DELETE
+from tests.compat.differential.requests import Player as Aligner
+from tests.compat.differential.requests import describe_answer, one_line
 from tests.compat.differential.shrink import shrink
 from tests.compat.differential.stream_generator import Generator, Op
 from tests.compat.differential.stream_side import Side, WatchSession

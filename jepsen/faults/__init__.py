@@ -1,0 +1,1 @@
+"""Faults of members and of the network, and their schedule from a seed."""

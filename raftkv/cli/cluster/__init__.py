@@ -1,0 +1,1 @@
+"""A local cluster in one terminal."""

@@ -1,0 +1,1 @@
+"""Flags and values as Go programs take them."""

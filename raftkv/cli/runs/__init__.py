@@ -1,0 +1,1 @@
+"""Training runs on the command line."""

@@ -1,0 +1,1 @@
+"""The flags of a member."""

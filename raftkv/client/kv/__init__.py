@@ -1,0 +1,1 @@
+"""Keys, values and transactions."""

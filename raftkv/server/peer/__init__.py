@@ -1,0 +1,1 @@
+"""Raft messages between members."""

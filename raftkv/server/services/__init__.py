@@ -1,0 +1,1 @@
+"""The gRPC services that need only the store and the loop."""

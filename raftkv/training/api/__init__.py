@@ -1,0 +1,1 @@
+"""A run, as the program that trains sees it."""

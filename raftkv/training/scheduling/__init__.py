@@ -1,0 +1,1 @@
+"""Which runs may use a cluster's slots."""

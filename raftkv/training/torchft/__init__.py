@@ -1,0 +1,1 @@
+"""torchft's lighthouse, replicated."""
