@@ -41,23 +41,29 @@ def _sources(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-def _imports(path: Path) -> Iterator[str]:
-    """Absolute names of all modules that a file imports, wherever in it."""
-    package = _module(path).split(".")
+def statements(path: Path, tree: ast.AST | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Yield what each import of a file, or of a part of it, names: a module, and what it takes from there."""
+    package = module_of(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree or ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            yield module
-            if module == "raftkv":
-                yield from (f"raftkv.{alias.name}" for alias in node.names)
+            yield module, [alias.name for alias in node.names]
 
 
-def _module(path: Path) -> str:
+def _imports(path: Path) -> Iterator[str]:
+    """Yield the absolute names of all modules that a file imports, wherever in it."""
+    for module, names in statements(path):
+        yield module
+        if module == "raftkv":
+            yield from (f"raftkv.{name}" for name in names)
+
+
+def module_of(path: Path) -> str:
     parts = list(path.relative_to(ROOT).with_suffix("").parts)
     if parts[0] == "storage":
         parts.insert(0, "raftkv")
@@ -68,7 +74,7 @@ def _part(module: str) -> str:
     return module.split(".")[1] if module.count(".") else ""
 
 
-def _product_files() -> list[Path]:
+def product_files() -> list[Path]:
     linked = ROOT / "raftkv" / "storage"
     return [path for path in _sources("raftkv") if linked not in path.parents] + _sources("storage")
 
@@ -80,7 +86,7 @@ def test_the_storage_link_is_relative_and_shows_the_top_folder() -> None:
 
 
 def _against_the_arrows(path: Path) -> set[str]:
-    own = _part(_module(path))
+    own = _part(module_of(path))
     if own in ("", "__main__"):
         return set()  # the package itself and ``python -m raftkv`` only name what is below
     parts = {_part(name) for name in _imports(path) if name.startswith("raftkv.")}
@@ -88,7 +94,7 @@ def _against_the_arrows(path: Path) -> set[str]:
 
 
 def test_imports_follow_the_arrows() -> None:
-    offenders = {_module(path): wrong for path in _product_files() if (wrong := _against_the_arrows(path))}
+    offenders = {module_of(path): wrong for path in product_files() if (wrong := _against_the_arrows(path))}
     assert not offenders
 
 
@@ -101,7 +107,7 @@ def test_the_check_of_the_arrows_can_fail(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_nothing_imports_the_tests() -> None:
-    for path in _product_files() + _sources("jepsen"):
+    for path in product_files() + _sources("jepsen"):
         tops = {name.split(".")[0] for name in _imports(path)}
         assert "tests" not in tops, path
         assert "storage" not in tops, f"{path}: the package is raftkv.storage"
@@ -115,7 +121,9 @@ def test_the_core_is_pure() -> None:
 
 
 def test_ngh2_is_used_by_one_module() -> None:
-    users = {_module(path) for path in _product_files() if any(name.split(".")[0] == "ngh2" for name in _imports(path))}
+    users = {
+        module_of(path) for path in product_files() if any(name.split(".")[0] == "ngh2" for name in _imports(path))
+    }
     assert users == {"raftkv.rpc.h2"}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Final
 
-from . import confchange, follower
+from . import confchange
 from .errors import DROPPED_NO_LEADER, ProposalDropped
 from .quorum import VoteResult
 from .types import NONE, Message, MessageType, StateRole
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _PRE_VOTE_RESPONSE: Final = MessageType.PRE_VOTE_RESPONSE
 _VOTE_RESPONSE: Final = MessageType.VOTE_RESPONSE
+_FROM_LEADER: Final = frozenset((MessageType.APPEND, MessageType.HEARTBEAT, MessageType.SNAPSHOT))
 
 
 CAMPAIGN_TRANSFER: Final = b"CampaignTransfer"
@@ -90,16 +91,10 @@ def step(raft: Raft, message: Message) -> None:
     # Votes count for the election that is running: a late pre-vote is no vote.
     if kind == (_PRE_VOTE_RESPONSE if raft.role == StateRole.PRE_CANDIDATE else _VOTE_RESPONSE):
         _count_vote(raft, message)
-    # Somebody leads this term: follow.
-    elif kind == MessageType.APPEND:
+    # Somebody leads this term: follow, and handle the message in the new role.
+    elif kind in _FROM_LEADER:
         raft.become_follower(message.term, message.from_)
-        follower.handle_append(raft, message)
-    elif kind == MessageType.HEARTBEAT:
-        raft.become_follower(message.term, message.from_)
-        follower.handle_heartbeat(raft, message)
-    elif kind == MessageType.SNAPSHOT:
-        raft.become_follower(message.term, message.from_)
-        follower.handle_snapshot(raft, message)
+        raft.step_role(raft, message)
     # Nobody to pass a proposal on to.
     elif kind == MessageType.PROPOSE:
         raise ProposalDropped(DROPPED_NO_LEADER)

@@ -15,7 +15,7 @@ from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, CorruptionError, StorageError, UnknownEntryError
 from raftkv.server import descriptors, logs
 from raftkv.server.member import Member
-from raftkv.server.node.turns import LoopTurns, TurnSelector
+from raftkv.server.turns import LoopTurns, TurnSelector
 
 _log = logging.getLogger(__name__)
 

@@ -42,6 +42,7 @@ from raftkv.server.http.access import HttpAccess
 from raftkv.server.http.routes import HttpService
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
+from raftkv.server.node.admission import Admission
 from raftkv.server.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
 from raftkv.server.node.bootstrap import Durable, open_durable
 from raftkv.server.node.disk import Disk, Mark
@@ -51,20 +52,19 @@ from raftkv.server.node.node import Node, NodeSettings
 from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.readiness import Readiness
 from raftkv.server.node.request_ids import request_ids
-from raftkv.server.node.turns import LoopTurns
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport, peer_metadata
 from raftkv.server.recipes.election import ElectionService
 from raftkv.server.recipes.local_client import Recipe
 from raftkv.server.recipes.lock import LockService
 from raftkv.server.services import health
-from raftkv.server.services.admission import Admission
 from raftkv.server.services.cluster import ClusterService
 from raftkv.server.services.kv import KVService, Responder
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.maintenance import MaintenanceService
 from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.snapshots import Installer, SnapshotReceiver, SnapshotSender
+from raftkv.server.turns import LoopTurns
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner, WatchService
 from raftkv.storage import schema

@@ -13,8 +13,8 @@ from raftkv.apply.response import HeaderEncoder
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
+from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
-from raftkv.server.services.admission import Admission
 from raftkv.server.services.kv import Responder
 from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.storage.index import Index

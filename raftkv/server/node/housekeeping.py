@@ -15,10 +15,10 @@ from raftkv.errors import MapFullError
 from raftkv.raft.config import NO_LIMIT
 from raftkv.raft.memory_log import size_of
 from raftkv.raft.types import SnapshotMeta
+from raftkv.server.node.admission import Admission
 from raftkv.server.node.auto_compaction import AutoCompaction
 from raftkv.server.node.disk import Disk, Mark
 from raftkv.server.node.node import Node
-from raftkv.server.services.admission import Admission
 from raftkv.storage.mvcc import Store
 from raftkv.storage.wal import WAL, WALSpaceError
 

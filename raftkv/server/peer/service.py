@@ -23,11 +23,20 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.peer.codec import decode
 from raftkv.server.peer.transport import CLUSTER_ID_KEY, FROM_KEY, TO_KEY
-from raftkv.server.snapshots.receiver import SnapshotReceiver
 
 _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["raftkvpb.Peer"]
 _EMPTY: Final = raft_pb2.Empty().SerializeToString()
+
+
+class Databases(Protocol):
+    """Takes databases from the leader (``snapshots.receiver``)."""
+
+    async def receive(self, call: StreamCall) -> Message:
+        """Store the database that a stream brings; the message that announces it to the loop."""
+
+    def settle(self, message: Message) -> None:
+        """Note that the loop has been given the message."""
 
 
 class Leases(Protocol):
@@ -60,7 +69,7 @@ class PeerService:
         member_id: int,
         is_member: Callable[[int], bool],
         receive: Callable[[list[Message]], None],
-        snapshots: SnapshotReceiver,
+        snapshots: Databases,
         leases: Leases,
     ) -> None:
         self._cluster_id = cluster_id

@@ -27,10 +27,10 @@ from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.status import RpcError
+from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.slices import Slices, Work, hold
-from raftkv.server.services.admission import Admission
 from raftkv.storage.mvcc_range import PinnedView
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
-from raftkv.server.services.admission import Admission
+from raftkv.server.node.admission import Admission
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream

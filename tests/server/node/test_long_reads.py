@@ -16,8 +16,8 @@ from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node import slices as slices_module
+from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
-from raftkv.server.services.admission import Admission
 from raftkv.server.services.kv import KVService, Responder
 from tests.apply.machine import Machine
 from tests.server.recipes.recipes import Granted, ManualNode, NoAdmission

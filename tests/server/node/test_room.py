@@ -15,8 +15,8 @@ from raftkv.pb import rpc_pb2
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.types import ConfState, Entry
 from raftkv.server.node import housekeeping
+from raftkv.server.node.admission import DISK_RESERVE_BYTES, Admission
 from raftkv.server.node.housekeeping import Housekeeping
-from raftkv.server.services.admission import DISK_RESERVE_BYTES, Admission
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 

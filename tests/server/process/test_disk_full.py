@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.pb import rpc_pb2
-from raftkv.server.services.admission import DISK_RESERVE_BYTES
+from raftkv.server.node.admission import DISK_RESERVE_BYTES
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, Program, wait_for
 from tests.server.process.process import (

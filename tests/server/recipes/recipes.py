@@ -19,13 +19,13 @@ from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
+from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.reads import Reader
 from raftkv.server.recipes.election import ElectionService
 from raftkv.server.recipes.local_client import Recipe
 from raftkv.server.recipes.lock import LockService
-from raftkv.server.services.admission import Admission
 from raftkv.server.services.kv import Responder
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.watch.hub import WatchHub

@@ -13,7 +13,7 @@ from raftkv.apply.response import HeaderEncoder
 from raftkv.errors import StoppedError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.server.services.admission import Admission
+from raftkv.server.node.admission import Admission
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import stream as stream_module

@@ -1,0 +1,106 @@
+"""The layout of the sources: packages of a readable size, no circles of imports, a head on every package.
+
+Owns what can be seen without running anything. Which part may import which is held by ``test_layers.py``.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.test_layers import module_of, product_files, statements
+
+
+def test_no_file_repeats_the_name_of_its_package() -> None:
+    names = [path for path in product_files() if path.stem.startswith(f"{path.parent.name}_")]
+    assert names == []
+
+
+@functools.cache
+def _graph() -> dict[str, set[str]]:
+    """Return each module of the product with those that it imports while it is itself imported."""
+    paths = {module_of(path): path for path in product_files() if "pb" not in path.parts}
+    return {
+        name: {found for found in _at_import(path, paths) if found in paths} - {name} for name, path in paths.items()
+    }
+
+
+def _at_import(path: Path, known: Container[str]) -> Iterator[str]:
+    tree = _OnlyAtImport().visit(ast.parse(path.read_text(encoding="utf-8")))
+    for module, names in statements(path, tree):
+        submodules = [name for name in names if f"{module}.{name}" in known]
+        yield from (f"{module}.{name}" for name in submodules)
+        if len(submodules) < len(names) or not names:
+            yield module
+
+
+class _OnlyAtImport(ast.NodeTransformer):
+    """Removes what does not run at an import."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """Remove the function."""
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        """Remove the function."""
+
+    def visit_If(self, node: ast.If) -> ast.If | None:
+        """Remove what only the type checker sees."""
+        return None if "TYPE_CHECKING" in ast.unparse(node.test) else node
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the groups of two or more nodes that reach each other (Tarjan's strongly connected components)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    open_nodes: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        open_nodes.append(node)
+        for target in graph.get(node, ()):
+            if target not in order:
+                visit(target)
+                lowest[node] = min(lowest[node], lowest[target])
+            elif target in open_nodes:
+                lowest[node] = min(lowest[node], order[target])
+        if lowest[node] == order[node]:
+            at = open_nodes.index(node)
+            if len(group := sorted(open_nodes[at:])) > 1:
+                found.append(group)
+            del open_nodes[at:]
+
+    for node in graph:
+        if node not in order:
+            visit(node)
+    return found
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles(_graph()) == []
+
+
+@pytest.mark.parametrize("part", ["server", "client", "rpc", "storage", "torch"])
+def test_no_rooms_of_a_part_import_each_other(part: str) -> None:
+    prefix = f"raftkv.{part}."
+    rooms: dict[str, set[str]] = {}
+    for module, targets in _graph().items():
+        if module.startswith(prefix):
+            own = _room(module, prefix)
+            theirs = {_room(target, prefix) for target in targets if target.startswith(prefix)}
+            rooms.setdefault(own, set()).update(theirs - {own})
+    assert circles(rooms) == []
+
+
+def _room(module: str, prefix: str) -> str:
+    """Return the package below a part that a module belongs to; a module beside the packages stands for itself."""
+    return module.removeprefix(prefix).split(".")[0]
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
