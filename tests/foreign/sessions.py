@@ -1,7 +1,7 @@
 """Run one script of a foreign client against a cluster and return what it told, step by step.
 
 A script plays the scenarios of one area (kv, watch, lease, ...) in its own environment and tells each step as a line
-of JSON (see `clients/report.py`). It may order the death or the restart of a member and waits until that is done.
+of JSON (`clients/shared/report.py`). It may order the death or the restart of a member and waits until that is done.
 
     steps = play(SCRIPTS["etcd3-kv"], cluster, "etcd3-kv")        # {"put_and_get": [["get", "1"], ...], ...}
 
@@ -54,7 +54,7 @@ class Script:
     def path(self) -> Path:
         """The file that plays it; the two etcdctl share theirs."""
         client = "etcdctl" if self.environment.startswith("etcdctl") else self.environment
-        return CLIENTS / f"{client}_{self.area}.{'js' if client == 'node' else 'py'}"
+        return CLIENTS / client / f"{self.area}.{'js' if client == 'node' else 'py'}"
 
     def command(self) -> list[str]:
         """Return the command line but the endpoints and the prefix."""
@@ -120,9 +120,15 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What programs of foreign environments find: nothing of this one's settings, and Node.js its packages."""
+    """Return what programs of foreign environments find: none of this one's settings, `report`, Node.js's packages."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ETCDCTL_", "PYTHON"))}
-    return {**kept, "ETCDCTL_API": "3", "NODE_PATH": str(HOME / "node" / "node_modules"), "GRPC_VERBOSITY": "NONE"}
+    return {
+        **kept,
+        "ETCDCTL_API": "3",
+        "GRPC_VERBOSITY": "NONE",
+        "NODE_PATH": str(HOME / "node" / "node_modules"),
+        "PYTHONPATH": str(CLIENTS / "shared"),
+    }
 
 
 def _listen(process: subprocess.Popen[str], cluster: Cluster, endpoints: list[str]) -> tuple[dict[str, Steps], bool]:

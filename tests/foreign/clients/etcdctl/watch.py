@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from etcdctl_common import begin, ctl, running, transaction, until_created
+from common import begin, ctl, running, transaction, until_created
 from report import Report, run
 
 

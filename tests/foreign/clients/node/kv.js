@@ -2,7 +2,7 @@
 'use strict';
 
 const { Etcd3 } = require('etcd3');
-const { run } = require('./report');
+const { run } = require('../shared/report');
 
 async function open(report) {
   const client = new Etcd3({ hosts: report.endpoints });

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import etcd3
-from etcd3_common import connect, failure
+from common import connect, failure
 from report import Report, run
 
 REFUSALS = ("FAILED_PRECONDITION", "UNIMPLEMENTED")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import etcd3
-from etcd3_common import Inbox, connect, event, failure, until
+from common import Inbox, connect, event, failure, until
 from report import Report, run
 
 

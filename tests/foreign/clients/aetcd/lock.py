@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aetcd_common import connect, key
+from common import connect, key
 from report import Report, run
 
 

@@ -6,8 +6,8 @@ import asyncio
 from functools import partial
 from typing import Any
 
+from common import Watched, client, connect, event, key, run
 from etcd_client import ConnectOptions, GRPCStatusError, Txn, TxnOp
-from etcd_client_common import Watched, client, connect, event, key, run
 from report import Report
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etcd3_common import connect, failure, metadata
+from common import connect, failure, metadata
 from report import Report, run
 
 

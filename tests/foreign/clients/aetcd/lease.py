@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from aetcd_common import connect, failure, key, told, until
+from common import connect, failure, key, told, until
 from report import Report, run
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from common import connect, failure, key, revision, run
 from etcd_client import Compare, CompareOp, Txn, TxnOp
-from etcd_client_common import connect, failure, key, revision, run
 from report import Report
 
 

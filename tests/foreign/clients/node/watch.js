@@ -2,7 +2,7 @@
 'use strict';
 
 const { Etcd3 } = require('etcd3');
-const { Inbox, run } = require('./report');
+const { Inbox, run } = require('../shared/report');
 
 async function open(report) {
   const client = new Etcd3({ hosts: report.endpoints });

@@ -3,7 +3,7 @@
 
 const { ConstantBackoff } = require('cockatiel');
 const { Etcd3 } = require('etcd3');
-const { Inbox, run } = require('./report');
+const { Inbox, run } = require('../shared/report');
 
 // By default its watch waits up to half a minute before it tries again, longer than a test wants to.
 function open(report) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import aetcd
-from aetcd_common import connect, failure, key, take, told
+from common import connect, failure, key, take, told
 from report import Report, run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import etcd3
-from etcd3_common import connect
+from common import connect
 from report import WAIT_S, Report, run
 
 

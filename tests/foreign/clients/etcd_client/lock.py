@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from common import client, connect, failure, key, run
 from etcd_client import EtcdLockOption
-from etcd_client_common import client, connect, failure, key, run
 from report import Report
 
 

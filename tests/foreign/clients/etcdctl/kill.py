@@ -6,7 +6,7 @@ with an error now and then when the member dies that they are asking, so there i
 
 from __future__ import annotations
 
-from etcdctl_common import begin, ctl, running
+from common import begin, ctl, running
 from report import Report, run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from etcdctl_common import answer, begin, ctl, running
+from common import answer, begin, ctl, running
 from report import Report, run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aetcd_common import connect, failure, key
+from common import connect, failure, key
 from report import Report, run
 
 

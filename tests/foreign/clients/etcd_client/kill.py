@@ -11,8 +11,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from common import Watched, client, failure, key, run
 from etcd_client import Client, ClientError, ConnectOptions, EtcdLockOption
-from etcd_client_common import Watched, client, failure, key, run
 from report import Report
 
 QUICK = ConnectOptions().with_timeout(0.7).with_connect_timeout(1.0)

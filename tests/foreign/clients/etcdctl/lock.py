@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etcdctl_common import ctl, running
+from common import ctl, running
 from report import Report, run
 
 

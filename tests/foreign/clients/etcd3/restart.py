@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import etcd3
 import grpc
-from etcd3_common import Inbox, connect, event, failure
+from common import Inbox, connect, event, failure
 from report import WAIT_S, Report, run
 
 # Without these, grpc would wait longer and longer before it tries a dead member again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aetcd_common import connect, failure, key, take, told
+from common import connect, failure, key, take, told
 from report import WAIT_S, Report, run
 
 # Without these, grpc would wait longer and longer before it tries a dead member again.
