@@ -29,7 +29,7 @@ from raftkv.errors import ConfigError, StatusError, UnknownEntryError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
-from raftkv.raft.types import NONE, Message, SnapshotMeta, StateRole
+from raftkv.raft.types import NONE, Message, StateRole
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
@@ -45,7 +45,7 @@ from raftkv.server.lease.service import LeaseService
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
 from raftkv.server.node.bootstrap import Durable, open_durable
-from raftkv.server.node.disk import Disk, Mark
+from raftkv.server.node.disk import Disk
 from raftkv.server.node.housekeeping import Housekeeping
 from raftkv.server.node.leader_log import LeaderLog
 from raftkv.server.node.node import Node, NodeSettings
@@ -67,6 +67,7 @@ from raftkv.server.snapshots import Installer, SnapshotReceiver, SnapshotSender
 from raftkv.server.turns import LoopTurns
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner, WatchService
+from raftkv.server.wiring import Parts, wire
 from raftkv.storage import schema
 from raftkv.storage.backend.writer import ThreadWriter
 
@@ -146,10 +147,7 @@ class Member:
         if turns is not None:
             self._registry.register(turns)
         self._assemble(self._durable)
-        is_connected = self._transport.connected_since
-        self._leader_log = LeaderLog(
-            self.node, self._loop, self._name_of, lambda peer_id: is_connected(peer_id) is not None
-        )
+        self._wire()
 
     def _notify(self, call: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(call)
@@ -207,9 +205,7 @@ class Member:
         self._watch_hub = WatchHub(
             store, lambda revision: header.encode(revision, self.node.term), self._watch_runner.wake
         )
-        self._watch_runner.hub = self._watch_hub
         self._leader_guard = LeaderGuard(self.node)
-        self.node.on_applied.append(self._watch_hub.applied)
         self._registry.register(metrics.WatchCollector(self._watch_hub))
         self._lessor = Lessor(
             self.node,
@@ -235,7 +231,7 @@ class Member:
             self._is_snapshot_wanted,
             self._report_snapshot,
         )
-        self._installer = Installer(store, durable.snapshots, self._snapshot_swapped, self._fatal)
+        self._installer = Installer(store, durable.snapshots, self._fatal)
         self._receiver = SnapshotReceiver(durable.snapshots, self._awaits_snapshot)
 
     def _make_node(self, durable: Durable) -> Node:
@@ -318,6 +314,27 @@ class Member:
             self._lease_service,
         ).register(server)
         return server
+
+    def _wire(self) -> None:
+        is_connected = self._transport.connected_since
+        self._leader_log = LeaderLog(
+            self.node, self._loop, self._name_of, lambda peer_id: is_connected(peer_id) is not None
+        )
+        wire(
+            Parts(
+                store=self._durable.store,
+                applier=self._applier,
+                node=self.node,
+                disk=self._disk,
+                installer=self._installer,
+                hub=self._watch_hub,
+                watch_runner=self._watch_runner,
+                lessor=self._lessor,
+                guard=self._leader_guard,
+                graces=self._lease_service.graces,
+                leader_log=self._leader_log,
+            )
+        )
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -448,17 +465,10 @@ class Member:
         }
         if node.leader != self._durable.member_id or not connected:
             return
-        changed = asyncio.Event()
-
-        def on_leader_change() -> None:
-            if node.leader not in (NONE, self._durable.member_id):
-                changed.set()
-
-        node.on_leader_change.append(on_leader_change)
         node.transfer_leader(min(connected, key=connected.__getitem__))
         try:
             async with asyncio.timeout(self.config.election_timeout_s):
-                await changed.wait()
+                await node.wait_until(lambda: node.leader not in (NONE, self._durable.member_id))
         except TimeoutError:
             _log.warning("leadership was not taken over in time")
 
@@ -524,14 +534,6 @@ class Member:
 
     def _no_space_raised(self) -> None:
         self._raising_no_space = False
-
-    def _snapshot_swapped(self, meta: SnapshotMeta) -> None:
-        """The store holds a received snapshot: read again what is derived from it, and cut the log to it."""
-        self._disk.submit(Mark(meta, lambda: None))
-        self._membership.reload()
-        self._applier.alarms.reload()
-        self._applier.leases.reload()
-        self._watch_hub.restored()
 
 
 def _client_limits(config: ServerConfig) -> ServerLimits:

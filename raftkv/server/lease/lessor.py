@@ -153,9 +153,6 @@ class Lessor:
         self.on_end: list[Callable[[int], None]] = []
         """Told of every lease that is gone, in the entry that ends it."""
         self.times.reloaded(leases.granted)
-        leases.observer = self.times
-        node.on_leader_change.append(self._leader_changed)
-        node.on_applied.append(self._renewals.applied)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -182,7 +179,7 @@ class Lessor:
         try:
             self._clock.beat()
             if self.times.is_primary and not self._is_primary():
-                self._leader_changed()  # lost and won again between two looks: another term
+                self.leader_changed()  # lost and won again between two looks: another term
             if self.times.is_primary and self._confirmation is None and self._expiry.has_work():
                 self._ask_to_end_leases()
             self._router.tick()
@@ -212,7 +209,12 @@ class Lessor:
     def _is_primary(self) -> bool:
         return self.times.is_primary and self._node.term == self._term
 
-    def _leader_changed(self) -> None:
+    def applied(self) -> None:
+        """Answer keep-alives of leases that ended in the entries just applied."""
+        self._renewals.applied()
+
+    def leader_changed(self) -> None:
+        """Take up or lay down the decisions about leases; hand what waits to whoever leads now."""
         self.times.demote()
         self._expiry.surrender()
         self._barrier = self._confirmation = None

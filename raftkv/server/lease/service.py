@@ -203,7 +203,6 @@ class LeaseService:
         self._guard = guard
         self._loop = asyncio.get_running_loop()
         self.graces = Graces(self._loop.time, lessor.orphaned)
-        lessor.on_end.append(self.graces.lease_ended)
         self._touched: list[_KeepAliveStream] = []
         self._header = b""
         self._header_of = (-1, -1)

@@ -52,16 +52,18 @@ class LeaderLog:
 
     def start(self) -> None:
         """Begin to tell."""
-        self._node.on_leader_change.append(self._changed)
-        self._lost_at = self._loop.time()
-        self._remind_in(REMINDER_FIRST_S)
+        if self._leader == NONE:
+            self._lost_at = self._loop.time()
+            self.stop()
+            self._remind_in(REMINDER_FIRST_S)
 
     def stop(self) -> None:
         """Tell no more."""
         if self._reminder is not None:
             self._reminder.cancel()
 
-    def _changed(self) -> None:
+    def leader_changed(self) -> None:
+        """Write a line about the leader that was found or lost."""
         node, before = self._node, self._leader
         self._leader, term = node.leader, node.raw.raft.term
         self.stop()

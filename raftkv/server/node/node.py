@@ -207,6 +207,7 @@ class Node:
         # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
         self._refused = False
         self._ticker: asyncio.TimerHandle | None = None
+        self._conditions: dict[asyncio.Future[None], Callable[[], bool]] = {}
         # While a snapshot is being installed: its Ready, and those behind it that are durable already.
         self._installing: Ready | None = None
         self._behind: deque[Ready] = deque()
@@ -237,6 +238,21 @@ class Node:
             raise errors.StoppedError
         self.reads.add(reader, self._loop.time())
         self._wake()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds of this node: it is looked at after each turn.
+
+        Arguments:
+            condition: on the leader, or on what is applied; cheap.
+        """
+        if condition():
+            return
+        holds: asyncio.Future[None] = self._loop.create_future()
+        self._conditions[holds] = condition
+        try:
+            await holds
+        finally:
+            self._conditions.pop(holds, None)
 
     def receive(self, messages: Iterable[Message]) -> None:
         """Messages from another member, in the order sent."""
@@ -347,6 +363,13 @@ class Node:
         finally:
             self._in_turn = False
             self._uncork()
+        if self._conditions:
+            self._look_at_conditions()
+
+    def _look_at_conditions(self) -> None:
+        for holds, condition in self._conditions.items():
+            if not holds.done() and condition():
+                holds.set_result(None)
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self.settings.tick_s, self._tick)

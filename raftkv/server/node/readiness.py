@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 
 from raftkv.errors import StatusError
 from raftkv.server.node.node import Node
-from raftkv.server.node.waits import read_confirmed, wait_applied
+from raftkv.server.node.waits import read_confirmed
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,8 @@ class Readiness:
     async def wait(self) -> None:
         """Return when clients may be served."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
-        await wait_applied(self._node, self._node.committed)
+        node, committed = self._node, self._node.committed
+        await node.wait_until(lambda: node.applied >= committed)
         try:
             async with asyncio.timeout_at(deadline):
                 await self._publish()

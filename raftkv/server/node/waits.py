@@ -30,19 +30,3 @@ async def read_confirmed(node: Node) -> None:
     read = _Read()
     node.read(read)
     await read.done
-
-
-async def wait_applied(node: Node, index: int) -> None:
-    """Wait until this member has applied the log up to ``index``."""
-    applied = asyncio.Event()
-
-    def check() -> None:
-        if node.applied >= index:
-            applied.set()
-
-    check()
-    node.on_applied.append(check)
-    try:
-        await applied.wait()
-    finally:
-        node.on_applied.remove(check)

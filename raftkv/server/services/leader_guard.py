@@ -33,7 +33,6 @@ class LeaderGuard:
         self._waiting: set[asyncio.Future[None]] = set()
         self._open: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        node.on_leader_change.append(self._leader_changed)
 
     def until_leader_lost(self, call: ServerCall) -> asyncio.Future[None]:
         """What the handler of a call may wait on: it never ends, but for the loss of the leader or of this member.
@@ -49,7 +48,8 @@ class LeaderGuard:
             end.add_done_callback(self._waiting.discard)
         return end
 
-    def _leader_changed(self) -> None:
+    def leader_changed(self) -> None:
+        """Start to count the time without a leader, or stop."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -26,20 +26,21 @@ class Installer:
     Arguments:
         store: of the member.
         directory: where received databases wait.
-        swapped: has everything that is derived from the store read again, in the same turn as the swap.
-        on_fatal: told of an error, after which the member must stop.
+        on_fatal: called with an error, after which the member must stop.
+
+    Attributes:
+        on_swapped: called in the turn of the swap; what is derived from the store is read again here.
     """
 
     def __init__(
         self,
         store: Store,
         directory: Path,
-        swapped: Callable[[SnapshotMeta], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self._store = store
         self._directory = directory
-        self._swapped = swapped
+        self.on_swapped: list[Callable[[SnapshotMeta], None]] = []
         self._on_fatal = on_fatal
         self._task: asyncio.Task[None] | None = None
 
@@ -59,7 +60,8 @@ class Installer:
             failpoint("raftBeforeApplySnap")
             for rest_s in steps:
                 await asyncio.sleep(rest_s)
-            self._swapped(meta)
+            for callback in self.on_swapped:
+                callback(meta)
             remove_received(self._directory, meta.index)
             _log.info("installed a snapshot at %d", meta.index)
             done()

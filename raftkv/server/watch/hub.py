@@ -43,7 +43,6 @@ class History(Protocol):
 
     revision: int
     compact_revision: int
-    on_changes: Callable[[int, list[Change]], None] | None
 
     def history(self, first: int, last: int, *, sub: int = 0) -> Iterator[tuple[bytes, bytes]]:
         """Revision key and KeyValue of every change of main revisions ``first..last``, from ``first.sub`` on."""
@@ -102,11 +101,11 @@ class WatchHub:
         self.unsynced_count = 0
         """Those that are behind."""
         self.delivered_revision = store.revision
-        store.on_changes = self._changed
 
     # -- the store's side --------------------------------------------------------------------------------------------
 
-    def _changed(self, revision: int, changes: list[Change]) -> None:
+    def changed(self, revision: int, changes: list[Change]) -> None:
+        """Note the changes of a write txn: they are delivered when its entry and those of its turn are applied."""
         if self._index.size or self._on_change:
             self._pending.append((revision, changes))
 

@@ -137,6 +137,7 @@ class Follower:
             channel=channel,
             introduction=lambda peer: (),
         )
+        self.node.on_leader_change.append(self.lessor.leader_changed)
 
     def lead_and_lose_an_owner(self, lease_id: int) -> None:
         """Become the leader, renew a lease, and hear that the connection of its owner broke: it ends in 10 ms."""

@@ -98,6 +98,7 @@ class RecipeMember:
         self.node = ManualNode()
         header = HeaderEncoder(1, 2)
         self.hub = WatchHub(self.store, lambda revision: header.encode(revision, 3), self._wake)
+        self.store.on_changes = self.hub.changed
         self._behind = False
         responder = Responder(cast(Node, self.node), self.applier, header, cast(Admission, NoAdmission()))
         self.recipe = Recipe(responder, self.hub, self.leases)

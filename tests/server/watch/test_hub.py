@@ -34,6 +34,7 @@ class World:
         header = HeaderEncoder(1, 2)
         self.woken = 0
         self.hub = WatchHub(self.store, lambda revision: header.encode(revision, 3), self._wake)
+        self.store.on_changes = self.hub.changed
         self.failures: list[Exception] = []
 
     def _wake(self) -> None:

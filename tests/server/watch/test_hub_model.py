@@ -75,6 +75,7 @@ class HubMachine(RuleBasedStateMachine):
         self.store = Store.open(MemoryBackend())
         header = HeaderEncoder(1, 2)
         self.hub = WatchHub(self.store, lambda revision: header.encode(revision, 1), lambda: None)
+        self.store.on_changes = self.hub.changed
         self.state: dict[bytes, tuple[int, int, int, int]] = {}
         self.history: list[Expected] = []
         self.clients: list[Client] = []

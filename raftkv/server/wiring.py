@@ -1,0 +1,116 @@
+"""Connects the parts of a member: every subscription is made here, in the order in which subscribers are called.
+
+    wire(Parts(store=store, applier=applier, node=node, disk=disk, installer=installer, hub=hub, watch_runner=runner,
+               lessor=lessor, guard=guard, graces=graces, leader_log=leader_log))
+
+Parts are made first and know nothing of each other beyond what their constructors ask for; nothing happens before
+``wire`` returns. ``Member`` calls it once, and so does the simulator of members: there is no socket, no process and no
+time in here.
+
+    store.on_changes        a write txn changed keys       -> watch hub
+    leases.observer         a lease was applied            -> lease times -> lessor.on_end -> disconnect graces
+    node.on_applied         a turn's entries are applied   -> watch hub, lessor
+    node.on_leader_change   a leader is found or lost      -> leader guard, lessor, leader log
+    installer.on_swapped    the database was replaced      -> log, members, alarms, leases, watch hub
+
+Leaves out: callbacks that one object hands to one other (errors, wake-ups), which constructors take; and waits that
+come and go (``Node.wait_until``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from raftkv.apply.applier import Applier
+from raftkv.raft.types import SnapshotMeta
+from raftkv.server.lease.graces import Graces
+from raftkv.server.lease.lessor import Lessor
+from raftkv.server.node.disk import Batch, Mark
+from raftkv.server.node.leader_log import LeaderLog
+from raftkv.server.node.node import Node
+from raftkv.server.services.leader_guard import LeaderGuard
+from raftkv.server.watch.hub import WatchHub
+from raftkv.server.watch.service import WatchRunner
+from raftkv.storage.mvcc import Store
+
+
+class Disk(Protocol):
+    """Makes records of the log durable."""
+
+    def submit(self, batch: Batch) -> None:
+        """Write a batch, some time later."""
+
+
+class Installer(Protocol):
+    """Replaces the database by a received one."""
+
+    on_swapped: list[Callable[[SnapshotMeta], None]]
+    """Called in the turn of the swap, before an entry is applied to the new database."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of one member.
+
+    Attributes:
+        store, applier: the replicated state, and what changes it.
+        node, disk: the loop, and where its log becomes durable.
+        installer: replaces the store by a received database.
+        hub, watch_runner: watches that are live, and those that are behind.
+        guard: ends streams that insist on a leader; None where nobody serves streams.
+        lessor: leases.
+        graces: leases whose owner's connection is watched; None where there are no connections.
+        leader_log: writes about leaders to the log; None where nobody reads it.
+    """
+
+    store: Store
+    applier: Applier
+    node: Node
+    disk: Disk
+    installer: Installer
+    hub: WatchHub
+    watch_runner: WatchRunner
+    lessor: Lessor
+    guard: LeaderGuard | None = None
+    graces: Graces | None = None
+    leader_log: LeaderLog | None = None
+
+
+def wire(parts: Parts) -> None:
+    """Make every subscription among the parts of a member.
+
+    Arguments:
+        parts: made, not yet connected, and not started.
+    """
+    node, applier, hub, lessor = parts.node, parts.applier, parts.hub, parts.lessor
+
+    # While an entry is applied: what changed is noted, nothing is sent yet.
+    parts.store.on_changes = hub.changed
+    applier.leases.observer = lessor.times
+    if parts.graces is not None:
+        lessor.on_end.append(parts.graces.lease_ended)
+
+    # After the entries of a turn were applied and their callers answered. Watchers come first: an event of a key that
+    # was deleted with its lease leaves before the keep-alive of that lease is answered with TTL 0.
+    parts.watch_runner.hub = hub
+    node.on_applied += [hub.applied, lessor.applied]
+
+    # The guard only starts or stops a timer. The lessor must know the new role before anybody acts on it: from here on
+    # nothing is answered in the name of a leadership that ended. The log comes last, so that it tells what holds.
+    if parts.guard is not None:
+        node.on_leader_change.append(parts.guard.leader_changed)
+    node.on_leader_change.append(lessor.leader_changed)
+    if parts.leader_log is not None:
+        node.on_leader_change.append(parts.leader_log.leader_changed)
+
+    # The log is cut to the new database first. Then what is kept in memory beside the store is read again, and only
+    # then are watchers served from the new history.
+    parts.installer.on_swapped += [
+        lambda meta: parts.disk.submit(Mark(meta, lambda: None)),
+        lambda _: applier.membership.reload(),
+        lambda _: applier.alarms.reload(),
+        lambda _: applier.leases.reload(),
+        lambda _: hub.restored(),
+    ]

@@ -1,0 +1,66 @@
+"""Subscriptions of a member: in which order they are called, and that they are made in one place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from raftkv.raft.types import SnapshotMeta
+from raftkv.server.wiring import Parts, wire
+
+SERVER = Path(__file__).parents[2] / "raftkv" / "server"
+SUBSCRIPTION = re.compile(r"\.(on_applied|on_leader_change|on_swapped|on_end)(\.append|\.extend| \+=)|\.on_changes = ")
+
+
+class Recorded:
+    """A part of which every method notes its name when called."""
+
+    def __init__(self, name: str, called: list[str]) -> None:
+        self._name = name
+        self._called = called
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda *_: self._called.append(f"{self._name}.{method}")
+
+
+def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
+    called: list[str] = []
+    recorded = {name: Recorded(name, called) for name in ("hub", "graces", "guard", "leader_log", "disk")}
+    node, installer = SimpleNamespace(on_applied=[], on_leader_change=[]), SimpleNamespace(on_swapped=[])
+    store, lessor = SimpleNamespace(on_changes=None), Recorded("lessor", called)
+    lessor.__dict__ |= {"on_end": [], "times": object()}
+    applier = SimpleNamespace(**{name: Recorded(name, called) for name in ("membership", "alarms", "leases")})
+    parts: dict[str, Any] = {"node": node, "installer": installer, "store": store, "lessor": lessor, "applier": applier}
+    wire(Parts(**parts, **recorded, watch_runner=cast(Any, SimpleNamespace())))
+
+    def calls(callbacks: list[Any], *arguments: object) -> list[str]:
+        called.clear()
+        for callback in callbacks:
+            callback(*arguments)
+        return list(called)
+
+    assert calls([store.on_changes], 2, []) == ["hub.changed"]
+    assert calls(lessor.__dict__["on_end"], 7) == ["graces.lease_ended"]
+    assert calls(node.on_applied) == ["hub.applied", "lessor.applied"]
+    assert calls(node.on_leader_change) == [
+        "guard.leader_changed",
+        "lessor.leader_changed",
+        "leader_log.leader_changed",
+    ]
+    meta = SnapshotMeta(5, 1)
+    swapped = ["disk.submit", "membership.reload", "alarms.reload", "leases.reload", "hub.restored"]
+    assert calls(installer.on_swapped, meta) == swapped
+    assert applier.leases.observer is lessor.__dict__["times"]
+
+
+def test_nobody_subscribes_elsewhere() -> None:
+    elsewhere = [
+        f"{path.relative_to(SERVER)}: {line.strip()}"
+        for path in sorted(SERVER.rglob("*.py"))
+        if path.name != "wiring.py"
+        for line in path.read_text().splitlines()
+        if SUBSCRIPTION.search(line)
+    ]
+    assert elsewhere == []
