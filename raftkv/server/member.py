@@ -8,6 +8,7 @@ over, finish calls under way, leave, close the disk.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -19,7 +20,7 @@ from typing import Final
 
 from raftkv import cluster_id
 from raftkv.apply.alarms import Alarms
-from raftkv.apply.applier import Applier, Outcome
+from raftkv.apply.applier import Applier
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.apply.request import Kind
@@ -49,7 +50,6 @@ from raftkv.server.node.disk import Disk
 from raftkv.server.node.housekeeping import Housekeeping
 from raftkv.server.node.leader_log import LeaderLog
 from raftkv.server.node.node import Node, NodeSettings
-from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.readiness import Readiness
 from raftkv.server.node.request_ids import request_ids
 from raftkv.server.peer.service import PeerService
@@ -94,40 +94,6 @@ METRICS_LIMITS: Final = ServerLimits(connections=descriptors.METRICS_CONNECTIONS
 STOP_GRACE_S: Final = 5.0
 
 
-class _AlarmRaised(Waiter):
-    """Nobody waits for an alarm that the member raised by itself; it may be raised again once this ended."""
-
-    __slots__ = ("on_end",)
-
-    def __init__(self, request: rpc_pb2.AlarmRequest, on_end: Callable[[], None]) -> None:
-        self.request = request
-        self.on_end = on_end
-
-    def finish(self, outcome: Outcome) -> None:
-        self.on_end()
-
-    def fail(self, error: StatusError) -> None:
-        self.on_end()
-
-
-class _Published(Waiter):
-    """The member's own attributes on their way into the log."""
-
-    __slots__ = ("done",)
-
-    def __init__(self, request: raft_pb2.MemberRecord) -> None:
-        self.request = request
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def finish(self, outcome: Outcome) -> None:
-        if not self.done.done():
-            self.done.set_result(None)
-
-    def fail(self, error: StatusError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
 class Member:
     """A member; ``run`` serves until it is told to stop.
 
@@ -141,7 +107,7 @@ class Member:
         self.failure: BaseException | None = None
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._raising_no_space = False
+        self._raising_no_space: asyncio.Task[None] | None = None
         self._durable = open_durable(config, ThreadWriter(self._notify), self._fatal)
         self._registry = metrics.new_registry()
         if turns is not None:
@@ -418,10 +384,8 @@ class Member:
             update=True,
         )
         while not self._is_published():
-            waiter = _Published(record)
             try:
-                self.node.propose(Kind.MEMBER_ATTRIBUTES, record.SerializeToString(), waiter)
-                await waiter.done
+                await self.node.propose(Kind.MEMBER_ATTRIBUTES, record.SerializeToString(), record)
             except StatusError as error:
                 _log.warning("could not publish this member's client URLs yet: %s", error)
                 await asyncio.sleep(self.config.election_timeout_s)
@@ -520,20 +484,17 @@ class Member:
         return self._receiver.give_up() or given_up
 
     def _raise_no_space(self) -> None:
-        if self._raising_no_space:
-            return
+        """Raise the NOSPACE alarm, unless that is under way."""
+        if self._raising_no_space is None or self._raising_no_space.done():
+            _log.warning("no space left: raising the NOSPACE alarm")
+            self._raising_no_space = self._loop.create_task(self._propose_no_space())
+
+    async def _propose_no_space(self) -> None:
         request = rpc_pb2.AlarmRequest(
             action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=self._durable.member_id, alarm=rpc_pb2.NOSPACE
         )
-        _log.warning("no space left: raising the NOSPACE alarm")
-        self._raising_no_space = True
-        try:
-            self.node.propose(Kind.ALARM, request.SerializeToString(), _AlarmRaised(request, self._no_space_raised))
-        except StatusError:
-            self._raising_no_space = False
-
-    def _no_space_raised(self) -> None:
-        self._raising_no_space = False
+        with contextlib.suppress(StatusError):  # the next write that finds no space raises it again
+            await self.node.propose(Kind.ALARM, request.SerializeToString(), request)
 
 
 def _client_limits(config: ServerConfig) -> ServerLimits:

@@ -20,7 +20,6 @@ from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
 from raftkv.server.node.readiness import Readiness
-from raftkv.server.node.waits import read_confirmed
 from raftkv.server.version import ETCD_CLUSTER_VERSION, ETCD_STORAGE_VERSION, ETCD_VERSION
 
 _JSON: Final = (("content-type", "application/json"),)
@@ -111,7 +110,7 @@ class HttpService:
         if self._node.leader == NONE:
             return "RAFT NO LEADER"
         try:
-            await read_confirmed(self._node)
+            await self._node.confirm_read()
         except errors.StatusError as error:
             return f"RANGE ERROR:{error}"
         return ""

@@ -47,7 +47,10 @@ _TIMER_SLACK_S: Final = 0.001
 
 
 class _Decision(Waiter):
-    """A decision of this leader on its way through the log."""
+    """A decision of this leader on its way through the log.
+
+    A callback and no coroutine: what keep-alives wait for is answered in the turn that applied it.
+    """
 
     __slots__ = ("done",)
 
@@ -60,27 +63,6 @@ class _Decision(Waiter):
 
     def fail(self, error: errors.StatusError) -> None:
         self.done(error)
-
-
-class _Awaited(Waiter):
-    """A proposal that a coroutine waits for."""
-
-    __slots__ = ("applied",)
-
-    def __init__(self, request: Any) -> None:
-        self.request = request
-        self.applied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def finish(self, outcome: Outcome) -> None:
-        if not self.applied.done():
-            if outcome.error is None:
-                self.applied.set_result(None)
-            else:
-                self.applied.set_exception(outcome.error)
-
-    def fail(self, error: errors.StatusError) -> None:
-        if not self.applied.done():
-            self.applied.set_exception(error)
 
 
 class _Barrier:
@@ -267,7 +249,7 @@ class Lessor:
     def _propose(self, kind: int, lease_ids: Sequence[int], done: Done) -> None:
         decision = raft_pb2.LeaseDecision(term=self._term, ids=lease_ids)
         try:
-            self._node.propose(kind, decision.SerializeToString(), _Decision(decision, done))
+            self._node.submit(kind, decision.SerializeToString(), _Decision(decision, done))
         except errors.StatusError as error:
             done(error)
 
@@ -391,10 +373,6 @@ class Lessor:
         await self._through_log(Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id))
 
     async def _through_log(self, kind: int, request: Any) -> None:
-        waiter = _Awaited(request)
-        request_id = self._node.propose(kind, request.SerializeToString(), waiter)
-        try:
-            await waiter.applied
-        except asyncio.CancelledError:
-            self._node.proposals.pop(request_id)
-            raise
+        outcome = await self._node.propose(kind, request.SerializeToString(), request)
+        if outcome.error is not None:
+            raise outcome.error

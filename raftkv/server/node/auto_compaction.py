@@ -19,13 +19,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind
 from raftkv.pb import rpc_pb2
-from raftkv.server.node.proposals import Waiter
 
 _log = logging.getLogger(__name__)
 
@@ -108,8 +107,8 @@ class RevisionPolicy:
 class Proposer(Protocol):
     """The part of the member's loop used here."""
 
-    def propose(self, kind: int, body: bytes, waiter: Waiter) -> int:
-        """Put a request into the log."""
+    async def propose(self, kind: int, body: bytes, request: Any) -> Outcome:
+        """Put a request into the log and wait until it is applied."""
 
 
 class AutoCompaction:
@@ -132,50 +131,42 @@ class AutoCompaction:
         self._is_compacting = False
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Work until cancelled. Samples are taken while a compaction is under way, too."""
         loop = asyncio.get_running_loop()
-        while True:
-            self.tick(loop.time())
-            await asyncio.sleep(self._policy.interval_s)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                now = loop.time()
+                target = self.sample(now)
+                if target is not None:
+                    group.create_task(self.compact(now, target))
+                await asyncio.sleep(self._policy.interval_s)
 
-    def tick(self, now: float) -> None:
-        """Sample, and compact if it is time and this member leads."""
+    def sample(self, now: float) -> int | None:
+        """Take a sample; the revision to compact to, if it is time, none is under way, and this member leads.
+
+        Arguments:
+            now: monotonic seconds.
+        """
         target = self._policy.target(now, self._revision())
-        if target is None or self._is_compacting or not self._is_leader():
-            return
+        return None if self._is_compacting or not self._is_leader() else target
+
+    async def compact(self, now: float, target: int) -> None:
+        """Compact to a revision; if that fails, the next sample tries again.
+
+        Arguments:
+            now: monotonic seconds of the sample.
+            target: the revision.
+        """
         request = rpc_pb2.CompactionRequest(revision=target)
         self._is_compacting = True
         try:
-            self._proposer.propose(Kind.COMPACT, request.SerializeToString(), _Compaction(request, now, self._ended))
-        except errors.StatusError as error:
-            self._ended(now, target, error)
-
-    def _ended(self, now: float, target: int, error: errors.StatusError | None) -> None:
-        self._is_compacting = False
+            error = (await self._proposer.propose(Kind.COMPACT, request.SerializeToString(), request)).error
+        except errors.StatusError as failure:
+            error = failure
+        finally:
+            self._is_compacting = False
         if error is None or isinstance(error, errors.CompactedError):
             self._policy.done(now, target)
             _log.info("auto-compaction to revision %d is done", target)
         else:
             _log.warning("auto-compaction to revision %d failed: %s", target, error)
-
-
-class _Compaction(Waiter):
-    """A compaction on its way through the log."""
-
-    __slots__ = ("begun_at", "on_end")
-
-    def __init__(
-        self,
-        request: rpc_pb2.CompactionRequest,
-        begun_at: float,
-        on_end: Callable[[float, int, errors.StatusError | None], None],
-    ) -> None:
-        self.request = request
-        self.begun_at = begun_at
-        self.on_end = on_end
-
-    def finish(self, outcome: Outcome) -> None:
-        self.on_end(self.begun_at, self.request.revision, outcome.error)
-
-    def fail(self, error: errors.StatusError) -> None:
-        self.on_end(self.begun_at, self.request.revision, error)

@@ -57,6 +57,7 @@ from raftkv.server.node.applying import Applying
 from raftkv.server.node.disk import Batch, Disk, Restore
 from raftkv.server.node.proposals import Proposals, Waiter
 from raftkv.server.node.reads import Reader, ReadQueue
+from raftkv.server.node.waits import AwaitableNode
 from raftkv.storage.failpoints import failpoint
 
 _log = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class DurableState(Protocol):
         """The configuration as of the entry being applied."""
 
 
-class Node:
+class Node(AwaitableNode):
     """A running member.
 
     Arguments:
@@ -219,8 +220,15 @@ class Node:
         self._ticker = self._loop.call_later(self.settings.tick_s, self._tick)
         self._wake()
 
-    def propose(self, kind: int, body: bytes, waiter: Waiter) -> int:
-        """Put a request into the log; ``waiter`` gets the outcome or a failure. Returns its request id.
+    def submit(self, kind: int, body: bytes, waiter: Waiter) -> int:
+        """Put a request into the log, for those that cannot afford to await ``propose``.
+
+        Arguments:
+            kind, body: the request.
+            waiter: gets the outcome, or why there is none, in the turn that has it.
+
+        Returns:
+            Its request id.
 
         Raises:
             TooManyRequestsError: too much is pending.
@@ -231,6 +239,10 @@ class Node:
         request_id = self.proposals.add(kind, body, waiter, self._loop.time())
         self._wake()
         return request_id
+
+    def withdraw(self, request_id: int) -> None:
+        """Forget who waits for a request; if it is not under way yet, it will not be proposed."""
+        self.proposals.pop(request_id)
 
     def read(self, reader: Reader) -> None:
         """Call ``reader.ready`` once the applied state is at least as new as now."""

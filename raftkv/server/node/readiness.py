@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable
 
 from raftkv.errors import StatusError
 from raftkv.server.node.node import Node
-from raftkv.server.node.waits import read_confirmed
 
 _log = logging.getLogger(__name__)
 
@@ -68,5 +67,5 @@ class Readiness:
     async def _confirm(self) -> None:
         while not self._node.stopped:
             with contextlib.suppress(StatusError):
-                await read_confirmed(self._node)
+                await self._node.confirm_read()
                 return

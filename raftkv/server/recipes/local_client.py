@@ -34,8 +34,6 @@ from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.status import RpcError
-from raftkv.server.node.proposals import Waiter
-from raftkv.server.node.waits import read_confirmed
 from raftkv.server.services.kv import Responder
 from raftkv.server.watch.hub import WatchHub
 
@@ -67,6 +65,7 @@ class Recipe:
         self.leases = leases
         self.store = responder.applier.store
         self._waits: set[Callable[[errors.StatusError], None]] = set()
+        self._deletions: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def close(self) -> None:
@@ -145,9 +144,7 @@ class Recipe:
         check.check_txn(request, OPERATIONS_MAX)
         data = request.SerializeToString()
         self.responder.admission.check_write(call, Kind.TXN, data, request)
-        waiter = _PendingTxn(request, undo)
-        self.responder.node.propose(Kind.TXN, data, waiter)
-        outcome = await waiter.outcome
+        outcome = await self.responder.node.propose(Kind.TXN, data, request, undo or _let_be)
         if outcome.error is not None:
             raise outcome.error
         return outcome.revision, rpc_pb2.TxnResponse.FromString(outcome.body)
@@ -158,7 +155,21 @@ class Recipe:
             compare=[created_at(key, create_revision)],
             success=[rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))],
         )
-        _Deletion(self.responder, request).propose()
+        task = asyncio.get_running_loop().create_task(self._delete(request))
+        self._deletions.add(task)
+        task.add_done_callback(self._deletions.discard)
+
+    async def _delete(self, request: rpc_pb2.TxnRequest) -> None:
+        """Propose a deletion until it is decided: to repeat it is safe, as it cannot happen twice."""
+        node, data = self.responder.node, request.SerializeToString()
+        while not node.stopped:
+            try:
+                await node.propose(Kind.TXN, data, request, _let_be)
+                return
+            except errors.TooManyRequestsError:
+                return  # no room for more: the lease ends the key
+            except errors.StatusError:
+                pass  # it may have happened, or not
 
     async def lease(self, lease_id: int, ttl_s: int) -> int:
         """The lease that was given, or a new one of ``ttl_s`` if that is 0."""
@@ -172,7 +183,7 @@ class Recipe:
         Raises:
             RequestTimeoutError, StoppedError: it was not in time.
         """
-        await read_confirmed(self.responder.node)
+        await self.responder.node.confirm_read()
 
     def find(self, request: rpc_pb2.RangeRequest) -> list[kv_pb2.KeyValue]:
         """Read the state applied here."""
@@ -214,49 +225,8 @@ class Recipe:
                 cancel()
 
 
-class _PendingTxn(Waiter):
-    """A coroutine waits for the outcome of a proposal."""
-
-    __slots__ = ("_undo", "outcome")
-
-    def __init__(self, request: rpc_pb2.TxnRequest, undo: Callable[[Outcome], None] | None) -> None:
-        self.request = request
-        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._undo = undo
-
-    def finish(self, outcome: Outcome) -> None:
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
-        elif self._undo is not None:
-            self._undo(outcome)
-
-    def fail(self, error: errors.StatusError) -> None:
-        if not self.outcome.done():
-            self.outcome.set_exception(error)
-
-
-class _Deletion(Waiter):
-    """A deletion nobody waits for. To be told that it failed in doubt is to ask again: it cannot happen twice."""
-
-    __slots__ = ("_data", "_responder")
-
-    def __init__(self, responder: Responder, request: rpc_pb2.TxnRequest) -> None:
-        self.request = request
-        self._data = request.SerializeToString()
-        self._responder = responder
-
-    def propose(self) -> None:
-        try:
-            self._responder.node.propose(Kind.TXN, self._data, self)
-        except errors.StatusError:
-            pass  # the member stops, or has no room for more; the lease ends the key
-
-    def finish(self, outcome: Outcome) -> None:
-        pass
-
-    def fail(self, error: errors.StatusError) -> None:
-        if not self._responder.node.stopped:
-            self.propose()
+def _let_be(outcome: Outcome) -> None:
+    """What a caller that left asked for may happen all the same."""
 
 
 def created_at(key: bytes, revision: int) -> rpc_pb2.Compare:

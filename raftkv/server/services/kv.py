@@ -4,7 +4,7 @@ Owns the way of a request through this member: parsed and checked, then proposed
 (linearizable reads) or answered at once (serializable reads). Handlers are plain callbacks, without a task each; the
 object that waits for the outcome holds the call and answers it.
 
-    Put -> check -> node.propose(bytes) ... entry applied -> _PendingWrite.finish -> header + body -> call.reply
+    Put -> check -> node.submit(bytes) ... entry applied -> PendingWrite.finish -> header + body -> call.reply
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class PendingWrite(Waiter):
 
     def cancel(self) -> None:
         """The client is gone: forget the proposal if it is not under way yet."""
-        self.service.node.proposals.pop(self.request_id)
+        self.service.node.withdraw(self.request_id)
 
 
 class _PendingCompaction(PendingWrite):
@@ -232,7 +232,7 @@ class Responder:
         """Put a request into the log, or answer why not."""
         try:
             self.admission.check_write(call, kind, data, waiter.request)
-            waiter.request_id = self.node.propose(kind, data, waiter)
+            waiter.request_id = self.node.submit(kind, data, waiter)
         except errors.StatusError as error:
             fail(call, error)
             return

@@ -19,7 +19,6 @@ from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.slices import Work, hold
-from raftkv.server.node.waits import read_confirmed
 from raftkv.server.services.kv import Responder
 from raftkv.storage.key_value import key_of
 from raftkv.storage.mvcc_range import PinnedView
@@ -59,7 +58,7 @@ class RangeStreamService:
         _check_streamable(request)
         self._responder.admission.check_read(call, request.serializable)
         if not request.serializable:
-            await read_confirmed(self._responder.node)
+            await self._responder.node.confirm_read()
         slices, size = self._responder.slices, self._store.known_count(request.key, request.range_end)
         revision, header_revision, count = await slices.result(partial(self._count, request), size)
         limit = request.limit if 0 < request.limit < count else count

@@ -20,12 +20,13 @@ from raftkv.server.lease.lessor import QUORUM_LATE_S, Lessor
 from raftkv.server.lease.renewals import RENEW_MAX, Ticket
 from raftkv.server.lease.times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
 from raftkv.server.node.node import NodeSettings
+from raftkv.server.node.waits import AwaitableNode
 from tests.apply.machine import Machine
 
 ME, FIRST, SECOND = 1, 2, 3
 
 
-class Node:
+class Node(AwaitableNode):
     """A member that follows."""
 
     def __init__(self) -> None:
@@ -52,8 +53,9 @@ class Node:
         self.reads.append(reader)
         self.asked.set()
 
-    def propose(self, kind: int, body: bytes, waiter: Any) -> None:
+    def submit(self, kind: int, body: bytes, waiter: Any) -> int:
         self.proposed.append((kind, body))
+        return len(self.proposed)
 
     def confirm(self) -> int:
         """Let the reads so far be confirmed; how many there were."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -11,7 +14,6 @@ from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.server.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
-from raftkv.server.node.proposals import Waiter
 
 MINUTE_S = 60.0
 HOUR_S = 3600.0
@@ -28,25 +30,39 @@ class FakeMember:
     answers: bool = True
     now: float = 0.0
     compactions: list[tuple[float, int]] = field(default_factory=list)
-    waiting: list[Waiter] = field(default_factory=list)
+    waiting: list[Coroutine[Any, Any, None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.auto = AutoCompaction(self.policy, self, lambda: self.leads, lambda: self.revision)
 
-    def propose(self, kind: int, body: bytes, waiter: Waiter) -> int:
+    async def propose(self, kind: int, body: bytes, request: object) -> Outcome:
         assert kind == Kind.COMPACT
         self.compactions.append((self.now, rpc_pb2.CompactionRequest.FromString(body).revision))
-        if self.answers:
-            waiter.finish(Outcome(0, error=self.refusal))
-        else:
-            self.waiting.append(waiter)
-        return 1
+        if not self.answers:
+            await asyncio.sleep(0)  # until ``end_waiting``
+        return Outcome(0, error=self.refusal)
+
+    def tick(self) -> None:
+        """Sample, and compact as far as that goes by itself."""
+        target = self.auto.sample(self.now)
+        if target is not None:
+            compaction = self.auto.compact(self.now, target)
+            try:
+                compaction.send(None)
+                self.waiting.append(compaction)
+            except StopIteration:
+                pass
+
+    def end_waiting(self, error: errors.StatusError) -> None:
+        """Have the compaction under way fail."""
+        with pytest.raises(StopIteration):
+            self.waiting.pop().throw(error)
 
     def run(self, until_s: float) -> list[tuple[float, int]]:
         """Turn the clock, one revision a second; the compactions as (time, revision) since the last call."""
         while self.now <= until_s:
             self.revision = int(self.now)
-            self.auto.tick(self.now)
+            self.tick()
             self.now += self.policy.interval_s
         done, self.compactions = self.compactions, []
         return done
@@ -113,7 +129,7 @@ def test_a_failure_is_tried_again_at_the_next_sample() -> None:
 def test_one_compaction_at_a_time() -> None:
     member = FakeMember(PeriodicPolicy(10 * MINUTE_S, 0.0), answers=False)
     assert len(member.run(30 * MINUTE_S)) == 1
-    member.waiting.pop().fail(errors.StoppedError())
+    member.end_waiting(errors.StoppedError())
     assert len(member.run(31 * MINUTE_S)) == 1
 
 
@@ -124,13 +140,13 @@ def test_a_number_of_revisions() -> None:
     assert member.run(25 * MINUTE_S) == _times((20 * MINUTE_S, 200.0), (25 * MINUTE_S, 500.0))
     member.run(60 * MINUTE_S)
     member.revision = 100
-    member.auto.tick(member.now)
+    member.tick()
     assert member.compactions == []
 
 
 def test_a_stopping_member_refuses_at_once() -> None:
     class Stopping(FakeMember):
-        def propose(self, kind: int, body: bytes, waiter: Waiter) -> int:
+        async def propose(self, kind: int, body: bytes, request: object) -> Outcome:
             self.compactions.append((self.now, 0))
             raise errors.StoppedError
 

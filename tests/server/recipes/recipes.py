@@ -23,6 +23,7 @@ from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.reads import Reader
+from raftkv.server.node.waits import AwaitableNode
 from raftkv.server.recipes.election import ElectionService
 from raftkv.server.recipes.local_client import Recipe
 from raftkv.server.recipes.lock import LockService
@@ -53,7 +54,7 @@ class Granted:
         return lease_id
 
 
-class ManualNode:
+class ManualNode(AwaitableNode):
     """Keeps proposals and reads until told what becomes of them."""
 
     term = 3
@@ -63,7 +64,7 @@ class ManualNode:
         self.reading: list[Reader] = []
         self.stopped = False
 
-    def propose(self, kind: int, body: bytes, waiter: Waiter) -> int:
+    def submit(self, kind: int, body: bytes, waiter: Waiter) -> int:
         """See ``Node``."""
         if self.stopped:
             raise errors.StoppedError

@@ -209,6 +209,7 @@ def test_taking_back_is_tried_until_it_is_decided() -> None:
             ((_, _, lost),) = member.node.proposed
             member.node.proposed.clear()
             lost.fail(errors.RequestTimeoutError())
+            await quiet()
         await member.settle()
         assert member.keys() == [b"n/a"]
 
