@@ -38,7 +38,7 @@ class Library:
     """A client library: how it is called, the environment it lives in ("" is this one), and its version."""
 
     name: str
-    face: str
+    api: str
     environment: str
     script: str
 
@@ -58,22 +58,22 @@ LIBRARIES = (
 
 @dataclass(frozen=True)
 class Row:
-    """What all libraries of one face do."""
+    """What all libraries of one API do."""
 
-    face: str
+    api: str
     operation: str
     callers: int
 
     @property
     def name(self) -> str:
-        return f"{self.face}-{self.operation}-{self.callers}"
+        return f"{self.api}-{self.operation}-{self.callers}"
 
     def libraries(self) -> list[Library]:
-        return [library for library in LIBRARIES if library.face == self.face]
+        return [library for library in LIBRARIES if library.api == self.api]
 
 
 ROWS = tuple(
-    Row(face, operation, callers) for face in ("sync", "async") for operation in ("put", "get") for callers in (1, 64)
+    Row(api, operation, callers) for api in ("sync", "async") for operation in ("put", "get") for callers in (1, 64)
 )
 
 Seen = dict[str, dict[str, list[dict[str, float]]]]

@@ -97,11 +97,11 @@ def _node0(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
 
 def _agent(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
     agent = job.victim(world)
-    orphans = agent.kill_agent()
-    job.orphans += orphans
+    left_running = agent.kill_agent()
+    job.left_running += left_running
 
     def bring_back() -> None:
-        for pid in orphans:
+        for pid in left_running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         job.start(agent.name)

@@ -159,7 +159,7 @@ class Agent:
         self.process.wait()
 
     def kill_agent(self) -> list[int]:
-        """`kill -9` of the agent alone; returns its workers, which are orphans now."""
+        """`kill -9` of the agent alone; returns the process ids of its workers, which still run."""
         workers = self.workers
         self.process.kill()
         self.process.wait()
@@ -188,7 +188,7 @@ class Job:
         self.directory = directory
         self.run_id = run_id
         self.agents: dict[str, Agent] = {}
-        self.orphans: list[int] = []
+        self.left_running: list[int] = []
         self._stop_file = directory / "stop"
         (directory / "steps").mkdir(parents=True)
 
@@ -285,6 +285,6 @@ class Job:
             agent.signal_node(signal.SIGCONT)
             if agent.is_running:
                 agent.kill_node()
-        for pid in self.orphans:
+        for pid in self.left_running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

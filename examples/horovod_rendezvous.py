@@ -84,7 +84,7 @@ def ask(method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
 
 
 def main() -> None:
-    """A cluster, and two workers that are told of different members."""
+    """A cluster, and two workers that get the addresses of different members."""
     with raftkv.local(size=3, flags=["--horovod-run", JOB]) as cluster:
         workers = []
         for rank in range(SIZE):

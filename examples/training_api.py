@@ -1,6 +1,6 @@
 """What the processes of a job do together without a line of torch: ranks, barriers, values, counters, elections.
 
-One of three ends early. The others are told at once, whatever they wait for, and go on as an epoch of two.
+One of three ends early. The others see it at once, whatever they wait for, and go on as an epoch of two.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def work(endpoints: list[str], lines: multiprocessing.Queue[str]) -> None:
     with run:
         config = run.broadcast("config", b"batch=32" if run.rank == 0 else None)
         names = run.all_gather("names", f"rank {run.rank} of {run.world_size}")
-        ticket = run.counter("tickets").add(1)  # no two ranks get the same
+        sample = run.counter("samples").add(1)  # no two ranks get the same
         if run.rank == 0:
             lines.put(f"config {config.decode()}; {', '.join(name.decode() for name in names)}")
         with run.elect("writer") as term:  # one after the other; the term ends with the epoch at the latest
-            run.kv.put("tickets", f"ticket {ticket}", fence=term)
+            run.kv.put("samples", f"sample {sample}", fence=term)
         run.barrier("first part", timeout_s=60)
         if run.rank == 2:
             run.leave()

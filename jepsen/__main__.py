@@ -1,4 +1,4 @@
-"""``python -m jepsen``: run workloads under faults, or judge a kept history again."""
+"""``python -m jepsen``: run workloads under faults, or check a kept history again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from jepsen import held_write, ledger
-from jepsen.checker import Verdict, judge
+from jepsen.checker import Verdict, check_history
 from jepsen.db import DbError, Settings, programs
 from jepsen.faults import nemesis
 from jepsen.history import load
@@ -84,8 +84,8 @@ def _enter(options: Options, report: Report) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    judges = WORKLOADS[args.workload]().judges if args.workload else {}
-    verdict = judge(load(args.history), judges)
+    checkers = WORKLOADS[args.workload]().checkers if args.workload else {}
+    verdict = check_history(load(args.history), checkers)
     _show(verdict)
     return 0 if verdict.valid else 1
 
@@ -146,7 +146,7 @@ def _options(args: argparse.Namespace, workload: str, seed: int) -> Options:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m jepsen", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    runs = commands.add_parser("run", help="run a workload under faults and judge it")
+    runs = commands.add_parser("run", help="run a workload under faults and check its history")
     runs.set_defaults(command=_run)
     runs.add_argument("--sut", choices=sorted(programs()), default="raftkv", help="system under test")
     runs.add_argument("--workload", default="mixed", help=f"comma-separated, of {', '.join(WORKLOADS)}")
@@ -169,10 +169,10 @@ def _parser() -> argparse.ArgumentParser:
     held = commands.add_parser("held-write", help="is a put acknowledged before the log holds it? (needs strace)")
     held.set_defaults(command=_held_write)
     held.add_argument("--sut", choices=sorted(programs()), default="raftkv", help="system under test")
-    check = commands.add_parser("check", help="judge a kept history again")
+    check = commands.add_parser("check", help="check a kept history again")
     check.set_defaults(command=_check)
     check.add_argument("history", type=Path)
-    check.add_argument("--workload", choices=sorted(WORKLOADS), help="whose own judges to add")
+    check.add_argument("--workload", choices=sorted(WORKLOADS), help="whose own checkers to add")
     return parser
 
 

@@ -1,7 +1,7 @@
-"""Puts the judges together: which of them sit on a history, and one verdict.
+"""Put the checkers together: which of them look at a history, and one verdict.
 
-Every history is judged by replay, by search per key, and for its members; a workload may add a judge of its own.
-``undecided`` and "could not be read" are violations: a run passes only when everything was looked at.
+Every history is checked by replay, by a search for each key, and for its members; a workload may add checkers of its
+own. ``undecided`` and "could not be read" are violations: a run passes only when everything was looked at.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass, field
 from jepsen.checkers import Violation, linear, members, replay
 from jepsen.history import History
 
-Judge = Callable[[History], list[Violation]]
+Checker = Callable[[History], list[Violation]]
 
 
 @dataclass(slots=True)
 class Verdict:
-    """Violations by judge."""
+    """The violations that each checker found, by its name."""
 
     violations: dict[str, list[Violation]] = field(default_factory=dict)
 
     @property
     def valid(self) -> bool:
-        """Whether no judge found anything."""
+        """Whether no checker found anything."""
         return not any(self.violations.values())
 
     def lines(self, limit: int = 10) -> list[str]:
-        """What was found, the first few of each judge."""
+        """Return the first ``limit`` violations of each checker, a line for each."""
         shown = []
         for name, found in self.violations.items():
             shown += [f"[{name}] {violation}" for violation in found[:limit]]
@@ -47,7 +47,7 @@ def sequential_clients(history: History) -> list[Violation]:
     return found
 
 
-COMMON: dict[str, Judge] = {
+COMMON: dict[str, Checker] = {
     "replay": replay.check,
     "linear": linear.check,
     "hashes": members.check_hashes,
@@ -56,13 +56,13 @@ COMMON: dict[str, Judge] = {
 }
 
 
-def judge(history: History, extra: dict[str, Judge] | None = None, acked_min: int = 0) -> Verdict:
-    """Run all judges.
+def check_history(history: History, extra: dict[str, Checker] | None = None, acked_min: int = 0) -> Verdict:
+    """Run the common checkers and those of the workload.
 
     Arguments:
         history: what happened.
-        extra: the workload's own judges.
-        acked_min: a run with fewer acknowledged writes shows nothing, and fails.
+        extra: the workload's own checkers, by name.
+        acked_min: acknowledged writes below which a run shows nothing, and fails.
     """
     verdict = Verdict({name: check(history) for name, check in (COMMON | (extra or {})).items()})
     acked = sum(1 for operation in history.operations if operation.wrote)

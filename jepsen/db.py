@@ -6,7 +6,7 @@ over its lives; every start adds one to ``lives``. Layout of a run's folder:
     <run>/m1/data/      the member's data directory
     <run>/m1/log        what all its lives wrote
 
-With ``Settings.network`` what members and clients dial are doors of ``network.py``, not the ports listened on.
+With ``Settings.network`` members and clients dial relay ports of ``network.py``, not the ports listened on.
 
 Ports are taken below the ephemeral range, so that no outgoing connection can sit on the port of a member that is down.
 Where util-linux has ``setpriv``, members die with the harness even if that is killed.
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from jepsen.faults.network import Door, Network
+from jepsen.faults.network import Network, Target
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -69,8 +69,8 @@ class Member:
     folder: Path
     client_port: int
     peer_port: int
-    client_door: int = 0
-    peer_door: int = 0
+    client_relay_port: int = 0
+    peer_relay_port: int = 0
     lives: int = 0
     paused: bool = False
     process: subprocess.Popen[bytes] | None = None
@@ -83,8 +83,8 @@ class Member:
 
     @property
     def address(self) -> str:
-        """Where clients reach it, through its door if there is one."""
-        return f"127.0.0.1:{self.client_door or self.client_port}"
+        """Where clients reach it, through its relay port if there is one."""
+        return f"127.0.0.1:{self.client_relay_port or self.client_port}"
 
     @property
     def direct_address(self) -> str:
@@ -93,8 +93,8 @@ class Member:
 
     @property
     def peer_address(self) -> str:
-        """Where other members reach it, through its door if there is one."""
-        return f"127.0.0.1:{self.peer_door or self.peer_port}"
+        """Where other members reach it, through its relay port if there is one."""
+        return f"127.0.0.1:{self.peer_relay_port or self.peer_port}"
 
     @property
     def up(self) -> bool:
@@ -122,15 +122,19 @@ class Cluster:
         return len(self.members) // 2 + 1
 
     async def open_network(self, seed: int) -> None:
-        """Open the doors, if the settings ask for them."""
+        """Open the relay ports, if the settings ask for them."""
         if self.settings.network:
-            doors = {member.client_door: Door(member.number, member.client_port, False) for member in self.members}
-            doors |= {member.peer_door: Door(member.number, member.peer_port, True) for member in self.members}
-            self.network = Network(doors, self._process_ids, seed)
+            targets = {
+                member.client_relay_port: Target(member.number, member.client_port, False) for member in self.members
+            }
+            targets |= {
+                member.peer_relay_port: Target(member.number, member.peer_port, True) for member in self.members
+            }
+            self.network = Network(targets, self._process_ids, seed)
             await self.network.open()
 
     async def close_network(self) -> None:
-        """Close the doors."""
+        """Close the relay ports."""
         if self.network is not None:
             await self.network.close()
 
@@ -177,7 +181,7 @@ class Cluster:
             member.paused = False
 
     def wipe(self, member: Member) -> None:
-        """Destroy the data of a member that is down (what the judges must notice)."""
+        """Destroy the data of a member that is down (what the checkers must notice)."""
         if member.up:
             raise DbError(f"{member.name} runs: kill it first")
         shutil.rmtree(member.folder / "data", ignore_errors=True)
@@ -241,10 +245,10 @@ class Cluster:
 
 
 def _member(folder: Path, number: int, ports: list[int]) -> Member:
-    client_port, peer_port, *doors = ports
+    client_port, peer_port, *relay_ports = ports
     member = Member(number, folder / f"m{number}", client_port, peer_port)
-    if doors:
-        member.client_door, member.peer_door = doors
+    if relay_ports:
+        member.client_relay_port, member.peer_relay_port = relay_ports
     return member
 
 

@@ -1,4 +1,4 @@
-"""What every client asked and was told: the history of a run, in memory and as JSON lines.
+"""What every client asked and was answered: the history of a run, in memory and as JSON lines.
 
 One operation a line, in the order of completion, times in nanoseconds of the monotonic clock:
 

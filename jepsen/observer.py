@@ -1,6 +1,6 @@
-"""A client that observes an election: every leader and proclamation that a member tells it, kept like a watch.
+"""A client that observes an election: every leader and proclamation that a member sends, kept like a watch.
 
-Each stream to a member is a ``watches.Stream`` named ``observe/<office>``, each thing told an event in it.
+Each stream to a member is a ``watches.Stream`` named ``observe/<election>``; each answer is an event in it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RECONNECT_S = 0.1
 
 
 async def observe(name: str, members: Sequence[Member], recorder: Recorder, rng: random.Random, ending: Ending) -> None:
-    """Observe an office on one member after the other until the run ends."""
+    """Observe an election on one member after the other until the run ends."""
     attempt = 0
     while not ending.over.is_set():
         member = members[attempt % len(members)]

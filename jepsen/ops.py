@@ -1,4 +1,4 @@
-"""The vocabulary of histories: what a client asks, what it is told, and both as JSON.
+"""The vocabulary of histories: requests of clients, their answers, and both as JSON.
 
 A request is a ``Put``, ``Range``, ``Delete`` or ``Txn``; its result is the class of the same shape. Keys and values
 are text here (the workloads write only text), so that a history reads well and hand-made ones are short:
@@ -8,7 +8,7 @@ are text here (the workloads write only text), so that a history reads well and 
 True
 
 Requests about leases, locks and elections have classes of their own (``Special``). What they do to keys is done by the
-server at a moment that no answer names, so such keys begin with ``~`` and are judged apart (``SERVERS``).
+server at a moment that no answer names, so such keys begin with ``~`` and are checked apart (``SERVERS``).
 
 Left out: nested txns, and the filters and orders of Range; the workloads do not use them yet. Watches: ``watches.py``.
 """
@@ -137,7 +137,7 @@ class Unlock:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Wait to be elected; the office is held as long as the lease lives."""
+    """Wait to be elected; leadership lasts as long as the lease lives."""
 
     name: str
     lease: int
@@ -146,7 +146,7 @@ class Campaign:
 
 @dataclass(frozen=True, slots=True)
 class Proclaim:
-    """Change the leader's value, in office ``rev``."""
+    """Change the leader's value, in the leadership of token ``rev``."""
 
     name: str
     key: str
@@ -157,7 +157,7 @@ class Proclaim:
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """Leave office ``rev``."""
+    """Give up the leadership of token ``rev``."""
 
     name: str
     key: str

@@ -1,6 +1,6 @@
 """Did it happen? Every failure of a request is definite (certainly not) or indefinite (perhaps, perhaps later).
 
-A definite verdict under indefinite conditions makes the judges blind or wrong; the reverse only costs them time. So a
+A definite verdict under indefinite conditions makes the checkers blind or wrong; the reverse only costs them time. So a
 failure is indefinite unless it is in the tables below, matched by code and by the whole text (the text's beginning for
 the failures of grpc itself). Reads are never in doubt: a read that failed changed nothing.
 """

@@ -1,6 +1,6 @@
-"""One run: load under faults, quiet points, heal, read the store back, judge.
+"""One run: load under faults, quiet points, heal, read the store back, check.
 
-    start -> load + faults, every few faults a quiet point -> stop -> last reads -> store read back -> judges
+    start -> load + faults, every few faults a quiet point -> stop -> last reads -> store read back -> checkers
 
 At a quiet point clients are held, all members must be well and at the same revision, and their hashes are compared.
 The folder of a run that passed is removed but for what the report says; that of a failed run stays whole.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jepsen.checker import Verdict, judge
+from jepsen.checker import Verdict, check_history
 from jepsen.client import Client, Gate
 from jepsen.db import ROOT, Cluster, Member, Settings, require_disk
 from jepsen.faults import nemesis as nemeses
@@ -128,10 +128,10 @@ class _Run:
         self._cluster.close()
         history = History(self._recorder.operations, self._recorder.events, reader.record, self._recorder.streams)
         save(history, self._cluster.folder / "history.jsonl")
-        verdict = judge(history, self._workload.judges, self._options.acked_min)
+        verdict = check_history(history, self._workload.checkers, self._options.acked_min)
         (self._cluster.folder / "verdict").write_text("\n".join(verdict.lines(1000)) + "\n")
         own: dict[str, Any] = getattr(self._workload, "figures", lambda history: {})(history)
-        figures = self._figures(trouble, loaded - began) | own | {"judged_s": round(time.monotonic() - loaded, 1)}
+        figures = self._figures(trouble, loaded - began) | own | {"checked_s": round(time.monotonic() - loaded, 1)}
         return Report(verdict, figures, self._cluster.folder)
 
     async def _accompanied(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:

@@ -1,4 +1,4 @@
-"""Reads the whole history of the store back, revision by revision, for the judge that replays it.
+"""Reads the whole history of the store back, revision by revision, for the checker that replays it.
 
 Each revision is asked for alone: ``Range(revision=r, min_mod_revision=r)`` gives the keys written at r, and many such
 reads go in one read-only txn. Where an acknowledged request claims a revision only its keys are asked for, which is
@@ -44,7 +44,7 @@ class StoreReader:
 
         Arguments:
             last: the last revision to read.
-            operations: what clients were told so far.
+            operations: the operations of clients so far.
 
         Raises:
             ProbeError: the cluster did not answer, or refuses a revision.
@@ -109,7 +109,9 @@ class Compactor:
                 await self._reader.read_up_to(rev, self._recorder.operations)
                 self._recorder.event("compacting", rev=rev)
                 await self._probe.retry(rpc_pb2.CompactionRequest(revision=rev), _TIMEOUT_S)
-        except ProbeError as error:  # A retry finds its first attempt done; a cluster that is down is judged elsewhere.
+        except (
+            ProbeError
+        ) as error:  # A retry finds its first attempt done; a cluster that is down is checked elsewhere.
             self._recorder.event("compact failed", why=str(error))
         else:
             self._recorder.event("compact", rev=rev)

@@ -36,13 +36,13 @@ DROPS_PER_STEP: Final = 1000
 
 
 class _Job:
-    __slots__ = ("dirty", "doomed", "is_sent", "on_done", "revision")
+    __slots__ = ("dirty", "is_sent", "on_done", "revision", "to_delete")
 
     def __init__(self, revision: int, on_done: Callable[[], None] | None) -> None:
         self.revision = revision
         self.on_done = on_done
         self.dirty: dict[bytes, None] | None = None
-        self.doomed: list[bytes] = []
+        self.to_delete: list[bytes] = []
         self.is_sent = False
 
 
@@ -122,7 +122,7 @@ class Compactor:
     def _visit(self, job: _Job, keys_max: int) -> bool:
         if job.dirty is None:
             job.dirty = self._index.take_dirty()
-        if not job.dirty or len(job.doomed) >= DELETES_PER_COMMIT:
+        if not job.dirty or len(job.to_delete) >= DELETES_PER_COMMIT:
             return False
         room = DROPS_PER_STEP
         for _ in range(min(keys_max, len(job.dirty))):
@@ -130,7 +130,7 @@ class Compactor:
             dropped = self._index.compact_key(key, job.revision, room)
             for revision_key in dropped:
                 if not self._overlay.discard(revision_key):
-                    job.doomed.append(revision_key)
+                    job.to_delete.append(revision_key)
             self.dropped_total += len(dropped)
             room -= len(dropped)
             if not room:
@@ -142,8 +142,8 @@ class Compactor:
         batch = self._overlay.pending
         if batch.deletes:
             return False
-        batch.deletes, job.doomed = job.doomed[:DELETES_PER_COMMIT], job.doomed[DELETES_PER_COMMIT:]
-        if not job.dirty and not job.doomed:
+        batch.deletes, job.to_delete = job.to_delete[:DELETES_PER_COMMIT], job.to_delete[DELETES_PER_COMMIT:]
+        if not job.dirty and not job.to_delete:
             self._finish(job)
         elif not self._overlay.is_busy:
             self._overlay.commit()

@@ -182,10 +182,10 @@ class WriteTxn:
             Key and packed revision of the value deleted, for each; ``record`` reads it.
         """
         self.deletes_total += 1
-        doomed = list(self._index.live(key, end))
-        for name, _ in doomed:
+        live = list(self._index.live(key, end))
+        for name, _ in live:
             self._delete(name)
-        return doomed
+        return live
 
     def delete_in_pieces(self, key: bytes, end: bytes) -> Iterator[int]:
         """Delete every key of an interval, in order, a piece at a time: how many keys each piece deleted.
@@ -193,13 +193,13 @@ class WriteTxn:
         Nothing else may change anything before the last piece.
         """
         self.deletes_total += 1
-        while doomed := list(islice(self._index.live(key, end), KEYS_PER_PIECE)):
-            for name, _ in doomed:
+        while piece := list(islice(self._index.live(key, end), KEYS_PER_PIECE)):
+            for name, _ in piece:
                 self._delete(name)
-            yield len(doomed)
+            yield len(piece)
             if not end:
                 return
-            key = doomed[-1][0] + b"\x00"
+            key = piece[-1][0] + b"\x00"
 
     def _delete(self, key: bytes) -> None:
         revision = self._next_revision()

@@ -326,7 +326,7 @@ class Overlay:
     def exchange(self, replace: Callable[[], None]) -> None:
         """Forget every uncommitted change and go on over another database, which contains them.
 
-        Waits for the batch on its way, because its file is about to be replaced. Whoever waits for ``flush`` is told.
+        Waits for the batch on its way, because its file is about to be replaced. Callbacks of ``flush`` are called.
         A unit under way ends: what it was about to do is in the other database.
 
         Raises:

@@ -154,22 +154,22 @@ if os.fork() == 0:
     sys.exit(0)
 os.wait()
 print(cluster.members[0].is_running, flush=True)
-orphan = os.fork()
-if orphan == 0:
+child = os.fork()
+if child == 0:
     threading.Event().wait()
-print(orphan, flush=True)
+print(child, flush=True)
 threading.Event().wait()
 """
     program, directory = _run(tmp_path, then)
     assert program.stdout is not None
     assert program.stdout.readline() == "True\n"
-    orphan = int(program.stdout.readline())
+    child = int(program.stdout.readline())
     try:
         program.kill()
         program.wait()
         wait_for(lambda: _is_gone(directory), "the guard to clean up while the child still lives")
     finally:
-        os.kill(orphan, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
         program.stdout.close()
 
 

@@ -1,4 +1,4 @@
-"""What an installer is told: extras leave the user's own packages alone."""
+"""What the metadata tell an installer: extras leave the user's own packages alone."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Soak:
         self._logged: list[int] = []
 
     async def run(self, attackers: int, console: Console) -> Verdict:
-        """Attack to the end, and judge."""
+        """Attack to the end, then check the result."""
         honest = HonestProcess(self._cluster.endpoints, streams=True)
         try:
             self._first = [metrics_of(member) for member in self._cluster.members]
@@ -114,7 +114,7 @@ class Soak:
         finally:
             honest.close()
         self._scrape()
-        await self._judge(sampler)
+        await self._check_result(sampler)
         return self.verdict
 
     # ---- at work
@@ -192,7 +192,7 @@ class Soak:
 
     # ---- the verdict
 
-    async def _judge(self, sampler: Sampler) -> None:
+    async def _check_result(self, sampler: Sampler) -> None:
         verdict, found = self.verdict, self.verdict.misses
         problem = (await agreement(self._cluster)).problem
         if problem:

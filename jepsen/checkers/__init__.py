@@ -1,4 +1,4 @@
-"""The judges. Each is a function from a history to a list of ``Violation``; none trusts another's reading."""
+"""The checkers. Each is a function from a history to a list of ``Violation``; none trusts another's reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judge 3: list-append transactions, judged by cycles of dependency (after Adya's anomalies and Elle's method).
+"""The append checker: list-append transactions, checked for cycles of dependency (Adya's anomalies, Elle's method).
 
 Each key holds a list of unique numbers; a transaction reads whole lists and appends numbers. As a list shows its own
 history, the order of all versions of a key is known, and with it who depends on whom:
@@ -46,11 +46,11 @@ class Transaction:
 
 
 def check(history: History) -> list[Violation]:
-    """Judge the operations on list keys (values that are JSON lists) of a history."""
-    return judge([transaction_of(operation) for operation in history.operations if _counts(operation)])
+    """Check the operations on list keys (values that are JSON lists) of a history."""
+    return check_transactions([transaction_of(operation) for operation in history.operations if _counts(operation)])
 
 
-def judge(transactions: list[Transaction]) -> list[Violation]:
+def check_transactions(transactions: list[Transaction]) -> list[Violation]:
     """Violations among transactions."""
     book = _Book(transactions)
     if book.violations:  # without an order of versions there are no edges to speak of

@@ -1,4 +1,4 @@
-"""Judge of leases: when they end, by the clients' monotonic clock, and what ends with them.
+"""The lease checker: when they end, by the clients' monotonic clock, and what ends with them.
 
     L1 whole       the end of a lease deletes exactly its keys, all in one revision
     L2 not early   not before the TTL has passed since the last acknowledged renewal was *sent*, unless revoked
@@ -8,7 +8,7 @@
 
 A client knows less than the server: a renewal took place between its call and its answer; a lease was over when
 anything later was seen (a revision, a refusal, TTL 0), and still alive when anything earlier was asked for. Each rule
-takes the bound that acquits the server. Leases of which a grant was never acknowledged are not judged, and of ids that
+takes the bound that acquits the server. Leases of which a grant was never acknowledged are not checked, and of ids that
 were, or may have been, granted again only L1 and L6.
 
 L4 (steps of the wall clock) is not seen here: no fault steps it yet.

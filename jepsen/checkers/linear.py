@@ -1,11 +1,11 @@
-"""Judge 2: linearizability of each key by search, believing values only.
+"""The linearizability checker: the history of each key by search, believing values only.
 
 The algorithm is Wing and Gong's with Lowe's memory of visited configurations ("Testing for linearizability", 2017):
 take any operation that could come first, see whether the register allows it, go on, step back when stuck. Revisions
 are ignored throughout, so a store whose revisions lie is caught here.
 
 Which operations count: those that touch exactly one key, now, linearizably. A key that is also written by others (txns
-over several keys, deletes of intervals, the server itself) is left to judge 1. Keep keys to a few hundred operations
+over several keys, deletes of intervals, the server itself) is left to replay. Keep keys to a few hundred operations
 each: the cost grows with concurrency and length, and running out of steps is a violation ("undecided"), never a pass.
 
 Writes of unknown fate: a write whose value nobody saw may be left out, for then its presence and absence allow the

@@ -1,15 +1,15 @@
-"""Judge of locks and elections: who held what, by the store's own changes, against what holders were told.
+"""The lock checker: who held a lock or led, by the store's own changes, against what the members answered.
 
-The holder of a name at a revision is the living key under it that was created first. It is *told* so by the answer to
-``Lock`` or ``Campaign``; its token is the creation of that key.
+The holder of a name at a revision is the living key under it that was created first. The answer to ``Lock`` or
+``Campaign`` says so; the token of the holder is the create revision of that key.
 
-    M1 order     tokens strictly grow from one holder to the next, and the token told is the true one
-    M1 alone     while a holder certainly holds (its lease renewed, nothing given up), nobody else is told to hold
+    M1 order     tokens strictly grow from one holder to the next, and the token in the answer is the true one
+    M1 alone     while a holder certainly holds (its lease renewed, nothing given up), nobody else gets the lock
     M1 fenced    no update of a list is lost that is written only if the holder's key is still there (``lost``)
-    M2 checked   a holder is told so only if it held at a moment between its call and the answer (etcd issue 11456)
+    M2 checked   a lock is answered only if it was held at a moment between call and answer (etcd issue 11456)
     E1 leader    ``Leader`` answers who led at a moment between call and answer, or that nobody did
-    E1 observed  observers are told of true leaders only, and never of an earlier office or value again
-    E2 office    a proclamation is acknowledged only to who holds the office, and is there
+    E1 observed  observers get true leaders only, and never an earlier leadership or value again
+    E2 proclaim  a proclamation is acknowledged only to the leader, and is in the store
 
 M3 (who does not fence loses updates) is no fault of the store: it is measured, by ``lost`` too.
 """
@@ -78,8 +78,8 @@ def lost(history: History, key: str) -> list[str]:
 
 
 @dataclass(slots=True)
-class _Reign:
-    """One holder of a name: its key, its token, and the revisions [first, end) through which it held."""
+class _Hold:
+    """One hold of a lock, or one leadership: its key, its token, and the revisions [first, end) that it spans."""
 
     key: str
     token: int
@@ -90,7 +90,7 @@ class _Reign:
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Who was told to hold: by which operation, with which token, and until when (ns) it certainly did."""
+    """A hold that a member answered: the operation, the token, and until when (ns) the hold certainly lasted."""
 
     operation: Operation
     token: int
@@ -108,7 +108,7 @@ class _Check:
         self._given_up: dict[int | str, list[Operation]] = defaultdict(list)
         for operation in history.operations:
             self._file(operation)
-        self._reigns = {name: list(_reigns(log, name + "/")) for name in self._names}
+        self._holds = {name: list(_holds(log, name + "/")) for name in self._names}
 
     def _file(self, operation: Operation) -> None:
         """Until when each lease lived for certain, and who gave up which lease or key."""
@@ -122,12 +122,12 @@ class _Check:
 
     def run(self) -> list[Violation]:
         for name in sorted(self._names):
-            holders = [holder for op in self._told(name) if (holder := self._holder(name, op)) is not None]
+            holders = [holder for op in self._answered(name) if (holder := self._holder(name, op)) is not None]
             self._check_order(holders)
             self._check_alone(holders)
         for operation in self._operations:
             if isinstance(operation.request, Proclaim) and operation.kind == "ok":
-                self._check_office(operation, operation.request)
+                self._check_proclaimed(operation, operation.request)
             if isinstance(operation.request, Leader) and isinstance(operation.result, RangeResult):
                 self._check_leader(operation, operation.request.name, operation.result)
         for stream in self._streams:
@@ -137,24 +137,24 @@ class _Check:
     def _report(self, rule: str, text: str, *operations: Operation) -> None:
         self._found.append(Violation(rule, text, tuple(operation.id for operation in operations)))
 
-    def _told(self, name: str) -> Iterator[Operation]:
+    def _answered(self, name: str) -> Iterator[Operation]:
         for operation in sorted(self._operations, key=lambda op: op.call):
             request = operation.request
             if isinstance(request, Lock | Campaign) and request.name == name and operation.kind == "ok":
                 yield operation
 
     def _holder(self, name: str, operation: Operation) -> _Holder | None:
-        """M2, and the token of the reign that the answer speaks of."""
+        """Check M2, and find the token of the hold that the answer speaks of."""
         result = operation.result
-        key, told = (result.key, result.token) if isinstance(result, HeldResult) else ("", 0)
+        key, token = (result.key, result.token) if isinstance(result, HeldResult) else ("", 0)
         first, last = self._clock.window(operation)
-        reigns = [r for r in self._reigns[name] if r.key == key and r.first <= last and r.end > first]
-        if not reigns:
-            self._report("M2 not held", f"{key} was told to hold between revisions {first} and {last:g}", operation)
+        holds = [r for r in self._holds[name] if r.key == key and r.first <= last and r.end > first]
+        if not holds:
+            self._report("M2 not held", f"{key} got the hold between revisions {first} and {last:g}", operation)
             return None
-        if told and told not in [reign.token for reign in reigns]:
-            self._report("M1 wrong token", f"{key} was told {told}, it is {reigns[-1].token}", operation)
-        return _Holder(operation, told or reigns[-1].token, self._certain(operation))
+        if token and token not in [hold.token for hold in holds]:
+            self._report("M1 wrong token", f"{key} was answered token {token}, it is {holds[-1].token}", operation)
+        return _Holder(operation, token or holds[-1].token, self._certain(operation))
 
     def _certain(self, operation: Operation) -> float:
         """Until when it held for certain: its lease was renewed, and nobody gave it up."""
@@ -188,10 +188,10 @@ class _Check:
             for other in holders:
                 during = holder.operation.returned < other.operation.call and other.operation.returned < holder.certain
                 if during and _key(other) != _key(holder):
-                    text = f"{_key(other)} was told to hold while {_key(holder)} did"
+                    text = f"{_key(other)} got the hold while {_key(holder)} did"
                     self._report("M1 two holders", text, holder.operation, other.operation)
 
-    def _check_office(self, operation: Operation, request: Proclaim) -> None:
+    def _check_proclaimed(self, operation: Operation, request: Proclaim) -> None:
         first, last = self._clock.window(operation)
         there = any(
             first <= rev <= last and now is not None and now.value == request.value and now.create == request.rev
@@ -199,25 +199,25 @@ class _Check:
             if key == request.key
         )
         if not there:
-            self._report("E2 not in office", f"{request.value} of {request.key} was acknowledged", operation)
+            self._report("E2 not the leader", f"{request.value} of {request.key} was acknowledged", operation)
 
     def _check_leader(self, operation: Operation, name: str, result: RangeResult) -> None:
         first, last = self._clock.window(operation)
-        current = [reign for reign in self._reigns.get(name, []) if reign.first <= last and reign.end > first]
-        led = any(kv == result.kvs[0] for reign in current for kv in reign.versions)
+        current = [hold for hold in self._holds.get(name, []) if hold.first <= last and hold.end > first]
+        led = any(kv == result.kvs[0] for hold in current for kv in hold.versions)
         if not led:
             self._report("E1 wrong leader", f"{result.kvs[0]} between {first} and {last:g}", operation)
 
     def _check_observed(self, stream: Stream) -> None:
-        reigns = self._reigns.get(stream.watcher.removeprefix(OBSERVED), [])
-        true = {(kv.create, kv.mod): kv for reign in reigns for kv in reign.versions}
+        holds = self._holds.get(stream.watcher.removeprefix(OBSERVED), [])
+        true = {(kv.create, kv.mod): kv for hold in holds for kv in hold.versions}
         last = (0, 0)
         for event in (event for message in stream.messages for event in message.events):
             mark = (event.kv.create, event.kv.mod)
             if true.get(mark) != event.kv:
-                self._report("E1 wrong leader", f"{stream.name} was told {event.kv}")
+                self._report("E1 wrong leader", f"{stream.name} got {event.kv}")
             if mark < last:
-                self._report("E1 observed back", f"{stream.name} was told {event.kv} after revision {last[1]}")
+                self._report("E1 observed back", f"{stream.name} got {event.kv} after revision {last[1]}")
             last = max(last, mark)
 
 
@@ -241,10 +241,10 @@ class _Clock:
         return least, self._lowest[place] if place < len(self._lowest) else math.inf
 
 
-def _reigns(log: Log, prefix: str) -> Iterator[_Reign]:
+def _holds(log: Log, prefix: str) -> Iterator[_Hold]:
     """Who held a name, one after the other."""
     living: dict[str, KeyValue] = {}
-    reign: _Reign | None = None
+    hold: _Hold | None = None
     by_revision: dict[int, list[tuple[str, KeyValue | None]]] = defaultdict(list)
     for rev, key, now, _ in log:
         if key.startswith(prefix):
@@ -256,16 +256,16 @@ def _reigns(log: Log, prefix: str) -> Iterator[_Reign]:
             else:
                 living[key] = now
         holder = min(living.values(), key=lambda kv: kv.create, default=None)
-        if reign is not None and (holder is None or (holder.key, holder.create) != (reign.key, reign.token)):
-            reign.end = rev
-            yield reign
-            reign = None
+        if hold is not None and (holder is None or (holder.key, holder.create) != (hold.key, hold.token)):
+            hold.end = rev
+            yield hold
+            hold = None
         if holder is not None:
-            reign = reign or _Reign(holder.key, holder.create, rev)
-            if holder not in reign.versions:
-                reign.versions.append(holder)
-    if reign is not None:
-        yield reign
+            hold = hold or _Hold(holder.key, holder.create, rev)
+            if holder not in hold.versions:
+                hold.versions.append(holder)
+    if hold is not None:
+        yield hold
 
 
 def _key(holder: _Holder) -> str:

@@ -1,4 +1,4 @@
-"""Judges of the members: do they hold the same, and does each one's revision only grow?"""
+"""The checkers of members: do they hold the same, and does each one's revision only grow?"""
 
 from __future__ import annotations
 

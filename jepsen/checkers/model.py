@@ -1,7 +1,7 @@
 """The store as it should be: an obvious, unhurried copy of etcd's key-value semantics.
 
-Owns every version of every key, so that reads of the past can be judged. Invariant: ``current`` is the last version of
-each living key. The model is told the revision of each write; it never counts by itself.
+Owns every version of every key, so that reads of the past can be checked. Invariant: ``current`` is the last version of
+each living key. Every write comes with its revision; the model never counts by itself.
 
 >>> model = Model()
 >>> model.apply(Put("k", "1"), rev=2)
@@ -78,7 +78,7 @@ class Model:
         return {key: kv for key, (at, kv) in last.items() if at == rev}
 
     def force(self, rev: int, kvs: tuple[KeyValue, ...], deleted: tuple[str, ...]) -> None:
-        """Take over what the store says of a revision nobody can explain, so that judging can go on."""
+        """Take over what the store says of a revision nobody can explain, so that checking can go on."""
         for kv in kvs:
             self._set(kv.key, rev, kv)
         for key in deleted:

@@ -1,4 +1,4 @@
-"""Judge 1: replay the run in the order of its revisions.
+"""The replay checker: the run again, in the order of its revisions.
 
 The store promises that every write has its own revision, one after the other, and that every answer carries the
 revision it is true at. So the order is given, and nothing need be searched: put every answered operation at its
@@ -13,10 +13,10 @@ revision, replay all of them on the model, and demand
 Writes of unknown fate are looked up in the store as it was read back (``StoreRecord``): values are unique, so a value
 names its request. A plain delete leaves no value; an unexplained deletion is given to the unknown delete of that key
 that was called first, which can always be exchanged for any other choice. (Txns that delete must also put.) What
-nobody explains is the server's own doing if the keys say that it may be (``ops.SERVERS``); other judges look at that.
+nobody explains is the server's own doing if the keys say that it may be (``ops.SERVERS``); other checkers look at that.
 
-The judge is sound (an accepted history has the replay as its witness) and, because revision order is promised,
-complete. Judge 2 (``linear.py``) does not believe revisions.
+The checker is sound (an accepted history has the replay as its witness) and, because revision order is promised,
+complete. The linearizability checker (``linear.py``) does not believe revisions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FIRST_REVISION = 1
 def check(history: History) -> list[Violation]:
     """All violations found by replaying the history against the store read back."""
     if history.store is None:
-        return [Violation("unreadable", "the store was not read back: nothing can be judged")]
+        return [Violation("unreadable", "the store was not read back: nothing can be checked")]
     replay = _Replay(history.operations, history.store)
     replay.run()
     return replay.violations
@@ -45,7 +45,7 @@ def check(history: History) -> list[Violation]:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The store as the history explains it: what other judges hold answers against.
+    """The store as the history explains it: what other checkers compare answers with.
 
     model: with the log of all changes. servers: revisions that no request explains, of keys that the server writes.
     """
@@ -88,7 +88,7 @@ class _Replay:
     def _sort_out(self) -> None:
         for operation in self.operations:
             if isinstance(operation.request, Special):
-                continue  # Their answers name no revision; they have judges of their own.
+                continue  # Their answers name no revision; they have checkers of their own.
             for put in puts(operation.request):
                 self.by_value[put.key, put.value].append(operation)
             if operation.wrote:

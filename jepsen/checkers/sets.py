@@ -1,6 +1,6 @@
-"""The set judge: of unique keys added, the last read must show every acknowledged one and no impossible one.
+"""The set checker: of unique keys added, the last read must show every acknowledged one and no impossible one.
 
-Weaker than judge 1 and simpler: it shares no code with it and looks at no revision.
+Weaker than replay and simpler: it shares no code with it and looks at no revision.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Judge of watches: every stream against the replayed store, and streams of different members against each other.
+"""The watch checker: every stream against the replayed store, and streams of different members against each other.
 
     W1 ordered      revisions grow, and within one the events are in the order of the writes
     W2 unique       no event twice
@@ -9,7 +9,7 @@
     W7 exact        the key, the filters, the fields, the previous value, created or not
     W8 start        nothing from before the revision asked for, no bookmark that would lead back before it
     W9 forward      the revision in headers never goes back, and is never behind the events it heads
-    W10 no silence  canceled only because of a compaction that took place; lasting watchers reach the end they are told
+    W10 no silence  canceled only because of a compaction that took place; lasting watchers reach the end set for them
     W12 same        all members say the same of one key at one revision
 
 The truth is ``replay.replayed``: the store as requests and the final reading explain it. W11 (memory) is not seen in a
@@ -43,7 +43,7 @@ def check(history: History) -> list[Violation]:
     found += _ended(history, truth)
     found += _members_agree(history.streams)
     if not history.streams:
-        found.append(Violation("nothing watched", "there are no streams to judge"))
+        found.append(Violation("nothing watched", "there are no streams to check"))
     return found
 
 
@@ -86,7 +86,7 @@ class _StreamCheck:
         self._found: list[Violation] = []
 
     def run(self) -> list[Violation]:
-        """Judge it."""
+        """Check the stream."""
         if self._stream.first:
             self._check_headers()
             self._check_order()
@@ -204,7 +204,7 @@ class _StreamCheck:
 
 
 def _ended(history: History, truth: Truth) -> list[Violation]:
-    """Cancellations had a reason, and lasting watchers got everything up to the revision that they were told."""
+    """Cancellations had a reason, and lasting watchers got everything up to the last revision."""
     found, end = [], _end(history, truth)
     for watcher, chain in chains(history.streams).items():
         for stream in chain:

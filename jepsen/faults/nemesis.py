@@ -73,7 +73,7 @@ class Pause:
 
 
 class Wipe:
-    """Kill and destroy the data. No store survives this on all members: it shows that the judges see a loss."""
+    """Kill and destroy the data. No store survives this on all members: it shows that the checkers see a loss."""
 
     targets: ClassVar[tuple[str, ...]] = ("all",)
 

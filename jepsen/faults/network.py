@@ -1,10 +1,10 @@
 """The network between members, and between clients and members, in the hands of the harness: cut, slow, reset.
 
-Every member listens on ports that nobody is told; what it advertises, and what clients dial, are *doors*: ports of this
-class, which relays the bytes. As all of it is loopback TCP, no privilege and no packet filter is needed, and nothing is
-left behind when the harness is killed.
+No member or client knows the ports that members listen on; what members advertise, and what clients dial, are *relay
+ports* of this class, which passes the bytes on. As all of it is loopback TCP, no privilege and no packet filter is
+needed, and nothing is left behind when the harness is killed.
 
-          m1 --dials--> door of m2 ~~relay~~> m2         cut (1, 2): bytes of m1 wait, those of m2 still pass
+          m1 --dials--> relay port of m2 ~~~> m2         cut (1, 2): bytes of m1 wait, those of m2 still pass
 
 Which member dialled is found by whose process holds the socket (sock_diag, ``/proc``); members are known by their
 numbers, clients are 0.
@@ -40,8 +40,8 @@ _SOCK_DIAG, _BY_FAMILY, _ANY = 4, 20, 0xFFFFFFFF
 _HEADER_BYTES, _INODE_AT = 16, 84
 
 
-class Door(NamedTuple):
-    """What is behind a door: a member and the port it listens on; whether members come this way, or clients."""
+class Target(NamedTuple):
+    """Where a relay port leads: a member and the port it listens on; whether members dial it, or clients."""
 
     member: int
     port: int
@@ -49,22 +49,22 @@ class Door(NamedTuple):
 
 
 class Network:
-    """Relays between doors and members.
+    """Relays between relay ports and members.
 
     Arguments:
-        doors: the port of each, see ``Door``.
+        targets: where each relay port leads.
         process_ids: of the members that run now.
         seed: of delays and of how connections are healed.
     """
 
     def __init__(
         self,
-        doors: Mapping[int, Door],
+        targets: Mapping[int, Target],
         process_ids: Callable[[], Mapping[int, int]],
         seed: int,
     ) -> None:
         self.relayed_bytes = 0
-        self._doors, self._process_ids = doors, process_ids
+        self._targets, self._process_ids = targets, process_ids
         self._rng = random.Random(f"network {seed}")
         self._cut: set[Pair] = set()
         self._delay_s: dict[Pair, tuple[float, float]] = {}
@@ -73,13 +73,13 @@ class Network:
         self._relays: dict[asyncio.Task[None], tuple[Pair, list[asyncio.StreamWriter]]] = {}
 
     async def open(self) -> None:
-        """Open the doors."""
-        for port, door in self._doors.items():
-            serve = self._serve_door(port, door)
+        """Listen on every relay port."""
+        for port, target in self._targets.items():
+            serve = self._relay_to(port, target)
             self._servers.append(await asyncio.start_server(serve, _HOST, port, limit=_CHUNK_BYTES))
 
     async def close(self) -> None:
-        """Close the doors and end every connection."""
+        """Close every relay port and every connection."""
         for server in self._servers:
             server.close()
         self.heal()
@@ -112,11 +112,11 @@ class Network:
         self._healed.set()
         self._healed = asyncio.Event()
 
-    def _serve_door(self, port: int, door: Door) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+    def _relay_to(self, port: int, target: Target) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            source = self._dialler(writer.get_extra_info("peername")[1], port) if door.for_members else CLIENTS
-            pair = (source, door.member)
-            task = asyncio.get_running_loop().create_task(self._relay(pair, door.port, reader, writer))
+            source = self._dialler(writer.get_extra_info("peername")[1], port) if target.for_members else CLIENTS
+            pair = (source, target.member)
+            task = asyncio.get_running_loop().create_task(self._relay(pair, target.port, reader, writer))
             self._relays[task] = (pair, [writer])
             task.add_done_callback(lambda done: self._relays.pop(done, None))
 
@@ -135,7 +135,7 @@ class Network:
                 group.create_task(self._pump(pair, reader, far_writer))
                 group.create_task(self._pump((pair[1], pair[0]), far_reader, writer))
         except (OSError, ExceptionGroup):
-            pass  # One end broke: the other is told below.
+            pass  # One end broke: the other is ended below.
         finally:
             _abort(writers)
 
@@ -143,7 +143,7 @@ class Network:
         try:
             return await asyncio.open_connection(_HOST, behind, limit=_CHUNK_BYTES)
         except OSError:
-            # Who was accepted at a door and is cut off at once tries again at once: do not let that become a flood.
+            # A peer that is accepted and cut off at once dials again at once: do not let that become a flood.
             await asyncio.sleep(_REFUSED_S)
             raise
 
@@ -163,19 +163,19 @@ class Network:
         while pair in self._cut:
             await self._healed.wait()
 
-    def _dialler(self, port: int, door: int) -> int:
+    def _dialler(self, port: int, relay_port: int) -> int:
         """The member whose process holds the near end of a connection; clients if none does."""
-        inode = _socket_inode(port, door)
+        inode = _socket_inode(port, relay_port)
         for number, process_id in self._process_ids().items():
             if inode is not None and _holds(process_id, inode):
                 return number
         return CLIENTS
 
 
-def _socket_inode(port: int, door: int) -> int | None:
+def _socket_inode(port: int, relay_port: int) -> int | None:
     """Ask the kernel for one loopback connection (sock_diag(7)): a table of all of them is slow when there are many."""
     near = far = socket.inet_aton(_HOST) + bytes(12)
-    identity = struct.pack("!HH", port, door) + near + far + struct.pack("=III", 0, _ANY, _ANY)
+    identity = struct.pack("!HH", port, relay_port) + near + far + struct.pack("=III", 0, _ANY, _ANY)
     request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, _ANY) + identity
     header = struct.pack("=IHHII", _HEADER_BYTES + len(request), _BY_FAMILY, 1, 0, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:

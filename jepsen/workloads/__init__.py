@@ -1,4 +1,4 @@
-"""The workloads: what clients ask, and what is judged beyond the common judges. One workload a file."""
+"""The workloads: what clients ask, and what is checked beyond the common checkers. One workload a file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """List append: transactions that read a few lists and append to some, guarded by the revisions they read.
 
 Each step reads the lists in one txn, then in a second one demands that they have not changed, reads them again and
-writes them longer; if they have changed, the second is a read. Judged by cycles (``checkers/append.py``).
+writes them longer; if they have changed, the second is a read. Checked for cycles (``checkers/append.py``).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from jepsen.checker import Judge
+from jepsen.checker import Checker
 from jepsen.checkers import append
 from jepsen.client import Client
 from jepsen.history import Operation
@@ -25,7 +25,7 @@ class Append:
     name = "append"
 
     def __init__(self) -> None:
-        self.judges: dict[str, Judge] = {"append": append.check}
+        self.checkers: dict[str, Checker] = {"append": append.check}
         self._keys = Rotation("l", active=4, uses_max=80)
 
     async def step(self, client: Client) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jepsen.checker import Judge
+from jepsen.checker import Checker
 from jepsen.client import Client
 from jepsen.db import Member
 from jepsen.history import Recorder
@@ -24,14 +24,14 @@ class Scene:
 
 
 class Workload(Protocol):
-    """A generator of requests and the judges that know what they mean.
+    """A generator of requests and the checkers that know what the requests mean.
 
-    Values written must be unique in the run (``Client.fresh_value``): the judges find requests by them. For the same
+    Values written must be unique in the run (``Client.fresh_value``): the checkers find requests by them. For the same
     reason a txn that deletes must also put, in the same branch; a plain delete needs no such mark.
     """
 
     name: str
-    judges: dict[str, Judge]
+    checkers: dict[str, Checker]
 
     async def step(self, client: Client) -> None:
         """Send the next request of a client, or a few that belong together."""
@@ -53,7 +53,8 @@ class Accompanied(Workload, Protocol):
 class Rotation:
     """A few keys in use, each replaced after some operations, so that no key's history grows long.
 
-    Search (judge 2) takes time that grows steeply with the operations on a key; see ``checkers/linear.py``.
+    The search for a linearization takes time that grows steeply with the operations on a key; see
+    ``checkers/linear.py``.
     """
 
     def __init__(self, prefix: str, active: int, uses_max: int) -> None:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from jepsen.checker import Judge
+from jepsen.checker import Checker
 from jepsen.checkers import lease, lock
 from jepsen.client import Client
 from jepsen.observer import observe
@@ -26,19 +26,19 @@ from jepsen.ops import (
 )
 from jepsen.workloads.base import Rotation, Scene
 
-_NAMES = [f"{RECIPES}office{number}" for number in range(4)]
+_NAMES = [f"{RECIPES}election{number}" for number in range(4)]
 _TTL_S = 2
 _STALL_S = (1.5, 3.0)
 _PATIENCE_S = 6.0
 
 
 class Election:
-    """A few offices."""
+    """A few elections."""
 
     name = "election"
 
     def __init__(self) -> None:
-        self.judges: dict[str, Judge] = {"lock": lock.check, "lease": lease.check}
+        self.checkers: dict[str, Checker] = {"lock": lock.check, "lease": lease.check}
         self._leases = 0
         self._keys = Rotation("k", active=5, uses_max=100)
 
@@ -55,7 +55,7 @@ class Election:
             await self._run(client, name, lease_id)
 
     def companions(self, scene: Scene) -> Iterable[Coroutine[Any, Any, None]]:
-        """An observer of each office."""
+        """An observer of each election."""
         for name in _NAMES:
             rng = random.Random(f"{scene.seed} observe {name}")
             members = rng.sample(scene.members, len(scene.members))

@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jepsen.checker import Judge
+from jepsen.checker import Checker
 from jepsen.checkers import lease, watch
 from jepsen.client import Client
 from jepsen.history import History
@@ -56,7 +56,7 @@ class Lease:
     name = "lease"
 
     def __init__(self) -> None:
-        self.judges: dict[str, Judge] = {"lease": lease.check, "watch": watch.check}
+        self.checkers: dict[str, Checker] = {"lease": lease.check, "watch": watch.check}
         self._own: dict[str, _Own] = {}
         self._keys = Rotation("k", active=5, uses_max=100)
 

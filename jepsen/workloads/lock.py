@@ -2,11 +2,11 @@
 
 *Fenced*: the write is a txn that demands the holder's key (its token) to be there still; nothing may be lost. *Plain*:
 the holder just writes. Some holders stall for longer than their lease lives, as a program does whose machine swaps: the
-plain list then loses updates, which shows why tokens are needed. It is measured, not judged.
+plain list then loses updates, which shows why tokens are needed. These losses are measured, not checked.
 
 Half of the clients ask the Lock service; the others stand in the same queue by the recipe that client libraries use:
-put a key with the lease, wait until none is older. The lists are too much for the search of judge 2, so their keys are
-named as if the server wrote them.
+put a key with the lease, wait until none is older. The lists are too much for the linearizability search, so their keys
+are named as if the server wrote them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import time
 from typing import Any
 
-from jepsen.checker import Judge
+from jepsen.checker import Checker
 from jepsen.checkers import Violation, lease, lock
 from jepsen.client import Client
 from jepsen.history import History
@@ -52,7 +52,7 @@ class LockedLists:
     name = "lock"
 
     def __init__(self) -> None:
-        self.judges: dict[str, Judge] = {"lock": lock.check, "lease": lease.check, "lists": _lists}
+        self.checkers: dict[str, Checker] = {"lock": lock.check, "lease": lease.check, "lists": _lists}
         self._leases = 0
 
     def figures(self, history: History) -> dict[str, Any]:

@@ -6,7 +6,7 @@ deletes, swaps and small transactions.
 
 from __future__ import annotations
 
-from jepsen.checker import Judge
+from jepsen.checker import Checker
 from jepsen.client import Client
 from jepsen.ops import Compare, Delete, Put, Range, Request, Txn
 from jepsen.workloads.base import Rotation
@@ -21,7 +21,7 @@ class Mixed:
     name = "mixed"
 
     def __init__(self) -> None:
-        self.judges: dict[str, Judge] = {}
+        self.checkers: dict[str, Checker] = {}
         self._keys = Rotation(_START, active=10, uses_max=300)
         self._txn_keys = Rotation(_START + "t", active=10, uses_max=600)
 

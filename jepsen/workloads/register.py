@@ -6,7 +6,7 @@ replay (which knows everything) each have something to hold against the store. K
 
 from __future__ import annotations
 
-from jepsen.checker import Judge
+from jepsen.checker import Checker
 from jepsen.client import Client
 from jepsen.history import Operation
 from jepsen.ops import Compare, KeyValue, Put, Range, RangeResult, Txn, ran
@@ -21,7 +21,7 @@ class Register:
     name = "register"
 
     def __init__(self) -> None:
-        self.judges: dict[str, Judge] = {}
+        self.checkers: dict[str, Checker] = {}
         self._keys = Rotation("r", active=5, uses_max=200)
         self._seen: dict[tuple[str, str], KeyValue] = {}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jepsen.checker import Judge
+from jepsen.checker import Checker
 from jepsen.checkers import sets
 from jepsen.client import Client
 from jepsen.ops import Put, Range
@@ -16,7 +16,7 @@ class Set:
     name = "set"
 
     def __init__(self) -> None:
-        self.judges: dict[str, Judge] = {"set": lambda history: sets.check(history, _PREFIX)}
+        self.checkers: dict[str, Checker] = {"set": lambda history: sets.check(history, _PREFIX)}
 
     async def step(self, client: Client) -> None:
         """Add one element."""

@@ -1,6 +1,6 @@
 """Random transactions over a few keys: guards of every kind, and puts, deletes and reads in both branches.
 
-Nothing is judged here but by replay, which knows what each of them must answer and write. A branch with a delete
+Only replay checks them: it knows what each of them must answer and write. A branch with a delete
 always has a put too: the value it leaves tells whose deletion it was, should the answer be lost.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from jepsen.checker import Judge
+from jepsen.checker import Checker
 from jepsen.client import Client
 from jepsen.ops import Compare, Delete, Part, Put, Range, Relation, Target, Txn
 from jepsen.workloads.base import Rotation
@@ -24,7 +24,7 @@ class Transactions:
     name = "txn"
 
     def __init__(self) -> None:
-        self.judges: dict[str, Judge] = {}
+        self.checkers: dict[str, Checker] = {}
         self._keys = Rotation(_START, active=6, uses_max=400)
 
     async def step(self, client: Client) -> None:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from jepsen.checker import Judge
+from jepsen.checker import Checker
 from jepsen.checkers import watch
 from jepsen.client import Client
 from jepsen.ops import END_OF_KEYS, Put, Txn
@@ -33,13 +33,13 @@ _BRIEF_EVERY_S = 0.3
 
 
 class Watch(Mixed):
-    """Writes and reads as in ``mixed``; judged for what watchers are sent too."""
+    """Writes and reads as in ``mixed``; what watchers are sent is checked too."""
 
     name = "watch"
 
     def __init__(self) -> None:
         super().__init__()
-        self.judges: dict[str, Judge] = {"watch": watch.check}
+        self.checkers: dict[str, Checker] = {"watch": watch.check}
 
     async def step(self, client: Client) -> None:
         """One request of the mixed load, or a txn with many events."""

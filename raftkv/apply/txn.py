@@ -120,7 +120,7 @@ class Path:
 def without_answers(path: Path) -> Path:
     """The same path for a member where nobody waits for what it answers: ranges and previous values are not read.
 
-    However much a client asks to be told in one entry is the work of one member then.
+    Only one member then does the work of answering, however much a client asks for in one entry.
     """
     nested = [without_answers(one) for one in path.nested]
     return Path(path.succeeded, path.operations, nested, is_answered=False)

@@ -59,7 +59,7 @@ _WITH_OWN_TERM: Final = frozenset((_VOTE, _VOTE_RESPONSE, _PRE_VOTE, _PRE_VOTE_R
 
 
 class Raft:
-    """One member's state. ``RawNode`` is the door; tests and invariants look in here."""
+    """The Raft state of one member: ``RawNode`` is its interface; tests and invariants read its fields."""
 
     __slots__ = (
         "append_due",

@@ -1,4 +1,4 @@
-"""What can go wrong at the door of the Raft core, and what the caller may do about it.
+"""What calls of the Raft core raise, and what the caller may do about it.
 
 ::
 

@@ -108,7 +108,7 @@ def _handle_append_response(raft: Raft, message: Message, progress: Progress) ->
     elif progress.state is SNAPSHOT and progress.match + 1 >= log.first_index():
         progress.become_probe()
         progress.become_replicate()
-    # Only news beyond the commit index can move it; if it moves, everybody is told.
+    # Only a match beyond the commit index can move it; if it moves, every follower gets the new one.
     if index > log.committed:
         maybe_commit(raft)
     if message.from_ == raft.id:
@@ -213,7 +213,7 @@ def propose(raft: Raft, entries: list[Entry]) -> None:
 
 
 def _check_may_propose(raft: Raft) -> None:
-    # Removed while leading (and told not to step down): it must not grow the log any more.
+    # Removed while leading (and configured not to step down): it must not grow the log any more.
     if raft.id not in raft.tracker.progress:
         raise ProposalDropped(DROPPED_NOT_MEMBER)
     # The target must catch up: nothing is added to the log until it leads, or the transfer is given up.

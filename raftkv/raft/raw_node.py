@@ -1,4 +1,4 @@
-"""``RawNode``: the door of the Raft core. Inputs go in as calls, work comes out as ``Ready``.
+"""``RawNode``: the interface of the Raft core. Inputs go in as calls, work comes out as ``Ready``.
 
 The caller's duties are the numbered list at the head of ``raftkv/raft/__init__.py``. Not thread-safe, never blocks,
 does no IO; equal calls in equal order give equal results.

@@ -92,7 +92,8 @@ def _maybe_send_snapshot(raft: Raft, id: int, progress: Progress) -> bool:
 
 def send_heartbeat(raft: Raft, id: int, progress: Progress, context: bytes) -> None:
     """Send one heartbeat; ``context`` asks to confirm reads."""
-    # The follower may lack committed entries, or have others in their place: it is told no more than what matches.
+    # The follower may lack committed entries, or have others in their place: send no higher commit index than what
+    # matches.
     commit = min(progress.match, raft.log.committed)
     raft.messages.append(Message(_HEARTBEAT, id, raft.id, raft.term, commit=commit, context=context))
     progress.sent_commit = commit

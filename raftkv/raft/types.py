@@ -1,4 +1,4 @@
-"""Values that cross the door of the Raft core: entries, messages, states, and ``Ready``.
+"""The values that go into and come out of the Raft core: entries, messages, states, and ``Ready``.
 
 Owns the vocabulary shared by the core, the WAL, the transport and the simulator. Everything here is plain data:
 ``Entry`` and ``Message`` are classes with slots because thousands are made per second; the rest are frozen

@@ -1,6 +1,7 @@
 """The write-ahead log: everything that Raft must not forget, in segment files.
 
-``WAL`` (``wal.py``) is the door: ``create``, ``open``, ``append``, ``sync``, ``save_snapshot``, ``release``, ``close``.
+The interface is ``WAL`` (``wal.py``): ``create``, ``open``, ``append``, ``sync``, ``save_snapshot``,
+``release``, ``close``.
 
 Reading order: this page, ``frame.py``, ``tail.py``, ``record.py``, ``segment.py``, ``replay.py``, ``recovery.py``,
 ``wal.py``; beside them ``repair.py``, ``spare.py``, ``disk.py`` (the operating system behind a protocol),

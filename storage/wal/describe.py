@@ -13,7 +13,7 @@ from .disk import Disk, RealDisk
 from .errors import WALCorruptError
 from .record import Metadata, Record, SegmentHead
 from .segment import SegmentName, list_segments, load_segment
-from .tail import judge_tail
+from .tail import classify_tail
 
 _REAL_DISK = RealDisk()
 
@@ -37,7 +37,7 @@ def _describe_segment(disk: Disk, directory: str, name: SegmentName) -> Iterator
         yield f"{header.offset:>10} frame: {header.length} bytes, durable {header.durable}, crc {frame.crc:08x}"
         for offset, record in reader.records(frame):
             yield f"{offset:>10} {_describe_record(record)}"
-    tail = judge_tail(reader.data, reader.offset, reader.seed)
+    tail = classify_tail(reader.data, reader.offset, reader.seed)
     yield f"{reader.offset:>10} {tail.verdict.value}: {tail.reason}"
 
 

@@ -1,6 +1,6 @@
 """The few file operations that the log needs, behind a protocol, and the real ones.
 
-Owns the door between the log and the operating system. Tests pass their own: one that fails at the n-th call, one
+Owns the boundary between the log and the operating system. Tests pass their own: one that fails at the n-th call, one
 that keeps files in memory and knows what a power cut would leave.
 
 Contract, which the log's promises rest on:

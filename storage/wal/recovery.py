@@ -20,7 +20,7 @@ from .record import Record
 from .repair import Repair, cut_tail
 from .replay import LogReplay, ReplayError
 from .segment import SegmentName, SegmentReader, load_segment
-from .tail import Verdict, judge_tail
+from .tail import Verdict, classify_tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Recovery:
             raise WALCorruptError(reader.path, offset, str(error)) from error
 
     def _check_tail(self, reader: SegmentReader, last: bool) -> None:
-        tail = judge_tail(reader.data, reader.offset, reader.seed)
+        tail = classify_tail(reader.data, reader.offset, reader.seed)
         if tail.verdict is Verdict.END:
             return
         if tail.verdict is Verdict.DAMAGED or not last:

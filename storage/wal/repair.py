@@ -1,7 +1,7 @@
 """Cutting a torn tail off the last segment, so that the log goes on where its last good frame ends.
 
-Owns the order of the steps. A crash between any two of them leaves a segment that is judged torn at the same offset
-again: zeroing only adds to what says so. The bytes cut off are kept beside the segment for whoever wants to look.
+Owns the order of the steps. A crash between any two of them leaves a segment whose tail is torn at the same offset
+again: zeroing only adds to the evidence. The bytes cut off are kept beside the segment for whoever wants to look.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Tail:
 _END: Final = Tail(Verdict.END, "nothing was written from here on")
 
 
-def judge_tail(data: bytes, offset: int, seed: int) -> Tail:
+def classify_tail(data: bytes, offset: int, seed: int) -> Tail:
     """Say what ``data`` (a whole segment) holds at ``offset``, where ``read_frame`` found no frame."""
     if is_zero(data, offset, len(data)):
         return _END
@@ -63,7 +63,7 @@ def judge_tail(data: bytes, offset: int, seed: int) -> Tail:
         where = witness.header.offset
         return Tail(Verdict.DAMAGED, f"no valid frame, though the one at offset {where} was written after a sync")
     header = read_header(data, offset, seed)
-    return _judge_body(data, header) if header is not None else _judge_header(data, offset)
+    return _classify_body(data, header) if header is not None else _classify_header(data, offset)
 
 
 def _synced_witness(data: bytes, offset: int, seed: int) -> Frame | None:
@@ -80,7 +80,7 @@ def intact_frames(data: bytes, offset: int, seed: int) -> Iterator[Frame]:
         offset = offset + 1 if frame is None else frame.header.end
 
 
-def _judge_header(data: bytes, offset: int) -> Tail:
+def _classify_header(data: bytes, offset: int) -> Tail:
     sector_end = _sector_end(offset)
     if is_zero(data, offset, sector_end):
         return Tail(Verdict.TORN, "the first sector of a write is missing")
@@ -91,7 +91,7 @@ def _judge_header(data: bytes, offset: int) -> Tail:
     return Tail(Verdict.DAMAGED, "neither a valid frame header nor the trace of a crash")
 
 
-def _judge_body(data: bytes, header: Header) -> Tail:
+def _classify_body(data: bytes, header: Header) -> Tail:
     end = header.end
     if end > len(data):
         return Tail(Verdict.DAMAGED, f"a frame of {header.length} bytes is longer than the rest of the segment")

@@ -17,7 +17,7 @@ TERM = 5
 
 
 class Told:
-    """Notes what an observer of leases is told."""
+    """Records the calls that an observer of leases gets."""
 
     def __init__(self) -> None:
         self.events: list[tuple[object, ...]] = []

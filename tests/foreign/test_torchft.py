@@ -51,7 +51,7 @@ def test_a_job_survives_its_replicas_its_leader_and_the_restart_of_all():
         a.wait(lambda step: step.step > last + 20)
         dead.restart()
 
-        # A node dies, with its daemon and its replica: the other daemon is told by the end of its lease.
+        # A node dies, with its daemon and its replica: the other daemon learns it from the end of its lease.
         job.kill_lighthouse(theirs)
         b.kill()
         alone = a.wait(lambda step: step.replicas == 1, after=a.last.step)

@@ -1,4 +1,4 @@
-"""A real cluster of one for scripted clients: what they do is recorded, read back and judged as in a run."""
+"""A real cluster of one for scripted clients: what they do is recorded, read back and checked as in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small language for hand-made histories: what truly happened to the store, and what clients were told of it."""
+"""A small language for hand-made histories: what truly happened to the store, and what clients were answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of list appends: each anomaly under its own name, and nothing where there is none."""
+"""The checker of list appends: each anomaly under its own name, and nothing where there is none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jepsen.checkers.append import Transaction, judge
+from jepsen.checkers.append import Transaction, check_transactions
 
 Reads = dict[str, list[int]]
 
@@ -55,7 +55,7 @@ GOOD = {
 
 @pytest.mark.parametrize("transactions", GOOD.values(), ids=GOOD)
 def test_good_histories_pass(transactions: list[Transaction]) -> None:
-    assert judge(transactions) == []
+    assert check_transactions(transactions) == []
 
 
 BAD = {
@@ -145,7 +145,7 @@ BAD = {
 
 @pytest.mark.parametrize(("transactions", "rule"), BAD.values(), ids=BAD)
 def test_anomalies_have_their_names(transactions: list[Transaction], rule: str) -> None:
-    assert rule in {violation.rule for violation in judge(transactions)}
+    assert rule in {violation.rule for violation in check_transactions(transactions)}
 
 
 @st.composite
@@ -190,4 +190,4 @@ def _runs(order: tuple[Transaction, ...]) -> bool:
 @settings(max_examples=300, deadline=None)
 @given(small_histories())
 def test_verdict_is_that_of_trying_all_orders(transactions: list[Transaction]) -> None:
-    assert (judge(transactions) == []) == explained(transactions)
+    assert (check_transactions(transactions) == []) == explained(transactions)

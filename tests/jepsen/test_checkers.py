@@ -1,4 +1,4 @@
-"""The judges of histories: good stories pass, bad ones are flagged under the right name."""
+"""The checkers of histories: good stories pass, bad ones are flagged under the right name."""
 
 from __future__ import annotations
 

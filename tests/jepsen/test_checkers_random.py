@@ -1,7 +1,7 @@
-"""The judges against histories nobody thought of: legal ones pass, falsified ones are flagged or still true.
+"""The checkers against histories nobody thought of: legal ones pass, falsified ones are flagged or still true.
 
 "Still true" is decided by definitions too slow to use: replaying at the claimed revisions and comparing all pairs of
-operations in time (judge 1), and trying all orders of all subsets (judge 2).
+operations in time (replay), and trying all orders of all subsets (linearizability).
 """
 
 from __future__ import annotations

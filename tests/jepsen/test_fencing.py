@@ -1,7 +1,7 @@
 """Locks without and with tokens, scripted on real servers: a holder stalls longer than its lease lives.
 
 Nothing stops it from writing afterwards (M3, which is why tokens exist), unless the write demands its key (M1). And who
-waited longer than its lease lives must not be told that it holds (M2).
+waited longer than its lease lives must not get the lock (M2).
 """
 
 from __future__ import annotations

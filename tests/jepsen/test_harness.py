@@ -1,4 +1,4 @@
-"""The parts of the harness that judge nothing but must be right: errors, schedules, the wire, the disk, the figures."""
+"""The parts of the harness that check nothing but must be right: errors, schedules, the wire, the disk, the figures."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_durations() -> None:
         duration_s("soon")
 
 
-def test_a_kept_history_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kept_history_is_checked_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     story = Story(Put("k", "a")).write(2, 0, 1).read("k", 1, 2, 3)
     quiet = {"event": "hashes", "at": 9, "rev": 2, "members": {"m1": [1, -1]}}
     save(History(story.operations, [quiet], story.store), tmp_path / "bad.jsonl")

@@ -1,4 +1,4 @@
-"""The judge of leases: good lives pass, and each guarantee is broken by hand in at least two ways and flagged."""
+"""The checker of leases: good lives pass, and each guarantee is broken by hand in at least two ways and flagged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of locks and elections: good stories pass, and each rule is broken by hand in at least two ways."""
+"""The checker of locks and elections: good stories pass, and each rule is broken by hand in at least two ways."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOST = Failure("UNAVAILABLE", "Socket closed", definite=False)
 
 
 class Story:
-    """Keys under the name come and go as the server says; operations are told beside them, at times in seconds.
+    """Keys under the name come and go as the server says; operations come beside them, at times in seconds.
 
     ``tick`` is a read by somebody, which ties the revision of that moment to the clock: revisions before are older.
     """
@@ -186,8 +186,14 @@ BAD = {
     "old leader": (led().elected("a", 0.5, 1.5, 2).leads(V1, 3.2), "E1 wrong leader"),
     "old value": (led().elected("a", 0.5, 1.5, 2).leads(V1, 4.1), "E1 wrong leader"),
     "leader of nobody": (led().elected("a", 0.5, 1.5, 2).leads(KeyValue("x", "y", 2, 2, 1), 1.2), "E1 wrong leader"),
-    "proclaimed out of office": (led().elected("a", 0.5, 1.5, 2).proclaimed("a", 2, "v3", 3.2), "E2 not in office"),
-    "proclaimed in another office": (led().elected("a", 0.5, 1.5, 2).proclaimed("a", 7, "v2", 1.6), "E2 not in office"),
+    "proclaimed after the leadership": (
+        led().elected("a", 0.5, 1.5, 2).proclaimed("a", 2, "v3", 3.2),
+        "E2 not the leader",
+    ),
+    "proclaimed in another leadership": (
+        led().elected("a", 0.5, 1.5, 2).proclaimed("a", 7, "v2", 1.6),
+        "E2 not the leader",
+    ),
 }
 
 
@@ -231,7 +237,7 @@ def test_lost_updates(operations: list[Operation], missing: list[str]) -> None:
 
 
 def observed(*kvs: KeyValue) -> set[str]:
-    """What is found when an observer is told of these leaders."""
+    """Return what is found when an observer gets these leaders."""
     history = led().elected("a", 0.5, 1.5, 2).history()
     messages = [Message(100, "events", kv.mod, (Event("put", kv),)) for kv in kvs]
     history.streams = [Stream(f"observe/{NAME}", 0, 1, Watched(NAME), 50, messages)]

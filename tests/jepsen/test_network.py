@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jepsen.db import Cluster, DbError, Settings, free_ports
-from jepsen.faults.network import CLIENTS, Door, Network
+from jepsen.faults.network import CLIENTS, Network, Target
 from jepsen.faults.partitions import FAULTS, both_ways
 from jepsen.runner import Options, run
 from tests.long import long_except
@@ -24,8 +24,8 @@ FIRST_TERM = {"etcd": 2, "raftkv": 1}
 
 @contextlib.asynccontextmanager
 async def echoing(seed: int) -> AsyncIterator[tuple[Network, int]]:
-    """A network with one door; behind it member 2 echoes. This process is member 1."""
-    door, port = free_ports(2)
+    """A network with one relay port that leads to member 2, which echoes. This process is member 1."""
+    relay_port, port = free_ports(2)
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -34,10 +34,10 @@ async def echoing(seed: int) -> AsyncIterator[tuple[Network, int]]:
         writer.close()
 
     server = await asyncio.start_server(echo, "127.0.0.1", port)
-    network = Network({door: Door(2, port, True)}, lambda: {1: os.getpid()}, seed)
+    network = Network({relay_port: Target(2, port, True)}, lambda: {1: os.getpid()}, seed)
     await network.open()
     try:
-        yield network, door
+        yield network, relay_port
     finally:
         await network.close()
         server.close()
@@ -48,8 +48,8 @@ def seed_where_heal(resets: bool) -> int:
 
     def does(seed: int) -> bool:
         async def tried() -> bool:
-            async with echoing(seed) as (network, door):
-                reader, writer = await asyncio.open_connection("127.0.0.1", door)
+            async with echoing(seed) as (network, relay_port):
+                reader, writer = await asyncio.open_connection("127.0.0.1", relay_port)
                 await said(reader, writer, b"x")
                 network.cut([(1, 2)])
                 network.heal()
@@ -74,8 +74,8 @@ async def said(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data:
 @pytest.mark.parametrize("pair", [(1, 2), (2, 1)], ids=["there", "back"])
 def test_a_cut_holds_one_direction_and_a_heal_lets_it_pass(pair: tuple[int, int]) -> None:
     async def scenario(seed: int) -> None:
-        async with echoing(seed) as (network, door):
-            reader, writer = await asyncio.open_connection("127.0.0.1", door)
+        async with echoing(seed) as (network, relay_port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", relay_port)
             assert await said(reader, writer, b"one") == b"one"
             network.cut([pair])
             writer.write(b"two")
@@ -95,9 +95,9 @@ def test_a_heal_may_reset_what_was_cut() -> None:
 
 def test_a_cut_between_others_lets_this_pass() -> None:
     async def scenario() -> None:
-        async with echoing(1) as (network, door):
+        async with echoing(1) as (network, relay_port):
             network.cut(both_ways([(2, 3), (2, CLIENTS)]))
-            reader, writer = await asyncio.open_connection("127.0.0.1", door)
+            reader, writer = await asyncio.open_connection("127.0.0.1", relay_port)
             assert await said(reader, writer, b"one") == b"one"
             writer.close()
 
@@ -106,14 +106,14 @@ def test_a_cut_between_others_lets_this_pass() -> None:
 
 def test_a_reset_breaks_connections_and_new_ones_work() -> None:
     async def scenario() -> None:
-        async with echoing(1) as (network, door):
-            reader, writer = await asyncio.open_connection("127.0.0.1", door)
+        async with echoing(1) as (network, relay_port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", relay_port)
             assert await said(reader, writer, b"one") == b"one"
             network.reset()
             with contextlib.suppress(ConnectionError):
                 assert await asyncio.wait_for(reader.read(100), LONG_S) == b""
             writer.close()
-            reader, writer = await asyncio.open_connection("127.0.0.1", door)
+            reader, writer = await asyncio.open_connection("127.0.0.1", relay_port)
             assert await said(reader, writer, b"two") == b"two"
             writer.close()
 

@@ -1,6 +1,6 @@
 """The whole harness on real etcd 3.5.1: a sound cluster passes, and each planted lie or loss is caught.
 
-A judge that never says no proves nothing. Here clients lie about what they did, or the data of a member is destroyed,
+A checker that never says no proves nothing. Here clients lie about what they did, or the data of a member is destroyed,
 while everything else is as in a storm.
 """
 
@@ -119,7 +119,7 @@ def test_a_lie_is_caught(liar: type[Client], expected: str, workload: str, tmp_r
     assert (report.folder / "history.jsonl").exists()
 
 
-def test_search_and_set_judges_catch_on_their_own(tmp_runs: Path) -> None:
+def test_search_and_set_checkers_catch_on_their_own(tmp_runs: Path) -> None:
     stale = run_quietly(client_class=RemembersReads, workload="register", runs=tmp_runs)
     assert stale.verdict.violations["linear"]
     lost = run_quietly(client_class=AcknowledgesUnsent, workload="set", runs=tmp_runs)
@@ -141,7 +141,7 @@ def test_a_cluster_that_never_comes_up_fails(tmp_runs: Path, monkeypatch: pytest
 @pytest.mark.long
 @pytest.mark.parametrize("workload", ["mixed", "append"])
 def test_etcd_under_pauses_passes(workload: str, tmp_runs: Path) -> None:
-    # Not under kills: etcd 3.5.1 that dies under load can diverge (etcd #13766), and the judges say so.
+    # Not under kills: etcd 3.5.1 that dies under load can diverge (etcd #13766), and the checkers say so.
     settings = dataclasses.replace(ETCD, size=3)
     report = run_quietly(settings=settings, nemesis="pause", faults=5, time_s=None, workload=workload, runs=tmp_runs)
     assert report.verdict.lines() == []

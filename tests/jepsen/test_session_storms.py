@@ -26,7 +26,7 @@ STORMS = {
     "election": Options(Settings(), "election", "offline-leader", seed=4, acked_min=30),
 }
 USED = {"watch": "bookmarks", "lease": "leases_ended", "lock": "held"}
-"""Figures that show that there was something to judge."""
+"""Figures that show that there was something to check."""
 
 
 @pytest.mark.parametrize("name", long_except(STORMS, {"watch"}))

@@ -1,4 +1,4 @@
-"""The judge of watches: good streams pass, and each guarantee is broken by hand in at least two ways and flagged."""
+"""The checker of watches: good streams pass, and each guarantee is broken by hand in at least two ways and flagged."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ ALL = (*tuple(sent(event) for event in EVENTS[:4]), sent(PUT_X, PUT_Y), sent(PUT
 
 
 def history(*streams: Stream, compacting: int = 0, ending: int = 0) -> History:
-    """The true story, watched; watchers were told at the end to reach `ending`, if that is given."""
+    """The true story, watched; at the end watchers had to reach `ending`, if that is given."""
     told = truth().history()
     if compacting:
         told.events.append({"event": "compacting", "at": 60, "rev": compacting})
@@ -103,7 +103,7 @@ GOOD: dict[str, History] = {
     "one revision a response": history(stream(*ALL)),
     "all in one response": history(stream(sent(*EVENTS))),
     "to the end": history(stream(*ALL, lasting=True)),
-    "to the end that it was told": history(stream(*ALL[:3], lasting=True), ending=4),
+    "to the end set for it": history(stream(*ALL[:3], lasting=True), ending=4),
     "breaks off": history(stream(*ALL[:2])),
     "never created": history(dataclasses.replace(stream(), messages=[])),
     "from now": history(stream(*ALL[3:], start=0, first=created(4))),
@@ -206,7 +206,7 @@ BAD: dict[str, tuple[History, str]] = {
     "canceled though it needs no past": (history(stream(*ALL, cancel(7)), compacting=7), "W10 canceled"),
     "canceled with a reason": (history(stream(cancel(0, "etcdserver: watch canceled"))), "W10 canceled"),
     "silent at the end": (history(stream(*ALL[:3], lasting=True)), "W10 never caught up"),
-    "silent before the end that it was told": (
+    "silent before the end set for it": (
         history(stream(*ALL[:2], lasting=True), ending=4),
         "W10 never caught up",
     ),

@@ -46,7 +46,7 @@ async def watched(stage: Stage, wanted: tuple[Watched, ...], habits: Habits) -> 
 
 
 def rules(system: str, folder: Path, wanted: tuple[Watched, ...], habits: Habits) -> set[str]:
-    """What the judge finds."""
+    """Return what the checker finds."""
 
     async def scenario() -> History:
         async with staged(system, folder) as stage:

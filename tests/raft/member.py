@@ -1,4 +1,4 @@
-"""A member under test: a ``RawNode`` with a disk that writes when it is told to, and a state machine.
+"""A member under test: a ``RawNode`` with a disk that writes on command, and a state machine.
 
 It carries out the caller's duties of ``raftkv/raft/__init__.py`` one by one, so that tests decide what happens between
 them. What is in ``log`` is durable; Readys in ``writing`` and entries in ``applying`` die in a crash.
@@ -67,7 +67,7 @@ class Member:
     def crash(self, applied: int | None = None, survivors: int = 0) -> None:
         """Lose everything that is not durable and start again; the state machine falls back to ``applied``.
 
-        ``survivors``: so many of the Readys on their way reached the disk, although nobody was told.
+        ``survivors``: so many of the Readys on their way reached the disk, although no write was confirmed.
         """
         for ready in list(self.writing)[:survivors]:
             self._persist(ready)

@@ -1,4 +1,4 @@
-"""The door: what it refuses, the order of confirmations, what a status shows, and the limits of the configuration."""
+"""``RawNode``: what it refuses, the order of confirmations, what a status shows, the limits of a configuration."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ async def test_deadline_of_a_stream_cancels_its_task() -> None:
         client = await raw.RawClient.connect(echo.target)
         client.send(raw.headers(1, raw.grpc_headers(s.BIDI, (b"grpc-timeout", b"50m"))))
         assert raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])[b"grpc-status"] == b"4"
-        # The request was not finished: the client is told to stop sending it.
+        # The request was not finished: the server asks the client to stop sending it.
         assert (await client.until_frame(raw.RST_STREAM, 1))[3] == bytes(4)
         await until(lambda: not echo.server._tasks)
         assert echo.cancelled == ["bidi"]

@@ -74,14 +74,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS, end=ENDS)
     def delete_range(self, key: bytes, end: bytes) -> None:
-        doomed = [KeyValueView(data).key for data in self.model.range(key, end, self.model.revision)]
+        deleted = [KeyValueView(data).key for data in self.model.range(key, end, self.model.revision)]
         expected = self.model.range(key, end, self.model.revision)
         txn = self.store.begin()
         found = txn.delete_range(key, end)
         assert [txn.record(previous) for _, previous in found] == expected
         assert txn.range(key, end).count == 0
         txn.end()
-        self.model.write([(name, None, 0) for name in doomed])
+        self.model.write([(name, None, 0) for name in deleted])
         self._applied()
 
     @rule(key=KEYS, value=st.one_of(st.none(), VALUES))

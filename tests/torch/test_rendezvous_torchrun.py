@@ -98,7 +98,7 @@ def test_a_job_goes_on_whoever_is_lost(cluster: Cluster, kv: raftkv.Client, tmp_
             used = restarts(job, name)
             assert used[4] == used[3], "whoever joins costs nobody a restart"
 
-        struck_at = time.monotonic()  # an agent that is told to end does not end the run
+        struck_at = time.monotonic()  # an agent that gets SIGTERM does not end the run
         job.agents["d"].process.send_signal(signal.SIGTERM)
         assert job.agents["d"].process.wait(PATIENCE_S) != 0
         assert world(job, 2, struck_at) == 5

@@ -50,7 +50,7 @@ class Interest:
 
 
 @dataclass(eq=False)
-class Succession:
+class LeaderHistory:
     """The leaders of an election, from the one that led when it began to be observed."""
 
     prefix: bytes
@@ -74,7 +74,7 @@ class Mirror:
         self.log: list[kv_pb2.Event] = []
         self.state: dict[bytes, kv_pb2.KeyValue] = {}
         self.interests: list[Interest] = []
-        self.successions: list[Succession] = []
+        self.leader_histories: list[LeaderHistory] = []
 
     def take(self, events: list[kv_pb2.Event]) -> None:
         """Take the events of one response, which holds whole revisions."""
@@ -83,8 +83,8 @@ class Mirror:
             is_last = number + 1 == len(events) or events[number + 1].kv.mod_revision != event.kv.mod_revision
             if is_last:
                 self.revision = event.kv.mod_revision
-                for succession in self.successions:
-                    succession.look(self)
+                for leaders in self.leader_histories:
+                    leaders.look(self)
 
     def _take(self, event: kv_pb2.Event) -> None:
         self.log.append(event)
@@ -104,12 +104,12 @@ class Mirror:
         """Count for it no more."""
         self.interests.remove(interest)
 
-    def observe(self, prefix: bytes) -> Succession:
+    def observe(self, prefix: bytes) -> LeaderHistory:
         """Note every leader from now on."""
-        succession = Succession(prefix)
-        succession.look(self)
-        self.successions.append(succession)
-        return succession
+        leaders = LeaderHistory(prefix)
+        leaders.look(self)
+        self.leader_histories.append(leaders)
+        return leaders
 
     def oldest(self, prefix: bytes) -> kv_pb2.KeyValue | None:
         """The key below a prefix that was created first."""

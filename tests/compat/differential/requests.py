@@ -219,7 +219,7 @@ class Player:
                 generator.observe(step, answers[0])
                 history.append(Recorded(step.request, before, generator.view.revision))
                 self._count(step, answers[0])
-                what = self._judge(step, answers)
+                what = self._compare_answers(step, answers)
                 if what is not None:
                     return Difference(self.seed, self.report.steps, step, what, answers, history)
         return None
@@ -245,7 +245,7 @@ class Player:
             answered.append((answers[0], answers[1]))
         return answered
 
-    def _judge(self, step: Step, answers: tuple[Answer, Answer]) -> str | None:
+    def _compare_answers(self, step: Step, answers: tuple[Answer, Answer]) -> str | None:
         what = difference(step, *answers)
         if what is None:
             return None

@@ -187,13 +187,13 @@ class Observed:
 
     def __init__(self, side: Side, stream: Stream, prefix: bytes) -> None:
         self.stream = stream
-        self.succession = side.mirror.observe(prefix)
+        self.leaders = side.mirror.observe(prefix)
         self._side = side
 
     @property
     def is_due(self) -> bool:
         """Whether a leader is still to come."""
-        return len(self.stream.messages) < len(self.succession.seen)
+        return len(self.stream.messages) < len(self.leaders.seen)
 
     def items(self) -> list[tuple[Any, ...]]:
         """What came."""

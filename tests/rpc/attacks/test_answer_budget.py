@@ -120,7 +120,7 @@ async def test_connections_that_do_not_read_go_first_when_the_process_is_short()
 
 @on_loop
 async def test_a_full_process_refuses_large_answers_and_serves_small_ones() -> None:
-    """All that hold much do read, just now: nobody is ended, the newcomer is told."""
+    """All that hold much do read, just now: no connection is ended, the new call fails."""
     limits = ServerLimits(process_send_buffer_bytes=4 * MIB, reading_grace_s=1000)
     async with s.echo_server(limits) as echo, Channel(echo.target) as channel:
         serve_big(echo)

@@ -1,4 +1,4 @@
-"""Which plain HTTP requests are let through, and what browsers are told."""
+"""Which plain HTTP requests are let through, and which CORS headers browsers get."""
 
 from __future__ import annotations
 

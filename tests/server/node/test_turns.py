@@ -1,4 +1,4 @@
-"""The loop's turns are counted, the longest is told once, and a long one names what it did."""
+"""The loop's turns are counted, the longest is logged once, and a long one names what it did."""
 
 from __future__ import annotations
 

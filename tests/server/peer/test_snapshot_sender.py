@@ -28,7 +28,7 @@ def snapshot(to: int, term: int = 1) -> Message:
 
 
 class Stream:
-    """The other member: takes everything, or ends as it is told to."""
+    """The other member: takes everything, or ends as the test says."""
 
     def __init__(self, ending: str) -> None:
         self.ending = ending

@@ -1,4 +1,4 @@
-"""Elections: who leads, whose word counts, and what an observer is told."""
+"""Elections: who leads, whose word counts, and what an observer gets."""
 
 from __future__ import annotations
 

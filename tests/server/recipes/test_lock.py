@@ -1,4 +1,4 @@
-"""Locks: the order of holders, and above all who must not be told that he holds one."""
+"""Locks: the order of holders, and above all who must not get one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model of clients does not show: failures, doors for recipes, bursts, the cost of idle watchers."""
+"""What the model of clients does not show: failures, callbacks for recipes, bursts, the cost of idle watchers."""
 
 from __future__ import annotations
 

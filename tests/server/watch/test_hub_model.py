@@ -1,7 +1,7 @@
 """The hub against the history: whatever is slow, compacted or replaced, each watcher gets exactly its events.
 
 The machine writes, compacts, installs snapshots' worth of unseen revisions, creates and cancels watchers of all kinds,
-and lets clients read or not. The judge is the list of all changes: W1 ordered, W2 unique, W3 reliable, W4 atomic,
+and lets clients read or not. The model is the list of all changes: W1 ordered, W2 unique, W3 reliable, W4 atomic,
 W6 progress true, W7 filters and prev_kv exact, W8 no event before the start (reference: etcd's robustness tests).
 """
 
@@ -190,7 +190,7 @@ class HubMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(client=st.integers(0, 3))
     def read(self, client: int) -> None:
-        self._judge(self.clients[client % len(self.clients)])
+        self._check_client(self.clients[client % len(self.clients)])
 
     @rule()
     def catch_up(self) -> None:
@@ -211,9 +211,9 @@ class HubMachine(RuleBasedStateMachine):
         assert self.hub.unsynced_count == sum(one.stream.unsynced_count for one in self.clients)
         assert self.hub.watcher_count == sum(len(one.stream.watchers) for one in self.clients)
 
-    # -- the judge
+    # -- the check
 
-    def _judge(self, client: Client) -> None:
+    def _check_client(self, client: Client) -> None:
         for response in client.call.read():
             if response.watch_id == -1:
                 self._check_progress(client, list(client.watchers.values()), response.header.revision)
@@ -281,7 +281,7 @@ class HubMachine(RuleBasedStateMachine):
         for _ in range(20_000):
             more = self.hub.catch_up()
             for client in self.clients:
-                self._judge(client)
+                self._check_client(client)
             if not more and not self.hub.unsynced_count:
                 break
         for client in self.clients:

@@ -1,4 +1,4 @@
-"""A disk in memory that knows what a power cut would leave, and fails where it is told to.
+"""A disk in memory that knows what a power cut would leave, and fails where a test says.
 
 Contents that were not synced survive a crash sector by sector, each by a toss; so does each new name, rename and
 removal since the directory was last synced, in any combination. ``kill`` models the death of the process alone: the

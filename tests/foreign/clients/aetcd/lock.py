@@ -11,7 +11,7 @@ from report import Report, run
 async def acquire_and_release(report: Report) -> None:
     """One holds, another does not get it in time, then it does."""
     async with connect(report) as client:
-        first, second = client.lock(key(report, "door"), ttl=60), client.lock(key(report, "door"), ttl=60)
+        first, second = client.lock(key(report, "mutex"), ttl=60), client.lock(key(report, "mutex"), ttl=60)
         report.step("first", await first.acquire(), await first.is_acquired(), await second.is_acquired())
         report.step("second in vain", await second.acquire(timeout=0.3))
         report.step("refresh", (await first.refresh()).TTL)
@@ -27,7 +27,7 @@ async def waiting(report: Report) -> None:
     leave = asyncio.Event()
 
     async def hold(number: int) -> None:
-        async with connect(report) as client, client.lock(key(report, "door"), ttl=60) as lock:
+        async with connect(report) as client, client.lock(key(report, "mutex"), ttl=60) as lock:
             order.append(number)
             report.step("holds", await lock.is_acquired())
             held.set()
@@ -44,7 +44,7 @@ async def waiting(report: Report) -> None:
 async def lost(report: Report) -> None:
     """A holder that does not refresh loses the lock when its lease ends."""
     async with connect(report) as client:
-        first, second = client.lock(key(report, "door"), ttl=2), client.lock(key(report, "door"), ttl=60)
+        first, second = client.lock(key(report, "mutex"), ttl=2), client.lock(key(report, "mutex"), ttl=60)
         report.step("first", await first.acquire())
         report.step("second", await second.acquire(timeout=10), await first.is_acquired())
         report.step("too late", await first.release(), await second.is_acquired(), await second.release())
@@ -59,7 +59,7 @@ async def counting(report: Report) -> None:
         async def add() -> None:
             async with connect(report) as own:
                 for _ in range(5):
-                    async with own.lock(key(report, "door"), ttl=60):
+                    async with own.lock(key(report, "mutex"), ttl=60):
                         await own.put(number, str(int((await own.get(number)).value) + 1).encode())
 
         await asyncio.gather(*(add() for _ in range(4)))

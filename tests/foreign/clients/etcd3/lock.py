@@ -12,7 +12,7 @@ from report import WAIT_S, Report, run
 def acquire_and_release(report: Report) -> None:
     """One holds, another does not get it in time, then it does."""
     client = connect(report)
-    name = report.key("door")
+    name = report.key("mutex")
     first, second = client.lock(name, ttl=60), client.lock(name, ttl=60)
     report.step("first", first.acquire(), first.is_acquired(), second.is_acquired())
     report.step("second in vain", second.acquire(timeout=1), second.is_acquired())
@@ -25,7 +25,7 @@ def acquire_and_release(report: Report) -> None:
 def waiting(report: Report) -> None:
     """A waiter gets the lock because the holder lets go."""
     holder, other = connect(report), connect(report)
-    name = report.key("door")
+    name = report.key("mutex")
     held = holder.lock(name, ttl=60)
     held.acquire()
     responses, cancel = holder.watch(held.key)
@@ -47,7 +47,7 @@ def acquire(lock: etcd3.Lock) -> None:
 def lost(report: Report) -> None:
     """A holder that does not refresh loses the lock when its lease ends."""
     client = connect(report)
-    name = report.key("door")
+    name = report.key("mutex")
     first, second = client.lock(name, ttl=2), client.lock(name, ttl=60)
     report.step("first", first.acquire())
     report.step("second", second.acquire(timeout=WAIT_S), first.is_acquired(), second.is_acquired())
@@ -56,7 +56,7 @@ def lost(report: Report) -> None:
 
 def counting(report: Report) -> None:
     """Four clients add to a number under the lock: none is lost."""
-    name, key = report.key("door"), report.key("number")
+    name, key = report.key("mutex"), report.key("number")
     connect(report).put(key, "0")
 
     def add() -> None:

@@ -64,7 +64,7 @@ async def watch_is_told(report: Report) -> None:
 
 async def lock_outlives_members(report: Report) -> None:
     """A lock stays held while every member dies once; then it goes to the one who waits."""
-    name = key(report, "door")
+    name = key(report, "mutex")
     async with client(report).with_lock(EtcdLockOption(lock_name=name, ttl=60), QUICK) as holder:
         for member in range(3):
             report.order("kill", member)

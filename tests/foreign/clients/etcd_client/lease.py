@@ -14,7 +14,7 @@ async def _lease_of(connection: object, name: bytes) -> int:
 
 async def life(report: Report) -> None:
     """The lease behind a lock can be asked about and kept alive; revoking it takes the lock away."""
-    name = key(report, "door")
+    name = key(report, "mutex")
     async with connect(report) as c, client(report).with_lock(EtcdLockOption(lock_name=name, ttl=60)):
         await c.lease_grant(60)
         lease = await _lease_of(c, name)
@@ -29,7 +29,7 @@ async def life(report: Report) -> None:
 
 async def locked_without_lease(report: Report) -> None:
     """A lock without a lease gets one of 60 s from the server."""
-    name = key(report, "door")
+    name = key(report, "mutex")
     async with connect(report) as c:
         await c.lock(name)
         lease = await _lease_of(c, name)

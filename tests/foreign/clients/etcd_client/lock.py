@@ -21,7 +21,7 @@ async def keys(connection: Any, name: bytes, wanted: int) -> int:
 
 async def time_out(report: Report) -> None:
     """Whoever waits no longer leaves nothing behind; the lock is free when its holder leaves."""
-    name = key(report, "door")
+    name = key(report, "mutex")
     async with connect(report) as c:
         async with client(report).with_lock(EtcdLockOption(lock_name=name, ttl=60)) as holder:
             await holder.put(key(report, "seen"), b"1")
@@ -36,7 +36,7 @@ async def time_out(report: Report) -> None:
 
 async def expiry(report: Report) -> None:
     """A holder whose lease ends loses the lock to the one who waits."""
-    name = key(report, "door")
+    name = key(report, "mutex")
     async with connect(report) as c, client(report).with_lock(EtcdLockOption(lock_name=name, ttl=2)):
         first = await c.keys_prefix(name)
         async with client(report).with_lock(EtcdLockOption(lock_name=name, ttl=60, timeout=15.0)):
@@ -45,7 +45,7 @@ async def expiry(report: Report) -> None:
 
 async def counting(report: Report) -> None:
     """Eight tasks add to a number under the lock: none is lost."""
-    name, number = key(report, "door"), key(report, "number")
+    name, number = key(report, "mutex"), key(report, "number")
     async with connect(report) as c:
         await c.put(number, b"0")
 

@@ -1,4 +1,4 @@
-"""etcdctl elect: campaign, observe, succession."""
+"""etcdctl elect: campaign, observe, handover."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from common import ctl, running
 from report import Report, run
 
 
-def succession(report: Report) -> None:
+def handover(report: Report) -> None:
     """The next candidate leads when the leader goes; an observer sees both."""
     name = report.key("leader")
     with running(report, "elect", name, "one") as first:
@@ -23,4 +23,4 @@ def succession(report: Report) -> None:
 
 
 if __name__ == "__main__":
-    run(succession)
+    run(handover)

@@ -8,7 +8,7 @@ from report import Report, run
 
 def held_and_handed_on(report: Report) -> None:
     """The second gets the lock when the first is interrupted; the third when the second is."""
-    name = report.key("door")
+    name = report.key("mutex")
     with running(report, "lock", name) as first:
         report.step("first", first.line())
         with running(report, "lock", name) as second:
@@ -22,7 +22,7 @@ def held_and_handed_on(report: Report) -> None:
 
 def killed_holder(report: Report) -> None:
     """The lease of a holder that was killed ends, and with it its lock."""
-    name = report.key("door")
+    name = report.key("mutex")
     with running(report, "lock", "--ttl", "2", name) as first:
         report.step("first", first.line())
         with running(report, "lock", name) as second:
@@ -33,7 +33,7 @@ def killed_holder(report: Report) -> None:
 
 def command(report: Report) -> None:
     """A command runs while the lock is held, and its status is etcdctl's; it knows the key and the revision."""
-    name = report.key("door")
+    name = report.key("mutex")
     shown = 'test "$ETCD_LOCK_REV" -gt 1 && echo "$ETCD_LOCK_KEY"'
     report.step("command", ctl(report, "lock", name, "--", "sh", "-c", shown))
     report.step("its status", ctl(report, "lock", name, "--", "sh", "-c", "exit 3")[-1])

@@ -1,10 +1,10 @@
-// npm etcd3: its election recipe: campaign, proclaim, observe, resign, succession.
+// npm etcd3: its election recipe: campaign, proclaim, observe, resign, handover.
 'use strict';
 
 const { Etcd3 } = require('etcd3');
 const { Inbox, run, within } = require('../shared/report');
 
-async function succession(report) {
+async function handover(report) {
   const clients = Array.from({ length: 3 }, () => new Etcd3({ hosts: report.endpoints }));
   const elections = clients.map((client) => client.election(report.key('leader'), 60));
   report.step('nobody', (await elections[0].leader()) ?? null);
@@ -62,10 +62,10 @@ async function leaderLost(report) {
   await within(second.wait(), 'the second');
   report.step('leader', await other.election(report.key('leader')).leader());
   await first.lease.keepaliveOnce().catch(() => undefined);
-  report.step('the first is told', await errors.take(1));
+  report.step('the first gets', await errors.take(1));
   await second.resign();
   client.close();
   other.close();
 }
 
-run(succession, observed, leaderLost);
+run(handover, observed, leaderLost);

@@ -58,7 +58,7 @@ async function leaseLockAndLead(report) {
   let lost = 0;
   lease.on('lost', () => lost++);
   await lease.put(report.key('leased')).value('1');
-  const lock = await client.lock(report.key('door')).ttl(10).acquire();
+  const lock = await client.lock(report.key('mutex')).ttl(10).acquire();
   const campaign = client.election(report.key('leader'), 10).campaign('me');
   campaign.on('error', () => lost++);
   await campaign.wait();
@@ -67,7 +67,7 @@ async function leaseLockAndLead(report) {
     await report.order('settle', member);
     const value = await persist(() => other.get(report.key('leased')).string());
     const leader = await persist(() => other.election(report.key('leader')).leader());
-    const second = await persist(() => other.if(report.key('door'), 'Create', '==', 0).then().commit());
+    const second = await persist(() => other.if(report.key('mutex'), 'Create', '==', 0).then().commit());
     report.step('still', member, value, leader, second.succeeded, lost);
     await report.order('restart', member);
   }

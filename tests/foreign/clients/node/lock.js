@@ -6,10 +6,10 @@ const { Inbox, run } = require('../shared/report');
 
 async function acquireAndRelease(report) {
   const client = new Etcd3({ hosts: report.endpoints });
-  const name = report.key('door');
+  const name = report.key('mutex');
   const first = await client.lock(name).ttl(60).acquire();
   report.step('held', await client.get(name).exists());
-  await report.fails('another', () => client.lock(name).acquire().catch((error) => Promise.reject(new error.constructor('door'))));
+  await report.fails('another', () => client.lock(name).acquire().catch((error) => Promise.reject(new error.constructor('mutex'))));
   await first.release();
   report.step('released', await client.get(name).exists());
   report.step('do', await client.lock(name).do(() => client.get(name).exists()), await client.get(name).exists());
@@ -18,7 +18,7 @@ async function acquireAndRelease(report) {
 
 async function lostWithItsLease(report) {
   const client = new Etcd3({ hosts: report.endpoints });
-  const name = report.key('door');
+  const name = report.key('mutex');
   const lock = await client.lock(name).ttl(60).acquire();
   const watcher = await client.watch().key(name).create();
   const inbox = new Inbox();
@@ -33,7 +33,7 @@ async function lostWithItsLease(report) {
 
 async function counting(report) {
   const client = new Etcd3({ hosts: report.endpoints });
-  const [name, key] = [report.key('door'), report.key('number')];
+  const [name, key] = [report.key('mutex'), report.key('number')];
   await client.put(key).value(0);
   const freed = async () => {
     const watcher = await client.watch().key(name).only('delete').create();

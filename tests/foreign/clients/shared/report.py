@@ -9,8 +9,8 @@ The last words of the command line are the endpoints, separated by commas, and t
     run(put_and_get)
 
 Steps hold only what must be the same on every cluster: revisions count from the start of the scenario (`rev`), keys
-lose the run's prefix (`name`), times and ids are told as whether they are what they should be. A scenario that raises
-says so in a step of its own and the next one begins.
+lose the run's prefix (`name`), times and ids are written as whether they are what they should be. A scenario that
+raises says so in a step of its own and the next one begins.
 """
 
 from __future__ import annotations
