@@ -13,10 +13,10 @@ from __future__ import annotations
 
 
 class Attachments:
-    """See the module.
+    """The keys that are attached to leases, by key and by lease.
 
     Attributes:
-        of_key: lease of each attached key, for reading: the hot path of writes asks it without a call.
+        of_key: lease of each attached key, for reading: the hot path of writes looks it up without a call.
     """
 
     __slots__ = ("_keys", "of_key")
@@ -26,7 +26,12 @@ class Attachments:
         self._keys: dict[int, set[bytes]] = {}
 
     def attach(self, key: bytes, lease: int) -> None:
-        """Attach a key to a lease other than 0, whatever it was attached to before."""
+        """Attach a key to a lease, and detach it from the one before.
+
+        Arguments:
+            key: the key.
+            lease: id of the lease, not 0.
+        """
         before = self.of_key.get(key)
         if before == lease:
             return
@@ -46,30 +51,34 @@ class Attachments:
     def _remove(self, key: bytes, lease: int) -> None:
         keys = self._keys[lease]
         keys.remove(key)
+        # An empty set for each lease that ever had a key would be a leak.
         if not keys:
             del self._keys[lease]
 
     def keys(self, lease: int) -> list[bytes]:
-        """The keys of a lease, in order."""
+        """Return the keys of a lease, in order."""
+        # Sorted, because the end of a lease deletes its keys in this order on every member: the order gives each
+        # deletion its sub-revision.
         return sorted(self._keys.get(lease, ()))
 
     def keys_unordered(self, lease: int) -> list[bytes]:
-        """The same in no order, which takes no time to speak of."""
+        """Return the keys of a lease in no order: without the sort, which takes long for very many keys."""
         return list(self._keys.get(lease, ()))
 
     def count(self, lease: int) -> int:
-        """How many keys a lease has."""
+        """Return the number of keys of a lease."""
         return len(self._keys.get(lease, ()))
 
     def restore(self, of_key: dict[bytes, int]) -> None:
-        """Replace everything by what a scan of the records found."""
+        """Replace everything by what a scan of the records found: the lease of each attached key."""
         self.of_key.clear()
         self._keys.clear()
         for key, lease in of_key.items():
             self.attach(key, lease)
 
     def become(self, other: Attachments) -> None:
-        """Be what another is, at once; it must not be used any more. ``of_key`` stays the same object."""
+        """Take over the contents of another table at once; the other one must not be used any more."""
+        # The write transaction and the reader hold this dict itself, so it is refilled and not replaced.
         self.of_key.clear()
         self.of_key.update(other.of_key)
         self._keys = other._keys

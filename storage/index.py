@@ -5,17 +5,23 @@ Entries are small because there is one for every key of the store:
     one generation, one put (nearly all keys)       the packed revision itself, an ``int``
     anything else                                   a ``KeyIndex``
 
+    put 5.0        put 9.0                 delete 12.0                compact(13)
+    int 5.0   ->   KeyIndex(5.0, 9.0)  ->  KeyIndex(5.0 9.0 12.0(t))  ->  forgotten
+                        | compact(9)
+                        v
+                   KeyIndex(9.0), version 2: an integer could not tell the version
+
 Three further structures make the common questions cheap:
 
-- ``_keys``, a sorted list, serves intervals; ``_dead`` is the sorted list of those of them that do not exist now,
-  so the number of live keys of an interval is two subtractions and never a walk.
-- ``_dirty`` holds the keys from which a compaction could drop anything, so a compaction does not visit the others.
-  It is a dict and not a set because its order must not depend on the hash seed (replays must be exact).
+- ``_keys``, a sorted list, serves intervals; ``_dead`` is the sorted list of those of them that do not exist now, so
+  the number of live keys of an interval is two subtractions and never a walk.
+- ``_dirty`` holds the keys from which a compaction could drop anything, so a compaction does not visit the others. It
+  is a dict and not a set because its order must not depend on the hash seed (replays must be exact).
 
 Bytes per key, measured at 1,000,000 keys of 64 bytes: about 200 B, of which 97 are the key itself.
 
-An interval is ``(key, end)`` as on the wire: ``end`` empty is the single key, a zero byte is "to the last key",
-otherwise ``key <= x < end``, empty when ``end <= key``.
+An interval is ``(key, end)`` as on the wire (etcd's ``range_end``): ``end`` empty is the single key, a zero byte is "to
+the last key", otherwise ``key <= x < end``, empty when ``end <= key``.
 """
 
 from __future__ import annotations
@@ -39,7 +45,10 @@ State = tuple[bytes, int, int, int]
 
 
 class Index:
-    """All keys of a store. One owner; no method may be called while an iterator of it is in use."""
+    """The keys of a store, in order, each with its history.
+
+    It has one owner, and no method may be called while an iterator of it is in use.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[bytes, int | KeyIndex] = {}
@@ -66,7 +75,11 @@ class Index:
         return len(self._dirty)
 
     def put(self, key: bytes, revision: int) -> tuple[int, int, int]:
-        """Record a put at a packed revision, newer than all others.
+        """Record a put.
+
+        Arguments:
+            key: the key, known or not.
+            revision: packed revision of the put, newer than all others.
 
         Returns:
             main revision of creation, version, packed revision of the value replaced (0 if the key did not exist).
@@ -76,6 +89,7 @@ class Index:
             self._entries[key] = revision
             self._keys.add(key)
             return revision >> SUB_BITS, 1, 0
+        # A second put: an integer cannot say it, and a compaction can now drop the first.
         if isinstance(entry, int):
             self._entries[key] = KeyIndex(entry >> SUB_BITS, 2, [entry, revision])
             self._dirty[key] = None
@@ -85,6 +99,7 @@ class Index:
     def _put_again(self, key: bytes, entry: KeyIndex, revision: int) -> tuple[int, int, int]:
         revisions = entry.revisions
         previous = revisions[-1] if revisions else 0
+        # It was deleted before: the key lives again, in a new generation.
         if not previous:
             self._dead.remove(key)
         entry.put(revision)
@@ -92,11 +107,23 @@ class Index:
         return entry.created, entry.version, previous
 
     def tombstone(self, key: bytes, revision: int) -> int:
-        """Record a deletion; returns the packed revision of the value deleted. The key must exist."""
+        """Record the deletion of a key that exists.
+
+        Arguments:
+            key: the key.
+            revision: packed revision of the deletion, newer than all others.
+
+        Returns:
+            packed revision of the value deleted.
+
+        Raises:
+            InvariantError: the key does not exist.
+        """
         entry = self._entries.get(key)
         if entry is None:
             raise InvariantError(f"tombstone on the unknown key {key!r}")
         if isinstance(entry, int):
+            # The integer was version 1 of its only generation.
             entry = self._entries[key] = KeyIndex(entry >> SUB_BITS, 1, [entry])
         previous = entry.last()
         entry.tombstone(revision)
@@ -105,26 +132,36 @@ class Index:
         return previous
 
     def latest(self, key: bytes) -> int:
-        """Packed revision of the current value; 0 when the key does not exist."""
+        """Return the packed revision of the current value of a key; 0 when the key does not exist."""
         entry = self._entries.get(key, 0)
         if isinstance(entry, int):
             return entry
         return _latest(entry)
 
     def get(self, key: bytes, main: int) -> Found | None:
-        """The state of a key as of a main revision."""
+        """Return the state of a key as of a main revision; ``None`` if it did not exist then.
+
+        Arguments:
+            key: the key, known or not.
+            main: the main revision.
+        """
         entry = self._entries.get(key)
         if entry is None:
             return None
         return _get(entry, main)
 
     def get_latest(self, key: bytes) -> Found | None:
-        """The current state of a key."""
+        """Return the current state of a key; ``None`` if it does not exist."""
         entry = self._entries.get(key)
         return None if entry is None else _get_latest(entry)
 
     def keys(self, key: bytes, end: bytes, *, reverse: bool = False) -> Iterator[bytes]:
-        """Every known key of an interval in order, or in reverse, live or not."""
+        """Iterate over the known keys of an interval in order, live or not.
+
+        Arguments:
+            key, end: the interval.
+            reverse: begin with the last one.
+        """
         if not end:
             return iter((key,) if key in self._entries else ())
         if end == TO_THE_LAST:
@@ -134,21 +171,38 @@ class Index:
         return iter(self._keys.irange(key, end, inclusive=(True, False), reverse=reverse))
 
     def live(self, key: bytes, end: bytes) -> Iterator[tuple[bytes, int]]:
-        """Key and packed revision of the value of all that exists now in an interval, in order."""
+        """Iterate over the keys of an interval that exist now, in order.
+
+        Arguments:
+            key, end: the interval.
+
+        Returns:
+            pairs of a key and the packed revision of its value.
+        """
         entries = self._entries
         for name in self.keys(key, end):
             entry = entries[name]
+            # A dead key stays in the index until a compaction forgets it; its latest revision is 0 here.
             revision = entry if isinstance(entry, int) else _latest(entry)
             if revision:
                 yield name, revision
 
     def live_at(self, key: bytes, end: bytes, main: int) -> Iterator[tuple[bytes, int]]:
-        """Like ``live``, as of a main revision."""
+        """Iterate over the keys of an interval that existed at a main revision, in order.
+
+        Arguments:
+            key, end: the interval.
+            main: the main revision.
+
+        Returns:
+            pairs of a key and the packed revision of the value that it had then.
+        """
         entries = self._entries
         bound = (main + 1) << SUB_BITS
         for name in self.keys(key, end):
             entry = entries[name]
             if isinstance(entry, int):
+                # One put and nothing since: the key exists from there on.
                 if entry < bound:
                     yield name, entry
             else:
@@ -157,7 +211,12 @@ class Index:
                     yield name, found.modified
 
     def states(self, names: Iterable[bytes], main: int) -> list[State]:
-        """Those of some known keys that existed at a main revision, as they were then."""
+        """Return the states at a main revision of those keys that existed then.
+
+        Arguments:
+            names: keys that the index knows.
+            main: the main revision.
+        """
         entries, bound = self._entries, (main + 1) << SUB_BITS
         found: list[State] = []
         for name in names:
@@ -167,6 +226,7 @@ class Index:
                     found.append((name, entry, entry >> SUB_BITS, 1))
                 continue
             revisions = entry.revisions
+            # Reads of the present are nearly all reads: the newest state, without a search.
             if revisions and revisions[-1] < bound:
                 found.append((name, revisions[-1], entry.created, entry.version))
             elif (state := entry.get(main)) is not None:
@@ -174,11 +234,22 @@ class Index:
         return found
 
     def state(self, key: bytes, main: int) -> State | None:
-        """A key as of a main revision."""
+        """Return the state of a key as of a main revision; ``None`` if it did not exist then.
+
+        Arguments:
+            key: the key, known or not.
+            main: the main revision.
+        """
         return next(iter(self.states((key,), main)), None) if key in self._entries else None
 
     def known_count(self, key: bytes, end: bytes) -> int:
-        """Number of known keys of an interval, live or not: how long a walk through it is; logarithmic."""
+        """Return the number of known keys of an interval, live or not: how long a walk through it is.
+
+        The cost is logarithmic in the size of the store.
+
+        Arguments:
+            key, end: the interval.
+        """
         if not end:
             return int(key in self._entries)
         if end == TO_THE_LAST:
@@ -186,7 +257,13 @@ class Index:
         return max(int(self._keys.bisect_left(end)) - int(self._keys.bisect_left(key)), 0)
 
     def count(self, key: bytes, end: bytes) -> int:
-        """Number of keys of an interval that exist now; logarithmic in the size of the store."""
+        """Return the number of keys of an interval that exist now.
+
+        The cost is logarithmic in the size of the store.
+
+        Arguments:
+            key, end: the interval.
+        """
         if not end:
             return 1 if self.latest(key) else 0
         if end == TO_THE_LAST:
@@ -196,20 +273,26 @@ class Index:
         return self._live_before(end) - self._live_before(key)
 
     def _live_before(self, key: bytes) -> int:
+        # Every dead key is a known key, so the difference counts the living.
         known: int = self._keys.bisect_left(key)
         dead: int = self._dead.bisect_left(key)
         return known - dead
 
     def take_dirty(self) -> dict[bytes, None]:
-        """Hand over the keys to compact. The caller passes each to ``compact_key`` once; changes go to a new set."""
+        """Hand over the keys to compact.
+
+        The caller passes each key to ``compact_key`` once; changes from now on go to a new set.
+        """
         dirty, self._dirty = self._dirty, {}
         return dirty
 
     def compact_key(self, key: bytes, main: int, drops_max: int = DROPS_MAX) -> list[bytes]:
-        """Compact one key at a main revision; returns the revision keys that it drops.
+        """Compact the history of one key at a main revision; return the revision keys that it drops.
 
         Arguments:
-            drops_max: stop after so many; ask again while that many are returned.
+            key: the key; one that is forgotten already is passed over.
+            main: the compact revision.
+            drops_max: revisions to drop at most; if as many are returned, there may be more: ask again.
         """
         entry = self._entries.get(key)
         if entry is None or isinstance(entry, int):
@@ -217,8 +300,10 @@ class Index:
         dropped = entry.compact(main, drops_max)
         if entry.is_empty():
             self._forget(key)
+        # Something newer than ``main`` can be dropped by a later compaction, or ``drops_max`` cut this one short.
         elif entry.needs_compaction():
             self._dirty[key] = None
+        # One live put is left and it is the first of its generation: the small form says the same.
         elif entry.version == 1:
             self._entries[key] = entry.revisions[0]
         return dropped
@@ -226,18 +311,26 @@ class Index:
     def _forget(self, key: bytes) -> None:
         del self._entries[key]
         self._keys.remove(key)
+        # Nothing is left of it, so it does not exist, so it is among the dead.
         self._dead.remove(key)
         self._dirty.pop(key, None)
 
     def restore(self, entries: dict[bytes, int | KeyIndex], dead: Iterable[bytes], dirty: Iterable[bytes]) -> None:
-        """Become what a scan of the disk found (``restore.py``); everything known before is dropped."""
+        """Replace everything by what a scan of the disk found (``restore.py``).
+
+        Arguments:
+            entries: the history of each key; the index takes the dict over.
+            dead: keys that do not exist now.
+            dirty: keys from which a compaction could drop anything.
+        """
         self._entries = entries
         self._keys = SortedList(entries)
         self._dead = SortedList(dead)
         self._dirty = dict.fromkeys(dirty)
 
     def restore_part(self, part: list[tuple[bytes, int | KeyIndex]]) -> None:
-        """Take some keys of a scan into a fresh index, which is not to be used before ``restored``."""
+        """Take some keys of a scan into a fresh index, which must not be used before ``restored``."""
+        # A slice of sorted keys at a time: to sort a million at once would hold the loop for a second.
         self._keys.update(key for key, _ in part)
         for key, entry in part:
             if isinstance(entry, KeyIndex):
@@ -247,22 +340,24 @@ class Index:
                     self._dirty[key] = None
 
     def restored(self, entries: dict[bytes, int | KeyIndex]) -> None:
-        """All keys of the scan were taken; these are their histories."""
+        """Take the histories of all keys that ``restore_part`` took; the index is whole from now on."""
         self._entries = entries
 
     def become(self, other: Index) -> None:
-        """Be what another index is, at once; it must not be used any more."""
+        """Take over the contents of another index at once; the other one must not be used any more."""
+        # The object stays the same, because the reader, the transaction and the compactor hold references to it.
         self._entries, self._keys = other._entries, other._keys
         self._dead, self._dirty = other._dead, other._dirty
 
 
 class Walk:
-    """An interval at one revision, in pieces, up or down; between them anything may happen to the index.
+    """A walk through an interval at one revision, in pieces, up or down; between two of them the index may change.
 
     Arguments:
-        index: of the store.
+        index: the index of the store.
         key, end: the interval.
-        main: the revision.
+        main: the main revision.
+        reverse: begin with the last key.
     """
 
     __slots__ = ("_end", "_index", "_key", "_main", "_reverse", "done")
@@ -277,7 +372,12 @@ class Walk:
         """Whether the interval is walked to its end."""
 
     def take(self, keys_max: int) -> list[State]:
-        """What existed of the next known keys of the interval, of at most so many."""
+        """Return the states of the next known keys of the interval that existed at the revision.
+
+        Arguments:
+            keys_max: known keys to look at, at most.
+        """
+        # Known keys and not live ones, so that a step ends in bounded time in an interval full of deleted keys.
         names = list(islice(self._index.keys(self._key, self._end, reverse=self._reverse), keys_max))
         if len(names) < keys_max or not self._end:
             self.done = True
@@ -286,6 +386,8 @@ class Walk:
             self.done = names[-1] in (self._key, TO_THE_LAST)
             self._end = names[-1]
         else:
+            # The successor of the last key in byte order. A key created before it later is not missed: it is newer than
+            # ``main``.
             self._key = names[-1] + b"\x00"
         return self._index.states(names, self._main)
 

@@ -1,15 +1,19 @@
 """The history of one key: its generations (pure; no store, no clock, no disk).
 
-A key lives through generations. A put opens one if none is open, a deletion (tombstone) closes it. Example, on one
-key: put at 1, put at 2, delete at 3, put at 4, delete at 5:
+A key lives through generations: a put opens one if none is open, a deletion (tombstone, ``t``) closes it. Example, one
+key that is put at revisions 1 and 2, deleted at 3, put at 4 and deleted at 5:
 
-    generation 1    1  2  3(t)
-    generation 2    4  5(t)
-    open            none: the key does not exist now
+    revision       1     2     3     4     5      6 ...
+    change         put   put   del   put   del
+                   |               | |         |
+    generation     +------ 1 ------+ +--- 2 ---+   none is open: the key does not exist
+    created        1     1           4
+    version        1     2           1
+    get(main)      1     2     none  4     none   none
 
-What a compaction leaves (the newest revision at or below the compact revision stays, because reads *at* the compact
-revision are allowed; a tombstone stays only when it is exactly at it, so that a watch from there still sees the
-deletion: etcd issues 18089 and 19179, etcd >= 3.5.16):
+A compaction keeps the newest revision at or below the compact revision, because reads *at* the compact revision are
+allowed. A tombstone is kept only when it is exactly at the compact revision, so that a watch from there still sees the
+deletion (etcd issues 18089 and 19179, etcd >= 3.5.16):
 
     compact(2)      2  3(t) | 4  5(t)
     compact(3)         3(t) | 4  5(t)
@@ -18,13 +22,13 @@ deletion: etcd issues 18089 and 19179, etcd >= 3.5.16):
     compact(6)      nothing: the index forgets the key
 
 Revisions are packed integers (``revision.py``). ``created`` is a main revision and ``version`` counts the puts of the
-generation since it was created, also those compacted away since. Invariants: revisions ascend; every closed
-generation ends in a tombstone and holds at least it; the open one has at least one revision or does not exist.
+generation since it was created, also those compacted away since. Invariants: revisions ascend; every closed generation
+ends in a tombstone and holds at least it; the open one has at least one revision or does not exist.
 
 Keys with one generation of one put, nearly all in most stores, never get here: ``index.py`` keeps them as an integer.
 
-A key may be put and deleted any number of times, so nothing here is proportional to its history but a compaction, and
-that only to what it drops: closing a generation appends to a list, a lookup searches by bisection.
+A key may be put and deleted any number of times, so the only operation whose cost grows with the history is a
+compaction, and that only with what it drops: closing a generation appends to a list, a lookup searches by bisection.
 """
 
 from __future__ import annotations
@@ -38,7 +42,14 @@ from raftkv.storage.revision import SUB_BITS, describe, to_key, to_tombstone_key
 
 
 class Generation(NamedTuple):
-    """A closed life of the key; the last of ``revisions`` is its tombstone."""
+    """A closed generation of a key.
+
+    Attributes:
+        created: main revision of the put that opened it; 0 if a compaction dropped that put and left the tombstone
+            alone.
+        version: number of changes since then, the tombstone included.
+        revisions: packed revisions that are left, ascending; the last one is the tombstone.
+    """
 
     created: int
     version: int
@@ -46,7 +57,7 @@ class Generation(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Where the state of a key at some revision is recorded."""
+    """The place where the state of a key at some revision is recorded."""
 
     modified: int
     """Packed revision of the put: the record to read."""
@@ -64,7 +75,12 @@ DROPS_MAX: Final = 1 << 62
 
 
 class KeyIndex:
-    """All generations of one key."""
+    """The history of one key: its closed generations, oldest first, and the open one.
+
+    Attributes:
+        closed: generations that ended in a deletion.
+        created, version, revisions: the open generation; 0, 0 and empty while the key does not exist.
+    """
 
     __slots__ = ("closed", "created", "revisions", "version")
 
@@ -76,31 +92,35 @@ class KeyIndex:
 
     @classmethod
     def from_tombstone(cls, revision: int) -> KeyIndex:
-        """A key of which only a deletion is left, as found on disk after a compaction."""
+        """Make the history of a key of which only a deletion is left, as found on disk after a compaction."""
         key_index = cls()
         key_index.closed = [Generation(0, 1, (revision,))]
         return key_index
 
     def is_live(self) -> bool:
-        """Whether the key exists now."""
+        """Return whether the key exists now."""
         return bool(self.revisions)
 
     def is_empty(self) -> bool:
-        """Whether nothing at all is left, so that the index should forget the key."""
+        """Return whether no revision is left, so that the index should forget the key."""
         return not self.revisions and not self.closed
 
     def needs_compaction(self) -> bool:
-        """Whether a compaction at some later revision could drop anything."""
+        """Return whether a compaction at some later revision could drop anything."""
         return bool(self.closed) or len(self.revisions) > 1
 
     def last(self) -> int:
-        """Packed revision of the newest change, a tombstone included; 0 if there is none."""
+        """Return the packed revision of the newest change, a tombstone included; 0 if there is none."""
         if self.revisions:
             return self.revisions[-1]
         return self.closed[-1].revisions[-1] if self.closed else 0
 
     def put(self, revision: int) -> None:
-        """Record a put. Raises InvariantError unless it is newer than everything known."""
+        """Record a put at a packed revision.
+
+        Raises:
+            InvariantError: the revision is not newer than everything known.
+        """
         if revision <= self.last():
             raise InvariantError(f"put at {describe(revision)} is not after {describe(self.last())}")
         if self.revisions:
@@ -110,10 +130,17 @@ class KeyIndex:
             self.created, self.version, self.revisions = revision >> SUB_BITS, 1, [revision]
 
     def tombstone(self, revision: int) -> None:
-        """Record a deletion. Raises InvariantError when the key does not exist."""
+        """Record a deletion at a packed revision.
+
+        Raises:
+            InvariantError: the key does not exist, or the revision is not newer than everything known.
+        """
         if not self.revisions or revision <= self.revisions[-1]:
             raise InvariantError(f"tombstone at {describe(revision)} on a key last changed at {describe(self.last())}")
+        # The tombstone counts as one more version, so that ``_find`` computes the version of a put from its distance to
+        # the end in a closed generation exactly as it does in the open one.
         generation = Generation(self.created, self.version + 1, (*self.revisions, revision))
+        # The first closed generation of a key replaces the list that all keys without one share.
         if self.closed:
             self.closed.append(generation)
         else:
@@ -121,38 +148,47 @@ class KeyIndex:
         self.created, self.version, self.revisions = 0, 0, _NO_REVISIONS
 
     def get(self, main: int) -> Found | None:
-        """The state as of a main revision; ``None`` when the key did not exist then."""
+        """Return the state as of a main revision; ``None`` when the key did not exist then."""
+        # The packed form sorts like (main, sub): everything up to the last change of ``main`` is below this.
         bound = (main + 1) << SUB_BITS
         if self.revisions and self.revisions[0] < bound:
             return _find(self.created, self.version, self.revisions, bound)
+        # The last generation that began at or before ``main``; any later one is not visible yet.
         position = bisect_left(self.closed, bound, key=_first) - 1
         if position < 0:
             return None
         generation = self.closed[position]
+        # Its tombstone is visible as well: the key did not exist between this generation and the next.
         if generation.revisions[-1] < bound:
             return None
         return _find(generation.created, generation.version, generation.revisions, bound)
 
     def since(self, main: int) -> list[int]:
-        """Packed revisions at or after a main revision, oldest first, the last of each main revision only."""
+        """Return the packed revisions at or after a main revision, oldest first, only the last of each main revision."""
         bound = main << SUB_BITS
+        # As etcd's keyIndex.Since: of several changes in one transaction only the last counts. The dict keeps one value
+        # for each main revision, in the order in which they came.
         newest: dict[int, int] = {}
         for revisions in (*(generation.revisions for generation in self.closed), self.revisions):
             newest.update((revision >> SUB_BITS, revision) for revision in revisions if revision >= bound)
         return list(newest.values())
 
     def compact(self, main: int, drops_max: int = DROPS_MAX) -> list[bytes]:
-        """Forget what a compaction at a main revision drops; return the revision keys of it, oldest first.
+        """Drop what a compaction at a main revision drops; return the revision keys of it, oldest first.
 
         Arguments:
-            drops_max: stop after so many; ask again while that many are returned.
+            main: the compact revision.
+            drops_max: revisions to drop at most; if as many are returned, there may be more: ask again.
         """
         dropped: list[bytes] = []
         self._drop_generations(main, drops_max, dropped)
         room = drops_max - len(dropped)
+        # What is left of ``closed`` ended at or after ``main``, unless room ran out; then the open generation began
+        # after it and keeps everything. Only the oldest one left can straddle ``main``.
         if self.closed:
             self.closed[0] = _trim(self.closed[0], main, room, dropped)
         elif self.revisions:
+            # All closed generations are gone: give the emptied list back.
             self.closed = _NO_GENERATIONS
             first = min(_first_kept(self.revisions, main), room)
             dropped += map(to_key, self.revisions[:first])
@@ -161,9 +197,12 @@ class KeyIndex:
 
     def _drop_generations(self, main: int, drops_max: int, dropped: list[bytes]) -> None:
         """Drop the generations that ended before ``main``, as long as there is room for a whole one."""
+        # Strictly before: a tombstone exactly at ``main`` stays, and ``_trim`` leaves just it.
         ended = bisect_left(self.closed, main << SUB_BITS, key=_last)
         whole = 0
         for generation in islice(self.closed, ended):
+            # Half a generation is ``_trim``'s work: dropped here, its tombstone would be lost while puts before it
+            # stay.
             if len(dropped) + len(generation.revisions) > drops_max:
                 break
             dropped += _keys_of_closed(generation.revisions)
@@ -181,11 +220,14 @@ def _last(generation: Generation) -> int:
 
 def _find(created: int, version: int, revisions: list[int] | tuple[int, ...], bound: int) -> Found:
     position = bisect_left(revisions, bound) - 1
+    # The newest revision has ``version``; each step back in the same generation is one version less. So the version
+    # survives compactions, which only cut from the front.
     return Found(revisions[position], created, version - (len(revisions) - 1 - position))
 
 
 def _first_kept(revisions: list[int] | tuple[int, ...], main: int) -> int:
     """Position of the newest revision at or below ``main``, 0 when there is none."""
+    # Reads at ``main`` itself are still allowed, and see this one.
     return max(bisect_left(revisions, (main + 1) << SUB_BITS) - 1, 0)
 
 
@@ -198,4 +240,5 @@ def _trim(generation: Generation, main: int, drops_max: int, dropped: list[bytes
 
 
 def _keys_of_closed(revisions: tuple[int, ...]) -> list[bytes]:
+    # On disk the key of a tombstone carries a mark (``revision.py``), the keys of the puts before it do not.
     return [*map(to_key, revisions[:-1]), to_tombstone_key(revisions[-1])]

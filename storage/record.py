@@ -3,9 +3,9 @@
     4 bytes    CRC32C, little-endian, over the revision key followed by the KeyValue
     n bytes    KeyValue (``key_value.py``)
 
-The revision key is part of the sum, so a record that turns up under another revision is refused as well. Every read
-from disk opens the seal; the failure names the revision and is fatal for the member (it must never serve, hash or
-copy onward what nobody wrote).
+The revision key is part of the checksum, so a record that turns up under another revision is refused as well. Every
+read from disk verifies the checksum; a failure names the revision and is fatal for the member, which must never serve,
+hash or copy what nobody wrote.
 """
 
 from __future__ import annotations
@@ -26,16 +26,25 @@ read_seal = _SEAL.unpack_from
 
 
 class CorruptRecordError(CorruptionError):
-    """The record of a revision is missing or its checksum does not match. Names the revision."""
+    """An error that names a revision whose record is missing or has the wrong checksum."""
 
 
 def seal(revision_key: bytes, data: bytes) -> bytes:
-    """The record to store under ``revision_key`` for a serialized KeyValue."""
+    """Return the record to store for a serialized KeyValue.
+
+    Arguments:
+        revision_key: the key that the record is stored under, of 17 or 18 bytes.
+        data: the KeyValue.
+    """
     return pack_seal(crc32c(revision_key + data)) + data
 
 
 def unseal(revision_key: bytes, record: bytes | None) -> bytes:
-    """The serialized KeyValue of a record read from disk.
+    """Return the serialized KeyValue of a record read from disk.
+
+    Arguments:
+        revision_key: the key that the record was read from.
+        record: its bytes; ``None`` if there are none.
 
     Raises:
         CorruptRecordError: the record is absent, too short, or not what ``seal`` made for this revision.

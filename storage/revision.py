@@ -32,24 +32,37 @@ pack_key = _FORM.pack
 
 
 def pack(main: int, sub: int) -> int:
-    """The integer form. Raises InvariantError when ``sub`` does not fit."""
+    """Return the integer form of a revision.
+
+    Arguments:
+        main: number of the transaction.
+        sub: number of the change in it, from 0 to ``SUB_MASK``.
+
+    Raises:
+        InvariantError: ``sub`` does not fit.
+    """
     if not 0 <= sub <= SUB_MASK:
         raise InvariantError(f"sub-revision {sub} of revision {main} is out of range")
     return main << SUB_BITS | sub
 
 
 def to_key(revision: int) -> bytes:
-    """The 17-byte key of a put at this packed revision."""
+    """Return the 17-byte key of a put at this packed revision."""
     return _FORM.pack(revision >> SUB_BITS, _SEPARATOR, revision & SUB_MASK)
 
 
 def to_tombstone_key(revision: int) -> bytes:
-    """The 18-byte key of a deletion at this packed revision."""
+    """Return the 18-byte key of a deletion at this packed revision."""
     return _FORM.pack(revision >> SUB_BITS, _SEPARATOR, revision & SUB_MASK) + TOMBSTONE_MARK
 
 
 def from_key(key: bytes) -> int:
-    """The packed revision of a key of either length. Raises InvariantError when it is not such a key."""
+    """Return the packed revision of a key of either length.
+
+    Raises:
+        InvariantError: the bytes are not a revision key.
+    """
+    # The length alone accepts nearly every key; the full test is for tombstones and for bytes that are neither.
     if len(key) != KEY_BYTES and not is_well_formed(key):
         raise InvariantError(f"{key.hex()} is not a revision key")
     main, separator, sub = _read_form(key)
@@ -59,17 +72,17 @@ def from_key(key: bytes) -> int:
 
 
 def is_well_formed(key: bytes) -> bool:
-    """Whether the bytes have the form of a revision key."""
+    """Return whether the bytes have the form of a revision key."""
     return len(key) >= KEY_BYTES and key[8] == _SEPARATOR and key[KEY_BYTES:] in (b"", TOMBSTONE_MARK)
 
 
 def is_tombstone(key: bytes) -> bool:
-    """Whether a revision key marks a deletion."""
+    """Return whether a revision key marks a deletion."""
     return len(key) > KEY_BYTES
 
 
 def describe(revision: int | bytes) -> str:
-    """A packed revision or a revision key as people write it: ``5.1``, or ``6.0(t)`` for the key of a tombstone."""
+    """Return a packed revision or a revision key as people write it: ``5.1``, or ``6.0(t)`` for the key of a tombstone."""
     if isinstance(revision, int):
         return f"{revision >> SUB_BITS}.{revision & SUB_MASK}"
     if not is_well_formed(revision):
