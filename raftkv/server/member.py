@@ -32,6 +32,7 @@ from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import NONE, Message, StateRole
 from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.cork import Cork
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.server import Server
@@ -106,6 +107,7 @@ class Member:
         self.config = config
         self.failure: BaseException | None = None
         self._stop = asyncio.Event()
+        self._cork = Cork()
         self._loop = asyncio.get_running_loop()
         self._raising_no_space: asyncio.Task[None] | None = None
         self._durable = open_durable(config, ThreadWriter(self._notify), self._fatal)
@@ -169,7 +171,7 @@ class Member:
         self._watch_runner = WatchRunner()
         header = HeaderEncoder(durable.cluster_id, durable.member_id)
         self._watch_hub = WatchHub(
-            store, lambda revision: header.encode(revision, self.node.term), self._watch_runner.wake
+            store, lambda revision: header.encode(revision, self.node.term), self._watch_runner.wake, self._cork
         )
         self._leader_guard = LeaderGuard(self.node)
         self._registry.register(metrics.WatchCollector(self._watch_hub))
@@ -184,7 +186,7 @@ class Member:
         # Shared by all ports that clients reach; members have a budget of their own, which clients cannot fill.
         self._answers = AnswerBudget()
         self._client_server = self._make_client_server(durable, quota_bytes)
-        self._metrics_server = Server(METRICS_LIMITS, self._http.handle, answers=self._answers)
+        self._metrics_server = Server(METRICS_LIMITS, self._http.handle, answers=self._answers, cork=self._cork)
         self._peer_server = self._make_peer_server(durable)
 
     def _make_snapshots(self, durable: Durable) -> None:
@@ -225,7 +227,6 @@ class Member:
             install_snapshot=self._installer.install,
             note_applied=durable.mark.note,
             cork=self._cork,
-            uncork=self._uncork,
         )
 
     def _make_auto_compaction(self) -> AutoCompaction | None:
@@ -247,9 +248,9 @@ class Member:
         if config.horovod_run:
             handler = HorovodService(Scopes(self._recipe, config.horovod_run), handler).handle
         access = HttpAccess(handler, config.host_whitelist, config.cors)
-        server = Server(_client_limits(config), access.handle, answers=self._answers)
+        server = Server(_client_limits(config), access.handle, answers=self._answers, cork=self._cork)
         KVService(responder, config.max_txn_ops).register(server)
-        self._lease_service = LeaseService(responder, self._lessor, self._leader_guard)
+        self._lease_service = LeaseService(responder, self._lessor, self._leader_guard, self._cork)
         self._lease_service.register(server)
         WatchService(
             self._watch_hub,
@@ -270,7 +271,8 @@ class Member:
         # One message holds at least one entry, however large requests may be here.
         message_bytes = max(PEER_LIMITS.max_receive_message_bytes, 2 * self.config.max_request_bytes)
         assembly_bytes = max(PEER_LIMITS.assembly_bytes, 4 * message_bytes)
-        server = Server(replace(PEER_LIMITS, max_receive_message_bytes=message_bytes, assembly_bytes=assembly_bytes))
+        limits = replace(PEER_LIMITS, max_receive_message_bytes=message_bytes, assembly_bytes=assembly_bytes)
+        server = Server(limits, cork=self._cork)
         PeerService(
             durable.cluster_id,
             durable.member_id,
@@ -435,13 +437,6 @@ class Member:
                 await node.wait_until(lambda: node.leader not in (NONE, self._durable.member_id))
         except TimeoutError:
             _log.warning("leadership was not taken over in time")
-
-    def _cork(self) -> None:
-        self._client_server.corked = True
-
-    def _uncork(self) -> None:
-        self._client_server.corked = False
-        self._client_server.flush()
 
     # -- events ------------------------------------------------------------------------------------------------------
 

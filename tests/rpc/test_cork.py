@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raftkv.rpc import Channel, Server, StreamCall, UnaryCall
+from raftkv.rpc.cork import Cork
 
 
 async def _with_channel(server: Server, use: Callable[[Channel], Any]) -> None:
@@ -31,18 +32,55 @@ def test_a_corked_server_answers_when_flushed() -> None:
         async def use(channel: Channel) -> None:
             answer = channel.unary("/test.Echo/Say", b"hello", 10.0)
             await arrived.wait()
-            server.corked = True
-            calls[0].reply(b"answer")
-            for _ in range(10):  # the turns in which an uncorked server would have answered
-                await asyncio.sleep(0)
-            assert not answer.done()
-            server.corked = False
-            server.flush()
+            with server.cork:
+                calls[0].reply(b"answer")
+                for _ in range(10):  # the turns in which an uncorked server would have answered
+                    await asyncio.sleep(0)
+                assert not answer.done()
             assert await answer == b"answer"
 
         await _with_channel(server, use)
 
     asyncio.run(scenario())
+
+
+class Gathers:
+    """A stream, or a connection: flushing it notes its name, and may touch others."""
+
+    def __init__(self, name: str, flushed: list[str], then: Callable[[], None] = lambda: None) -> None:
+        self._name = name
+        self._flushed = flushed
+        self._then = then
+
+    def flush(self) -> None:
+        self._flushed.append(self._name)
+        self._then()
+
+
+def test_streams_are_flushed_before_connections_by_one_callback_of_the_next_turn() -> None:
+    flushed: list[str] = []
+    scheduled: list[Callable[[], None]] = []
+    cork = Cork(scheduled.append)
+    cork.mark(Gathers("connection", flushed))
+    cork.touch(Gathers("stream", flushed, lambda: cork.mark(Gathers("its connection", flushed))))
+    assert (flushed, len(scheduled)) == ([], 1)
+    scheduled[0]()
+    assert flushed == ["stream", "connection", "its connection"]
+    cork.touch(Gathers("later", flushed))
+    assert len(scheduled) == 2
+
+
+def test_a_held_cork_schedules_nothing_and_flushes_at_its_end_or_when_told() -> None:
+    flushed: list[str] = []
+    scheduled: list[Callable[[], None]] = []
+    cork = Cork(scheduled.append)
+    with cork:
+        cork.touch(Gathers("a", flushed))
+        cork.flush()
+        assert flushed == ["a"]
+        cork.mark(Gathers("b", flushed))
+        assert flushed == ["a"]
+    assert (flushed, scheduled) == (["a", "b"], [])
 
 
 def test_a_corked_channel_sends_when_flushed() -> None:

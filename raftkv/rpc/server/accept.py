@@ -219,7 +219,7 @@ class Connection(asyncio.Protocol):
         return buffered
 
     def _mark(self) -> None:
-        self._server.mark(self)
+        self._server.cork.mark(self)
 
     def flush(self) -> None:
         """Send what the connection's core has."""

@@ -9,7 +9,7 @@
     await server.close(grace_s=5)
 
 One port serves gRPC over HTTP/2 (by its preface, or by ALPN under TLS) and HTTP/1.1 (``http1``). All connections that
-have something to send are flushed by one callback a loop turn.
+have something to send are flushed by one callback a loop turn (``cork``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import ssl as ssl_module
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from raftkv.rpc.cork import Cork
 from raftkv.rpc.deadlines import DeadlineWheel
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.accept import Connection
@@ -54,6 +55,7 @@ class Server:
         report: told of exceptions that escape from handlers (method path, exception); default: the log.
         translate: makes an RpcError of an exception a handler raised, or None for INTERNAL "internal error".
         answers: what all connections may have waiting for clients; servers of one process may share it.
+        cork: flushes connections at the end of a turn; may be shared likewise.
 
     Methods are registered before ``listen``.
     """
@@ -66,6 +68,7 @@ class Server:
         report: Callable[[str, BaseException], None] | None = None,
         translate: Callable[[BaseException], RpcError | None] | None = None,
         answers: AnswerBudget | None = None,
+        cork: Cork | None = None,
     ) -> None:
         self.limits = limits or ServerLimits()
         self.answers = answers or AnswerBudget(self.limits)
@@ -79,9 +82,7 @@ class Server:
         self._translate = translate or (lambda error: None)
         self._listeners: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._dirty: list[Connection] = []
-        self.corked = False
-        """Set by a caller that produces many answers in one go and calls ``flush`` itself at the end."""
+        self.cork = cork or Cork()
         self._environment: Environment | None = None
         self._timer: WheelTimer | None = None
         self._idle: asyncio.Event | None = None
@@ -257,18 +258,6 @@ class Server:
         self.connections.discard(connection)
         if not self.connections and self._idle is not None:
             self._idle.set()
-
-    def mark(self, connection: Connection) -> None:
-        """Flush ``connection`` at the start of the loop's next turn, or by ``flush`` while the server is corked."""
-        if not self._dirty and not self.corked:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._dirty.append(connection)
-
-    def flush(self) -> None:
-        """Send what connections have to say, now."""
-        dirty, self._dirty = self._dirty, []
-        for connection in dirty:
-            connection.flush()
 
 
 def _widen(listener: asyncio.Server) -> None:

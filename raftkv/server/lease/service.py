@@ -19,6 +19,7 @@ from raftkv.apply.request import Kind
 from raftkv.apply.response import field, integer
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
+from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
@@ -115,7 +116,7 @@ class _KeepAliveStream:
     def answer(self, message: bytes) -> None:
         """Queue one response; it leaves at the end of the turn."""
         if not self._out:
-            self._service.touched(self)
+            self._service.cork.touch(self)
         self._out.append(_pack(0, len(message)) + message)
 
     def flush(self) -> None:
@@ -193,9 +194,11 @@ class LeaseService:
         responder: the member's shared parts.
         lessor: of the member.
         guard: ends streams that insist on a leader.
+        cork: flushes streams at the end of a turn.
     """
 
-    def __init__(self, responder: Responder, lessor: Lessor, guard: LeaderGuard) -> None:
+    def __init__(self, responder: Responder, lessor: Lessor, guard: LeaderGuard, cork: Cork) -> None:
+        self.cork = cork
         self.lessor = lessor
         self.known: dict[bytes, tuple[int, bytes, int]] = {}
         self._responder = responder
@@ -203,7 +206,6 @@ class LeaseService:
         self._guard = guard
         self._loop = asyncio.get_running_loop()
         self.graces = Graces(self._loop.time, lessor.orphaned)
-        self._touched: list[_KeepAliveStream] = []
         self._header = b""
         self._header_of = (-1, -1)
 
@@ -342,17 +344,6 @@ class LeaseService:
             self._header_of = now
             self._header = self._responder.header.encode(*now)
         return self._header
-
-    def touched(self, stream: _KeepAliveStream) -> None:
-        """A stream has something to send: flush it soon."""
-        if not self._touched:
-            self._loop.call_soon(self._flush)
-        self._touched.append(stream)
-
-    def _flush(self) -> None:
-        touched, self._touched = self._touched, []
-        for stream in touched:
-            stream.flush()
 
     # -- for other members -------------------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ from raftkv.raft.types import (
     SoftState,
     StateRole,
 )
+from raftkv.rpc.cork import Cork
 from raftkv.server.node.applying import Applying
 from raftkv.server.node.disk import Batch, Disk, Restore
 from raftkv.server.node.proposals import Proposals, Waiter
@@ -78,10 +79,6 @@ the leader (acknowledgements, heartbeats) shares that stream."""
 
 FORWARDED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Requests that a leader keeps for its followers while its log takes no more; what comes beyond that is dropped."""
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +144,7 @@ class Node(AwaitableNode):
         install_snapshot: replaces the store by a received snapshot, whose marker is in the log, and calls back when it
             has; the loop goes on meanwhile, but for applying and acknowledging.
         note_applied: keeps the index and term of the last applied entry through a kill, before anybody is shown it.
-        cork, uncork: put around a turn, so that all its answers leave together and at once when it ends.
+        cork: held while a turn lasts, so that all its answers leave together and at once when it ends.
     """
 
     def __init__(
@@ -166,8 +163,7 @@ class Node(AwaitableNode):
         on_fatal: Callable[[BaseException], None],
         install_snapshot: Callable[[SnapshotMeta, Callable[[], None]], None],
         note_applied: Callable[[int, int], None],
-        cork: Callable[[], None] = _nothing,
-        uncork: Callable[[], None] = _nothing,
+        cork: Cork | None = None,
     ) -> None:
         self.raw = raw
         self.log = log
@@ -195,8 +191,7 @@ class Node(AwaitableNode):
         self._on_fatal = on_fatal
         self._install_snapshot = install_snapshot
         self._note_applied = note_applied
-        self._cork = cork
-        self._uncork = uncork
+        self._cork = cork or Cork()
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._in_turn = False
@@ -356,27 +351,29 @@ class Node(AwaitableNode):
         if self.stopped:
             return
         self._in_turn = True
-        self._cork()
-        try:
-            applied = self.applying.begin_turn()
-            if self._forwarded or self.proposals.has_unsent:
-                self._propose_unsent()
-            self.reads.start(self._loop.time())
-            while self.raw.has_ready():
-                applied += self._carry_out(self.raw.ready())
-                if applied > APPLY_PER_TURN_MAX:
-                    self._wake()
-                    break
-            # What was refused is tried again at the next tick, or when applying may have made room.
-            if (self._forwarded or self.proposals.has_unsent) and (applied or not self._refused):
-                self._wake()
-        except Exception as error:
-            self.fatal(error)
-        finally:
-            self._in_turn = False
-            self._uncork()
+        with self._cork:
+            try:
+                self._do_turn()
+            except Exception as error:
+                self.fatal(error)
+            finally:
+                self._in_turn = False
         if self._conditions:
             self._look_at_conditions()
+
+    def _do_turn(self) -> None:
+        applied = self.applying.begin_turn()
+        if self._forwarded or self.proposals.has_unsent:
+            self._propose_unsent()
+        self.reads.start(self._loop.time())
+        while self.raw.has_ready():
+            applied += self._carry_out(self.raw.ready())
+            if applied > APPLY_PER_TURN_MAX:
+                self._wake()
+                break
+        # What was refused is tried again at the next tick, or when applying may have made room.
+        if (self._forwarded or self.proposals.has_unsent) and (applied or not self._refused):
+            self._wake()
 
     def _look_at_conditions(self) -> None:
         for holds, condition in self._conditions.items():
@@ -455,8 +452,7 @@ class Node(AwaitableNode):
         if ready.committed_entries and not ready.entries:
             # Nothing for the disk, so nobody waits for these messages as clients wait for their answers.
             self.applying.take(ready.committed_entries)
-            self._uncork()
-            self._cork()
+            self._cork.flush()
         if ready.messages:
             self._sender.send(ready.messages)
         if ready.hard_state is not None:

@@ -45,7 +45,6 @@ class LocalWatch:
         self._stream = WatchStream(hub, self, 0, self.fail)
         create = rpc_pb2.WatchCreateRequest(key=key, range_end=range_end, start_revision=start_revision)
         self._stream.receive(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
-        hub.flush()
 
     async def next(self) -> rpc_pb2.WatchResponse:
         """The next response with events.
@@ -75,6 +74,7 @@ class LocalWatch:
 
     def fail(self, error: errors.StatusError) -> None:
         """End the watch: ``next`` raises once what came before is taken."""
+        self._stream.flush()
         self._error = error
         self._arrived.set()
 

@@ -27,10 +27,11 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from raftkv import errors
+from raftkv.rpc.cork import Cork
 from raftkv.server.watch import messages
 from raftkv.server.watch.catch_up import CatchUp
 from raftkv.server.watch.index import Group, Watcher, WatcherIndex
-from raftkv.server.watch.stream import WatchStream
+from raftkv.server.watch.stream import INTERRUPTED, WatchStream
 from raftkv.server.watch.turn import Batch, Events, pieces
 from raftkv.storage.mvcc_range import RangeResult
 from raftkv.storage.mvcc_txn import Change
@@ -77,9 +78,10 @@ class WatchHub:
         store: whose changes are watched.
         header: encodes a response header for a revision.
         wake: asks for ``catch_up`` to be run soon; it says then whether it wants to be run again.
+        cork: flushes streams at the end of a turn.
     """
 
-    def __init__(self, store: History, header: Callable[[int], bytes], wake: Callable[[], None]) -> None:
+    def __init__(self, store: History, header: Callable[[int], bytes], wake: Callable[[], None], cork: Cork) -> None:
         self._store = store
         self._encode_header = header
         self._index = WatcherIndex()
@@ -91,7 +93,7 @@ class WatchHub:
         self._leaving: deque[list[Watcher]] = deque()
         """Watchers of streams that were closed."""
         self._wake = wake
-        self._touched: list[WatchStream] = []
+        self.cork = cork
         self._on_change: dict[bytes, dict[Callable[[], None], None]] = {}
         self.streams: set[WatchStream] = set()
         self.events_total = 0
@@ -122,7 +124,7 @@ class WatchHub:
         except Exception:
             _log.exception("events could not be delivered: ending all watches")
             for stream in list(self.streams):
-                stream.fail(errors.StoppedError("raftkv: the watch was interrupted: watch again"))
+                stream.fail(errors.StoppedError(INTERRUPTED))
 
     def deliver(self) -> None:
         """Deliver everything applied so far, if that has not been done."""
@@ -139,7 +141,6 @@ class WatchHub:
             else:
                 for group, batch in batches.items():
                     self._deliver_batch(group, batch)
-            self.flush()
             if self._on_change:
                 self._call_recipes(pending)
 
@@ -359,16 +360,6 @@ class WatchHub:
         """Whether a watcher has everything so far, and does not start in the future."""
         return watcher in self._index and watcher.start_revision <= self._store.revision
 
-    def touched(self, stream: WatchStream) -> None:
-        """A stream has something to send."""
-        self._touched.append(stream)
-
-    def flush(self) -> None:
-        """Send what the streams have gathered."""
-        touched, self._touched = self._touched, []
-        for stream in touched:
-            stream.flush()
-
     def on_change(self, key: bytes, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back after turns in which a key was written or deleted, or may have been.
 
@@ -390,9 +381,7 @@ class WatchHub:
         """Serve some of those that are behind, for a few milliseconds; whether there is more to do now."""
         self.deliver()
         more = self._move()
-        more = self._catch_up.step() or more
-        self.flush()
-        return more
+        return self._catch_up.step() or more
 
     def _move(self) -> bool:
         """Move some of those that fell behind or left many at once; whether there are more."""

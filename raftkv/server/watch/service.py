@@ -119,7 +119,6 @@ class WatchService:
                     self._loop.call_soon(self._next_pass)
                 self._requests_left -= 1
                 stream.receive(data)
-                self._hub.flush()
         except RpcError as error:
             if not end.done():
                 end.set_exception(error)
@@ -132,9 +131,7 @@ class WatchService:
         while True:
             await asyncio.sleep(self._progress_interval_s * random.uniform(1.0, 1.0 + PROGRESS_JITTER))
             for _ in stream.notify_progress():
-                self._hub.flush()
                 await asyncio.sleep(0)
-            self._hub.flush()
 
 
 def _fail(end: asyncio.Future[None], error: errors.StatusError) -> None:

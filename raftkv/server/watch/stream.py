@@ -8,6 +8,7 @@ no events are kept for it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from raftkv import errors
 from raftkv.pb import rpc_pb2
+from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.status import RpcError
 from raftkv.server.watch import messages
@@ -42,7 +44,10 @@ STREAM_WATCHERS_MAX_BYTES: Final = 256 * 1024 * 1024
 MEMBER_WATCHERS_MAX_BYTES: Final = 1024 * 1024 * 1024
 """The same for all streams of a member: about 960,000. etcd has no limit but its memory."""
 
+INTERRUPTED: Final = "raftkv: the watch was interrupted: watch again"
+
 _pack: Final = PREFIX.pack
+_log = logging.getLogger(__name__)
 
 
 class Call(Protocol):
@@ -83,6 +88,9 @@ class Hub(Protocol):
     def revision(self) -> int:
         """The present revision."""
 
+    cork: Cork
+    """Flushes streams at the end of a turn."""
+
     watcher_bytes: int
     """What the watchers of all streams take."""
 
@@ -91,9 +99,6 @@ class Hub(Protocol):
 
     def has_reached(self, watcher: Watcher) -> bool:
         """Whether everything so far was delivered to a watcher and it does not wait for a later revision."""
-
-    def touched(self, stream: WatchStream) -> None:
-        """A stream has something to send: flush it at the end of the turn."""
 
     def resume(self, watchers: list[Watcher]) -> None:
         """Their stream has room again."""
@@ -321,13 +326,17 @@ class WatchStream:
 
     def _touch(self) -> None:
         if not self._out:
-            self._hub.touched(self)
+            self._hub.cork.touch(self)
 
     def flush(self) -> None:
-        """Send what the turn has gathered."""
-        if self._out:
-            self._call.send_frames_nowait(b"".join(self._out))
-            self._out.clear()
+        """Send what the turn has gathered. If that fails the stream ends: no watcher may miss an event unknowingly."""
+        out, self._out = self._out, []
+        try:
+            if out:
+                self._call.send_frames_nowait(b"".join(out))
+        except Exception:
+            _log.exception("events could not be sent: ending a watch stream")
+            self.fail(errors.StoppedError(INTERRUPTED))
 
     # -- falling behind ----------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from raftkv.apply.applier import Applier
 from raftkv.apply.request import Kind
 from raftkv.apply.response import HeaderEncoder
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
+from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
@@ -98,7 +99,7 @@ class RecipeMember:
         self.applier = Applier(machine.store, machine.alarms, machine.membership, self.leases)
         self.node = ManualNode()
         header = HeaderEncoder(1, 2)
-        self.hub = WatchHub(self.store, lambda revision: header.encode(revision, 3), self._wake)
+        self.hub = WatchHub(self.store, lambda revision: header.encode(revision, 3), self._wake, Cork())
         self.store.on_changes = self.hub.changed
         self._behind = False
         responder = Responder(cast(Node, self.node), self.applier, header, cast(Admission, NoAdmission()))

@@ -77,7 +77,7 @@ def test_a_large_value_that_very_many_watch_is_encoded_once_and_delivered_in_ste
     more = True
     while more:
         before = _queued(calls)
-        more = world.hub.catch_up()
+        more = world.catch_up()
         assert _queued(calls) - before <= TURN_MAX_BYTES
         assert encoded.take() <= 2
     for call in calls:
@@ -100,7 +100,7 @@ def _world_of_many(world: World) -> list[tuple[WatchStream, FakeCall]]:
     for number in range(MANY):
         txn.put(b"k%05d" % number, b"v")
     txn.end()
-    world.hub.applied()
+    world.applied()
     streams = [world.stream() for _ in range(10)]
     for number, (stream, _) in enumerate(streams):
         world.watch(stream, key=b"k", range_end=b"l", prev_kv=number % 2 == 0, fragment=number % 3 == 0)
@@ -113,11 +113,11 @@ def test_a_revision_of_very_many_changes_is_matched_and_sent_in_steps(
     streams = _world_of_many(world)
     encoded = Encoded(monkeypatch)
     _delete_all(world)
-    world.hub.applied()
+    world.applied()
     assert encoded.take() <= EVENTS_MAX
     more = True
     while more:
-        more = world.hub.catch_up()
+        more = world.catch_up()
         assert encoded.take() <= EVENTS_MAX
     for number, (_, call) in enumerate(streams):
         call.read()
@@ -139,17 +139,17 @@ def test_a_piece_of_history_that_a_compaction_overtakes_is_read_again_or_ends_th
     world.put(b"last")
     world.watch(behind, key=b"\0", range_end=b"\0", start_revision=revision)
     world.watch(at, key=b"\0", range_end=b"\0", start_revision=revision + 2)
-    world.hub.catch_up()
+    world.catch_up()
     assert not behind_call.read()[-1].events, "it takes several steps"
     world.store.compact(revision + 2)
     world.store.commit()
     while world.store.compaction_step():
         world.store.commit()
-    while world.hub.catch_up():
+    while world.catch_up():
         assert world.hub.lag_revisions >= 0
     assert behind_call.read()[-1].compact_revision == revision + 2
     at_call.read()
-    world.hub.catch_up()
+    world.catch_up()
     at_call.read()
     events = [event for parts in _events(at_call) for part in parts for event in part.events]
     assert len(events) == MANY + 1
@@ -166,7 +166,7 @@ def test_views_beyond_what_a_piece_may_hold_get_a_piece_of_their_own(
     txn.end()
     for number, (stream, _) in enumerate(streams):
         world.watch(stream, key=b"k", range_end=b"l%d" % number, start_revision=1)
-    while world.hub.catch_up():
+    while world.catch_up():
         pass
     for _, call in streams:
         call.read()
@@ -183,7 +183,7 @@ def test_what_no_client_can_be_sent_ends_the_stream(world: World, monkeypatch: p
     (large, large_call), (small, small_call) = world.stream(), world.stream()
     world.watch(small, key=b"k1", start_revision=1)
     world.watch(large, key=b"k", range_end=b"l", start_revision=1)
-    while world.hub.catch_up():
+    while world.catch_up():
         pass
     assert [str(failure)[:45] for failure in world.failures] == ["raftkv: the events of one revision are too la"]
     assert [len(response.events) for response in small_call.read()] == [0, 1]
@@ -205,7 +205,7 @@ def test_a_replaced_store_looks_at_no_single_watcher(world: World, monkeypatch: 
     monkeypatch.setattr(WatcherIndex, "_forget", counted)
     world.hub.restored()
     assert (forgotten, world.hub.unsynced_count, stream.unsynced_count) == (0, 500, 500)
-    while world.hub.catch_up():
+    while world.catch_up():
         pass
     assert world.hub.unsynced_count == 0
     world.put(b"499")

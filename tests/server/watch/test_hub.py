@@ -12,6 +12,7 @@ import pytest
 from raftkv.apply.response import HeaderEncoder
 from raftkv.errors import StoppedError
 from raftkv.pb import rpc_pb2
+from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.node.admission import Admission
 from raftkv.server.services.leader_guard import LeaderGuard
@@ -33,7 +34,8 @@ class World:
         self.store = Store.open(MemoryBackend())
         header = HeaderEncoder(1, 2)
         self.woken = 0
-        self.hub = WatchHub(self.store, lambda revision: header.encode(revision, 3), self._wake)
+        self.cork = Cork(lambda flush: None)
+        self.hub = WatchHub(self.store, lambda revision: header.encode(revision, 3), self._wake, self.cork)
         self.store.on_changes = self.hub.changed
         self.failures: list[Exception] = []
 
@@ -45,7 +47,16 @@ class World:
         txn.put(key, value)
         txn.end()
         if deliver:
-            self.hub.applied()
+            self.applied()
+
+    def applied(self) -> None:
+        self.hub.applied()
+        self.cork.flush()
+
+    def catch_up(self) -> bool:
+        more = self.hub.catch_up()
+        self.cork.flush()
+        return more
 
     def stream(self) -> tuple[WatchStream, FakeCall]:
         call = FakeCall()
@@ -54,7 +65,7 @@ class World:
     def watch(self, stream: WatchStream, **fields: object) -> None:
         request = rpc_pb2.WatchCreateRequest(**fields)  # type: ignore[arg-type]
         stream.receive(rpc_pb2.WatchRequest(create_request=request).SerializeToString())
-        self.hub.flush()
+        self.cork.flush()
 
 
 @pytest.fixture
@@ -89,7 +100,7 @@ def test_damage_found_while_delivering_stops_the_member(world: World, monkeypatc
     monkeypatch.setattr(world.store, "record", damaged)
     world.put(b"k", deliver=False)
     with pytest.raises(CorruptRecordError):
-        world.hub.applied()
+        world.applied()
 
 
 def test_recipes_are_called_once_a_turn_and_only_for_their_key(world: World) -> None:
@@ -98,7 +109,7 @@ def test_recipes_are_called_once_a_turn_and_only_for_their_key(world: World) -> 
     world.hub.on_change(b"other", lambda: calls.append("other"))
     for _ in range(3):
         world.put(b"k", deliver=False)
-    world.hub.applied()
+    world.applied()
     assert calls == ["k"]
     world.put(b"elsewhere")
     assert calls == ["k"]
@@ -127,7 +138,7 @@ def test_a_burst_too_large_for_one_write_is_served_watcher_by_watcher(
     world.put(b"k", b"x" * 500)
     assert world.hub.unsynced_count == 50
     while world.hub.unsynced_count:
-        world.hub.catch_up()
+        world.catch_up()
         assert call.send_buffer_size < 1_500 + 600
         call.read()
     events = [response.watch_id for response in call.responses if response.events]
@@ -150,12 +161,12 @@ def test_a_full_connection_holds_back_its_streams_and_no_others(
     setattr(crowded_call, attribute, full)
     world.put(b"k")
     assert [len(response.events) for response in free_call.read()] == [0, 1]
-    assert world.hub.catch_up() is False
+    assert world.catch_up() is False
     setattr(crowded_call, attribute, free_again)
     woken = world.woken
     crowded_call.read()
     assert world.woken > woken
-    world.hub.catch_up()
+    world.catch_up()
     assert [len(response.events) for response in crowded_call.read()] == [1]
 
 
@@ -163,7 +174,7 @@ def test_changes_are_not_gathered_while_nobody_watches(world: World) -> None:
     for _ in range(3):
         world.put(b"k", deliver=False)
     assert world.hub._pending == []
-    world.hub.applied()
+    world.applied()
     stream, call = world.stream()
     world.watch(stream, key=b"k")
     assert not any(response.events for response in call.read())
@@ -181,7 +192,7 @@ def test_a_closed_stream_leaves_nothing_behind(world: World) -> None:
     assert not world.hub._index.by_key
     assert not len(world.hub._index.ranges)
     world.put(b"k")
-    assert world.hub.catch_up() is False
+    assert world.catch_up() is False
 
 
 def _ask_progress(stream: WatchStream) -> None:
@@ -204,7 +215,7 @@ def test_a_progress_request_does_not_look_at_each_watcher(world: World, monkeypa
     monkeypatch.setattr(WatchHub, "has_reached", counted)
     for _ in range(10):
         _ask_progress(stream)
-    world.hub.flush()
+    world.cork.flush()
     assert [response.watch_id for response in call.read()] == [-1] * 10
     assert looks < 10
 
@@ -212,7 +223,7 @@ def test_a_progress_request_does_not_look_at_each_watcher(world: World, monkeypa
 def test_no_progress_while_a_watcher_starts_in_the_future_or_is_behind(world: World) -> None:
     def answers() -> int:
         _ask_progress(stream)
-        world.hub.flush()
+        world.cork.flush()
         return sum(response.watch_id == -1 for response in call.read())
 
     stream, call = world.stream()
@@ -232,7 +243,7 @@ def test_no_progress_while_a_watcher_starts_in_the_future_or_is_behind(world: Wo
     assert answers() == 1
     world.watch(stream, key=b"k", start_revision=1, watch_id=9)
     assert answers() == 0
-    world.hub.catch_up()
+    world.catch_up()
     assert answers() == 1
 
 
@@ -254,7 +265,7 @@ def test_very_many_watchers_leave_in_steps(world: World, monkeypatch: pytest.Mon
     sizes = [world.hub._index.size]
     world.put(b"k")
     assert [len(response.events) for response in staying_call.read()] == [1]
-    while world.hub.catch_up():
+    while world.catch_up():
         sizes.append(world.hub._index.size)
     assert leaving_call.read() == []
     assert max(before - after for before, after in pairwise(sizes)) <= 10
@@ -273,11 +284,11 @@ def test_a_change_that_very_many_watch_is_delivered_in_steps(world: World, monke
     for _ in range(2):
         world.put(b"many", deliver=False)
         world.put(b"one", deliver=False)
-    world.hub.applied()
+    world.applied()
     assert [response.watch_id for response in call.read()] == [1000]
     assert world.hub.unsynced_count == 100
     stream.receive(_cancel(3))
-    while world.hub.catch_up():
+    while world.catch_up():
         assert len(call.read()) <= 11
     call.read()
     got = [(response.watch_id, len(response.events)) for response in call.responses if response.events]

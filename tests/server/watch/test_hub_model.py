@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from raftkv.apply.response import HeaderEncoder
 from raftkv.pb import rpc_pb2
+from raftkv.rpc.cork import Cork
 from raftkv.server.watch import catch_up, hub, piece, stream
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream
@@ -74,7 +75,8 @@ class HubMachine(RuleBasedStateMachine):
         super().__init__()
         self.store = Store.open(MemoryBackend())
         header = HeaderEncoder(1, 2)
-        self.hub = WatchHub(self.store, lambda revision: header.encode(revision, 1), lambda: None)
+        self.cork = Cork(lambda flush: None)
+        self.hub = WatchHub(self.store, lambda revision: header.encode(revision, 1), lambda: None, self.cork)
         self.store.on_changes = self.hub.changed
         self.state: dict[bytes, tuple[int, int, int, int]] = {}
         self.history: list[Expected] = []
@@ -88,12 +90,14 @@ class HubMachine(RuleBasedStateMachine):
     def write(self, operations: list[tuple[bytes, bool]]) -> None:
         self._write(operations)
         self.hub.applied()
+        self.cork.flush()
 
     @rule(turns=st.lists(st.tuples(KEYS, st.booleans()), min_size=2, max_size=30))
     def write_many_in_one_turn(self, turns: list[tuple[bytes, bool]]) -> None:
         for operation in turns:
             self._write([operation])
         self.hub.applied()
+        self.cork.flush()
 
     def _write(self, operations: list[tuple[bytes, bool]]) -> None:
         txn = self.store.begin()
@@ -163,7 +167,7 @@ class HubMachine(RuleBasedStateMachine):
         request.filters.extend(filters)  # type: ignore[arg-type]
         one.watchers[request.watch_id] = Asked(one, request, start_revision or self.store.revision + 1)
         one.stream.receive(rpc_pb2.WatchRequest(create_request=request).SerializeToString())
-        self.hub.flush()
+        self.cork.flush()
 
     @precondition(lambda self: any(client.watchers for client in self.clients))
     @rule(client=st.integers(0, 3), which=st.integers(0, 20))
@@ -175,7 +179,7 @@ class HubMachine(RuleBasedStateMachine):
         one.stream.receive(
             rpc_pb2.WatchRequest(cancel_request=rpc_pb2.WatchCancelRequest(watch_id=watch_id)).SerializeToString()
         )
-        self.hub.flush()
+        self.cork.flush()
 
     @precondition(lambda self: self.clients)
     @rule(client=st.integers(0, 3))
@@ -184,8 +188,8 @@ class HubMachine(RuleBasedStateMachine):
         request = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest())
         one.stream.receive(request.SerializeToString())
         for _ in one.stream.notify_progress():
-            self.hub.flush()
-        self.hub.flush()
+            self.cork.flush()
+        self.cork.flush()
 
     @precondition(lambda self: self.clients)
     @rule(client=st.integers(0, 3))
@@ -195,6 +199,7 @@ class HubMachine(RuleBasedStateMachine):
     @rule()
     def catch_up(self) -> None:
         self.hub.catch_up()
+        self.cork.flush()
 
     @precondition(lambda self: self.clients)
     @rule(client=st.integers(0, 3))
@@ -280,6 +285,7 @@ class HubMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for _ in range(20_000):
             more = self.hub.catch_up()
+            self.cork.flush()
             for client in self.clients:
                 self._check_client(client)
             if not more and not self.hub.unsynced_count:

@@ -1,0 +1,82 @@
+"""What a turn of the loop has touched, flushed at its end: the one registry of everything that gathers bytes.
+
+    cork.touch(stream)        # it has messages: put them together and hand them to the connection, later
+    cork.mark(connection)     # it has bytes: write them to the socket, later
+
+    with cork:                # a turn that makes many answers: nothing is flushed before it ends
+        ...
+
+Touched outside of ``with``, everything is flushed at the start of the loop's next turn, by one callback. Inside, at the
+end of the block. Streams come first, so what a turn has for a connection leaves in one system call.
+
+    request read -> handler -> stream.answer -> touch ...... end of the turn: stream.flush -> mark -> connection.flush
+
+Leaves out: what is gathered, and limits on it (``budget``, streams).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Flushable(Protocol):
+    """Something that gathers bytes, or messages, while a turn lasts."""
+
+    def flush(self) -> None:
+        """Hand on what was gathered."""
+
+
+def _next_turn(callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(callback)
+
+
+class Cork:
+    """See the module.
+
+    Arguments:
+        schedule: has a function called at the start of the loop's next turn.
+    """
+
+    __slots__ = ("_is_held", "_marked", "_schedule", "_touched")
+
+    def __init__(self, schedule: Callable[[Callable[[], None]], None] = _next_turn) -> None:
+        self._schedule = schedule
+        self._touched: list[Flushable] = []
+        self._marked: list[Flushable] = []
+        self._is_held = False
+
+    def touch(self, stream: Flushable) -> None:
+        """Flush a stream at the end of the turn. It calls this once until then."""
+        if not self._is_held and not self._touched and not self._marked:
+            self._schedule(self.flush)
+        self._touched.append(stream)
+
+    def mark(self, connection: Flushable) -> None:
+        """Flush a connection at the end of the turn, after all streams. It calls this once until then."""
+        if not self._is_held and not self._marked and not self._touched:
+            self._schedule(self.flush)
+        self._marked.append(connection)
+
+    def flush(self) -> None:
+        """Flush what was touched so far, now; within ``with`` too."""
+        was_held, self._is_held = self._is_held, True  # what a flush touches is flushed here as well
+        try:
+            while self._touched or self._marked:
+                touched, self._touched = self._touched, []
+                for stream in touched:
+                    stream.flush()
+                if not self._touched:
+                    marked, self._marked = self._marked, []
+                    for connection in marked:
+                        connection.flush()
+        finally:
+            self._is_held = was_held
+
+    def __enter__(self) -> None:
+        self._is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_held = False
+        self.flush()
