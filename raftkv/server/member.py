@@ -60,10 +60,11 @@ from raftkv.server.recipes.local_client import Recipe
 from raftkv.server.recipes.lock import LockService
 from raftkv.server.services import health
 from raftkv.server.services.cluster import ClusterService
-from raftkv.server.services.kv import KVService, Responder
+from raftkv.server.services.kv import KVService
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.maintenance import MaintenanceService
 from raftkv.server.services.range_stream import RangeStreamService
+from raftkv.server.services.responder import Responder
 from raftkv.server.snapshots import Installer, SnapshotReceiver, SnapshotSender
 from raftkv.server.turns import LoopTurns
 from raftkv.server.watch.hub import WatchHub
@@ -181,6 +182,7 @@ class Member:
             ttl_min_s=self.config.lease_ttl_min_s,
             channel=self._channel,
             introduction=self._introduction,
+            cork=self._cork,
         )
         self._registry.register(metrics.LeaseCollector(self._lessor.times))
         # Shared by all ports that clients reach; members have a budget of their own, which clients cannot fill.
@@ -279,7 +281,7 @@ class Member:
             self._membership.members.__contains__,
             self.node.receive,
             self._receiver,
-            self._lease_service,
+            self._lease_service.for_members(),
         ).register(server)
         return server
 

@@ -15,8 +15,8 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
-from raftkv.server.services.kv import Responder
 from raftkv.server.services.range_stream import RangeStreamService
+from raftkv.server.services.responder import Responder
 from raftkv.storage.index import Index
 from raftkv.storage.selection import BYTES_PER_PIECE
 from tests.apply.machine import Machine

@@ -43,7 +43,8 @@ BACKLOG = 1024
 ACCEPTS_A_TURN = 16
 """Connections accepted in one turn of the loop: each takes a descriptor before it can be refused."""
 
-AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes]]
+AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes | list[bytes]]]
+"""Returns the response message; a large one in pieces, so that it need not be put together."""
 
 
 class Server:
@@ -117,7 +118,10 @@ class Server:
             call.fail_with(self.translate(call.path, error))
         else:
             if not call.done:
-                call.reply(response)
+                if isinstance(response, bytes):
+                    call.reply(response)
+                else:
+                    call.reply_many(response)
 
     def translate(self, path: str, error: BaseException) -> RpcError:
         """Return the status for an exception of a handler; report it if it is none that is meant for clients."""

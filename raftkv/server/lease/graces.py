@@ -29,8 +29,8 @@ GRACE_MAX_MS: Final = 1000 * TTL_MAX_S
 
 
 @dataclass(frozen=True, slots=True)
-class Orphan:
-    """A lease whose owner's connection broke.
+class ConnectionLost:
+    """A lease whose owner's connection was lost.
 
     Attributes:
         lease_id: of the lease.
@@ -43,7 +43,7 @@ class Orphan:
     answered_at: float
 
 
-Report = Callable[[list[Orphan]], None]
+Report = Callable[[list[ConnectionLost]], None]
 
 
 class Graces:
@@ -57,7 +57,7 @@ class Graces:
     def __init__(self, clock: Callable[[], float], report: Report) -> None:
         self._clock = clock
         self._report = report
-        self._keepers: dict[int, dict[Hashable, Orphan]] = {}
+        self._keepers: dict[int, dict[Hashable, ConnectionLost]] = {}
         self._kept: dict[Hashable, set[int]] = {}
 
     def __len__(self) -> int:
@@ -75,33 +75,33 @@ class Graces:
         keepers = self._keepers.get(lease_id)
         if keepers is None and grace_ms <= 0:
             return  # what nearly all keep-alives are
-        orphan = Orphan(lease_id, min(grace_ms, GRACE_MAX_MS) / 1000, self._clock())
+        entry = ConnectionLost(lease_id, min(grace_ms, GRACE_MAX_MS) / 1000, self._clock())
         if severed:
             if grace_ms > 0 and ttl_s > 0 and not keepers:
-                self._report([orphan])
+                self._report([entry])
         elif ttl_s > 0:
-            self._remember(stream, orphan)
+            self._remember(stream, entry)
 
-    def _remember(self, stream: Hashable, orphan: Orphan) -> None:
+    def _remember(self, stream: Hashable, entry: ConnectionLost) -> None:
         # Also without a grace: then this stream does nothing but hold back the others that keep the same lease.
         kept = self._kept.setdefault(stream, set())
         if len(kept) < KEPT_MAX:
-            kept.add(orphan.lease_id)
-        if orphan.lease_id in kept:
-            self._keepers.setdefault(orphan.lease_id, {})[stream] = orphan
+            kept.add(entry.lease_id)
+        if entry.lease_id in kept:
+            self._keepers.setdefault(entry.lease_id, {})[stream] = entry
 
     def stream_ended(self, stream: Hashable, *, severed: bool) -> None:
         """Forget a stream; if its connection broke, report the leases that nobody else keeps."""
-        orphans = []
+        lost = []
         for lease_id in self._kept.pop(stream, ()):
             keepers = self._keepers[lease_id]
-            orphan = keepers.pop(stream)
+            entry = keepers.pop(stream)
             if not keepers:
                 del self._keepers[lease_id]
-                orphans.append(orphan)
-        orphans = [orphan for orphan in orphans if orphan.grace_s > 0]
-        if severed and orphans:
-            self._report(orphans)
+                lost.append(entry)
+        lost = [entry for entry in lost if entry.grace_s > 0]
+        if severed and lost:
+            self._report(lost)
 
     def lease_ended(self, lease_id: int) -> None:
         """Forget a lease."""

@@ -1,11 +1,17 @@
 """Leases on one member: what services ask for, and when leases end.
 
-Puts together the applied leases (``apply/leases``), this member's view of time (``lease.times``), the leader's
-decisions (``lease.renewals``) and the way to the leader (``lease.routing``); owns the timer and the change of roles:
+Puts together the applied leases (``apply/leases``), this member's view of time (``times``), the leader's decisions
+(``renewals``) and the way to the leader (``on_leader``); owns the timer and the change of roles:
 
     leader elected here -> a read is confirmed, so all entries before this term are applied -> primary
     lease over          -> a read is confirmed, so this member has a quorum -> its end is proposed
-    leadership lost     -> every keep-alive that waits goes to the next leader
+    leadership lost     -> every pending keep-alive goes to the next leader
+
+A keep-alive takes the shortest way that is safe:
+
+    this member leads, confirmed lately; a RENEW of the lease is in the log    answered at once, from memory
+    this member leads, confirmed lately                                        answered when the next RENEW is applied
+    else                     it joins the batch of this turn, which is confirmed by a quorum or goes to the leader
 
 Grants and revocations travel through the log like any write. For callers inside the member:
 
@@ -16,7 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from raftkv import errors
@@ -26,10 +34,10 @@ from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.rpc.client.channel import Channel
-from raftkv.server.lease.forwarded import Renewal, Shortening, TimeToLive
-from raftkv.server.lease.graces import Orphan
-from raftkv.server.lease.renewals import RENEW_MAX, Done, Expiry, Renewals, Ticket
-from raftkv.server.lease.routing import Router
+from raftkv.rpc.cork import Cork
+from raftkv.server.lease.graces import ConnectionLost
+from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE, OnLeader, Question
+from raftkv.server.lease.renewals import RENEW_MAX, Done, Expiry, PendingKeepAlive, Renewals
 from raftkv.server.lease.times import BEAT_S, PATIENCE_S, LeaseClock, LeaseTimes
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter
@@ -65,41 +73,20 @@ class _Decision(Waiter):
         self.done(error)
 
 
-class _Barrier:
-    """Waits until everything before the term of a new leader is applied."""
-
-    def __init__(self, lessor: Lessor) -> None:
-        self.lessor = lessor
-
-    def ready(self) -> None:
-        self.lessor.barrier_passed(self)
-
-    def fail(self, error: errors.StatusError) -> None:
-        self.lessor.barrier_failed(self)
-
-
-class _Confirmation:
-    """Waits until a quorum has said that this leader leads: what it ends then is over for all."""
-
-    def __init__(self, lessor: Lessor, asked_at: float) -> None:
-        self.lessor = lessor
-        self.asked_at = asked_at
-
-    def ready(self) -> None:
-        self.lessor.may_end_leases(self)
-
-    def fail(self, error: errors.StatusError) -> None:
-        self.lessor.may_not_end_leases(self)
-
-
 class Lessor:
-    """See the module.
+    """Answers for leases on one member, and ends them while it leads; see the module.
 
     Arguments:
         node: of the member.
         leases: as applied.
         ttl_min_s: shortest TTL that is granted.
-        channel, introduction: see ``Router``.
+        channel: the connection to another member, None if it is unknown.
+        introduction: metadata that another member wants to see.
+        cork: lets keep-alives of one turn share a RENEW.
+
+    Attributes:
+        times: when leases end, as this member sees it.
+        on_end: called with the id of every lease that is gone, in the entry that ends it.
     """
 
     def __init__(
@@ -110,30 +97,26 @@ class Lessor:
         ttl_min_s: int,
         channel: Callable[[int], Channel | None],
         introduction: Callable[[int], tuple[tuple[str, str], ...]],
+        cork: Cork,
     ) -> None:
         self._node = node
         self._ttl_min_s = ttl_min_s
         self._loop = asyncio.get_running_loop()
         self._clock = LeaseClock(self._loop.time)
         self.times = LeaseTimes(self._clock, self._lease_ended)
-        self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on)
+        self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork)
         self._expiry = Expiry(self.times, self._propose)
-        self._router = Router(node, self._is_primary, channel, introduction)
+        self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
         self._random = random.SystemRandom()
-        self._deadline = 0.0
-        self._arrived: list[Ticket] = []
-        self._arrived_elsewhere: list[Ticket] = []
+        self._arrived: list[PendingKeepAlive] = []
         self._gathering: asyncio.TimerHandle | None = None
-        self._scheduled = False
-        self._barrier: _Barrier | None = None
-        self._confirmation: _Confirmation | None = None
+        self._promotion: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._term = 0
-        self._after_outage = False
         self._timer: asyncio.TimerHandle | None = None
         self._queueing: asyncio.Handle | None = None
         self._end_timers: set[asyncio.TimerHandle] = set()
         self.on_end: list[Callable[[int], None]] = []
-        """Told of every lease that is gone, in the entry that ends it."""
         self.times.reloaded(leases.granted)
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -143,15 +126,15 @@ class Lessor:
         self._timer = self._loop.call_later(BEAT_S, self._beat)
 
     def stop(self) -> None:
-        """Decide nothing more; whoever waits is told."""
+        """Decide nothing more, and fail whoever waits."""
         for timer in (self._timer, self._gathering, self._queueing, *self._end_timers):
             if timer is not None:
                 timer.cancel()
-        for ticket in self._renewals.surrender() + self._arrived + self._arrived_elsewhere:
-            ticket.fail(errors.StoppedError())
-        self._arrived.clear()
-        self._arrived_elsewhere.clear()
-        self._router.close()
+        self._cancel_confirmations()
+        pending, self._arrived = self._renewals.surrender() + self._arrived, []
+        for one in pending:
+            one.fail(errors.StoppedError())
+        self._on_leader.close()
 
     def _beat(self) -> None:
         self._timer = self._loop.call_later(BEAT_S, self._beat)
@@ -162,17 +145,29 @@ class Lessor:
             self._clock.beat()
             if self.times.is_primary and not self._is_primary():
                 self.leader_changed()  # lost and won again between two looks: another term
-            if self.times.is_primary and self._confirmation is None and self._expiry.has_work():
-                self._ask_to_end_leases()
-            self._router.tick()
+            if self.times.is_primary and self._ending is None and self._expiry.has_work() and not self._node.stopped:
+                self._ending = self._on_leader.start(self._end_leases())
             self._queue_some()
         except Exception as error:
             self._node.fatal(error)
 
-    def _ask_to_end_leases(self) -> None:
-        if not self._node.stopped:
-            self._confirmation = _Confirmation(self, self.clock())
-            self._node.read(self._confirmation)
+    async def _end_leases(self) -> None:
+        """Propose the end of leases that are over, when a quorum has answered since they were found to be.
+
+        If that took long, the quorum may not have been there for their owners either: then they get time to come back.
+        Of leases whose EXPIRE is on its way into the log, nothing changes.
+        """
+        try:
+            asked_at = self._loop.time()
+            await self._node.confirm_read()
+            if self._loop.time() - asked_at > QUORUM_LATE_S:
+                self.times.forgive(PATIENCE_S)
+            self._expiry.sweep()
+        except errors.StatusError:
+            pass  # no quorum has answered: the next beat asks again
+        finally:
+            if self._ending is asyncio.current_task():
+                self._ending = None
 
     def _queue_some(self) -> None:
         """Go on with what a change of leaders has left to be queued; a beat does so too, which is often enough."""
@@ -197,49 +192,37 @@ class Lessor:
 
     def leader_changed(self) -> None:
         """Take up or lay down the decisions about leases; hand what waits to whoever leads now."""
+        node = self._node
         self.times.demote()
         self._expiry.surrender()
-        self._barrier = self._confirmation = None
-        tickets = self._renewals.surrender()
-        if self._node.role == StateRole.LEADER:
-            node = self._node
-            self._after_outage = self._loop.time() - node.leader_lost_at > ELECTIONS * node.settings.election_s
-            self._raise_barrier()
-        self._router.retry_all()
-        self._send_on(tickets)
+        self._cancel_confirmations()
+        pending = self._renewals.surrender()
+        if node.role == StateRole.LEADER:
+            after_outage = self._loop.time() - node.leader_lost_at > ELECTIONS * node.settings.election_s
+            self._promotion = self._on_leader.start(self._promote(node.term, after_outage))
+        self._on_leader.leader_changed()
+        self._send_on(pending)
 
-    def _raise_barrier(self) -> None:
-        self._barrier = _Barrier(self)
-        if not self._node.stopped:
-            self._node.read(self._barrier)
+    def _cancel_confirmations(self) -> None:
+        for task in (self._promotion, self._ending):
+            if task is not None:
+                task.cancel()
+        self._promotion = self._ending = None
 
-    def barrier_passed(self, barrier: _Barrier) -> None:
-        """Everything before this leader's term is applied, so its view of renewals is complete."""
-        if barrier is self._barrier:
-            self._barrier = None
-            self._term = self._node.term
-            self.times.promote(after_outage=self._after_outage)
-            self._router.retry_all()
-
-    def may_end_leases(self, confirmation: _Confirmation) -> None:
-        """A quorum has answered since leases were found to be over. If that took long, it may not have been there for
-        their owners either; what is doomed may be on its way into the log and stays so."""
-        if confirmation is not self._confirmation:
+    async def _promote(self, term: int, after_outage: bool) -> None:
+        """Decide about leases from now on, when everything before the term of this leader is applied: then its view
+        of renewals is complete. Tried for as long as this member takes itself for the leader."""
+        while not self._node.stopped:
+            with suppress(errors.StatusError):
+                await self._node.confirm_read()
+                if self._node.term == term:
+                    break
+                term = self._node.term  # lost and won again meanwhile: there are entries of leaders between
+        else:
             return
-        self._confirmation = None
-        if self.clock() - confirmation.asked_at > QUORUM_LATE_S:
-            self.times.forgive(PATIENCE_S)
-        self._expiry.sweep()
-
-    def may_not_end_leases(self, confirmation: _Confirmation) -> None:
-        """No quorum has answered: the next beat asks again."""
-        if confirmation is self._confirmation:
-            self._confirmation = None
-
-    def barrier_failed(self, barrier: _Barrier) -> None:
-        """No quorum answered: try again for as long as this member takes itself for the leader."""
-        if barrier is self._barrier:
-            self._raise_barrier()
+        self._term = term
+        self.times.promote(after_outage=after_outage)
+        self._on_leader.leader_changed()
 
     def _lease_ended(self, lease_id: int) -> None:
         self._renewals.lease_ended(lease_id)
@@ -253,64 +236,110 @@ class Lessor:
         except errors.StatusError as error:
             done(error)
 
-    # -- keep-alives and questions -----------------------------------------------------------------------------------
+    # -- keep-alives -------------------------------------------------------------------------------------------------
 
-    def new_deadline(self) -> float:
+    def _new_deadline(self) -> float:
         """Until when a request that comes now is worth an answer (loop time)."""
         return self._loop.time() + self._node.settings.request_timeout_s
 
-    def keep_alive(self, ticket: Ticket) -> None:
-        """Renew a lease; all that comes in a turn of the loop travels together, under one deadline."""
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._dispatch)
-            self._deadline = self.new_deadline()
-        ticket.deadline = self._deadline
-        (self._arrived if ticket.is_local else self._arrived_elsewhere).append(ticket)
+    def keep_alive(self, pending: PendingKeepAlive) -> None:
+        """Renew a lease, and answer: at once where that is safe."""
+        now = self._loop.time()
+        pending.deadline = now + self._node.settings.request_timeout_s
+        if not self._arrived and self._on_leader.is_recent(now):
+            self._renewals.take_one(pending)
+            return
+        self._arrived.append(pending)
+        if self._gathering is None:
+            self._begin_batch()
 
-    def _dispatch(self) -> None:
-        self._scheduled = False
-        elsewhere, self._arrived_elsewhere = self._arrived_elsewhere, []
-        if elsewhere:
-            self._router.route(Renewal(self._renewals, elsewhere))
-        if self._arrived and self._gathering is None:
-            # No more than one entry renews: neither the message to another member nor a turn of it grows without bound.
-            arrived, self._arrived = self._arrived[:RENEW_MAX], self._arrived[RENEW_MAX:]
-            # Until these are answered, others gather: to another member they cost the same, few or many.
-            self._gathering = self._loop.call_later(GATHER_MAX_S, self._passed_on)
-            self._router.route(Renewal(self._renewals, arrived, self._passed_on))
+    def _begin_batch(self) -> None:
+        # Until these are answered, others gather: to another member they cost the same, few or many.
+        self._gathering = self._loop.call_later(GATHER_MAX_S, self._next_batch)
+        self._on_leader.start(self._renew_arrived())
 
-    def _passed_on(self) -> None:
+    async def _renew_arrived(self) -> None:
+        """Renew what has arrived until this task runs, which is in the loop's next turn."""
+        # No more than one entry renews: neither the message to another member nor a turn of it grows without bound.
+        batch, self._arrived = self._arrived[:RENEW_MAX], self._arrived[RENEW_MAX:]
+        if batch:
+            await self._renew(batch)
+        self._next_batch()
+
+    def _next_batch(self) -> None:
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-        if self._arrived and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._dispatch)
+        if self._arrived:
+            self._begin_batch()
 
-    def _send_on(self, tickets: list[Ticket]) -> None:
+    def _send_on(self, pending: list[PendingKeepAlive]) -> None:
         """To whoever leads now."""
         for is_local in (True, False):
-            group = [ticket for ticket in tickets if ticket.is_local is is_local]
-            if group:
-                self._router.route(Renewal(self._renewals, group))
+            batch = [one for one in pending if one.is_local is is_local]
+            if batch:
+                self._on_leader.start(self._renew(batch))
 
-    def ask(self, errand: TimeToLive | Shortening) -> None:
-        """Have something done by the leader."""
-        self._router.route(errand)
+    async def _renew(self, batch: list[PendingKeepAlive]) -> None:
+        """Answer keep-alives of one deadline, which are all from clients here or all from another member."""
+        lease_ids = [one.lease_id for one in batch]
 
-    def clock(self) -> float:
-        """Loop time."""
-        return self._loop.time()
+        def encode() -> bytes:
+            return raft_pb2.LeaseRenewRequest(ids=lease_ids).SerializeToString()
 
-    def orphaned(self, orphans: list[Orphan]) -> None:
-        """The connection of the owner of these leases to this member broke: tell the leader."""
-        self._router.route(Shortening(self, orphans, is_local=True))
+        def parse(response: bytes) -> Sequence[int]:
+            ttls: Sequence[int] = raft_pb2.LeaseRenewResponse.FromString(response).ttls
+            if len(ttls) != len(batch):
+                raise ValueError(f"{len(ttls)} answers to {len(batch)} keep-alives")
+            return ttls
 
-    def shorten(self, orphans: list[Orphan]) -> None:
+        try:
+            ttls = await self._on_leader.ask(Question(RENEW, encode, parse, batch[0].deadline, batch[0].is_local))
+        except errors.StatusError as error:
+            for one in batch:
+                one.fail(error)
+            return
+        if ttls is None:
+            self._renewals.take(batch)
+            return
+        for one, ttl_s in zip(batch, ttls, strict=True):
+            one.answer(ttl_s)
+
+    def renew_for_member(self, batch: list[PendingKeepAlive]) -> None:
+        """Answer keep-alives that another member passed on."""
+        deadline = self._new_deadline()
+        for one in batch:
+            one.deadline = deadline
+        self._send_on(batch)
+
+    # -- connections that were lost ----------------------------------------------------------------------------------
+
+    def connections_lost(self, lost: list[ConnectionLost]) -> None:
+        """Have the leader let leases end soon. Nobody waits for that; if it fails, they end with their TTL."""
+        self._on_leader.start(self._report(lost))
+
+    async def _report(self, lost: list[ConnectionLost]) -> None:
+        with suppress(errors.StatusError):
+            await self.shorten(lost)
+
+    async def shorten(self, lost: list[ConnectionLost], *, is_local: bool = True) -> None:
+        """Have leases end soon whose owner's connection was lost.
+
+        Arguments:
+            lost: the leases.
+            is_local: whether the connection was to this member.
+
+        Raises:
+            StatusError: no leader did it.
+        """
+        encode = partial(_encode_lost, lost, self._loop.time)
+        if await self._on_leader.ask(Question(SHORTEN, encode, bytes, self._new_deadline(), is_local)) is None:
+            self._shorten(lost)
+
+    def _shorten(self, lost: list[ConnectionLost]) -> None:
         """Let leases end soon, and see to it that the first ends in time; this member leads."""
-        now = self.clock()
-        ends = [self.times.shorten(one.lease_id, one.grace_s, now - one.answered_at) for one in orphans]
+        now = self._loop.time()
+        ends = [self.times.shorten(one.lease_id, one.grace_s, now - one.answered_at) for one in lost]
         first_s = min((end for end in ends if end is not None), default=None)
         if first_s is None:
             return
@@ -322,18 +351,50 @@ class Lessor:
         timer = self._loop.call_later(first_s + _TIMER_SLACK_S, sweep)
         self._end_timers.add(timer)
 
-    def when_whole(self, callback: Callable[[], None]) -> None:
-        """Call back when no entry is half applied: at once, nearly always."""
-        self._node.applying.when_whole(callback)
+    # -- questions ---------------------------------------------------------------------------------------------------
 
-    def time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> rpc_pb2.LeaseTimeToLiveResponse:
-        """The answer of this member, which must be the confirmed leader, but for keys. TTL -1: no such lease."""
+    async def time_to_live(
+        self,
+        request: rpc_pb2.LeaseTimeToLiveRequest,
+        keys_of: Callable[[int], Collection[bytes]],
+        *,
+        is_local: bool = True,
+    ) -> tuple[bytes, Collection[bytes]]:
+        """Find out how long a lease has left, as the leader sees it. TTL -1: no such lease.
+
+        Arguments:
+            request: the client's.
+            keys_of: reads the keys of a lease in the state applied here.
+            is_local: whether the client is this member's.
+
+        Returns:
+            The response without its header, and the keys of the lease that are to be added, which may be very many:
+            another member has put them in.
+
+        Raises:
+            StatusError: no leader answered.
+        """
+        question = Question(TIME_TO_LIVE, request.SerializeToString, bytes, self._new_deadline(), is_local)
+        response = await self._on_leader.ask(question)
+        if response is not None:
+            return response, ()
+        found: asyncio.Future[tuple[bytes, Collection[bytes]]] = self._loop.create_future()
+
+        def look() -> None:
+            if not found.done():
+                found.set_result((self._time_to_live(request), keys_of(request.ID) if request.keys else ()))
+
+        # The keys of a lease that is being ended in slices would be seen to go one by one.
+        self._node.applying.when_whole(look)
+        return await found
+
+    def _time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> bytes:
         response = rpc_pb2.LeaseTimeToLiveResponse(ID=request.ID, TTL=-1)
         granted_s = self.times.ttl_s(request.ID)
         if granted_s:
             response.TTL = int(self.times.remaining_s(request.ID))
             response.grantedTTL = granted_s
-        return response
+        return response.SerializeToString()
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
@@ -376,3 +437,14 @@ class Lessor:
         outcome = await self._node.propose(kind, request.SerializeToString(), request)
         if outcome.error is not None:
             raise outcome.error
+
+
+def _encode_lost(lost: Sequence[ConnectionLost], clock: Callable[[], float]) -> bytes:
+    """A LeaseShortenRequest, with the age of each answer at the moment when it leaves."""
+    now = clock()
+    request = raft_pb2.LeaseShortenRequest()
+    for one in lost:
+        request.ids.append(one.lease_id)
+        request.graces_ms.append(round(one.grace_s * 1000))
+        request.ages_us.append(int((now - one.answered_at) * 1_000_000))
+    return request.SerializeToString()

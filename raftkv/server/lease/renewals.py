@@ -19,6 +19,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply.request import Kind
+from raftkv.rpc.cork import Cork
 from raftkv.server.lease import times as lease_times
 from raftkv.server.lease.times import LeaseClock, LeaseTimes
 
@@ -32,12 +33,12 @@ Done = Callable[[errors.StatusError | None], None]
 Propose = Callable[[int, Sequence[int], Done], None]
 
 
-class Ticket:
-    """One keep-alive.
+class PendingKeepAlive:
+    """A keep-alive that has not been answered.
 
     Attributes:
         lease_id: of the lease.
-        deadline: monotonic time after which nobody wants the answer; set by the lessor.
+        deadline: loop time after which nobody wants the answer; set by the lessor.
         is_local: whether it came from a client of this member, not by way of another member.
     """
 
@@ -48,120 +49,139 @@ class Ticket:
     deadline: float
 
     def answer(self, ttl_s: int) -> None:
-        """The lease lives for so long from now; 0 if it is gone."""
+        """Say that the lease lives for so long from now, in seconds; 0 if it is gone."""
         raise NotImplementedError
 
     def fail(self, error: errors.StatusError) -> None:
-        """There will be no answer."""
+        """Say that there will be no answer."""
         raise NotImplementedError
 
 
 class Renewals:
-    """Keep-alives at the leader.
+    """Answers keep-alives at the leader, and puts RENEW into the log for those that need it.
 
     Arguments:
         times: when leases end.
         clock: for the time of proposals.
         propose: see the module.
         retry: takes keep-alives back that another leader must answer.
+        cork: calls ``flush`` at the end of a turn that brought keep-alives one by one.
     """
 
     def __init__(
-        self, times: LeaseTimes, clock: LeaseClock, propose: Propose, retry: Callable[[list[Ticket]], None]
+        self,
+        times: LeaseTimes,
+        clock: LeaseClock,
+        propose: Propose,
+        retry: Callable[[list[PendingKeepAlive]], None],
+        cork: Cork,
     ) -> None:
         self._times = times
         self._clock = clock
         self._propose = propose
         self._retry = retry
-        self._unlogged: list[Ticket] = []
-        self._in_flight: list[Ticket] = []
-        self._dying: dict[int, list[Ticket]] = {}
-        self._over: list[Ticket] = []
-        # Proposals of an earlier reign may still call back.
-        self._reign = 0
+        self._cork = cork
+        self._unlogged: list[PendingKeepAlive] = []
+        self._in_flight: list[PendingKeepAlive] = []
+        self._expiring: dict[int, list[PendingKeepAlive]] = {}
+        self._over: list[PendingKeepAlive] = []
+        # Proposals of an earlier leadership may still call back.
+        self._leadership = 0
 
-    def take(self, tickets: list[Ticket]) -> None:
+    def take_one(self, pending: PendingKeepAlive) -> None:
+        """Answer a keep-alive, now or later; the leadership of this member was confirmed a moment ago.
+
+        The RENEW that it may need is proposed at the end of the turn, for all that the turn brings.
+        """
+        if self._renew(pending) and len(self._unlogged) == 1:
+            self._cork.touch(self)
+
+    def take(self, batch: Sequence[PendingKeepAlive]) -> None:
         """Answer keep-alives, now or later; the leadership of this member was confirmed after they came."""
-        times, unlogged = self._times, self._unlogged
-        renew, ttl_s = times.renew, times.ttl_s
-        for ticket in tickets:
-            lease_id = ticket.lease_id
-            verdict = renew(lease_id)
-            if verdict == lease_times.FRESH:
-                times.renewed_total += 1
-                ticket.answer(ttl_s(lease_id))
-            elif verdict == lease_times.UNLOGGED:
-                unlogged.append(ticket)
-            else:
-                self._settle_over(ticket, verdict)
-        if not self._in_flight:
-            self._log()
+        for pending in batch:
+            self._renew(pending)
+        self.flush()
 
-    def _settle_over(self, ticket: Ticket, verdict: int) -> None:
-        if verdict == lease_times.GONE:
-            ticket.answer(0)
+    def _renew(self, pending: PendingKeepAlive) -> bool:
+        """Renew a lease here; whether its keep-alive waits for the next RENEW."""
+        times, lease_id = self._times, pending.lease_id
+        state = times.renew(lease_id)
+        if state == lease_times.FRESH:
+            times.renewed_total += 1
+            pending.answer(times.ttl_s(lease_id))
+        elif state == lease_times.UNLOGGED:
+            self._unlogged.append(pending)
+            return True
         else:
-            self._dying.setdefault(ticket.lease_id, []).append(ticket)
+            self._settle_over(pending, state)
+        return False
 
-    def _log(self) -> None:
-        """Put the next RENEW into the log."""
-        tickets, self._unlogged = self._unlogged[:RENEW_MAX], self._unlogged[RENEW_MAX:]
-        if tickets:
-            self._in_flight = tickets
-            ids = list(dict.fromkeys(ticket.lease_id for ticket in tickets))
-            done = partial(self._logged, self._reign, ids, self._clock.monotonic())
-            self._propose(Kind.LEASE_RENEW, ids, done)
+    def _settle_over(self, pending: PendingKeepAlive, state: int) -> None:
+        if state == lease_times.GONE:
+            pending.answer(0)
+        else:
+            self._expiring.setdefault(pending.lease_id, []).append(pending)
 
-    def _logged(self, reign: int, lease_ids: list[int], proposed_at: float, error: errors.StatusError | None) -> None:
-        if reign != self._reign:
+    def flush(self) -> None:
+        """Put the next RENEW into the log, unless one is under way."""
+        if self._in_flight or not self._unlogged:
             return
-        tickets, self._in_flight = self._in_flight, []
+        self._in_flight, self._unlogged = self._unlogged[:RENEW_MAX], self._unlogged[RENEW_MAX:]
+        ids = list(dict.fromkeys(pending.lease_id for pending in self._in_flight))
+        done = partial(self._logged, self._leadership, ids, self._clock.monotonic())
+        self._propose(Kind.LEASE_RENEW, ids, done)
+
+    def _logged(
+        self, leadership: int, lease_ids: list[int], proposed_at: float, error: errors.StatusError | None
+    ) -> None:
+        if leadership != self._leadership:
+            return
+        batch, self._in_flight = self._in_flight, []
         if error is None:
             self._times.note_logged(lease_ids, proposed_at)
-            self._answer_logged(tickets)
+            self._answer_logged(batch)
         elif isinstance(error, errors.LeaderChangedError):
-            self._retry(tickets)
+            self._retry(batch)
         else:
-            for ticket in tickets:
-                ticket.fail(error)
+            for pending in batch:
+                pending.fail(error)
         # Of those that came meanwhile, some may be answered by now.
         waiting, self._unlogged = self._unlogged, []
         self.take(waiting)
 
-    def _answer_logged(self, tickets: list[Ticket]) -> None:
+    def _answer_logged(self, batch: list[PendingKeepAlive]) -> None:
         """Their RENEW is applied; a lease lives from now on, unless it ended while the entry was on its way."""
-        for ticket in tickets:
-            verdict = self._times.renew(ticket.lease_id)
-            if verdict in (lease_times.GONE, lease_times.DYING):
-                self._settle_over(ticket, verdict)
+        for pending in batch:
+            state = self._times.renew(pending.lease_id)
+            if state in (lease_times.GONE, lease_times.EXPIRING):
+                self._settle_over(pending, state)
             else:
                 self._times.renewed_total += 1
-                ticket.answer(self._times.ttl_s(ticket.lease_id))
+                pending.answer(self._times.ttl_s(pending.lease_id))
 
     def lease_ended(self, lease_id: int) -> None:
         """A lease is gone, in the entry being applied."""
-        tickets = self._dying.pop(lease_id, None)
-        if tickets is not None:
-            self._over += tickets
+        self._over += self._expiring.pop(lease_id, ())
 
     def applied(self) -> None:
-        """The entries that ended leases are applied: tell those who waited for it."""
+        """The entries that ended leases are applied: answer who waited for it."""
         if self._over:
             over, self._over = self._over, []
-            for ticket in over:
-                ticket.answer(0)
+            for pending in over:
+                pending.answer(0)
 
-    def surrender(self) -> list[Ticket]:
-        """This member leads no more: all keep-alives that wait, for another leader."""
-        self._reign += 1
-        tickets = self._in_flight + self._unlogged + [ticket for group in self._dying.values() for ticket in group]
+    def surrender(self) -> list[PendingKeepAlive]:
+        """Give up all keep-alives that wait, for another leader: this member leads no more."""
+        self._leadership += 1
+        expiring = [pending for group in self._expiring.values() for pending in group]
+        pending = self._in_flight + self._unlogged + expiring
         self._in_flight, self._unlogged = [], []
-        self._dying.clear()
-        return tickets
+        self._expiring.clear()
+        return pending
 
 
 class Expiry:
-    """Ends of leases at the leader.
+    """Puts the ends of leases into the log, at the leader.
 
     Arguments:
         times: when leases end.
@@ -172,7 +192,7 @@ class Expiry:
         self._times = times
         self._propose = propose
         self._in_flight: list[int] = []
-        self._reign = 0
+        self._leadership = 0
 
     def has_work(self) -> bool:
         """Whether ``sweep`` would do something."""
@@ -185,10 +205,10 @@ class Expiry:
         due = self._times.take_due(EXPIRE_MAX)
         if due:
             self._in_flight = due
-            self._propose(Kind.LEASE_EXPIRE, due, partial(self._ended, self._reign))
+            self._propose(Kind.LEASE_EXPIRE, due, partial(self._ended, self._leadership))
 
-    def _ended(self, reign: int, error: errors.StatusError | None) -> None:
-        if reign != self._reign:
+    def _ended(self, leadership: int, error: errors.StatusError | None) -> None:
+        if leadership != self._leadership:
             return
         ids, self._in_flight = self._in_flight, []
         if error is not None:
@@ -198,5 +218,5 @@ class Expiry:
 
     def surrender(self) -> None:
         """This member leads no more."""
-        self._reign += 1
+        self._leadership += 1
         self._in_flight = []

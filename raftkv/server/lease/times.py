@@ -8,7 +8,7 @@ the clock it is given, so that time can be simulated.
                   but none at once: owners that could reach no leader get time to reach this one
     keep-alive:   ends_at = now + TTL
     its owner's connection broke:  ends_at = min(ends_at, now + grace)         (``shorten``; any keep-alive undoes it)
-    sweep:        ends_at <= now -> doomed: its end is on its way into the log, nothing renews it any more
+    sweep:        ends_at <= now -> expiring: its end is on its way into the log, nothing renews it any more
 
 Why a new leader ends no lease early: a leader answers a keep-alive only if a RENEW of that lease was proposed less
 than ``LOGGED_S`` before, and applied. Every member saw that entry later than it was proposed, hence less than
@@ -19,7 +19,8 @@ when a beat is late because the process stood still, all but ``STALL_S`` of the 
 that came meanwhile wait in the sockets and must be read before leases end for the lack of them.
 
 There may be a million leases, so a change of leaders touches none: what a leader knows of a lease counts under its own
-reign alone and is made anew when the next one looks at it, and those that may end are queued in steps (``queue_some``).
+leadership alone and is made anew when the next one looks at it, and those that may end are queued in steps
+(``queue_some``).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ BEAT_S: Final = 0.1
 STALL_S: Final = 0.5
 
 GONE: Final = 0
-DYING: Final = 1
+EXPIRING: Final = 1
 FRESH: Final = 2
 UNLOGGED: Final = 3
 """What becomes of a keep-alive: see ``LeaseTimes.renew``."""
@@ -89,13 +90,13 @@ class LeaseClock:
 
 
 class _Lease:
-    __slots__ = ("doomed", "ends_at", "kept_at", "logged_at", "queued_at", "reign", "renewed_at", "ttl_s")
+    __slots__ = ("ends_at", "is_expiring", "kept_at", "leadership", "logged_at", "queued_at", "renewed_at", "ttl_s")
 
-    def __init__(self, ttl_s: int, now: float, reign: int) -> None:
+    def __init__(self, ttl_s: int, now: float, leadership: int) -> None:
         self.ttl_s = ttl_s
         self.renewed_at = now
-        # Under which reign the rest was known.
-        self.reign = reign
+        # Under which leadership the rest was known.
+        self.leadership = leadership
         self.ends_at = now + ttl_s
         # When the last RENEW that this leader saw applied was proposed, in seconds of the monotonic clock.
         self.logged_at = -math.inf
@@ -103,7 +104,7 @@ class _Lease:
         self.kept_at = -math.inf
         # Where the heap has it; an entry of the heap that says otherwise is stale.
         self.queued_at = math.inf
-        self.doomed = False
+        self.is_expiring = False
 
 
 class LeaseTimes:
@@ -128,14 +129,14 @@ class LeaseTimes:
         self._clock = clock
         self._on_end = on_end
         self._leases: dict[int, _Lease] = {}
-        self._reign = 0
+        self._leadership = 0
         # No lease ends before; and none that this leader has not heard of.
         self._earliest = self._earliest_unheard = -math.inf
         self._heap: list[tuple[float, int]] = []
-        # Leases that are not in the heap yet, and heaps of earlier reigns that are being freed.
+        # Leases that are not in the heap yet, and heaps of earlier leaderships that are being freed.
         self._unqueued: list[int] = []
         self._old_heaps: list[list[tuple[float, int]]] = []
-        # Doomed, and to be proposed again because it is not known whether the last proposal arrived.
+        # Expiring, and to be proposed again because it is not known whether the last proposal arrived.
         self._again: deque[int] = deque()
 
     def __len__(self) -> int:
@@ -148,7 +149,7 @@ class LeaseTimes:
         self.granted_total += 1
         self.ttl_counts[bisect_left(TTL_BUCKETS_S, ttl_s)] += 1
         self.ttl_sum_s += ttl_s
-        lease = self._leases[lease_id] = _Lease(ttl_s, self._clock.now(), self._reign)
+        lease = self._leases[lease_id] = _Lease(ttl_s, self._clock.now(), self._leadership)
         if self.is_primary:
             self._push(lease_id, lease)
 
@@ -173,7 +174,7 @@ class LeaseTimes:
         now = self._clock.now()
         gone = self._leases.keys() - granted.keys()
         self.demote()
-        self._leases = {lease_id: _Lease(ttl_s, now, self._reign) for lease_id, ttl_s in granted.items()}
+        self._leases = {lease_id: _Lease(ttl_s, now, self._leadership) for lease_id, ttl_s in granted.items()}
         for lease_id in gone:
             self._on_end(lease_id)
 
@@ -187,7 +188,7 @@ class LeaseTimes:
                 because this member has just started: what it takes for the last renewal is no news of the owner.
         """
         self.demote()
-        self._reign += 1
+        self._leadership += 1
         self._earliest = -math.inf
         self._earliest_unheard = self._clock.now() + (OUTAGE_GRACE_S if after_outage else PATIENCE_S)
         self._requeue()
@@ -201,13 +202,13 @@ class LeaseTimes:
         self._again.clear()
 
     def _known(self, lease_id: int) -> _Lease | None:
-        """A lease, and what this reign knows of it: at first that it lasts from its last renewal in the log."""
+        """A lease, and what this leadership knows of it: at first that it lasts from its last renewal in the log."""
         lease = self._leases.get(lease_id)
-        if lease is not None and lease.reign != self._reign:
-            lease.reign = self._reign
+        if lease is not None and lease.leadership != self._leadership:
+            lease.leadership = self._leadership
             lease.ends_at = lease.renewed_at + lease.ttl_s + LOGGED_S
             lease.logged_at = lease.kept_at = -math.inf
-            lease.doomed = False
+            lease.is_expiring = False
         return lease
 
     def _end_of(self, lease: _Lease) -> float:
@@ -221,15 +222,15 @@ class LeaseTimes:
         """A keep-alive came, and the leadership of this member was confirmed since.
 
         Returns:
-            GONE: no such lease. DYING: it is over and will be gone soon; nothing can save it. FRESH: renewed, and the
-            log knows of it as far as is needed. UNLOGGED: renewed here; to be answered once a RENEW is applied.
+            GONE: no such lease. EXPIRING: it is over and will be gone soon; nothing can save it. FRESH: renewed, and
+            the log knows of it as far as is needed. UNLOGGED: renewed here; to be answered once a RENEW is applied.
         """
         lease = self._known(lease_id)
         if lease is None:
             return GONE
         now = self._clock.now()
-        if lease.doomed or (lease.ends_at <= now and self._end_of(lease) <= now):
-            return DYING
+        if lease.is_expiring or (lease.ends_at <= now and self._end_of(lease) <= now):
+            return EXPIRING
         lease.ends_at = now + lease.ttl_s
         # Not in lease time, which may stand still while the clocks of other members run.
         lease.kept_at = self._clock.monotonic()
@@ -248,7 +249,7 @@ class LeaseTimes:
             Seconds until it ends now, or None if nothing has changed.
         """
         lease = self._known(lease_id)
-        if lease is None or lease.doomed or lease.kept_at > self._clock.monotonic() - age_s:
+        if lease is None or lease.is_expiring or lease.kept_at > self._clock.monotonic() - age_s:
             return None
         if lease.kept_at == -math.inf:
             grace_s = max(grace_s, lease.ttl_s * UNHEARD_TTLS)
@@ -268,7 +269,7 @@ class LeaseTimes:
                 lease.logged_at = proposed_at
 
     def forgive(self, grace_s: float) -> None:
-        """Let no lease end for so long, but those that are doomed."""
+        """Let no lease end for so long, but those that are expiring."""
         self._earliest = max(self._earliest, self._clock.now() + grace_s)
 
     def has_due(self) -> bool:
@@ -276,7 +277,7 @@ class LeaseTimes:
         return bool(self._again) or self._due(self._clock.now()) is not None
 
     def take_due(self, count_max: int) -> list[int]:
-        """Leases that are over now, doomed by this call; the end of each must be proposed."""
+        """Leases that are over now, which are expiring from this call on; the end of each must be proposed."""
         due: list[int] = []
         while self._again and len(due) < count_max:
             lease_id = self._again.popleft()
@@ -285,7 +286,7 @@ class LeaseTimes:
         now = self._clock.now()
         while len(due) < count_max and (first := self._due(now)) is not None:
             heapq.heappop(self._heap)
-            self._leases[first].doomed = True
+            self._leases[first].is_expiring = True
             due.append(first)
         return due
 
@@ -294,7 +295,7 @@ class LeaseTimes:
         while self._heap and self._heap[0][0] <= now:
             queued_at, lease_id = self._heap[0]
             lease = self._known(lease_id)
-            is_stale = lease is None or lease.queued_at != queued_at or lease.doomed
+            is_stale = lease is None or lease.queued_at != queued_at or lease.is_expiring
             if lease is not None and not is_stale and self._end_of(lease) <= now:
                 return lease_id
             heapq.heappop(self._heap)
@@ -303,7 +304,7 @@ class LeaseTimes:
         return None
 
     def give_back(self, lease_ids: Sequence[int]) -> None:
-        """The proposal of their end failed: they stay doomed, as it may arrive yet, and become due again."""
+        """The proposal of their end failed: they stay as they are, since it may arrive yet, and become due again."""
         self._again.extend(lease_ids)
 
     # -- questions ---------------------------------------------------------------------------------------------------
@@ -333,13 +334,13 @@ class LeaseTimes:
     # -- the heap ----------------------------------------------------------------------------------------------------
 
     def queue_some(self) -> bool:
-        """Queue some of the leases that may end, and free some of an earlier reign's queue; whether more is left.
+        """Queue some of the leases that may end, and free some of an earlier leadership's queue; whether more is left.
 
         A lease that is not queued yet ends a little later.
         """
         for lease_id in self._unqueued[-QUEUED_PER_STEP:]:
             lease = self._known(lease_id)
-            if lease is not None and not lease.doomed:
+            if lease is not None and not lease.is_expiring:
                 self._push(lease_id, lease)
         del self._unqueued[-QUEUED_PER_STEP:]
         if self._old_heaps:

@@ -1,5 +1,5 @@
 """The receiving half of the peer port: streams of Raft messages, databases for members that fell behind, and what
-clients asked another member about leases.
+other members ask of the leader.
 
 A call is accepted from a member of this cluster that means this member, and refused before anything is read
 otherwise: a message of a stranger could unseat the leader.
@@ -8,21 +8,22 @@ otherwise: a message of a stranger could unseat the leader.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
 from raftkv.pb import raft_pb2
-from raftkv.pb.services import SERVICES
+from raftkv.pb.services import SERVICES, Method
 from raftkv.raft.types import Message
-from raftkv.rpc.server.calls import ServerCall, UnaryCall, UnaryHandler
-from raftkv.rpc.server.server import Server
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.peer.codec import decode
 from raftkv.server.peer.transport import CLUSTER_ID_KEY, FROM_KEY, TO_KEY
+from raftkv.server.services.responder import parse_or_raise, refusals
 
 _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["raftkvpb.Peer"]
@@ -39,17 +40,8 @@ class Databases(Protocol):
         """Note that the loop has been given the message."""
 
 
-class Leases(Protocol):
-    """Answers other members about leases."""
-
-    def renew_for_member(self, call: UnaryCall, data: bytes) -> None:
-        """Keep-alives."""
-
-    def time_to_live_for_member(self, call: UnaryCall, data: bytes) -> None:
-        """How long a lease has left."""
-
-    def shorten_for_member(self, call: UnaryCall, data: bytes) -> None:
-        """Leases that shall end soon."""
+LeaderHandler = Callable[[Any], Awaitable[list[bytes]]]
+"""Does what only the leader can: from the request to the pieces of the response, or raises StatusError."""
 
 
 class PeerService:
@@ -60,7 +52,7 @@ class PeerService:
         is_member: whether an id belongs to the cluster.
         receive: takes the messages of a batch.
         snapshots: takes databases.
-        leases: answers about leases.
+        for_leader: what other members may ask this one while it leads.
     """
 
     def __init__(
@@ -70,14 +62,14 @@ class PeerService:
         is_member: Callable[[int], bool],
         receive: Callable[[list[Message]], None],
         snapshots: Databases,
-        leases: Leases,
+        for_leader: Mapping[Method, LeaderHandler],
     ) -> None:
         self._cluster_id = cluster_id
         self._member_id = member_id
         self._is_member = is_member
         self._receive = receive
         self._snapshots = snapshots
-        self._leases = leases
+        self._for_leader = for_leader
         self._refused: set[tuple[str, str]] = set()
         self.received_bytes: dict[int, int] = {}
 
@@ -85,18 +77,14 @@ class PeerService:
         """Serve the methods."""
         server.stream(_METHODS["Raft"].path, self.raft)
         server.stream(_METHODS["InstallSnapshot"].path, self.install_snapshot)
-        server.unary(_METHODS["LeaseRenew"].path, self._from_member(self._leases.renew_for_member))
-        server.unary(_METHODS["LeaseTimeToLive"].path, self._from_member(self._leases.time_to_live_for_member))
-        server.unary(_METHODS["LeaseShorten"].path, self._from_member(self._leases.shorten_for_member))
+        for method, handler in self._for_leader.items():
+            server.unary_async(method.path, self._checked(method, handler))
 
-    def _from_member(self, handler: UnaryHandler) -> UnaryHandler:
-        def checked(call: UnaryCall, data: bytes) -> None:
-            try:
-                self._check(call)
-            except RpcError as error:
-                call.fail(error.code, error.text)
-                return
-            handler(call, data)
+    def _checked(self, method: Method, handler: LeaderHandler) -> AsyncUnaryHandler:
+        async def checked(data: bytes, call: UnaryCall) -> list[bytes]:
+            self._check(call)
+            with refusals():
+                return await handler(parse_or_raise(method.request, data))
 
         return checked
 

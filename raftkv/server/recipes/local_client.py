@@ -34,7 +34,7 @@ from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.status import RpcError
-from raftkv.server.services.kv import Responder
+from raftkv.server.services.responder import Responder
 from raftkv.server.watch.hub import WatchHub
 
 OPERATIONS_MAX: Final = 4

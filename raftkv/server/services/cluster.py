@@ -9,7 +9,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.server.services.kv import PendingRead, Responder, fail, parse
+from raftkv.server.services.responder import PendingRead, Responder, fail, parse
 
 _METHODS: Final = SERVICES["etcdserverpb.Cluster"]
 

@@ -12,7 +12,7 @@ from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
-from raftkv.server.services.kv import parse, parse_or_raise
+from raftkv.server.services.responder import parse, parse_or_raise
 
 _METHODS: Final = SERVICES["grpc.health.v1.Health"]
 _SERVING: Final = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING).SerializeToString()

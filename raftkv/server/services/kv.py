@@ -14,23 +14,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from google.protobuf.message import DecodeError
-
 from raftkv import errors
 from raftkv.apply import check, ranges, read_txn, txn
-from raftkv.apply.applier import Applier, Outcome
+from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind
-from raftkv.apply.response import HeaderEncoder
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.status import RpcError
-from raftkv.server.node.admission import Admission
-from raftkv.server.node.node import Node
-from raftkv.server.node.proposals import Waiter
-from raftkv.server.node.slices import Slices, Work, hold
+from raftkv.server.node.slices import Work
+from raftkv.server.services.responder import Growth, PendingRead, PendingWrite, Responder, fail, parse
 from raftkv.storage.mvcc_range import PinnedView
 
 _log = logging.getLogger(__name__)
@@ -41,38 +34,9 @@ BYTES_AT_ONCE: Final = 512 * 1024
 """Intervals of more keys, or with larger values, are read in slices."""
 KEYS_OF_TXN_AT_ONCE: Final = 8
 """The same for txns of ranges, where each value may be as large as a request."""
-SMALL_ANSWER_BYTES: Final = 1024 * 1024
-"""An answer that is being put together is not given up below this size for what others take."""
 LARGE_BYTES: Final = 64 * 1024
 S_PER_BYTE: Final = 1e-9
 """About the time that reading a large value takes: many large ones are not answered in one pass of the loop."""
-
-
-class PendingWrite(Waiter):
-    """Answers a call with the outcome of its proposal."""
-
-    __slots__ = ("call", "request_id", "service")
-
-    def __init__(self, service: Responder, call: UnaryCall, request: Any) -> None:
-        self.service = service
-        self.call = call
-        self.request = request
-        self.request_id = 0
-
-    def finish(self, outcome: Outcome) -> None:
-        """Reply, or refuse as applying refused."""
-        if outcome.error is not None:
-            fail(self.call, outcome.error)
-        else:
-            self.service.reply(self.call, outcome.revision, outcome.body)
-
-    def fail(self, error: errors.StatusError) -> None:
-        """Tell the client that no answer will come."""
-        fail(self.call, error)
-
-    def cancel(self) -> None:
-        """The client is gone: forget the proposal if it is not under way yet."""
-        self.service.node.withdraw(self.request_id)
 
 
 class _PendingCompaction(PendingWrite):
@@ -85,158 +49,6 @@ class _PendingCompaction(PendingWrite):
             fail(self.call, outcome.error)
         else:
             self.service.applier.when_compacted(lambda: self.service.reply(self.call, self.service.revision()))
-
-
-class PendingRead:
-    """Serves a read once the member is recent enough."""
-
-    __slots__ = ("call", "execute", "request")
-
-    def __init__(self, call: UnaryCall, request: Any, execute: Callable[[UnaryCall, Any], None]) -> None:
-        self.call = call
-        self.request = request
-        self.execute = execute
-
-    def ready(self) -> None:
-        """Serve it."""
-        self.execute(self.call, self.request)
-
-    def fail(self, error: errors.StatusError) -> None:
-        """Tell the client that it cannot be served."""
-        fail(self.call, error)
-
-
-def fail(call: UnaryCall, error: errors.StatusError) -> None:
-    """Answer with an error's own code and text."""
-    call.fail(error.code, str(error))
-
-
-def parse(call: UnaryCall, message: type[Any], data: bytes) -> Any | None:
-    """The request, or None after the call was refused because its bytes are none."""
-    try:
-        return message.FromString(data)
-    except DecodeError as error:
-        call.fail(errors.INTERNAL, f"grpc: error unmarshalling request: {error}")
-        return None
-
-
-def parse_or_raise(message: type[Any], data: bytes) -> Any:
-    """The request, for handlers that refuse by raising.
-
-    Raises:
-        RpcError: the bytes are none.
-    """
-    try:
-        return message.FromString(data)
-    except DecodeError as error:
-        raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
-
-
-class Growth:
-    """What an answer takes while it is put together: it is given up when it would not be taken in the end.
-
-    Arguments:
-        call: whose answer it is.
-        all_bytes: what all answers of the member take that are being put together, in one cell.
-    """
-
-    __slots__ = ("_all_bytes", "_call", "_held_bytes")
-
-    def __init__(self, call: UnaryCall, all_bytes: list[int]) -> None:
-        self._call = call
-        self._all_bytes = all_bytes
-        self._held_bytes = 0
-
-    def __call__(self, size_bytes: int) -> None:
-        """Note so many bytes more. Raises RpcError when it is too much."""
-        self._held_bytes += size_bytes
-        self._all_bytes[0] += size_bytes
-        if self._held_bytes > SMALL_ANSWER_BYTES and self._all_bytes[0] > self._call.room_bytes():
-            raise RpcError(errors.RESOURCE_EXHAUSTED, CONNECTION_FULL)
-
-    def end(self) -> None:
-        """The answer is made, or given up."""
-        self._all_bytes[0] -= self._held_bytes
-        self._held_bytes = 0
-
-
-class Responder:
-    """What services of one member share: the node, the applier, and the header of responses."""
-
-    def __init__(
-        self,
-        node: Node,
-        applier: Applier,
-        header: HeaderEncoder,
-        admission: Admission,
-    ) -> None:
-        self.node = node
-        self.applier = applier
-        self.header = header
-        self.admission = admission
-        self.slices = Slices()
-        self._growing_bytes = [0]
-
-    def revision(self) -> int:
-        """Current revision of the store."""
-        return self.applier.store.revision
-
-    def reply(self, call: UnaryCall, revision: int, body: bytes = b"") -> None:
-        """Answer with a header and a body."""
-        call.reply(self.header.encode(revision, self.node.term) + body)
-
-    def reply_many(self, call: UnaryCall, revision: int, pieces: list[bytes]) -> None:
-        """Answer with a header and a body in pieces."""
-        call.reply_many([self.header.encode(revision, self.node.term), *pieces])
-
-    def read_in_slices(
-        self, call: UnaryCall, read: Callable[[PinnedView, Growth], Work[ranges.Answer]], size: int
-    ) -> None:
-        """Answer a call with what a long read finds in the present, however long it takes.
-
-        Arguments:
-            read: begins it on a view of the present; tells of the bytes that it gathers.
-            size: about how many keys it looks at.
-        """
-
-        def work() -> Work[None]:
-            growth = Growth(call, self._growing_bytes)
-            try:
-                revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth))
-            finally:
-                growth.end()
-            self.reply_many(call, revision, pieces)
-
-        job = self.slices.run(work, partial(self.refuse_read, call), size)
-        if not job.is_over:
-            call.on_cancel(job.cancel)
-
-    def refuse_read(self, call: UnaryCall, error: Exception) -> None:
-        """Answer a read that failed: as it says, or, if it found damage, by stopping the member.
-
-        A read changes nothing, so an unforeseen failure is this request's alone.
-        """
-        if isinstance(error, errors.StatusError):
-            fail(call, error)
-            return
-        if isinstance(error, RpcError):
-            call.fail_with(error)
-            return
-        call.fail(errors.INTERNAL, "internal error")
-        if isinstance(error, errors.InvariantError):
-            self.node.fatal(error)
-        else:
-            _log.error("a read failed", exc_info=error)
-
-    def propose(self, call: UnaryCall, kind: int, data: bytes, waiter: PendingWrite) -> None:
-        """Put a request into the log, or answer why not."""
-        try:
-            self.admission.check_write(call, kind, data, waiter.request)
-            waiter.request_id = self.node.submit(kind, data, waiter)
-        except errors.StatusError as error:
-            fail(call, error)
-            return
-        call.on_cancel(waiter.cancel)
 
 
 def _range_in_pieces(request: rpc_pb2.RangeRequest, view: PinnedView, growth: Growth) -> Work[ranges.Answer]:

@@ -19,7 +19,7 @@ from raftkv.raft.types import NONE
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.status import RpcError
-from raftkv.server.services.kv import PendingWrite, Responder, fail, parse, parse_or_raise
+from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise
 from raftkv.server.version import ETCD_STORAGE_VERSION, ETCD_VERSION
 from raftkv.storage.hash import KVHash, hash_database
 from raftkv.storage.mvcc import Store

@@ -19,7 +19,7 @@ from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.slices import Work, hold
-from raftkv.server.services.kv import Responder
+from raftkv.server.services.responder import Responder
 from raftkv.storage.key_value import key_of
 from raftkv.storage.mvcc_range import PinnedView
 from raftkv.storage.selection import Selection, collect

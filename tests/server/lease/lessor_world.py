@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from raftkv import errors
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
-from raftkv.server.lease.renewals import Done, Expiry, Renewals, Ticket
+from raftkv.rpc.cork import Cork
+from raftkv.server.lease.renewals import Done, Expiry, PendingKeepAlive, Renewals
 from raftkv.server.lease.times import BEAT_S, LeaseClock, LeaseTimes
 from tests.apply.machine import Machine
 
@@ -48,7 +49,7 @@ class Answer:
     ttl_s: int
 
 
-class Asked(Ticket):
+class Asked(PendingKeepAlive):
     """A keep-alive of a client."""
 
     def __init__(self, world: World, lease_id: int) -> None:
@@ -81,7 +82,7 @@ class Member:
         self.after_outage = False
         self.clock = LeaseClock(lambda: world.now)
         self.times = LeaseTimes(self.clock, self._lease_ended)
-        self.renewals = Renewals(self.times, self.clock, self._propose, world.retry)
+        self.renewals = Renewals(self.times, self.clock, self._propose, world.retry, Cork())
         self.expiry = Expiry(self.times, self._propose)
         self.machine.applier.leases.observer = self.times
 
@@ -144,7 +145,7 @@ class World:
     appended: list[LogEntry] = field(default_factory=list)
     stale: list[LogEntry] = field(default_factory=list)
     lost: list[LogEntry] = field(default_factory=list)
-    to_retry: list[Ticket] = field(default_factory=list)
+    to_retry: list[PendingKeepAlive] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     ended: dict[int, float] = field(default_factory=dict)
     last_sent_at: dict[int, float] = field(default_factory=dict)
@@ -199,9 +200,9 @@ class World:
             if entry.done is not None:
                 entry.done(errors.RequestTimeoutError())
 
-    def retry(self, tickets: list[Ticket]) -> None:
+    def retry(self, pending: list[PendingKeepAlive]) -> None:
         """Keep-alives that another leader must answer."""
-        self.to_retry += tickets
+        self.to_retry += pending
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -227,13 +228,13 @@ class World:
         self.settle()
         return asked
 
-    def serve(self, member: Member, confirmed_at: int, ticket: Ticket) -> None:
+    def serve(self, member: Member, confirmed_at: int, pending: PendingKeepAlive) -> None:
         """The read that a keep-alive waited for is ready: `confirmed_at` entries were committed when it was asked."""
         member.apply(max(0, confirmed_at - member.applied))
         if member.times.is_primary:
-            member.renewals.take([ticket])
+            member.renewals.take([pending])
         else:
-            self.retry([ticket])
+            self.retry([pending])
 
     # -- time --------------------------------------------------------------------------------------------------------
 

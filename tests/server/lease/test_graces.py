@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftkv.server.lease import graces
-from raftkv.server.lease.graces import Graces, Orphan
+from raftkv.server.lease.graces import ConnectionLost, Graces
 
 
 class Kept:
@@ -13,7 +13,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.now = 50.0
-        self.reported: list[Orphan] = []
+        self.reported: list[ConnectionLost] = []
         self.graces = Graces(lambda: self.now, self.reported.extend)
 
     def answered(self, stream: str, lease_id: int, grace_ms: int = 100, ttl_s: int = 5, severed: bool = False) -> None:
@@ -35,7 +35,10 @@ def test_a_broken_connection_reports_the_leases_with_a_grace() -> None:
     kept.answered("a", 3, grace_ms=250)
     kept.now = 52.0
     assert kept.ended("a") == [1, 3]
-    assert sorted(kept.reported, key=lambda one: one.lease_id) == [Orphan(1, 0.1, 50.0), Orphan(3, 0.25, 51.0)]
+    assert sorted(kept.reported, key=lambda one: one.lease_id) == [
+        ConnectionLost(1, 0.1, 50.0),
+        ConnectionLost(3, 0.25, 51.0),
+    ]
     assert len(kept.graces) == 0
     assert kept.ended("a") == []
 
@@ -62,7 +65,7 @@ def test_an_answer_after_the_break_is_reported_as_well() -> None:
     assert kept.ended("a") == [1]
     kept.now = 60.0
     kept.answered("a", 1, severed=True)
-    assert kept.reported[-1] == Orphan(1, 0.1, 60.0)
+    assert kept.reported[-1] == ConnectionLost(1, 0.1, 60.0)
     kept.answered("b", 1)
     kept.answered("a", 1, severed=True)
     assert len(kept.reported) == 2, "somebody keeps it now"

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from raftkv.server.lease.renewals import Ticket
+from raftkv.server.lease.renewals import PendingKeepAlive
 from raftkv.server.lease.times import LOGGED_S, OUTAGE_GRACE_S
 from tests.server.lease.lessor_world import Member, World
 
@@ -29,7 +29,7 @@ class LessorMachine(RuleBasedStateMachine):
         super().__init__()
         self.world = World(3)
         # Keep-alives whose leader was confirmed and which the leader has not looked at since.
-        self.confirmed: list[tuple[Member, int, Ticket]] = []
+        self.confirmed: list[tuple[Member, int, PendingKeepAlive]] = []
         self.next_id = 1
 
     @initialize()

@@ -18,7 +18,8 @@ from raftkv.rpc.status import RpcError
 from raftkv.server.node import slices as slices_module
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
-from raftkv.server.services.kv import KVService, Responder
+from raftkv.server.services.kv import KVService
+from raftkv.server.services.responder import Responder
 from tests.apply.machine import Machine
 from tests.server.recipes.recipes import Granted, ManualNode, NoAdmission
 

@@ -28,8 +28,8 @@ from raftkv.server.node.waits import AwaitableNode
 from raftkv.server.recipes.election import ElectionService
 from raftkv.server.recipes.local_client import Recipe
 from raftkv.server.recipes.lock import LockService
-from raftkv.server.services.kv import Responder
 from raftkv.server.services.leader_guard import LeaderGuard
+from raftkv.server.services.responder import Responder
 from raftkv.server.watch.hub import WatchHub
 from tests.apply.machine import Machine
 

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from raftkv import errors
+from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import NONE, StateRole
+from raftkv.rpc.cork import Cork
 from raftkv.rpc.status import Code, RpcError
-from raftkv.server.lease.forwarded import LEASE_SHORTEN_PATH, Shortening
-from raftkv.server.lease.graces import GRACE_MAX_MS, Graces, Orphan
-from raftkv.server.lease.lessor import QUORUM_LATE_S, Lessor
-from raftkv.server.lease.renewals import RENEW_MAX, Ticket
+from raftkv.server.lease import lessor as lessor_module
+from raftkv.server.lease.graces import GRACE_MAX_MS, ConnectionLost, Graces
+from raftkv.server.lease.lessor import Lessor
+from raftkv.server.lease.on_leader import SHORTEN
+from raftkv.server.lease.renewals import RENEW_MAX, PendingKeepAlive
 from raftkv.server.lease.times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
 from raftkv.server.node.node import NodeSettings
 from raftkv.server.node.waits import AwaitableNode
@@ -40,6 +43,7 @@ class Node(AwaitableNode):
         self.reads: list[Any] = []
         self.asked = asyncio.Event()
         self.proposed: list[tuple[int, bytes]] = []
+        self._waiters: list[Any] = []
         self.failures: list[BaseException] = []
         self.on_leader_change: list[Callable[[], None]] = []
         self.on_applied: list[Callable[[], None]] = []
@@ -55,7 +59,14 @@ class Node(AwaitableNode):
 
     def submit(self, kind: int, body: bytes, waiter: Any) -> int:
         self.proposed.append((kind, body))
+        self._waiters.append(waiter)
         return len(self.proposed)
+
+    def finish(self) -> None:
+        """Everything proposed is applied."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.finish(Outcome(0))
 
     def confirm(self) -> int:
         """Let the reads so far be confirmed; how many there were."""
@@ -102,19 +113,22 @@ class Channel:
         future.set_result(raft_pb2.LeaseRenewResponse(ttls=[lease_id * 10 for lease_id in ids]).SerializeToString())
 
 
-class Asked(Ticket):
+class Asked(PendingKeepAlive):
     """A keep-alive of a client."""
 
     def __init__(self, lease_id: int) -> None:
         self.lease_id = lease_id
         self.deadline = 0.0
         self.told: list[object] = []
+        self.ended = asyncio.Event()
 
     def answer(self, ttl_s: int) -> None:
         self.told.append(ttl_s)
+        self.ended.set()
 
     def fail(self, error: errors.StatusError) -> None:
         self.told.append(type(error))
+        self.ended.set()
 
 
 class Passed(Asked):
@@ -138,17 +152,30 @@ class Follower:
             ttl_min_s=2,
             channel=channel,
             introduction=lambda peer: (),
+            cork=Cork(),
         )
         self.node.on_leader_change.append(self.lessor.leader_changed)
 
-    def lead_and_lose_an_owner(self, lease_id: int) -> None:
+    async def confirm(self) -> int:
+        """Let the reads so far be confirmed, and act on it; how many there were."""
+        count = self.node.confirm()
+        await turn()
+        return count
+
+    async def lead(self) -> None:
+        """Become the leader, confirmed by a quorum."""
+        self.node.lead()
+        await turn()
+        assert await self.confirm() == 1, "the barrier of a new leader"
+
+    async def lead_and_lose_an_owner(self, lease_id: int) -> None:
         """Become the leader, renew a lease, and hear that the connection of its owner broke: it ends in 10 ms."""
         self.lessor.times.granted(lease_id, 60)
-        self.node.lead()
-        self.node.confirm()
+        await self.lead()
         assert self.lessor.times.renew(lease_id) == UNLOGGED
-        self.lessor.orphaned([Orphan(lease_id, 0.01, asyncio.get_running_loop().time())])
-        self.node.confirm()
+        self.lessor.connections_lost([ConnectionLost(lease_id, 0.01, asyncio.get_running_loop().time())])
+        await turn()
+        await self.confirm()
 
     async def wait_read(self) -> None:
         """Wait until the leadership of this member is to be confirmed."""
@@ -169,7 +196,7 @@ class Follower:
 
 async def turn() -> None:
     """Let everything that is due happen."""
-    for _ in range(3):
+    for _ in range(5):
         await asyncio.sleep(0)
 
 
@@ -273,6 +300,7 @@ def test_a_stopping_member_tells_whoever_waits() -> None:
         follower.node.follow(NONE)
         waiting = await follower.ask(2)
         follower.lessor.stop()
+        await turn()
         assert [one.told for one in under_way + waiting] == [[errors.StoppedError]] * 2
 
     run(scenario)
@@ -281,18 +309,17 @@ def test_a_stopping_member_tells_whoever_waits() -> None:
 def test_a_leader_confirmed_a_moment_ago_is_asked_again_only_if_something_may_have_changed() -> None:
     async def scenario(member: Follower) -> None:
         node = member.node
-        node.lead()
-        assert node.confirm() == 1, "the barrier of a new leader"
+        await member.lead()
         first = await member.ask(1)
-        assert (node.confirm(), first[0].told) == (1, [0])
+        assert (await member.confirm(), first[0].told) == (1, [0])
         assert [one.told for one in await member.ask(2)] == [[0]]
         assert node.reads == []
         node.committed = 1
         waiting = await member.ask(3)
-        assert (waiting[0].told == [], node.confirm(), waiting[0].told) == (True, 1, [0])
+        assert (list(waiting[0].told), await member.confirm(), waiting[0].told) == ([], 1, [0])
         node.committed, node.is_transferring = 0, True
         waiting = await member.ask(4)
-        assert (waiting[0].told == [], node.confirm(), waiting[0].told) == (True, 1, [0])
+        assert (list(waiting[0].told), await member.confirm(), waiting[0].told) == ([], 1, [0])
 
     run(scenario)
 
@@ -300,10 +327,11 @@ def test_a_leader_confirmed_a_moment_ago_is_asked_again_only_if_something_may_ha
 def test_a_broken_connection_is_told_to_the_leader_at_once() -> None:
     async def scenario(follower: Follower) -> None:
         now = asyncio.get_running_loop().time()
-        follower.lessor.orphaned([Orphan(7, 0.1, now - 2.0), Orphan(8, 3.5, now)])
+        follower.lessor.connections_lost([ConnectionLost(7, 0.1, now - 2.0), ConnectionLost(8, 3.5, now)])
+        await turn()
         (path, data) = follower.channels[FIRST].requests[0]
         request = raft_pb2.LeaseShortenRequest.FromString(data)
-        assert path == LEASE_SHORTEN_PATH
+        assert path == SHORTEN.path
         assert (list(request.ids), list(request.graces_ms)) == ([7, 8], [100, 3500])
         assert 2_000_000 <= request.ages_us[0] < request.ages_us[1] + 2_000_001
         follower.channels[FIRST].calls[0][1].set_exception(RpcError(Code.UNAVAILABLE, "gone"))
@@ -317,11 +345,12 @@ def test_a_broken_connection_is_told_to_the_leader_at_once() -> None:
 
 def test_any_grace_that_a_client_can_ask_for_can_be_told() -> None:
     async def scenario(follower: Follower) -> None:
-        graces = Graces(asyncio.get_running_loop().time, follower.lessor.orphaned)
+        graces = Graces(asyncio.get_running_loop().time, follower.lessor.connections_lost)
         asked_ms = [2**63 - 1, 2**62, GRACE_MAX_MS + 1, GRACE_MAX_MS, 1]
         for lease_id, grace_ms in enumerate([*asked_ms, 0, -1, -(2**63)], 1):
             graces.answered("stream", lease_id, grace_ms, 60, severed=False)
         graces.stream_ended("stream", severed=True)
+        await turn()
         request = raft_pb2.LeaseShortenRequest.FromString(follower.channels[FIRST].requests[0][1])
         assert dict(zip(request.ids, request.graces_ms, strict=True)) == {
             lease_id: min(grace_ms, GRACE_MAX_MS) for lease_id, grace_ms in enumerate(asked_ms, 1)
@@ -333,10 +362,10 @@ def test_any_grace_that_a_client_can_ask_for_can_be_told() -> None:
 
 def test_the_leader_does_not_wait_for_its_next_beat() -> None:
     async def scenario(follower: Follower) -> None:
-        follower.lead_and_lose_an_owner(7)
+        await follower.lead_and_lose_an_owner(7)
         await follower.wait_read()
         assert not follower.node.proposed, "a lease is over for a leader only when a quorum has said that it leads"
-        follower.node.confirm()
+        await follower.confirm()
         (kind, body) = follower.node.proposed[0]
         assert (kind, list(raft_pb2.LeaseDecision.FromString(body).ids)) == (Kind.LEASE_EXPIRE, [7])
         follower.lessor.stop()
@@ -347,7 +376,7 @@ def test_the_leader_does_not_wait_for_its_next_beat() -> None:
 def test_a_member_that_stops_ends_no_lease() -> None:
     async def scenario(follower: Follower) -> None:
         node = follower.node
-        follower.lead_and_lose_an_owner(7)
+        await follower.lead_and_lose_an_owner(7)
         node.stopped = True
         follower.lessor.start()
         await asyncio.sleep(2 * BEAT_S)
@@ -357,13 +386,14 @@ def test_a_member_that_stops_ends_no_lease() -> None:
     run(scenario)
 
 
-def test_a_quorum_that_was_away_may_have_been_away_for_owners_too() -> None:
+def test_a_quorum_that_was_away_may_have_been_away_for_owners_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lessor_module, "QUORUM_LATE_S", -1.0)  # however soon it answers, it is late
+
     async def scenario(follower: Follower) -> None:
         node, times = follower.node, follower.lessor.times
-        follower.lead_and_lose_an_owner(7)
+        await follower.lead_and_lose_an_owner(7)
         await follower.wait_read()
-        node.reads[0].asked_at -= QUORUM_LATE_S
-        node.confirm()
+        await follower.confirm()
         assert not node.proposed
         assert PATIENCE_S - 0.2 < times.remaining_s(7) <= PATIENCE_S
 
@@ -380,18 +410,80 @@ def test_who_leads_first_after_an_outage_or_its_start_leaves_owners_time_to_come
         loop, times = asyncio.get_running_loop(), follower.lessor.times
         times.granted(7, 1)
         follower.node.leader_lost_at = loop.time() - lost_s_ago
-        follower.node.lead()
-        follower.node.confirm()
+        await follower.lead()
         assert times.remaining_s(7) == pytest.approx(left_s, abs=0.2)
 
     run(scenario)
 
 
-def test_a_break_that_another_member_told_is_not_passed_on() -> None:
+def test_a_loss_that_another_member_reported_is_not_passed_on() -> None:
     async def scenario(follower: Follower) -> None:
-        told: list[object] = []
-        follower.lessor.ask(Shortening(follower.lessor, [Orphan(7, 0.1, 0.0)], is_local=False, settled=told.append))
+        with pytest.raises(errors.NotLeaderError):
+            await follower.lessor.shorten([ConnectionLost(7, 0.1, 0.0)], is_local=False)
         assert not follower.channels[FIRST].calls
-        assert isinstance(told[0], errors.NotLeaderError)
+
+    run(scenario)
+
+
+def test_a_leader_confirmed_a_moment_ago_answers_a_logged_lease_before_the_turn_is_over() -> None:
+    async def scenario(member: Follower) -> None:
+        times = member.lessor.times
+        times.granted(7, 60)
+        await member.lead()
+        first = await member.ask(7)
+        assert (await member.confirm(), first[0].told) == (1, []), "it waits for a RENEW"
+        member.node.finish()
+        assert first[0].told == [60]
+        at_once = Asked(7)
+        member.lessor.keep_alive(at_once)
+        assert at_once.told == [60], "no turn of the loop lies between a keep-alive and its answer"
+
+    run(scenario)
+
+
+def test_the_keep_alives_of_a_turn_share_a_renewal_however_they_come() -> None:
+    async def scenario(member: Follower) -> None:
+        for lease_id in range(1, 10):
+            member.lessor.times.granted(lease_id, 60)
+        await member.lead()
+        await member.ask(100)
+        await member.confirm()
+        asked = [Asked(lease_id) for lease_id in range(1, 10)]
+        for one in asked:
+            member.lessor.keep_alive(one)
+        assert (member.node.proposed, [one.told for one in asked]) == ([], [[]] * 9)
+        await turn()
+        ((kind, body),) = member.node.proposed
+        assert (kind, list(raft_pb2.LeaseDecision.FromString(body).ids)) == (Kind.LEASE_RENEW, list(range(1, 10)))
+        member.node.finish()
+        assert [one.told for one in asked] == [[60]] * 9
+
+    run(scenario)
+
+
+def test_a_response_of_another_length_is_no_answer() -> None:
+    async def scenario(follower: Follower) -> None:
+        asked = await follower.ask(1, 2)
+        wrong = raft_pb2.LeaseRenewResponse(ttls=[10]).SerializeToString()
+        follower.channels[FIRST].calls[0][1].set_result(wrong)
+        await follower.channels[FIRST].wait_calls(2)
+        assert [one.told for one in asked] == [[], []]
+        follower.channels[FIRST].answer(1)
+        await turn()
+        assert [one.told for one in asked] == [[10], [20]]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("leader", "error"), [(NONE, errors.NoLeaderError), (FIRST, errors.RequestTimeoutError)])
+def test_what_finds_no_leader_in_time_fails_as_in_etcd(leader: int, error: type[errors.StatusError]) -> None:
+    async def scenario(follower: Follower) -> None:
+        follower.node.settings = NodeSettings(ME, 0.1, -2.45)  # a request is given up after 0.1 s
+        follower.channels.clear()
+        follower.node.follow(leader)
+        asked = Asked(1)
+        follower.lessor.keep_alive(asked)
+        await asyncio.wait_for(asked.ended.wait(), 10)
+        assert asked.told == [error]
 
     run(scenario)

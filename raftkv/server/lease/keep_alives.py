@@ -1,0 +1,193 @@
+"""Keep-alives that wait for an answer: those of a client's stream, and those that another member passed on.
+
+A stream has no task that waits for each message: requests are handed to a callback, and all answers that a turn has
+for a stream leave in one write.
+
+    bytes of a request -> KeepAliveStream.receive -> lessor.keep_alive -> answer -> end of the turn: flush
+
+Leaves out: how a keep-alive is answered (``lessor``), and what the bytes of a request mean (``service``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from raftkv import errors
+from raftkv.apply.response import integer
+from raftkv.rpc.cork import Cork
+from raftkv.rpc.framing import PREFIX
+from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.status import RpcError
+from raftkv.server.lease.graces import Graces
+from raftkv.server.lease.renewals import PendingKeepAlive
+
+_pack: Final = PREFIX.pack
+UNANSWERED_MAX: Final = 100_000
+"""Keep-alives that one stream may have under way."""
+
+UNREAD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Answers that may wait for a client that does not read."""
+
+
+class Requests(Protocol):
+    """What a stream needs of the service."""
+
+    cork: Cork
+    graces: Graces
+    known: dict[bytes, tuple[int, bytes, int]]
+    """Requests parsed before."""
+
+    def keep_alive(self, pending: PendingKeepAlive) -> None:
+        """Renew a lease, and answer."""
+
+    def parse_keep_alive(self, data: bytes) -> tuple[int, bytes, int]:
+        """Lease id of a request, the field of the response that repeats it, and the grace that it asks for."""
+
+    def header(self) -> bytes:
+        """The header of a response about this moment."""
+
+
+class _ClientKeepAlive(PendingKeepAlive):
+    """One request of a stream."""
+
+    __slots__ = ("grace_ms", "head", "stream")
+
+    def __init__(self, lease_id: int, grace_ms: int, stream: KeepAliveStream, head: bytes) -> None:
+        self.lease_id = lease_id
+        self.grace_ms = grace_ms
+        self.stream = stream
+        self.head = head
+
+    def answer(self, ttl_s: int) -> None:
+        self.stream.kept(self.lease_id, self.grace_ms, ttl_s)
+        self.stream.answer(self.head + integer(3, ttl_s))
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.stream.fail(error)
+
+
+class KeepAliveStream:
+    """One client's stream of keep-alives.
+
+    Arguments:
+        service: knows requests, and renews leases.
+        call: the RPC.
+        end: resolved when the client has said all and got all, or failed with what ends the stream.
+    """
+
+    def __init__(self, service: Requests, call: StreamCall, end: asyncio.Future[None]) -> None:
+        self._service = service
+        self._call = call
+        self._end = end
+        self._unanswered = 0
+        self._half_closed = False
+        self._ended = self._severed = False
+        self._out: list[bytes] = []
+
+    def receive(self, data: bytes) -> None:
+        """Take one request.
+
+        Raises:
+            RpcError: the bytes are no request, or this one is too many.
+        """
+        if self._unanswered >= UNANSWERED_MAX:
+            raise RpcError(errors.RESOURCE_EXHAUSTED, f"more than {UNANSWERED_MAX} keep-alives await their answers")
+        service = self._service
+        lease_id, id_field, grace_ms = service.known.get(data) or service.parse_keep_alive(data)
+        self._unanswered += 1
+        # The header says how things stood before the renewal, as etcd's does.
+        service.keep_alive(_ClientKeepAlive(lease_id, grace_ms, self, service.header() + id_field))
+
+    def kept(self, lease_id: int, grace_ms: int, ttl_s: int) -> None:
+        """A keep-alive is about to be answered."""
+        if self._severed or not self._ended:
+            self._service.graces.answered(self, lease_id, grace_ms, ttl_s, severed=self._severed)
+
+    def ended(self) -> None:
+        """The stream has ended, in whatever way. A client that had said all before it was gone is not missed."""
+        self._ended = True
+        self._severed = self._call.severed and not self._half_closed
+        self._service.graces.stream_ended(self, severed=self._severed)
+
+    def answer(self, message: bytes) -> None:
+        """Queue one response; it leaves at the end of the turn."""
+        if not self._out:
+            self._service.cork.touch(self)
+        self._out.append(_pack(0, len(message)) + message)
+
+    def flush(self) -> None:
+        """Send what the turn has gathered."""
+        out, self._out = self._out, []
+        if out:
+            self._unanswered -= len(out)
+            self._call.send_frames_nowait(b"".join(out))
+            if self._call.send_buffer_size > UNREAD_BYTES_MAX and not self._end.done():
+                text = f"more than {UNREAD_BYTES_MAX} bytes of answers are not read"
+                self._end.set_exception(RpcError(errors.RESOURCE_EXHAUSTED, text))
+            self._end_if_done()
+
+    def fail(self, error: errors.StatusError) -> None:
+        """End the stream: what one request met, the others would meet too."""
+        if not self._end.done():
+            self.flush()
+        if not self._end.done():
+            self._end.set_exception(RpcError(error.code, str(error)))
+
+    def half_closed(self) -> None:
+        """The client has said all."""
+        self._half_closed = True
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._half_closed and not self._unanswered and not self._end.done():
+            self._end.set_result(None)
+
+
+class MemberBatch:
+    """Keep-alives that another member passed on: answered together.
+
+    Arguments:
+        lease_ids: in the order of the request.
+    """
+
+    def __init__(self, lease_ids: Sequence[int]) -> None:
+        self.pending: list[PendingKeepAlive] = [
+            _MemberKeepAlive(lease_id, self, position) for position, lease_id in enumerate(lease_ids)
+        ]
+        self.answered: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        """The TTLs, in the same order."""
+        self._ttls = [0] * len(lease_ids)
+        self._unanswered = len(lease_ids)
+
+    def answer(self, position: int, ttl_s: int) -> None:
+        """Note the answer to one of them; all are answered with the last."""
+        self._ttls[position] = ttl_s
+        self._unanswered -= 1
+        if not self._unanswered and not self.answered.done():
+            self.answered.set_result(self._ttls)
+
+    def fail(self, error: errors.StatusError) -> None:
+        """Fail all of them: what one met, the others would meet too."""
+        if not self.answered.done():
+            self.answered.set_exception(error)
+
+
+class _MemberKeepAlive(PendingKeepAlive):
+    """One keep-alive that another member passed on."""
+
+    __slots__ = ("batch", "position")
+
+    is_local = False
+
+    def __init__(self, lease_id: int, batch: MemberBatch, position: int) -> None:
+        self.lease_id = lease_id
+        self.batch = batch
+        self.position = position
+
+    def answer(self, ttl_s: int) -> None:
+        self.batch.answer(self.position, ttl_s)
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.batch.fail(error)
