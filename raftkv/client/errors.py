@@ -126,6 +126,13 @@ class WatchCanceled(errors.StatusError):
     code = errors.CANCELED
 
 
+class StreamLost(errors.StatusError):
+    """A stream has ended that another one, here or elsewhere, can replace."""
+
+    code = errors.UNAVAILABLE
+    definite = False
+
+
 def plain_failures(failures: dict[str, str]) -> dict[str, str]:
     """Endpoint to the reason why it did not answer, in plain words instead of those of Go's clients."""
     return {endpoint: _plain(text) for endpoint, text in failures.items()}

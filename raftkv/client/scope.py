@@ -5,14 +5,13 @@ A view of a client is another scope on the same connection: same core, same watc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+from raftkv.client.lease.keeper import LeaseKeeper
 from raftkv.client.rpc.core import Client as Core
 from raftkv.client.space import Space
-
-if TYPE_CHECKING:
-    from raftkv.client.lease.keeper import LeaseKeeper
-    from raftkv.client.watch.hub import WatchHub
+from raftkv.client.watch.hub import WatchHub
 
 
 class Scope:
@@ -32,3 +31,19 @@ class Scope:
         self.timeout_s = timeout_s
         self.hub = hub
         self.keeper = keeper
+
+
+@asynccontextmanager
+async def open_scope(core: Core, timeout_s: float) -> AsyncIterator[Scope]:
+    """Make a scope of all keys for a block, at whose end its watches and keep-alives end; the core stays open.
+
+    Arguments:
+        core: calls with failover.
+        timeout_s: deadline of a call that is given none.
+    """
+    scope = Scope(core, Space(), timeout_s, WatchHub(core), LeaseKeeper(core))
+    try:
+        yield scope
+    finally:
+        await scope.hub.close()
+        await scope.keeper.close()

@@ -14,9 +14,10 @@ from raftkv import errors
 from raftkv.aio import ConfigError, EndpointsFailed, connect, create_revision, lease_of, put, value, version
 from raftkv.client import Client as Core
 from raftkv.client import ClientOptions
+from raftkv.client.errors import from_status
 from raftkv.client.interrupts import Interrupt
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.rpc.retry import Backoff, is_transient, until_answered
 from raftkv.client.space import Space
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.status import RpcError
@@ -177,6 +178,44 @@ def test_waits_grow_to_a_limit_and_begin_again():
     assert all(full / 2 <= wait <= full for wait, full in zip(waits, (1, 2, 4, 8, 8, 8), strict=True))
     backoff.reset()
     assert backoff.next_s() <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (errors.NoLeaderError(), True),
+        (errors.TooManyRequestsError(), True),
+        (errors.NotSupportedForLearnerError(), True),
+        (errors.ContextDeadlineExceededError(), True),
+        (from_status(errors.INTERNAL, "stream reset"), True),
+        (from_status(errors.CANCELED, "context canceled"), True),
+        (from_status(errors.CANCELED, "the client is closed", definite=True), False),
+        (errors.NoSpaceError(), False),
+        (errors.LeaseNotFoundError(), False),
+        (errors.PermissionDeniedError(), False),
+        (errors.CompactedError(), False),
+    ],
+)
+def test_what_passes_by_itself(error, passes):
+    assert is_transient(error) is passes
+    assert is_transient(error, wait_for_room=True) is (passes or isinstance(error, errors.NoSpaceError))
+
+
+def test_a_step_is_taken_until_it_is_answered():
+    troubles = []
+    outcomes = [errors.NoLeaderError(), errors.NoLeaderError(), 5]
+
+    async def step():
+        if isinstance(outcome := outcomes.pop(0), Exception):
+            raise outcome
+        return outcome
+
+    assert asyncio.run(until_answered(step, max_wait_s=0.001, on_trouble=troubles.append)) == 5
+    assert [str(error) for error in troubles] == ["etcdserver: no leader", "etcdserver: no leader", "None"]
+    for limit_s, error in ((None, errors.PermissionDeniedError()), (0.0, errors.NoLeaderError())):
+        outcomes.append(error)
+        with pytest.raises(type(error)):
+            asyncio.run(until_answered(step, limit_s))
 
 
 class Loss:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from raftkv import errors
 from raftkv.client.errors import LeaseLost
 from raftkv.client.lease.keeper import LeaseKeeper
 from raftkv.client.lease.lease import Lease
+from raftkv.client.lease.renewals import renewals
 from raftkv.client.rpc.streams import Stream
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
@@ -197,7 +199,7 @@ def test_endpoints_that_do_not_connect_cost_a_moment_each():
         core.calls[2].inbox.put_nowait(RpcError(errors.UNAVAILABLE, "gone"))
         core.dead_ends = {"m3"}
         await until(lambda: len(core.calls) == 5 and core.calls[4].asked)
-        assert scope.keeper.last_failure == "no connection to m3 within 0.1 s"
+        assert list(scope.keeper.failures.values())[-1] == "no connection to m3 within 0.1 s"
 
     play(scenario)
 
@@ -239,3 +241,38 @@ def test_a_patient_lease_is_lost_on_the_clusters_word_alone():
 def test_no_grace_is_negative():
     with pytest.raises(ValueError, match=r"the grace of a lease cannot be negative: -0.1"):
         Lease(SimpleNamespace(), 1, disconnect_grace_s=-0.1)
+
+
+async def take(scope, count, first_answer_s=60.0):
+    async with aclosing(renewals(scope, 7, first_answer_s)) as answers:
+        return [(await anext(answers)).TTL for _ in range(count)]
+
+
+def test_renewals_of_a_foreign_lease_give_out_every_answer():
+    async def scenario(core, scope):
+        taking = asyncio.create_task(take(scope, 2))
+        await until(lambda: core.calls and core.calls[0].asked)
+        core.calls[0].answer(7, 1)
+        await until(lambda: len(core.calls[0].asked) == 2)  # the TTL of the answer counts from here on
+        core.calls[0].answer(7, 5)
+        assert await taking == [1, 5]
+        taking = asyncio.create_task(take(scope, 1))
+        await until(lambda: core.calls[-1].asked and not core.calls[-1].done)
+        core.calls[-1].answer(7, 0)
+        with pytest.raises(StopAsyncIteration):
+            await taking
+
+    play(scenario)
+
+
+def test_renewals_say_why_nobody_answered_or_who_refused():
+    async def scenario(core, scope):
+        core.refuse = errors.NoLeaderError()
+        with pytest.raises(errors.ContextDeadlineExceededError) as failed:
+            await take(scope, 1, 0.3)
+        assert failed.value.failures["m0"] == "etcdserver: no leader"
+        core.refuse = errors.PermissionDeniedError()
+        with pytest.raises(errors.PermissionDeniedError):
+            await take(scope, 1)
+
+    play(scenario)

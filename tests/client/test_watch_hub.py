@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import aclosing
 
 import pytest
 
@@ -11,7 +12,7 @@ from raftkv import errors
 from raftkv.client.errors import EndpointsFailed, WatchCanceled
 from raftkv.client.space import Space
 from raftkv.client.watch.hub import WatchHub
-from raftkv.client.watch.watch import Watch
+from raftkv.client.watch.watch import Watch, responses
 from raftkv.client.watch.watcher import Request, Watcher
 from tests.client.fake_watches import FakeCore
 from tests.client.waiting import until
@@ -251,5 +252,47 @@ def test_an_unconfirmed_watch_says_where_it_was_not_heard():
             await watch.ready(timeout_s=0.2)
         core.refuse = None
         await watch.ready()
+
+    play(scenario)
+
+
+def test_the_messages_of_members_come_in_order_each_event_once():
+    async def scenario(core, hub):
+        watcher = Watcher(Request(b"k", start_revision=1, progress=True))
+        async with aclosing(responses(hub, watcher)) as received:
+            following = asyncio.create_task(anext(received))
+            await until(lambda: core.calls and created(core.calls[0]))
+            core.write()
+            assert [event.kv.mod_revision for event in (await following).events] == [1]
+            core.calls[0].fail()
+            await until(lambda: len(core.calls) == 2 and created(core.calls[1]))
+            assert created(core.calls[1])[0].start_revision == 2
+            core.calls[1].answer(2, events=[(b"k", b"1", 1), (b"k", b"2", 2)])
+            assert [event.kv.mod_revision for event in (await anext(received)).events] == [2]
+            hub.request_progress()
+            core.calls[1].answer(-1, revision=9)
+            assert (await anext(received)).header.revision == 9
+            assert watcher.next_revision == 3  # it may have been told before all events were sent
+            core.calls[1].answer(2, canceled=True, compact_revision=7)
+            with pytest.raises(errors.CompactedError):
+                await anext(received)
+            assert watcher.refusal.compact_revision == 7
+        assert not hub.watchers
+
+    play(scenario)
+
+
+def test_an_outage_is_told_with_its_beginning():
+    async def scenario(core, hub):
+        told = []
+        hub.on_failure = lambda: told.append((hub.failing_since, dict(hub.failures)))
+        core.refuse = errors.NoLeaderError()
+        watch = watching(hub)
+        await until(lambda: len(told) == 2)
+        assert told[0][0] == told[1][0]
+        assert set(told[1][1]) == {"m0", "m1"}
+        core.refuse = None
+        await watch.ready()
+        assert not hub.failures
 
     play(scenario)

@@ -1,17 +1,20 @@
 """``lease grant|revoke|timetolive|list|keep-alive``.
 
-Owns what etcdctl checks before it asks and how it words refusals. The renewals come from ``keeper``.
+Owns what etcdctl checks before it asks and how it words refusals.
 """
 
 from __future__ import annotations
 
-from raftkv.cli.ctl.keeper import renewals
+from contextlib import aclosing
+
 from raftkv.cli.ctl.session import open_session
 from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.client import Client
+from raftkv.client.lease.renewals import renewals
 from raftkv.client.rpc import methods
+from raftkv.client.scope import open_scope
 from raftkv.pb import rpc_pb2
 
 
@@ -72,11 +75,15 @@ def keep_alive(invocation: Invocation) -> None:
 
     async def renew(client: Client) -> None:
         nonlocal printed
-        async for response in renewals(client, lease_id, session.timeout_s):
-            session.printer.lease_keep_alive(response)
-            printed += 1
-            if invocation["once"]:
-                return
+        async with (
+            open_scope(client, session.timeout_s) as scope,
+            aclosing(renewals(scope, lease_id, session.timeout_s)) as answers,
+        ):
+            async for response in answers:
+                session.printer.lease_keep_alive(response)
+                printed += 1
+                if invocation["once"]:
+                    return
 
     try:
         session.run(renew)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from raftkv.cli.ctl.session import client_options, open_session
-from raftkv.cli.ctl.watching import Watching
+from raftkv.cli.ctl.watch import watching
 from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import text_bytes
 from raftkv.client import Client, ClientOptions, Method
 from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
+from raftkv.client.watch.watch import responses
+from raftkv.client.watch.watcher import Request, Watcher
 from raftkv.errors import ConfigError
 from raftkv.pb import kv_pb2, rpc_pb2
 
@@ -82,13 +85,12 @@ class Mirror:
         """Do what is done at the source, from a revision on, until that is no longer possible.
 
         Raises:
-            CommandError: the watch has ended.
+            StatusError: the watch has ended.
         """
-        async with Watching(self.source) as watching:
-            async for answer in watching.add(*self._range(), start_revision=start_revision):
-                if answer.cancel_reason:
-                    raise CommandError(answer.cancel_reason)
-                for operations in self._by_revision(answer.events):
+        watcher = Watcher(Request(*self._range(), start_revision))
+        async with watching(self.source) as hub, aclosing(responses(hub, watcher)) as changes:
+            async for response in changes:
+                for operations in self._by_revision(response.events):
                     await self._commit(operations)
 
     def _by_revision(self, events: Iterable[kv_pb2.Event]) -> Iterable[list[rpc_pb2.RequestOp]]:

@@ -10,25 +10,33 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
 from raftkv.cli.ctl import children
-from raftkv.cli.ctl.session import Session, open_session
+from raftkv.cli.ctl.session import Session, open_session, remark, unanswered
 from raftkv.cli.ctl.txn import split_words
-from raftkv.cli.ctl.watching import Watcher, Watching
 from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
-from raftkv.cli.output.printer import WatchAnswer
 from raftkv.client import Client
+from raftkv.client.errors import plain_failures
 from raftkv.client.keys import prefix_end
-from raftkv.errors import ConfigError
+from raftkv.client.watch.hub import WatchHub
+from raftkv.client.watch.watch import responses
+from raftkv.client.watch.watcher import Request, Watcher
+from raftkv.errors import CompactedError, ConfigError, FutureRevisionError, StatusError
+from raftkv.pb import rpc_pb2
 
 STANDARD_INPUT = 0
 READ_BYTES = 65536
+ASKED_PROGRESS = -1
+"""Id of the response to a request for progress; members tell it by themselves with the id of the watch."""
+OUTAGE_TOLD_S = 5.0
+"""After so long without a member that answers, standard error says so: a wrong endpoint looks like a quiet key."""
 _BAD_NUMBER = "bad number of arguments"
 _CONFLICT = "bad number of arguments (found conflicting environment key)"
 _NO_COMMAND = "bad number of arguments (found separator --, but no commands)"
@@ -38,10 +46,7 @@ _NO_COMMAND = "bad number of arguments (found separator --, but no commands)"
 class WatchSpec:
     """What to watch and what to run for each change (nothing if ``command`` is empty)."""
 
-    key: bytes
-    range_end: bytes
-    start_revision: int
-    prev_kv: bool
+    request: Request
     progress_notify: bool
     command: tuple[str, ...] = ()
 
@@ -89,8 +94,8 @@ def watch(invocation: Invocation) -> None:
     session = open_session(invocation)
 
     async def follow(client: Client) -> None:
-        async with Watching(client) as watching:
-            await _print(session, _begin(watching, spec), spec.command)
+        async with watching(client) as hub:
+            await _print(session, hub, spec)
 
     session.run(follow)
     raise CommandError("watch is canceled by the server", INTERRUPTED)
@@ -122,7 +127,8 @@ def make_spec(invocation: Invocation, words: list[str], command: tuple[str, ...]
         end = text_bytes(words[1])
     elif invocation["prefix"]:
         key, end = (key, prefix_end(key)) if key else (b"\0", b"\0")
-    return WatchSpec(key, end, invocation["rev"], invocation["prev-kv"], invocation["progress-notify"], command)
+    request = Request(key, end, invocation["rev"], invocation["prev-kv"], progress=True)
+    return WatchSpec(request, invocation["progress-notify"], command)
 
 
 def parse_interactive(line: str, environment: EnvironmentKeys) -> WatchSpec:
@@ -152,31 +158,65 @@ def parse_interactive(line: str, environment: EnvironmentKeys) -> WatchSpec:
     return make_spec(invocation, environment.words() + given, command)
 
 
-def _begin(watching: Watching, spec: WatchSpec) -> Watcher:
-    return watching.add(
-        spec.key,
-        spec.range_end,
-        start_revision=spec.start_revision,
-        prev_kv=spec.prev_kv,
-        progress_notify=spec.progress_notify,
-    )
+@asynccontextmanager
+async def watching(client: Client) -> AsyncIterator[WatchHub]:
+    """The watches of a command, for the time of the block; an outage is told once, on standard error."""
+    hub = WatchHub(client)
+    told_since: float | None = None
+
+    def tell() -> None:
+        nonlocal told_since
+        since = hub.failing_since
+        if told_since == since or asyncio.get_running_loop().time() - since < OUTAGE_TOLD_S:
+            return
+        told_since = since
+        for line in (*unanswered(plain_failures(hub.failures)), "the watch goes on when a member answers"):
+            remark(line)
+
+    hub.on_failure = tell
+    try:
+        yield hub
+    finally:
+        await hub.close()
 
 
-async def _print(session: Session, watcher: Watcher, command: tuple[str, ...]) -> None:
-    async for answer in watcher:
-        if answer.cancel_reason:
-            print(f"watch was canceled ({answer.cancel_reason})", file=sys.stderr, flush=True)
-        if answer.is_progress and answer.header is not None:
-            print(f"progress notify: {answer.header.revision}", flush=True)
-        session.printer.watch(answer)
-        if command:
-            await _run_for_each(answer, command)
+async def _print(session: Session, hub: WatchHub, spec: WatchSpec) -> None:
+    async with aclosing(_answers(hub, spec.request)) as answers:
+        async for answer in answers:
+            if answer.canceled:
+                print(f"watch was canceled ({answer.cancel_reason})", file=sys.stderr, flush=True)
+            elif not answer.events and answer.watch_id != ASKED_PROGRESS and not spec.progress_notify:
+                continue  # the hub has members tell progress by themselves, for its own use
+            elif not answer.events:
+                print(f"progress notify: {answer.header.revision}", flush=True)
+            session.printer.watch(answer)
+            if spec.command:
+                await _run_for_each(answer, spec.command)
 
 
-async def _run_for_each(answer: WatchAnswer, command: tuple[str, ...]) -> None:
+async def _answers(hub: WatchHub, request: Request) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
+    """What a watch got; the last says why it has ended, in the words of etcd's client."""
+    watcher = Watcher(request)
+    try:
+        async with aclosing(responses(hub, watcher)) as received:
+            async for response in received:
+                yield response
+    except StatusError as error:
+        refusal, reason = watcher.refusal, str(error)
+    if refusal is not None and not refusal.created:
+        default = CompactedError.text if refusal.compact_revision else FutureRevisionError.text
+        refusal.cancel_reason = default if refusal.compact_revision else refusal.cancel_reason or default
+        yield refusal
+        return
+    if refusal is not None:
+        reason = refusal.cancel_reason or "watch canceled"
+    yield rpc_pb2.WatchResponse(canceled=True, cancel_reason=reason)
+
+
+async def _run_for_each(answer: rpc_pb2.WatchResponse, command: tuple[str, ...]) -> None:
     for event in answer.events:
         variables = {
-            "ETCD_WATCH_REVISION": str(answer.header.revision if answer.header else 0),
+            "ETCD_WATCH_REVISION": str(answer.header.revision),
             "ETCD_WATCH_EVENT_TYPE": '"DELETE"' if event.type else '"PUT"',
             "ETCD_WATCH_KEY": quote(event.kv.key),
             "ETCD_WATCH_VALUE": quote(event.kv.value),
@@ -191,7 +231,7 @@ async def _run_for_each(answer: WatchAnswer, command: tuple[str, ...]) -> None:
 async def _interact(client: Client, session: Session, environment: EnvironmentKeys) -> None:
     """Do what each line says, until the input or a command ends."""
     try:
-        async with Watching(client) as watching, asyncio.TaskGroup() as printing:
+        async with watching(client) as hub, asyncio.TaskGroup() as printing:
             async for line in _lines():
                 words = split_words(line)
                 if not words:
@@ -202,9 +242,9 @@ async def _interact(client: Client, session: Session, environment: EnvironmentKe
                     except ConfigError as error:
                         _complain(f"Invalid command {line} ({error})")
                     else:
-                        printing.create_task(_print(session, _begin(watching, spec), spec.command))
+                        printing.create_task(_print(session, hub, spec))
                 elif words[0] == "progress":
-                    watching.request_progress()
+                    hub.request_progress()
                 else:
                     _complain(f"Invalid command {line} (only support watch)")
             _end_of_input()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from raftkv.cli.goflags.values import quote
 from raftkv.cli.output import printer
-from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, WatchAnswer, lower, write_line
+from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, lower, write_line
 from raftkv.cli.output.simple import ALARM_NAMES
 
 if TYPE_CHECKING:
@@ -92,10 +92,8 @@ class FieldsPrinter(Printer):
                 _field("HashRevision", answer.response.hash_revision)
             write_line("")
 
-    def watch(self, answer: WatchAnswer) -> None:
-        from raftkv.pb import rpc_pb2
-
-        _header(answer.header or rpc_pb2.ResponseHeader())
+    def watch(self, answer: rpc_pb2.WatchResponse) -> None:
+        _header(answer.header)
         for event in answer.events:
             _field("Type", "DELETE" if event.type else "PUT")
             if event.HasField("prev_kv"):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, WatchAnswer, write_line
+from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, write_line
 
 if TYPE_CHECKING:
     from raftkv.pb import rpc_pb2
@@ -51,12 +51,13 @@ class JSONPrinter(Printer):
     def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
         write_line(encode([{"Endpoint": a.endpoint, "HashKV": plain(a.response)} for a in answers]))
 
-    def watch(self, answer: WatchAnswer) -> None:
+    def watch(self, answer: rpc_pb2.WatchResponse) -> None:
+        made = answer.HasField("header")
         shown = {
-            "Header": {} if answer.header is None else plain(answer.header),
-            "Events": None if answer.header is None else [plain(event) for event in answer.events],
+            "Header": plain(answer.header) if made else {},
+            "Events": [plain(event) for event in answer.events] if made else None,
             "CompactRevision": answer.compact_revision,
-            "Canceled": bool(answer.cancel_reason),
+            "Canceled": answer.canceled,
             "Created": False,
         }
         write_line(encode(shown))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from raftkv.cli import exits
 
 if TYPE_CHECKING:
-    from raftkv.pb import kv_pb2, rpc_pb2
+    from raftkv.pb import rpc_pb2
 
 FORMATS = ("fields", "json", "protobuf", "simple", "table")
 
@@ -39,29 +39,6 @@ class EndpointAnswer:
 
     endpoint: str
     response: Any
-
-
-@dataclass(frozen=True)
-class WatchAnswer:
-    """What a watcher got in one message.
-
-    Attributes:
-        header: None if the member refused the watcher before it was made.
-        events: in order; empty in a progress notification.
-        compact_revision: what the history begins with, if the watcher asked for older.
-        cancel_reason: why the watcher has ended; empty while it goes on.
-    """
-
-    header: rpc_pb2.ResponseHeader | None
-    events: Sequence[kv_pb2.Event] = ()
-    compact_revision: int = 0
-    cancel_reason: str = ""
-
-    @property
-    def is_progress(self) -> bool:
-        """Whether it says only how far the watcher has come."""
-        silent = not self.events and not self.cancel_reason
-        return silent and self.header is not None and self.header.revision != 0
 
 
 class Printer:
@@ -109,8 +86,8 @@ class Printer:
         """Print the history hashes of endpoints."""
         self.refuse()
 
-    def watch(self, answer: WatchAnswer) -> None:
-        """Print what a watcher got."""
+    def watch(self, answer: rpc_pb2.WatchResponse) -> None:
+        """Print what a watch got; without a header if the member refused it before it was made."""
         self.refuse()
 
     def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:
@@ -153,12 +130,12 @@ class ProtobufPrinter(Printer):
     def message(self, response: Any) -> None:
         write(response.SerializeToString())
 
-    def watch(self, answer: WatchAnswer) -> None:
+    def watch(self, answer: rpc_pb2.WatchResponse) -> None:
         from raftkv.pb import rpc_pb2
 
         response = rpc_pb2.WatchResponse(events=answer.events, compact_revision=answer.compact_revision)
-        response.header.CopyFrom(answer.header or rpc_pb2.ResponseHeader())
-        response.canceled = bool(answer.cancel_reason)
+        response.header.CopyFrom(answer.header)
+        response.canceled = answer.canceled
         self.message(response)
 
     def lease_grant(self, response: rpc_pb2.LeaseGrantResponse) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from raftkv.cli.output import printer
-from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, WatchAnswer, write, write_line
+from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, write, write_line
 
 if TYPE_CHECKING:
     from raftkv.pb import kv_pb2, rpc_pb2
@@ -69,7 +69,7 @@ class SimplePrinter(Printer):
     def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
         self._rows(printer.hashkv_rows(answers)[1])
 
-    def watch(self, answer: WatchAnswer) -> None:
+    def watch(self, answer: rpc_pb2.WatchResponse) -> None:
         lines = []
         for event in answer.events:
             lines.append(b"DELETE" if event.type else b"PUT")

@@ -28,7 +28,7 @@ from raftkv.client.kv.guards import FenceLike, LeaseLike
 from raftkv.client.kv.kv import KV
 from raftkv.client.kv.operations import Delete, Operation, Put
 from raftkv.client.kv.txn import Txns
-from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.rpc.retry import Backoff
 from raftkv.client.space import FROM_KEY, Text, to_bytes
 from raftkv.client.values import KeyValue
 from raftkv.errors import CompactedError

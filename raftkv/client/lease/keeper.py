@@ -19,7 +19,7 @@ import heapq
 from typing import TYPE_CHECKING, Final
 
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.errors import StatusError
 from raftkv.pb import rpc_pb2
 
@@ -45,15 +45,15 @@ class LeaseKeeper:
     """
 
     def __init__(self, core: Client) -> None:
-        self.last_failure = ""
-        """Why the last stream ended; empty while one works."""
+        self.failures: dict[str, str] = {}
+        """Endpoint to why its last stream ended, the latest last; empty while one works."""
         self._core = core
         self._leases: dict[int, Lease] = {}
         self._due: list[tuple[float, int]] = []
         self._sent_at: dict[int, float] = {}
         self._wake = asyncio.Event()
         self._given_up = ""
-        self._failures = 0
+        self._streams_failed = 0
         self._task: asyncio.Task[None] | None = None
 
     def add(self, lease: Lease) -> None:
@@ -85,18 +85,20 @@ class LeaseKeeper:
         while self._leases:
             endpoint = self._core.endpoint
             self._given_up = ""
-            self._failures += 1
+            self._streams_failed += 1
             try:
                 stream = await self._core.stream(methods.LEASE_KEEP_ALIVE, endpoint, metadata=_HAS_LEADER, eager=True)
                 async with stream:
                     await self._serve(stream, backoff)
-                self.last_failure = "the member has ended the stream"
+                self._note_failure(endpoint, "the member has ended the stream")
             except StatusError as error:
-                self._core.forget_token(error)
-                self.last_failure = self._given_up or str(error)
+                self._note_failure(endpoint, self._given_up or str(error))
+                if not self._core.forget_token(error) and not self._given_up and not is_transient(error):
+                    for lease in list(self._leases.values()):
+                        lease.refused(error)
             if self._leases:
                 self._core.next_endpoint(endpoint)
-                if self._failures % len(self._core.endpoints) == 0:  # the last round, or the last good one, is over
+                if self._streams_failed % len(self._core.endpoints) == 0:  # a round is over
                     await backoff.wait()
 
     async def _serve(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], backoff: Backoff) -> None:
@@ -109,8 +111,8 @@ class LeaseKeeper:
             while (answer := await stream.receive()) is not None:
                 self._on_answer(answer)
                 backoff.reset()
-                self._failures = 0
-                self.last_failure = ""
+                self._streams_failed = 0
+                self.failures.clear()
         finally:
             sending.cancel()
 
@@ -162,7 +164,8 @@ class LeaseKeeper:
         lease = self._leases.get(answer.ID)
         if lease is None or sent_at is None:
             return
-        if answer.TTL > 0:
-            lease.renewed(answer.TTL, sent_at)
-        else:
-            lease.lose("the cluster does not know it any more")
+        lease.answered(answer, sent_at)
+
+    def _note_failure(self, endpoint: str, reason: str) -> None:
+        self.failures.pop(endpoint, None)
+        self.failures[endpoint] = reason

@@ -180,6 +180,16 @@ class Lease:
 
     # ---- for the keeper and for calls that relied on it
 
+    def answered(self, answer: rpc_pb2.LeaseKeepAliveResponse, asked_at: float) -> None:
+        """Take a member's answer to a keep-alive that was sent at ``asked_at`` of the loop's clock."""
+        if answer.TTL > 0:
+            self.renewed(answer.TTL, asked_at)
+        else:
+            self.lose("the cluster does not know it any more")
+
+    def refused(self, error: StatusError) -> None:
+        """Take note that a member refuses to serve keep-alives; the lease lives on until its deadline."""
+
     def renewed(self, ttl: int, asked_at: float) -> None:
         """The cluster has confirmed ``ttl`` seconds to a question asked at ``asked_at`` of the loop's clock."""
         self.ttl = ttl
@@ -207,8 +217,8 @@ class Lease:
             self._expire()
 
     def _expire(self) -> None:
-        failure = self._scope.keeper.last_failure
-        because = f" (last failure: {failure})" if failure else ""
+        failures = self._scope.keeper.failures
+        because = f" (last failure: {list(failures.values())[-1]})" if failures else ""
         self.lose(f"no keep-alive was confirmed within {self.ttl} s{because}")
 
     # ---- as a block

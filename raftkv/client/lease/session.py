@@ -21,7 +21,7 @@ from typing import Any
 from raftkv.client.errors import LeaseLost
 from raftkv.client.kv.kv import KV
 from raftkv.client.lease.lease import Lease, Leases
-from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.rpc.retry import Backoff
 from raftkv.client.space import Text, to_bytes
 from raftkv.errors import RaftKVError
 

@@ -15,47 +15,25 @@ What makes it safe:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
 from raftkv.client.errors import FenceLost
 from raftkv.client.kv.compares import create_revision
 from raftkv.client.kv.compares import value as value_of
 from raftkv.client.kv.operations import Delete, Get, GetRange, Put
-from raftkv.client.kv.txn import Txns
-from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.kv.txn import Txn
+from raftkv.client.rpc.retry import until_answered
 from raftkv.client.space import Text, to_bytes
 from raftkv.client.values import KeyValue
-from raftkv.client.watch.watch import Watches
-from raftkv.errors import DEADLINE_EXCEEDED, UNAVAILABLE, CompactedError, StatusError
+from raftkv.client.watch.watcher import Request, Watcher
+from raftkv.errors import CompactedError
 
 if TYPE_CHECKING:
     from raftkv.client.lease.lease import Lease
+    from raftkv.client.scope import Scope
 
 Result = TypeVar("Result")
-
-
-class Ground(Txns, Watches):
-    """What a contender needs of a client."""
-
-
-async def insist(step: Callable[[], Awaitable[Result]], timeout_s: float | None = None) -> Result:
-    """Take a step that does no harm when it is done twice, until the cluster answers.
-
-    Arguments:
-        step: what to do.
-        timeout_s: begin no attempt after that; None: whoever waits is interrupted when its lease is lost.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = None if timeout_s is None else loop.time() + timeout_s
-    backoff = Backoff()
-    while True:
-        try:
-            return await step()
-        except StatusError as error:
-            if error.code not in (UNAVAILABLE, DEADLINE_EXCEEDED) or (deadline and loop.time() > deadline):
-                raise
-        await backoff.wait()
 
 
 class Contender:
@@ -66,11 +44,11 @@ class Contender:
         fence: its create revision; 0: not in line.
     """
 
-    def __init__(self, ground: Ground, name: Text, lease: Lease, error: type[FenceLost]) -> None:
+    def __init__(self, scope: Scope, name: Text, lease: Lease, error: type[FenceLost]) -> None:
         self.prefix = to_bytes(name) + b"/"
         self.key = self.prefix + b"%x" % lease.id
         self.fence = 0
-        self._ground = ground
+        self._scope = scope
         self._lease = lease
         self._error = error
         self._value: Text = b""
@@ -79,7 +57,7 @@ class Contender:
     @property
     def guard_key(self) -> bytes:
         """The key as the store knows it."""
-        return self._ground.space.key(self.key)
+        return self._scope.space.key(self.key)
 
     def lost(self, reason: str = "") -> FenceLost:
         """The error of a place that is lost."""
@@ -90,14 +68,13 @@ class Contender:
         self._value, self._asked = value, True
 
         async def step() -> KeyValue | None:
-            ground = self._ground
-            txn = ground.txn().when(create_revision(self.key) == 0)
+            txn = Txn(self._scope).when(create_revision(self.key) == 0)
             ok, results = await txn.then(Put(self.key, value, self._lease)).otherwise(Get(self.key)).commit()
             found: KeyValue | None = None if ok else results[0]
             self.fence = results[0].revision if ok else results[0].create_revision
             return found
 
-        return await insist(step)
+        return await until_answered(step)
 
     async def predecessor(self) -> tuple[KeyValue | None, int]:
         """Who is right before this place, and as of which revision; None: nobody, it is its turn.
@@ -116,15 +93,15 @@ class Contender:
                 keys_only=True,
                 max_create_revision=self.fence - 1,
             )
-            done = await self._ground.txn().when(create_revision(self.key) == self.fence).then(before).commit()
+            done = await Txn(self._scope).when(create_revision(self.key) == self.fence).then(before).commit()
             if not done.succeeded:
                 raise self.lost()
             return (done.results[0][0] if done.results[0] else None), done.revision
 
-        return await insist(step)
+        return await until_answered(step)
 
-    async def wait_turn(self) -> None:
-        """Wait until nobody is before this place.
+    async def wait_turn(self) -> int:
+        """Wait until nobody is before this place; returns the revision as of which that is so.
 
         Raises:
             FenceLost: the place is gone.
@@ -134,17 +111,19 @@ class Contender:
             before, revision = await self.predecessor()
             if before is None:
                 self._lease.check()
-                return
+                return revision
             await self._wait_deleted(before.key, revision + 1)
 
     async def _wait_deleted(self, key: bytes, start_revision: int) -> None:
-        watch = self._ground.watch(key, start_revision=start_revision, no_put=True)
+        hub = self._scope.hub
+        watcher = Watcher(Request(self._scope.space.key(key), start_revision=start_revision, no_put=True))
+        hub.add(watcher)
         try:
-            await watch.next_batch()
+            await hub.next_response(watcher)
         except CompactedError:
             return  # whatever it was: who is before us is looked up again
         finally:
-            watch.cancel()
+            hub.remove(watcher)
 
     async def leave(self) -> bool:
         """Get out of line, if need be without knowing if it was ever in it; False: it was not.
@@ -163,9 +142,9 @@ class Contender:
                 ours = create_revision(self.key) == self.fence
             else:
                 ours = value_of(self.key) == to_bytes(self._value)
-            return (await self._ground.txn().when(ours).then(Delete(self.key)).commit()).succeeded
+            return (await Txn(self._scope).when(ours).then(Delete(self.key)).commit()).succeeded
 
-        left = await insist(step, self._ground.timeout_s)
+        left = await until_answered(step, self._scope.timeout_s)
         # If the key was gone at a second attempt, the first had done it for all that can be known.
         return left or attempts > 1
 

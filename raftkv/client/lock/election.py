@@ -18,19 +18,25 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from raftkv.client.errors import TermLost
+from raftkv.client.errors import TermLost, WatchCanceled
 from raftkv.client.kv.compares import create_revision
 from raftkv.client.kv.kv import KV
-from raftkv.client.kv.operations import Put
+from raftkv.client.kv.operations import GetRange, Put
 from raftkv.client.lease.lease import Lease
-from raftkv.client.lock.contender import Contender, insist
+from raftkv.client.lock.contender import Contender
 from raftkv.client.lock.holder import Holder, Parts
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.retry import until_answered
 from raftkv.client.space import Text, to_bytes
-from raftkv.client.values import DELETE, KeyValue
+from raftkv.client.values import KeyValue
+from raftkv.client.watch.watch import responses
+from raftkv.client.watch.watcher import Request, Watcher
 from raftkv.errors import CompactedError
+from raftkv.pb import kv_pb2, rpc_pb2
 
 if TYPE_CHECKING:
     from raftkv.client.lease.session import Session
+    from raftkv.client.scope import Scope
 
 
 class Term(Holder):
@@ -138,32 +144,60 @@ class Elections(KV, Parts):
         Raises:
             StatusError: the cluster refuses.
         """
-        line = to_bytes(name) + b"/"
-        told: KeyValue | None = None
-        while True:
-            found = await insist(lambda: self.range(line, prefix=True, limit=1, sort_by="create_revision"))
-            if found and found[0] != told:
-                told = found[0]
-                yield told
-            try:
-                changes = self._changes(line, found[0].key if found else None, found.revision + 1)
-                async with aclosing(changes):
-                    async for leader in changes:
-                        told = leader
-                        yield leader
-            except CompactedError:
-                continue
+        async with aclosing(observations(self, name)) as answers:
+            async for answer in answers:
+                yield self.space.key_value(answer.kvs[0])
 
-    async def _changes(self, line: bytes, leader: bytes | None, start_revision: int) -> AsyncGenerator[KeyValue, None]:
-        """Proclamations of a leader until its key is deleted; without a leader ends when there is a candidate."""
-        if leader is None:
-            watch = self.watch(line, prefix=True, start_revision=start_revision, no_delete=True)
-        else:
-            watch = self.watch(leader, start_revision=start_revision)
+
+async def observations(scope: Scope, name: Text) -> AsyncGenerator[rpc_pb2.RangeResponse, None]:
+    """Follow an election in the messages of members, as etcd's clients form them; for programs that pass them on.
+
+    Each has the header of the message it came with and one key, that of the leader. A proclamation has ``count`` and
+    ``more`` of the read that found the leader.
+
+    Arguments:
+        scope: of the client.
+        name: of the election.
+
+    Raises:
+        StatusError: the cluster refuses.
+    """
+    line = to_bytes(name) + b"/"
+    oldest = GetRange(line, prefix=True, limit=1, sort_by="create_revision").request(scope.space)
+    shown: kv_pb2.KeyValue | None = None
+    while True:
+        answer = await until_answered(lambda: scope.core.call(methods.RANGE, oldest, timeout_s=scope.timeout_s))
         try:
-            async for event in watch:
-                if leader is None or event.type == DELETE:
-                    return
-                yield event.kv
-        finally:
-            watch.cancel()
+            if not answer.kvs:
+                later = Request(oldest.key, oldest.range_end, answer.header.revision + 1, no_delete=True)
+                found = await _first_candidate(scope, later)
+            else:
+                found = rpc_pb2.RangeResponse(header=answer.header, kvs=answer.kvs)
+            leader = found.kvs[0]
+            if leader != shown:
+                shown = leader
+                yield found
+            proclaimed = Request(leader.key, start_revision=found.header.revision + 1)
+            async with aclosing(_events(scope, proclaimed)) as changes:
+                async for header, event in changes:
+                    if event.type == kv_pb2.Event.DELETE:
+                        break
+                    shown = event.kv
+                    yield rpc_pb2.RangeResponse(header=header, kvs=[shown], count=answer.count, more=answer.more)
+        except CompactedError:
+            continue
+
+
+async def _first_candidate(scope: Scope, request: Request) -> rpc_pb2.RangeResponse:
+    async with aclosing(_events(scope, request)) as changes:
+        async for header, event in changes:
+            header.revision = event.kv.mod_revision
+            return rpc_pb2.RangeResponse(header=header, kvs=[event.kv])
+    raise WatchCanceled("the client is closed")
+
+
+async def _events(scope: Scope, request: Request) -> AsyncGenerator[tuple[rpc_pb2.ResponseHeader, kv_pb2.Event], None]:
+    async with aclosing(responses(scope.hub, Watcher(request))) as messages:
+        async for message in messages:
+            for event in message.events:
+                yield message.header, event

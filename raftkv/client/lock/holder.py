@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from raftkv.client.errors import FenceLost, LockNotFree
 from raftkv.client.interrupts import Interrupt
+from raftkv.client.kv.txn import Txns
 from raftkv.client.lease.lease import Lease, Leases
-from raftkv.client.lock.contender import Contender, Ground, within
+from raftkv.client.lock.contender import Contender, within
 from raftkv.client.space import Text
+from raftkv.client.watch.watch import Watches
 from raftkv.errors import StatusError
 
 if TYPE_CHECKING:
     from raftkv.client.lease.session import Session
 
 
-class Parts(Leases, Ground):
+class Parts(Leases, Txns, Watches):
     """What a holder needs of a client."""
 
 

@@ -3,24 +3,21 @@
 Owns the rule of repetition: a call is made again if it certainly never reached a member, or if the member said
 UNAVAILABLE and doing it twice is as good as once. Everything else is the caller's to know, at once.
 
-After every endpoint has failed there is a pause, short at first, longer each round, with jitter, so that many clients
-do not come back in step.
+After every endpoint has failed there is a pause, longer each round.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from time import monotonic
 
 from raftkv.client.errors import EndpointsFailed, from_status
+from raftkv.client.rpc.retry import Backoff
 from raftkv.errors import DEADLINE_EXCEEDED, UNAVAILABLE, ContextDeadlineExceededError, StatusError
 from raftkv.rpc.status import RpcError
 
-ROUND_PAUSE_S = 0.025
-"""Pause after the first round; etcd's clients wait as long."""
 ROUND_PAUSE_MAX_S = 0.25
-"""And never longer: a new leader is there within a second or so."""
+"""Longest pause after a round: a new leader is there within a second or so."""
 
 
 class Attempts:
@@ -33,13 +30,14 @@ class Attempts:
         token: that the first attempt carried.
     """
 
-    __slots__ = ("_count", "_definite", "_explain", "_failures", "_timeout_s", "deadline", "token")
+    __slots__ = ("_backoff", "_count", "_definite", "_explain", "_failures", "_timeout_s", "deadline", "token")
 
     def __init__(self, deadline: float, timeout_s: float, *, explain: bool, token: str = "") -> None:
         self.deadline = deadline
         self.token = token
         self._timeout_s = timeout_s
         self._explain = explain
+        self._backoff = Backoff(max_s=ROUND_PAUSE_MAX_S)
         self._count = 0
         self._definite = True
         self._failures: dict[str, str] = {}
@@ -72,11 +70,8 @@ class Attempts:
 
     async def pause(self, round_length: int) -> None:
         """Wait, if a round has just ended."""
-        rounds, rest = divmod(self._count, round_length)
-        if rest or not rounds:
-            return
-        pause_s = min(ROUND_PAUSE_S * 2 ** min(rounds - 1, 10), ROUND_PAUSE_MAX_S) * random.uniform(0.75, 1.25)
-        await asyncio.sleep(min(pause_s, self.remaining_s()))
+        if self._count and self._count % round_length == 0:
+            await asyncio.sleep(min(self._backoff.next_s(), self.remaining_s()))
 
     def _timed_out(self) -> StatusError:
         return EndpointsFailed(self._failures, self._timeout_s, definite=self._definite, explain=self._explain)

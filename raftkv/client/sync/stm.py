@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from raftkv.client.errors import TxnConflict
 from raftkv.client.kv import stm as aio_stm
 from raftkv.client.kv.stm import RETRIES
-from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.rpc.retry import Backoff
 from raftkv.client.sync.blocking import Face, blocking
 from raftkv.errors import CompactedError
 

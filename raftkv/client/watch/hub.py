@@ -18,23 +18,19 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from raftkv.client.errors import EndpointsFailed, WatchCanceled, from_status
+from raftkv.client.errors import EndpointsFailed, StreamLost, WatchCanceled, from_status
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.watch.watcher import Watcher
 from raftkv.errors import (
     CODE_NAMES,
-    FAILED_PRECONDITION,
-    INVALID_ARGUMENT,
     PERMISSION_DENIED,
-    UNAUTHENTICATED,
     UNAVAILABLE,
-    UNIMPLEMENTED,
     UNKNOWN,
     CompactedError,
-    NotSupportedForLearnerError,
     StatusError,
 )
 from raftkv.pb import rpc_pb2
@@ -46,12 +42,11 @@ if TYPE_CHECKING:
 
 PROGRESS_INTERVAL_S: Final = 30.0
 """How often idle watchers are moved on."""
-_FATAL: Final = frozenset((UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED, INVALID_ARGUMENT, FAILED_PRECONDITION))
-"""Ends of a stream that would be the same elsewhere."""
 _REASON: Final = re.compile(r"rpc error: code = (\w+) desc = (.*)", re.DOTALL)
 _CODES: Final = {name: code for code, name in CODE_NAMES.items()}
 _HAS_LEADER: Final = (("hasleader", "true"),)
 _ALL_WATCHERS: Final = -1
+_NOBODY: Final = 0
 _SAFE_PROGRESS: Final = (3, 6)
 
 
@@ -66,6 +61,10 @@ class WatchHub:
     def __init__(self, core: Client, progress_interval_s: float = PROGRESS_INTERVAL_S) -> None:
         self.failures: dict[str, str] = {}
         """Endpoint to why a stream could not be had there; empty while one works."""
+        self.failing_since = 0.0
+        """By the loop's clock, when the first of ``failures`` came."""
+        self.on_failure: Callable[[], None] | None = None
+        """Called after each stream that failed."""
         self.progress_interval_s = progress_interval_s
         self._core = core
         self.watchers: dict[Watcher, None] = {}
@@ -103,12 +102,33 @@ class WatchHub:
         self._withdraw(watcher)
         watcher.end()
 
-    def read_on(self, watcher: Watcher) -> None:
-        """Its reader has taken something: ask for the rest, if it was parked for want of room."""
+    async def next_response(self, watcher: Watcher) -> rpc_pb2.WatchResponse | None:
+        """Take a watcher's next response, after waiting for one; None: its reader has ended it.
+
+        Raises:
+            CompactedError: what should come next is gone.
+            WatchCanceled: a member refused to go on, or the client was closed.
+        """
+        while watcher.is_empty:
+            if watcher.error is not None:
+                raise watcher.error
+            if watcher.ended:
+                return None
+            await watcher.changed()
+        response = watcher.take()
         if watcher.parked and watcher.has_room and not watcher.ended:
             watcher.parked = False
             if self._stream is not None:
                 self._create(watcher)
+        return response
+
+    def request_progress(self) -> None:
+        """Have every watcher that shows progress shown how far the stream has come.
+
+        Resume points stay where they are: members before etcd 3.6 may answer before they have sent all events.
+        """
+        self._progress_asked.append(_NOBODY)
+        self._send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
 
     def unreachable(self, timeout_s: float) -> EndpointsFailed:
         """The error of who waited in vain for a watcher to be created."""
@@ -160,28 +180,30 @@ class WatchHub:
                 stream = await self._core.stream(methods.WATCH, endpoint, metadata=_HAS_LEADER)
                 async with stream:
                     await self._serve(stream, backoff)
-                error: StatusError = WatchCanceled("the member has ended the stream")
+                error: StatusError = StreamLost("the member has ended the stream")
             except StatusError as failed:
                 error = failed
             finally:
                 self._stream = None
-            if self._is_fatal(error):
+            if not self._core.forget_token(error) and not is_transient(error, wait_for_room=True):
                 self._end_all(error)
                 return
-            self.failures[endpoint] = str(error)
+            self._note_failure(endpoint, str(error))
             self._core.next_endpoint(endpoint)
             await backoff.wait()
+
+    def _note_failure(self, endpoint: str, reason: str) -> None:
+        if not self.failures:
+            self.failing_since = asyncio.get_running_loop().time()
+        self.failures[endpoint] = reason
+        if self.on_failure is not None:
+            self.on_failure()
 
     def _on_run_end(self, task: asyncio.Task[None]) -> None:
         # What nobody foresaw, as bytes that are no message, must not leave readers waiting for ever.
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._end_all(WatchCanceled(f"watch canceled: {type(error).__name__}: {error}"))
-
-    def _is_fatal(self, error: StatusError) -> bool:
-        if isinstance(error, NotSupportedForLearnerError) or self._core.forget_token(error):
-            return False
-        return error.code in _FATAL
 
     async def _serve(self, stream: Stream[rpc_pb2.WatchResponse], backoff: Backoff) -> None:
         """Create every watcher on a new stream and hand out what comes, until it ends."""
@@ -209,9 +231,9 @@ class WatchHub:
         elif response.canceled:
             self._on_canceled(response)
         elif response.watch_id == _ALL_WATCHERS:
-            self._on_progress(response.header.revision)
+            self._on_progress(response, size_bytes)
         elif (watcher := self._by_id.get(response.watch_id)) is not None:
-            watcher.accept(response.events, response.header.revision, size_bytes)
+            watcher.accept(response, size_bytes)
             if watcher.is_full:
                 watcher.parked = True
                 self._withdraw(watcher)
@@ -240,10 +262,10 @@ class WatchHub:
         if not response.compact_revision:
             error = _error_of(response.cancel_reason)
             if error.code == UNAVAILABLE or self._core.forget_token(error) or self._is_doubtful(watcher, error):
-                raise WatchCanceled(str(error))  # of the whole stream: not fatal, so there is a next one
+                raise StreamLost(str(error))  # and there is a next one
         self._forget_id(watcher)
         self.watchers.pop(watcher, None)
-        watcher.end(error)
+        watcher.end(error, response)
 
     def _is_doubtful(self, watcher: Watcher, error: StatusError) -> bool:
         # Etcd 3.5 refuses a watch on a stream whose token has expired in the words of a missing permission.
@@ -273,14 +295,16 @@ class WatchHub:
             self._progress_asked.append(self._confirmations)
             self._send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
 
-    def _on_progress(self, revision: int) -> None:
+    def _on_progress(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
+        for watch_id in self._confirmed_at:
+            self._by_id[watch_id].show_progress(response, size_bytes)
         # Members drop questions. The oldest open one is then not the one that is answered, but it is the careful guess.
         if not self._progress_asked:
             return
         limit = self._progress_asked.popleft()
         for watch_id, confirmed_at in self._confirmed_at.items():
             if confirmed_at <= limit:
-                self._by_id[watch_id].advance(revision)
+                self._by_id[watch_id].advance(response.header.revision)
 
     async def _tells_progress_safely(self, endpoint: str) -> bool:
         try:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ from raftkv.client.watch.watcher import QUEUE_BYTES, Request, Watcher
 
 if TYPE_CHECKING:
     from raftkv.client.watch.hub import WatchHub
+    from raftkv.pb import rpc_pb2
 
 
 class Watch:
@@ -106,18 +107,9 @@ class Watch:
         return events
 
     async def _fetch(self) -> list[Event]:
-        watcher = self._watcher
-        while watcher.is_empty:
-            if watcher.error is not None:
-                raise watcher.error
-            if watcher.ended:
-                return []
-            await watcher.changed()
+        response = await self._hub.next_response(self._watcher)
         convert = self._space.event
-        events = [convert(event) for event in watcher.take()]
-        if watcher.parked:
-            self._hub.read_on(watcher)
-        return events
+        return [] if response is None else [convert(event) for event in response.events]
 
     def cancel(self) -> None:
         """End it; what has come and was not read is dropped."""
@@ -161,6 +153,28 @@ class Watch:
             self._loop.call_soon_threadsafe(self._hub.remove, watcher)
         except RuntimeError:
             return  # the loop was closed meanwhile, and the stream with it
+
+
+async def responses(hub: WatchHub, watcher: Watcher) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
+    """Watch with the messages of members as they come, header and all; for programs that pass them on.
+
+    Those with events, in order and each event once; others if the request asks for progress. The watch ends when this
+    generator is closed: wrap it in ``aclosing``.
+
+    Arguments:
+        hub: of the client.
+        watcher: what to watch; a member that ends it for good leaves its message in ``watcher.refusal``.
+
+    Raises:
+        CompactedError: what should come next is gone.
+        StatusError: a member refused to go on.
+    """
+    hub.add(watcher)
+    try:
+        while (response := await hub.next_response(watcher)) is not None:
+            yield response
+    finally:
+        hub.remove(watcher)
 
 
 class Watches(Scope):

@@ -13,24 +13,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from raftkv.pb import rpc_pb2
-
-if TYPE_CHECKING:
-    from raftkv.pb import kv_pb2
 
 QUEUE_BYTES = 4 * 1024 * 1024
 """Events that may wait for the reader of one watcher, as they came over the wire."""
 
-Batch = Sequence["kv_pb2.Event"]
-
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is watched: an interval as the store knows it, and which of its events."""
+    """What is watched: an interval as the store knows it, and which of its events.
+
+    ``progress`` queues responses without events too, which say how far the watch has come.
+    """
 
     key: bytes
     range_end: bytes = b""
@@ -38,6 +34,7 @@ class Request:
     prev_kv: bool = False
     no_put: bool = False
     no_delete: bool = False
+    progress: bool = False
 
 
 class Watcher:
@@ -49,12 +46,13 @@ class Watcher:
         doubted: it was refused once, and tried again with a new token.
         parked: its queue is full, nothing is asked for.
         ended: it gets nothing more; ``error`` says why, if it was not its reader's wish.
+        refusal: the response by which a member canceled it for good; None: there was none.
         id: on the present stream; 0: it is not there.
     """
 
     __slots__ = (
-        "_batches",
         "_queued_bytes",
+        "_responses",
         "_waiters",
         "created",
         "doubted",
@@ -64,6 +62,7 @@ class Watcher:
         "next_revision",
         "parked",
         "queue_bytes",
+        "refusal",
         "request",
     )
 
@@ -77,7 +76,8 @@ class Watcher:
         self.parked = False
         self.ended = False
         self.error: Exception | None = None
-        self._batches: deque[tuple[Batch, int]] = deque()
+        self.refusal: rpc_pb2.WatchResponse | None = None
+        self._responses: deque[tuple[rpc_pb2.WatchResponse, int]] = deque()
         self._queued_bytes = 0
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -108,23 +108,33 @@ class Watcher:
         self.created = True
         self._wake()
 
-    def accept(self, events: Batch, revision: int, size_bytes: int) -> None:
-        """Take events, or without any the promise that there are none up to ``revision``."""
+    def accept(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
+        """Queue a response with events; one without says that there are none up to its revision."""
+        events = response.events
         if not events:
-            self.advance(revision)
+            self.advance(response.header.revision)
+            self.show_progress(response, size_bytes)
             return
         if events[0].kv.mod_revision < self.next_revision:
-            events = [event for event in events if event.kv.mod_revision >= self.next_revision]
+            del events[: sum(event.kv.mod_revision < self.next_revision for event in events)]
             if not events:
                 return
         self.next_revision = events[-1].kv.mod_revision + 1
-        self._batches.append((events, size_bytes))
-        self._queued_bytes += size_bytes
-        self._wake()
+        self._queue(response, size_bytes)
+
+    def show_progress(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
+        """Queue a response without events, if the reader wants these."""
+        if self.request.progress:
+            self._queue(response, size_bytes)
 
     def advance(self, revision: int) -> None:
-        """It has been sent everything up to ``revision``."""
+        """Note that everything up to ``revision`` has been sent."""
         self.next_revision = max(self.next_revision, revision + 1)
+
+    def _queue(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
+        self._responses.append((response, size_bytes))
+        self._queued_bytes += size_bytes
+        self._wake()
 
     @property
     def is_full(self) -> bool:
@@ -136,11 +146,17 @@ class Watcher:
         """Its reader has come so far that it may go on after it was parked."""
         return self._queued_bytes <= self.queue_bytes // 2
 
-    def end(self, error: Exception | None = None) -> None:
-        """It gets nothing more; what is queued can still be read."""
+    def end(self, error: Exception | None = None, refusal: rpc_pb2.WatchResponse | None = None) -> None:
+        """Accept nothing more; what is queued can still be read.
+
+        Arguments:
+            error: why, if it was not its reader's wish.
+            refusal: the response by which the member canceled it.
+        """
         if not self.ended:
             self.ended = True
             self.error = error
+            self.refusal = refusal
             self._wake()
 
     # ---- for the reader
@@ -148,13 +164,13 @@ class Watcher:
     @property
     def is_empty(self) -> bool:
         """Nothing is queued."""
-        return not self._batches
+        return not self._responses
 
-    def take(self) -> Batch:
-        """The oldest batch; only if there is one."""
-        batch, size_bytes = self._batches.popleft()
+    def take(self) -> rpc_pb2.WatchResponse:
+        """Take the oldest response; only if there is one."""
+        response, size_bytes = self._responses.popleft()
         self._queued_bytes -= size_bytes
-        return batch
+        return response
 
     async def changed(self) -> None:
         """Wait until something happens to it."""

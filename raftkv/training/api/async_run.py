@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.client.library import connect
-from raftkv.client.lock.contender import insist
+from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.training.api.attachment import Seat, WorkerPlace, WorkerSeat, client_settings, worker_place
 from raftkv.training.api.collectives import Gatherings
@@ -268,7 +268,7 @@ class Run:
             EpochOver: the epoch has ended; nothing was written.
         """
         full, data = self._user_key(key, self.epoch), checked_value(value)
-        await insist(lambda: self._put(full, data))
+        await until_answered(lambda: self._put(full, data))
 
     async def get(self, key: str, *, epoch: int = 0) -> bytes | None:
         """Read a value; None: it was not written.
@@ -278,7 +278,7 @@ class Run:
             epoch: of which epoch, as the one before; 0: of the present one.
         """
         full = self._user_key(key, epoch or self.epoch)
-        found = await self._epoch.until_over(insist(lambda: self.kv.get(full)))
+        found = await self._epoch.until_over(until_answered(lambda: self.kv.get(full)))
         return None if found is None else found.value
 
     async def _put(self, key: str, value: bytes) -> None:

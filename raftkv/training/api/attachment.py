@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from raftkv.client.kv.operations import Put
-from raftkv.client.lock.contender import insist
+from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
 from raftkv.training.control import ClientControl
 from raftkv.training.errors import EpochOver, RunClosed
@@ -131,7 +131,7 @@ class WorkerSeat:
             StatusError: the cluster refused.
         """
         seat = cls(kv, place)
-        record = await insist(lambda: kv.range(*seat._keys.record), kv.timeout_s)
+        record = await until_answered(lambda: kv.range(*seat._keys.record), kv.timeout_s)
         seat._cache.load(record, record.revision)
         seat.world = seat._find_world()
         seat._watch(record.revision + 1)
@@ -169,12 +169,14 @@ class WorkerSeat:
         """See ``Membership``."""
         if self.world is not None:
             key = self._keys.faults(self.world.epoch) + fault.key
-            await insist(lambda: self._kv.txn(fence=self._world().fence).then(Put(key, fault.encode())).commit())
+            await until_answered(
+                lambda: self._kv.txn(fence=self._world().fence).then(Put(key, fault.encode())).commit()
+            )
 
     async def publish(self, value: str) -> None:
         """See ``Membership``; here the agent's key stays as it is, and workers have one of their own."""
         world = self._world()
-        await insist(lambda: self._kv.put(f"{self._keys.sync(world.epoch)}boot", value, fence=world.fence))
+        await until_answered(lambda: self._kv.put(f"{self._keys.sync(world.epoch)}boot", value, fence=world.fence))
 
     async def published(self, timeout_s: float | None = None) -> str:
         """Not for workers: their agent has told them by the environment."""

@@ -16,7 +16,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from raftkv.client.kv.operations import GetRange, Put
-from raftkv.client.lock.contender import insist
+from raftkv.client.rpc.retry import until_answered
 from raftkv.training.api.generation import quoted
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Counter:
             return _total(done.results[1])
 
     async def _read_added(self) -> int:
-        mine = await self._epoch.until_over(insist(lambda: self._epoch.kv.get(self._key)))
+        mine = await self._epoch.until_over(until_answered(lambda: self._epoch.kv.get(self._key)))
         return 0 if mine is None else int(mine.value)
 
     async def value(self) -> int:
@@ -63,7 +63,7 @@ class Counter:
         Raises:
             EpochOver: the epoch has ended.
         """
-        read = insist(lambda: self._epoch.kv.range(self._prefix, prefix=True))
+        read = until_answered(lambda: self._epoch.kv.range(self._prefix, prefix=True))
         return _total(await self._epoch.until_over(read))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
-from raftkv.client.lock.contender import insist
+from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
 from raftkv.training.errors import EpochOver, TrainingError
 from raftkv.training.keys import RunKeys
@@ -164,7 +164,7 @@ class Epoch:
 
         self.check()
         try:
-            return await self.until_over(insist(step))
+            return await self.until_over(until_answered(step))
         except EpochOver:
             self.end("")  # the cluster has said so, before the membership heard of it
             raise self.error() from None

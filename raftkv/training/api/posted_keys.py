@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from raftkv.client.lock.contender import insist
+from raftkv.client.rpc.retry import until_answered
 from raftkv.client.values import KeyValue
 from raftkv.errors import CompactedError, StatusError
 
@@ -89,7 +89,7 @@ class Board:
             watch.cancel()
 
     async def _read(self) -> int:
-        page = await insist(lambda: self._epoch.kv.range(self.prefix, prefix=True))
+        page = await until_answered(lambda: self._epoch.kv.range(self.prefix, prefix=True))
         for item in page:
             self._note(item)
         return page.revision

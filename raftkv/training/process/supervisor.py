@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.client.kv.operations import get_range, put
-from raftkv.client.lock.contender import insist
+from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
 from raftkv.training.errors import EpochOver, RecordError, RunClosed
 from raftkv.training.keys import RunKeys
@@ -172,7 +172,7 @@ class Supervisor:
             done = await self._kv.txn(fence=world.fence).then(mine, get_range(prefix, prefix=True)).commit()
             return len(done.results[1].items)
 
-        if await self._during(world, insist(step)) == world.node_count:
+        if await self._during(world, until_answered(step)) == world.node_count:
             await self._membership.close(SUCCEEDED)
             return 0
         self._settings.tell(f"all workers of this node are done; waiting for those of {world.node_count - 1} others")
@@ -204,7 +204,7 @@ class Supervisor:
 
     async def _root_cause(self, world: World) -> Fault | None:
         """Of all faults of the epoch the one that the others follow from."""
-        found = await insist(lambda: self._kv.range(RunKeys(world.run_id).faults(world.epoch), prefix=True))
+        found = await until_answered(lambda: self._kv.range(RunKeys(world.run_id).faults(world.epoch), prefix=True))
         reported = []
         for item in found:
             with contextlib.suppress(RecordError):
@@ -280,7 +280,7 @@ class Supervisor:
 
     async def _ports(self, world: World) -> dict[str, list[int]]:
         """The ports that nodes have told, by node id."""
-        page = await insist(lambda: self._kv.range(RunKeys(world.run_id).nodes, prefix=True))
+        page = await until_answered(lambda: self._kv.range(RunKeys(world.run_id).nodes, prefix=True))
         found = {}
         for item in page:
             with contextlib.suppress(RecordError, ValueError):

@@ -27,7 +27,7 @@ from typing import Any, Final
 from raftkv import aio
 from raftkv.client.kv.guards import Fence
 from raftkv.client.kv.operations import Operation
-from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.rpc.retry import Backoff
 from raftkv.errors import RaftKVError
 from raftkv.training.tcpstore.key_queue import ABSENT, Lines, Seen
 from raftkv.training.tcpstore.wait import Wait, first_value, queue_prefix

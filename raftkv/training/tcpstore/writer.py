@@ -26,8 +26,8 @@ from raftkv import aio
 from raftkv.client.kv.compares import Compare
 from raftkv.client.kv.guards import Fence
 from raftkv.client.kv.operations import Operation
-from raftkv.client.rpc.backoff import Backoff
-from raftkv.errors import DEADLINE_EXCEEDED, UNAVAILABLE, StatusError, TooManyRequestsError
+from raftkv.client.rpc.retry import until_answered
+from raftkv.errors import StatusError
 
 T = TypeVar("T")
 
@@ -53,31 +53,17 @@ class Outcome(NamedTuple):
     found: Sequence[Any] = ()
 
 
-def is_passing(error: StatusError) -> bool:
-    """Whether a failure is one that ends by itself, with a new leader or a member that answers again."""
-    return error.code in (UNAVAILABLE, DEADLINE_EXCEEDED) or isinstance(error, TooManyRequestsError)
-
-
 async def persist(attempt: Callable[[], Awaitable[T]], on_trouble: OnTrouble | None = None) -> T:
     """Repeat what may be repeated until it works; bound it with ``asyncio.timeout``.
+
+    Arguments:
+        attempt: makes the call anew each time.
+        on_trouble: as for ``until_answered``.
 
     Raises:
         StatusError: the cluster refused for a reason that does not pass.
     """
-    backoff = Backoff(max_s=_PAUSE_MAX_S)
-    while True:
-        try:
-            result = await attempt()
-        except StatusError as error:
-            if not is_passing(error):
-                raise
-            if on_trouble is not None:
-                on_trouble(error)
-            await backoff.wait()
-        else:
-            if backoff.failures and on_trouble is not None:
-                on_trouble(None)
-            return result
+    return await until_answered(attempt, max_wait_s=_PAUSE_MAX_S, on_trouble=on_trouble)
 
 
 class Writer:

@@ -32,7 +32,7 @@ from typing import Final
 from raftkv.client.kv.compares import create_revision, mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, put
 from raftkv.client.library import Client
-from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.rpc.retry import Backoff
 from raftkv.client.values import KeyValue
 from raftkv.errors import RaftKVError
 from raftkv.training.errors import RecordError

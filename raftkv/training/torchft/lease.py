@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from raftkv.client.lease.lease import Lease
 from raftkv.client.library import Client
-from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.rpc.retry import Backoff
 from raftkv.errors import RaftKVError
 
 RETRY_MAX_S = 0.25

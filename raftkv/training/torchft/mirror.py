@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 
 from raftkv.client.library import Client
-from raftkv.client.rpc.backoff import Backoff
+from raftkv.client.rpc.retry import Backoff
 from raftkv.client.values import PUT, Event, KeyValue
 from raftkv.errors import RaftKVError, StatusError
 
