@@ -164,7 +164,16 @@ class LeaseKeeper:
         lease = self._leases.get(answer.ID)
         if lease is None or sent_at is None:
             return
+        if 0 < answer.TTL != lease.ttl:
+            self._move(lease.id, sent_at + answer.TTL / SENDS_PER_TTL)
         lease.answered(answer, sent_at)
+
+    def _move(self, lease_id: int, due_at: float) -> None:
+        """Send the next keep-alive of a lease at another time: its TTL has changed, which is rare."""
+        self._due = [entry for entry in self._due if entry[1] != lease_id]
+        heapq.heapify(self._due)
+        heapq.heappush(self._due, (due_at, lease_id))
+        self._wake.set()
 
     def _note_failure(self, endpoint: str, reason: str) -> None:
         self.failures.pop(endpoint, None)

@@ -28,12 +28,18 @@ class _Adopted(Lease):
         super().__init__(scope, max(first_answer_s, 0.001), id=lease_id, interrupt=False)
         self.answers: asyncio.Queue[rpc_pb2.LeaseKeepAliveResponse | StatusError | None] = asyncio.Queue()
         self._granted = True
+        self._is_known = False
         self._first_answer_s = first_answer_s
         self._deadline = asyncio.get_running_loop().time() + first_answer_s
         self._watch_deadline()
         scope.keeper.add(self)
 
     def answered(self, answer: rpc_pb2.LeaseKeepAliveResponse, asked_at: float) -> None:
+        if not self._is_known and answer.TTL > 0:
+            self._is_known, self._deadline = True, asked_at + answer.TTL
+            if self._timer is not None:
+                self._timer.cancel()
+            self._watch_deadline()
         super().answered(answer, asked_at)
         self.answers.put_nowait(answer if answer.TTL > 0 else None)
 
