@@ -54,6 +54,7 @@ class AppliedMark:
         except OSError as error:
             raise StorageError(f"cannot open {path}: {error.strerror}") from error
         self._slot = 0
+        # The slot with the newest valid mark counts; the next one goes into the other slot.
         for slot in (0, _SLOT_BYTES):
             body = self._map[slot : slot + _BODY_BYTES]
             (checksum,) = _SUM.unpack_from(self._map, slot + _BODY_BYTES)
@@ -63,14 +64,20 @@ class AppliedMark:
                 self._slot = _SLOT_BYTES - slot
 
     def note(self, index: int, term: int) -> None:
-        """Everything up to this entry is applied, and about to be shown."""
+        """Note that everything up to an entry is applied and about to be shown.
+
+        Arguments:
+            index: index of the entry.
+            term: its term.
+        """
         body = _BODY.pack(index, term)
         slot = self._slot
+        # One store of 20 bytes into the page of the kernel: the kernel writes it to the disk when it likes, or never.
         self._map[slot : slot + _USED_BYTES] = body + _SUM.pack(crc32c(body))
         self._slot = _SLOT_BYTES - slot
 
     def close(self) -> None:
-        """Give the page back."""
+        """Give the mapped page back."""
         self._map.close()
 
 

@@ -57,8 +57,7 @@ class Attachments:
 
     def keys(self, lease: int) -> list[bytes]:
         """Return the keys of a lease, in order."""
-        # Sorted, because the end of a lease deletes its keys in this order on every member: the order gives each
-        # deletion its sub-revision.
+        # A set has no order that two members would share.
         return sorted(self._keys.get(lease, ()))
 
     def keys_unordered(self, lease: int) -> list[bytes]:

@@ -47,7 +47,10 @@ class _Job:
 
 
 class Hold:
-    """Keeps compactions later than a revision from dropping anything. Made by ``Compactor.hold``."""
+    """The right of a long read to what is readable now: compactions later than a revision wait with their work.
+
+    ``Compactor.hold`` makes one.
+    """
 
     __slots__ = ("_holds", "revision")
 
@@ -61,12 +64,12 @@ class Hold:
         return self in self._holds
 
     def end(self) -> None:
-        """Let compactions go on; once or more."""
+        """Let compactions go on; harmless when repeated."""
         self._holds.pop(self, None)
 
 
 class Compactor:
-    """The compactions of one store, oldest first."""
+    """The compactions of one store, oldest first, and the reads that hold them back."""
 
     def __init__(self, index: Index, overlay: Overlay) -> None:
         self._index = index
@@ -82,7 +85,12 @@ class Compactor:
         return not self._jobs
 
     def schedule(self, revision: int, on_done: Callable[[], None] | None) -> None:
-        """Queue a compaction; ``on_done`` is called when it is durable."""
+        """Queue a compaction.
+
+        Arguments:
+            revision: main revision to compact at, later than all before.
+            on_done: called when the compaction is durable.
+        """
         self._jobs.append(_Job(revision, on_done))
 
     def hold(self, compacted: int) -> Hold:
@@ -92,7 +100,7 @@ class Compactor:
         return hold
 
     def reset(self) -> list[Callable[[], None]]:
-        """Forget everything queued, and return whom to tell when it is done all the same. Ends all holds."""
+        """Drop everything queued and end all holds; return the callbacks of the compactions that were not done."""
         self._holds.clear()
         waiting = [job.on_done for job in self._jobs if job.on_done is not None]
         self._jobs.clear()
@@ -120,8 +128,11 @@ class Compactor:
         return next((job for job in self._jobs if not job.is_sent), None)
 
     def _visit(self, job: _Job, keys_max: int) -> bool:
+        # Taken when the work begins: every key that the compaction could shorten is among them. Keys that change later
+        # have newer revisions, which only a later compaction can drop.
         if job.dirty is None:
             job.dirty = self._index.take_dirty()
+        # Enough for one commit: send that before more is collected, or the list would grow with the database.
         if not job.dirty or len(job.to_delete) >= DELETES_PER_COMMIT:
             return False
         room = DROPS_PER_STEP
@@ -129,6 +140,8 @@ class Compactor:
             key, _none = job.dirty.popitem()
             dropped = self._index.compact_key(key, job.revision, room)
             for revision_key in dropped:
+                # On disk, or on its way there in the batch that is being committed. Deletions go with a later batch,
+                # and a batch appends before it deletes, so the record is there when its deletion comes.
                 if not self._overlay.discard(revision_key):
                     job.to_delete.append(revision_key)
             self.dropped_total += len(dropped)
@@ -140,11 +153,14 @@ class Compactor:
 
     def _send(self, job: _Job) -> bool:
         batch = self._overlay.pending
+        # The batch being filled has its share; the next share waits for the next batch.
         if batch.deletes:
             return False
         batch.deletes, job.to_delete = job.to_delete[:DELETES_PER_COMMIT], job.to_delete[DELETES_PER_COMMIT:]
+        # That was the last share.
         if not job.dirty and not job.to_delete:
             self._finish(job)
+        # Do not wait for the owner's timer: a large compaction is many commits.
         elif not self._overlay.is_busy:
             self._overlay.commit()
         return not self._overlay.is_busy
@@ -153,10 +169,12 @@ class Compactor:
         failpoint("compactBeforeSetFinishedCompact")
         job.is_sent = True
         finished = schema.encode_integer(job.revision)
+        # In the batch of the last deletions, so "finished" is never on disk before them.
         self._overlay.pending.values[schema.META, schema.META_FINISHED_COMPACT] = finished
 
         def done() -> None:
             failpoint("compactAfterSetFinishedCompact")
+            # ``reset`` came between: another database is in place, and its callbacks were handed over.
             if job not in self._jobs:
                 return
             self._jobs.remove(job)

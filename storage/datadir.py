@@ -49,7 +49,15 @@ _BOLT_MAGIC_AT = 16
 
 
 def refuse_etcd(data_dir: str, wal_dir: str) -> None:
-    """Raise ``StorageError``, in one line for the user, if a log or a database of etcd is in the directories."""
+    """Refuse directories that hold a log or a database of etcd.
+
+    Arguments:
+        data_dir: the data directory of a member.
+        wal_dir: the directory of its log.
+
+    Raises:
+        StorageError: they are etcd's; one line for the user.
+    """
     segments = sorted(name for name in _names(wal_dir) if name.endswith(".wal"))
     log = os.path.join(wal_dir, segments[0]) if segments else ""
     database = os.path.join(data_dir, "member", "snap", "db")

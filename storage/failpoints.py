@@ -91,7 +91,7 @@ SITES: Final[dict[str, str]] = {
 
 
 class FailpointPanic(BaseException):
-    """The process would have died here. Not an ``Exception``, so that no handler of the product passes it over."""
+    """The death of the process in a test. Not an ``Exception``, so that no handler of the product passes it over."""
 
 
 _SPEC: Final = re.compile(r"(?:(1-in|after)-(\d+)\s+)?(panic|raise|error|sleep|count)(?:\((\w+)\))?")
@@ -117,7 +117,7 @@ _armed = False
 
 
 def failpoint(name: str) -> None:
-    """Mark a point of the code. Does nothing unless ``name`` is armed."""
+    """Mark a point of the code; does nothing unless ``name`` is armed."""
     if _armed:
         point = _points.get(name)
         if point is not None:
@@ -125,9 +125,15 @@ def failpoint(name: str) -> None:
 
 
 def arm(name: str, spec: str, seed: int | None = None) -> None:
-    """Let the point ``name`` act as ``spec`` says. ``seed`` fixes the draw of ``1-in-N``.
+    """Let a point act.
 
-    Raises ``ConfigError`` for a name that is not in ``SITES`` or a spec that is not in the grammar above.
+    Arguments:
+        name: one of ``SITES``.
+        spec: what it does, in the grammar of the module.
+        seed: fixes the draw of ``1-in-N``; ``None`` draws at random.
+
+    Raises:
+        ConfigError: the name or the spec is unknown.
     """
     global _armed
     if name not in SITES:
@@ -151,13 +157,17 @@ def disarm_all() -> None:
 
 
 def hits(name: str) -> int:
-    """How often an armed point was reached since it was armed; 0 when it is not armed."""
+    """Return how often an armed point was reached since it was armed; 0 when it is not armed."""
     point = _points.get(name)
     return 0 if point is None else point.hits
 
 
 def arm_from(environment: Mapping[str, str]) -> None:
-    """Arm what ``RAFTKV_FAILPOINTS`` lists: ``name=spec`` joined by ``;``. Raises ``ConfigError`` in one line."""
+    """Arm what ``RAFTKV_FAILPOINTS`` lists: ``name=spec`` joined by ``;``.
+
+    Raises:
+        ConfigError: something in it is unknown; one line for the user.
+    """
     seed_text = environment.get(ENVIRONMENT_SEED)
     if seed_text is not None and not seed_text.isdecimal():
         raise ConfigError(f"{ENVIRONMENT_SEED}: {seed_text!r} is not a number")

@@ -30,7 +30,7 @@ from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone, pack, to_k
 
 @dataclass(frozen=True, slots=True)
 class KVHash:
-    """The answer to HashKV."""
+    """The answer to HashKV, with the revisions that it is for."""
 
     hash: int
     compact_revision: int
@@ -40,7 +40,11 @@ class KVHash:
 
 
 def hash_kv(backend: Backend, revision: int) -> KVHash:
-    """Hash the committed history up to a main revision, which must be committed already.
+    """Hash the committed history up to a main revision, as etcd's HashKV.
+
+    Arguments:
+        backend: the engine; read on the calling thread.
+        revision: the main revision, which must be committed already.
 
     Raises:
         CompactedError: the revision is before the compacted one (which may have moved since the caller looked).
@@ -49,6 +53,8 @@ def hash_kv(backend: Backend, revision: int) -> KVHash:
     read = backend.begin_read()
     try:
         scheduled, finished = schema.read_compact_revisions(read.get)
+        # A compaction counts from the moment it was asked for, done or not: members that are at it and members that
+        # have finished it must agree.
         compacted = max(scheduled, finished)
         if revision < compacted:
             raise CompactedError(compacted)
@@ -65,6 +71,8 @@ def _records(read: ReadTxn, first: int, last: int) -> Iterator[tuple[bytes, byte
 
 def _hash(read: ReadTxn, compacted: int, revision: int, compacting: bool) -> int:
     hashed: int = crc32c(schema.KEY)
+    # Records above the compacted revision all count, in order. Those at or below it are compared with what a finished
+    # compaction leaves, which is what other members may have.
     if compacted >= 0:
         hashed = _hash_old_records(read, hashed, compacted, revision, compacting)
     for key, data in _records(read, compacted + 1, revision):
@@ -77,14 +85,21 @@ def _hash_old_records(read: ReadTxn, hashed: int, compacted: int, revision: int,
 
     Which of the two kinds counts is known only at the end, so both hashes are carried along.
     """
+    # Keys changed after the compacted revision, and whether their last change is a deletion.
     changed = {key_of(data): is_tombstone(key) for key, data in _records(read, compacted + 1, revision)}
+    # While the work of the compaction is under way, records that it will drop are still there: only the newest of each
+    # key would be left.
     newest = _newest_of_each_key(read, compacted) if compacting else {}
     survivors = overwritten = hashed
+    # Whether any key exists at the hashed revision decides between the two hashes.
     exists = any(not deleted for deleted in changed.values())
     for key, data in _records(read, 0, compacted):
         name = key_of(data)
+        # No tombstone counts: a finished compaction drops those below the compacted revision, and one exactly at it is
+        # kept by new versions of etcd only.
         if is_tombstone(key) or newest.get(name, key) != key:
             continue
+        # Overwritten or deleted since, so it is not part of the state at the hashed revision.
         if name in changed:
             overwritten = extend(overwritten, key + data)
         else:
@@ -97,13 +112,13 @@ def _newest_of_each_key(read: ReadTxn, compacted: int) -> dict[bytes, bytes]:
 
 
 def hash_database(backend: Backend) -> tuple[int, int]:
-    """CRC32C over every bucket: its name, its keys and values, but not how far the log is applied (as in etcd).
+    """Return the CRC32C over all buckets (names, keys, values) but for how far the log is applied, as in etcd.
 
-    The same before and after a restart, and on all members that have applied the same writes and finished the same
-    compactions.
+    The hash is the same before and after a restart, and on all members that have applied the same writes and finished
+    the same compactions.
 
     Returns:
-        The hash, and the main revision of the newest record.
+        the hash, and the main revision of the newest record.
     """
     read = backend.begin_read()
     try:
@@ -111,6 +126,7 @@ def hash_database(backend: Backend) -> tuple[int, int]:
         for bucket in schema.BUCKETS:
             hashed = extend(hashed, bucket)
             for key, value in read.items(bucket):
+                # How far the log is applied differs between members that hold the same data.
                 if bucket == schema.META and key in schema.META_OF_THE_LOG:
                     continue
                 hashed = extend(extend(hashed, key), value)

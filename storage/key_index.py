@@ -164,7 +164,7 @@ class KeyIndex:
         return _find(generation.created, generation.version, generation.revisions, bound)
 
     def since(self, main: int) -> list[int]:
-        """Return the packed revisions at or after a main revision, oldest first, only the last of each main revision."""
+        """Return packed revisions at or after a main revision, oldest first, only the last of each main revision."""
         bound = main << SUB_BITS
         # As etcd's keyIndex.Since: of several changes in one transaction only the last counts. The dict keeps one value
         # for each main revision, in the order in which they came.
@@ -201,8 +201,7 @@ class KeyIndex:
         ended = bisect_left(self.closed, main << SUB_BITS, key=_last)
         whole = 0
         for generation in islice(self.closed, ended):
-            # Half a generation is ``_trim``'s work: dropped here, its tombstone would be lost while puts before it
-            # stay.
+            # No room for the whole of it: ``_trim`` cuts what still fits from its front.
             if len(dropped) + len(generation.revisions) > drops_max:
                 break
             dropped += _keys_of_closed(generation.revisions)

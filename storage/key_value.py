@@ -31,9 +31,9 @@ _SHORT: Final = tuple(
 
 
 def varint(number: int) -> bytes:
-    """Protobuf's base-128 form of an integer; negative ones as 64-bit two's complement.
+    """Return protobuf's base-128 form of an integer; negative ones as 64-bit two's complement.
 
-    Two bytes a step, from tables: every put and every answer writes several.
+    It takes two bytes a step, from tables: every put and every answer writes several.
     """
     if 0 <= number < _PAIR:
         return _SHORT[number]
@@ -50,39 +50,47 @@ VERSION_FIELDS: Final = (b"", *(b"\x20" + varint(number) for number in range(1, 
 
 
 def key_head(size_bytes: int) -> bytes:
-    """Tag and length that precede a key."""
+    """Return the tag and length that precede a key."""
     return KEY_HEADS[size_bytes] if size_bytes < _SMALL else b"\x0a" + varint(size_bytes)
 
 
 def value_head(size_bytes: int) -> bytes:
-    """Tag and length that precede a value; nothing before an empty one, which is left out."""
+    """Return the tag and length that precede a value; nothing for an empty one, which is left out."""
     return VALUE_HEADS[size_bytes] if size_bytes < _SMALL else b"\x2a" + varint(size_bytes)
 
 
 def version_field(version: int) -> bytes:
-    """The field ``version``."""
+    """Return the field ``version``."""
     return VERSION_FIELDS[version] if version < _SMALL else b"\x20" + varint(version)
 
 
 def create_field(revision: int) -> bytes:
-    """The field ``create_revision`` (main revision)."""
+    """Return the field ``create_revision`` (main revision)."""
     return b"\x10" + varint(revision) if revision else b""
 
 
 def mod_field(revision: int) -> bytes:
-    """The field ``mod_revision`` (main revision)."""
+    """Return the field ``mod_revision`` (main revision)."""
     return b"\x18" + varint(revision) if revision else b""
 
 
 def lease_field(lease: int) -> bytes:
-    """The field ``lease``; nothing for 0."""
+    """Return the field ``lease``; nothing for 0."""
     return b"\x30" + varint(lease) if lease else b""
 
 
 def encode(
     key: bytes, create_revision: int, mod_revision: int, version: int, value: bytes = b"", lease: int = 0
 ) -> bytes:
-    """One KeyValue. Revisions are main revisions."""
+    """Return one serialized KeyValue.
+
+    Arguments:
+        key: not empty.
+        create_revision, mod_revision: main revisions.
+        version: puts since the creation, this one included.
+        value: any bytes.
+        lease: id of its lease, 0 for none.
+    """
     return b"".join(
         (
             key_head(len(key)),
@@ -98,12 +106,12 @@ def encode(
 
 
 def encode_tombstone(key: bytes) -> bytes:
-    """What is stored for a deletion: the key alone."""
+    """Return what is stored for a deletion: a KeyValue of the key alone."""
     return key_head(len(key)) + key
 
 
 def key_of(data: bytes) -> bytes:
-    """The key of a serialized KeyValue, without looking at the rest."""
+    """Return the key of a serialized KeyValue, without looking at the rest."""
     if data[1] < 0x80:
         return data[2 : 2 + data[1]]
     size, start = _read_varint(data, 1)

@@ -68,7 +68,7 @@ FIRST_REVISION = 1
 
 
 class Store:
-    """See the module. ``Store.open`` makes one."""
+    """The replicated key-value state of one member, with its history. ``Store.open`` makes one."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Store:
             backend: the engine; closed by its owner, after the store.
             writer: carries out commits; the default does so inside each call.
             operations_max: changes after which ``set_applied`` sends a batch by itself.
-            on_fatal: told of a failed commit (the default raises it in the thread of the owner).
+            on_fatal: called with the error of a failed commit (the default raises it in the thread of the owner).
 
         Raises:
             CorruptRecordError: a record on disk is not what was written; names its revision.
@@ -134,6 +134,7 @@ class Store:
 
     def _load(self) -> None:
         """Take the state of the database for the present one."""
+        # Before anything else is decoded: another format may mean other bytes under the same names.
         _check_format(self._overlay.value(schema.META, schema.META_FORMAT_VERSION))
         with closing(self.backend.begin_read()) as read:
             restored = scan(read)
@@ -144,14 +145,20 @@ class Store:
     def _adopt(self, restored: Restored) -> None:
         """Take the numbers of the database, whose index is in place, for the present ones."""
         get = self._overlay.value
+        # Scheduled is in effect for readers from the entry on that asked for it, whether the work was finished or not.
         scheduled, finished = schema.read_compact_revisions(get)
         self.compact_revision = max(scheduled, finished)
+        # As in etcd: whatever a compaction dropped, the revision does not go back below it, or a later put would take a
+        # number that a client has seen already.
         self.revision = max(FIRST_REVISION, restored.last_revision, self.compact_revision)
         self.applied_index = schema.decode_integer(get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
         self.applied_term = schema.decode_integer(get(schema.META, schema.META_TERM)) or 0
         self.conf_state = schema.decode_conf_state(get(schema.META, schema.META_CONF_STATE))
+        # All of this was read from the disk.
         self.durable_index = self.applied_index
         waiting = self._compactor.reset()
+        # A crash cut the work of a compaction short, or the received database has one to do. Callers that waited for an
+        # earlier compaction wait for this one; it covers theirs.
         if scheduled > finished:
             self._compactor.schedule(scheduled, partial(_call_all, waiting))
         else:
@@ -159,6 +166,8 @@ class Store:
 
     def _stamp(self, batch: WriteBatch) -> Callable[[], None]:
         index = self.applied_index
+        # In the transaction of the data it describes: replaying from ``index`` then skips nothing and repeats nothing
+        # (etcd issue 13766 is what happens otherwise).
         batch.values.update(
             {
                 (schema.META, schema.META_CONSISTENT_INDEX): schema.encode_integer(index),
@@ -171,14 +180,16 @@ class Store:
 
     def _durable(self, index: int) -> None:
         self.durable_index = index
+        # What came during the commit fills a batch already: do not let it wait for the owner's timer.
         if self._overlay.pending.operations() >= self._operations_max:
             self._overlay.commit()
 
     # Changes.
 
     def begin(self) -> WriteTxn:
-        """Open the write transaction of one log entry; its ``end`` closes it. One at a time."""
+        """Open the write transaction of one log entry, one at a time; its ``end`` closes it."""
         txn = self._txn
+        # The next revision is only reserved: an entry that changes nothing leaves ``revision`` as it is.
         txn.open(self.revision + 1, self.compact_revision)
         self._overlay.is_changing = True
         return txn
@@ -189,7 +200,7 @@ class Store:
         return self._overlay.is_changing
 
     def poison(self) -> None:
-        """Applying an entry failed: nothing is committed from now on, and every change is refused."""
+        """Stop all commits and refuse every change, because applying an entry failed half-way."""
         self._overlay.poison()
         self._txn.poison()
 
@@ -202,20 +213,27 @@ class Store:
     def set_applied(self, index: int, term: int) -> None:
         """Note that everything up to a log entry is applied; once per entry or per run of entries.
 
+        Arguments:
+            index: index of the entry, at least the one noted before.
+            term: its term.
+
         Raises:
             InvariantError: the index goes back, or a transaction is still open.
         """
         if index < self.applied_index or self._txn.is_open:
             raise InvariantError(f"applied index {index} after {self.applied_index}, open: {self._txn.is_open}")
+        # First the index, then the end of the unit: a commit that waited for the end stamps its batch with this index.
         self.applied_index = index
         self.applied_term = term
         overlay = self._overlay
         overlay.end_unit()
+        # ``operations`` would add up three lengths; records are nearly all of them, and this runs after every entry.
         if len(overlay.pending.records) >= self._operations_max and not overlay.is_busy:
             overlay.commit()
 
     def set_conf_state(self, conf_state: ConfState) -> None:
         """Note the members of the cluster, as part of the entry being applied."""
+        # Part of the unit like any change, so that it is not committed under the index of the entry before.
         self._overlay.is_changing = True
         self.conf_state = conf_state
 
@@ -225,12 +243,17 @@ class Store:
         Arguments:
             bucket: one of ``schema.BUCKETS`` other than ``key`` and ``meta``.
             key: 1 to ``schema.META_KEY_BYTES_MAX`` bytes.
+            value: any bytes.
         """
         self._overlay.is_changing = True
         self._overlay.pending.values[self._checked(bucket, key)] = value
 
     def meta_delete(self, bucket: bytes, key: bytes) -> None:
-        """Delete a value of another bucket, present or not."""
+        """Delete a value of another bucket, present or not.
+
+        Arguments:
+            bucket, key: as of ``meta_put``.
+        """
         self._overlay.is_changing = True
         self._overlay.pending.values[self._checked(bucket, key)] = None
 
@@ -245,15 +268,20 @@ class Store:
     # Reads.
 
     def meta_get(self, bucket: bytes, key: bytes) -> bytes | None:
-        """The current value in another bucket."""
+        """Return the current value in another bucket; ``None`` if there is none.
+
+        Arguments:
+            bucket, key: as of ``meta_put``.
+        """
         return self._overlay.value(bucket, key)
 
     def meta_items(self, bucket: bytes) -> list[tuple[bytes, bytes]]:
-        """Everything in another bucket, in order of key."""
+        """Return all keys and values of another bucket, in order of key."""
         return self._overlay.values(bucket)
 
     def get(self, key: bytes) -> bytes | None:
-        """The current serialized KeyValue of a key: the shortest way to one."""
+        """Return the current serialized KeyValue of a key, ``None`` if it does not exist: the shortest way to one."""
+        # The index is ahead of the present: ``range`` reads as of the last transaction that ended.
         if self._txn.is_open:
             return next(iter(self.range(key).kvs), None)
         return self._reader.get(key)
@@ -264,30 +292,33 @@ class Store:
         return self._reader
 
     def check(self) -> None:
-        """The store itself can always be read."""
+        """Do nothing: the present of the store itself can always be read (``PinnedView.check`` may raise)."""
 
     def record(self, revision: int) -> bytes:
-        """The serialized KeyValue put at a packed revision, as a change of ``on_changes`` names the one before."""
+        """Return the serialized KeyValue put at a packed revision that the index knows.
+
+        A change of ``on_changes`` names the revision of the value before it, for this call.
+        """
         return self._reader.record(revision)
 
     def key_lease(self, key: bytes) -> int:
-        """The lease that a key is attached to now, 0 for none."""
+        """Return the id of the lease that a key is attached to now, 0 for none."""
         return self._leases.get(key, 0)
 
     def lease_keys(self, lease: int) -> list[bytes]:
-        """The keys attached to a lease now, in order."""
+        """Return the keys attached to a lease now, in order."""
         return self._attachments.keys(lease)
 
     def lease_keys_unordered(self, lease: int) -> list[bytes]:
-        """The same in no order, for leases of very many keys."""
+        """Return the keys attached to a lease now in no order, for leases of very many keys."""
         return self._attachments.keys_unordered(lease)
 
     def lease_key_count(self, lease: int) -> int:
-        """How many keys are attached to a lease now."""
+        """Return the number of keys attached to a lease now."""
         return self._attachments.count(lease)
 
     def leased_keys(self) -> dict[bytes, int]:
-        """Every key attached to a lease, and the lease; the live table, not to be changed."""
+        """Return the lease of every attached key: the live table, not to be changed."""
         return self._leases
 
     def range(
@@ -317,6 +348,7 @@ class Store:
         if self._txn.is_open:
             # The index is ahead of the present: see it as of the last transaction that ended.
             revision = revision if revision > 0 else current
+        # The present by its number is the present: the fast path, with counts that need no walk.
         elif revision == current:
             revision = 0
         if revision <= 0:
@@ -329,7 +361,17 @@ class Store:
     def small_range(
         self, key: bytes, range_end: bytes, limit: int, keys_max: int, size_bytes_max: int
     ) -> RangeResult | None:
-        """Read an interval at once, unless that is more work than for so many keys and bytes; None then."""
+        """Read an interval of the present at once, unless that is much work.
+
+        Arguments:
+            key, range_end: the interval, as on the wire (``index.py``).
+            limit: return at most so many KeyValues; 0 or less is no limit.
+            keys_max: known keys of the interval above which it is much work.
+            size_bytes_max: bytes of KeyValues above which it is much work.
+
+        Returns:
+            the result, or ``None`` if it is much work or a transaction is open: then ``select`` reads it in pieces.
+        """
         if self.is_writing:
             return None
         found = self._reader.small(key, range_end, limit, keys_max, size_bytes_max)
@@ -346,10 +388,13 @@ class Store:
     ) -> Pieces:
         """Begin to read an interval in pieces (``selection.py``); raises like ``range``.
 
-        To be finished before anything else happens to the store; a view from ``pin`` may take its time.
+        Finish before anything else happens to the store; a view from ``pin`` may take its time.
 
         Arguments:
-            grow: told of bytes held until the end beside what was yielded; raises when it is too much.
+            key, range_end: the interval, as on the wire (``index.py``).
+            selection: what of the interval is wanted, and in which order.
+            revision: main revision to read at; 0 or less is the present.
+            grow: called with bytes that are held until the end beside what was yielded; raises when they are too many.
         """
         main = revision if revision > 0 else self.revision
         check_revision(main, self.revision, self.compact_revision)
@@ -362,27 +407,38 @@ class Store:
         return self._txn.is_open
 
     def pin(self) -> PinnedView:
-        """The present, for reads that take long; its ``let_go`` must be called."""
+        """Return a view of the present for reads that take long; its ``let_go`` must be called."""
         return PinnedView(self, self._reader, self._compactor.hold(self.compact_revision))
 
     def known_count(self, key: bytes, range_end: bytes) -> int:
-        """Keys of an interval that the store knows, live or not: how much work a read of it is; cheap."""
+        """Return the number of keys of an interval that the store knows, live or not: how much work a read of it is.
+
+        The cost is logarithmic in the size of the store.
+
+        Arguments:
+            key, range_end: the interval, as on the wire (``index.py``).
+        """
         return self._index.known_count(key, range_end)
 
     def history(self, first: int, last: int, *, sub: int = 0) -> Iterator[tuple[bytes, bytes]]:
-        """Revision key and KeyValue of every change of main revisions ``first..last``, oldest first.
-
-        ``sub`` is the first change of ``first`` to begin with, for a reader that goes on where it stopped.
+        """Iterate over the changes of main revisions ``first..last``, oldest first.
 
         A deletion has an 18-byte revision key and a KeyValue of the key alone. Revisions before ``compact_revision``
         may have gaps. The caller must finish before anything else happens to the store.
+
+        Arguments:
+            first, last: main revisions, both included.
+            sub: the first change of ``first`` to begin with, for a reader that goes on where it stopped.
+
+        Returns:
+            pairs of revision key and serialized KeyValue.
         """
         return self._overlay.records(to_key(pack(max(first, 0), sub)), to_key(pack(last + 1, 0)))
 
     # Durability.
 
     def commit(self) -> None:
-        """Send what was written on its way to disk; does not wait. Duty 2 of the owner."""
+        """Send what was written on its way to disk, without waiting for it (duty 2 of the owner)."""
         self._overlay.commit()
 
     def flush(self, on_durable: Callable[[], None]) -> None:
@@ -435,6 +491,7 @@ class Store:
         """Make a main revision the oldest readable one; the work is left to ``compaction_step``.
 
         Arguments:
+            revision: the main revision.
             on_done: called when everything dropped is gone from disk too (``physical``).
 
         Raises:
@@ -446,13 +503,23 @@ class Store:
         if revision > self.revision:
             raise FutureRevisionError
         self._overlay.is_changing = True
+        # In effect at once, on every member at the same entry: whatever work is left, the same reads are refused
+        # everywhere.
         self.compact_revision = revision
         scheduled = schema.encode_integer(revision)
         self._overlay.pending.values[schema.META, schema.META_SCHEDULED_COMPACT] = scheduled
         self._compactor.schedule(revision, on_done)
 
     def compaction_step(self, keys_max: int = KEYS_PER_STEP) -> bool:
-        """Do about a millisecond of compaction; ``False`` when nothing can be done before the next commit or entry."""
+        """Do about a millisecond of compaction.
+
+        Arguments:
+            keys_max: keys to visit at most.
+
+        Returns:
+            ``False`` when nothing can be done before the next commit or entry.
+        """
+        # Not inside a unit: an entry that is applied in slices reads and changes the index between its slices.
         return not self._overlay.is_changing and self._compactor.step(keys_max)
 
     @property
@@ -461,19 +528,24 @@ class Store:
         return not self._compactor.is_idle
 
     def hash_kv(self, revision: int, on_ready: Callable[[Callable[[], KVHash]], None]) -> None:
-        """Hash the history up to a main revision (0: the present).
+        """Hash the history up to a main revision.
 
-        ``on_ready(job)`` is called once the revision is on disk; ``job()`` computes, on any thread.
+        Arguments:
+            revision: the main revision; 0 is the present.
+            on_ready: called with a job once the revision is on disk; the job computes the hash, on any thread.
 
         Raises:
             FutureRevisionError, CompactedError: at once, or from the job if compacted since.
         """
         revision = revision or self.revision
         check_revision(revision, self.revision, self.compact_revision)
+        # The hash reads the disk alone, so that it can run on any thread.
         self.flush(lambda: on_ready(partial(hash_kv, self.backend, revision)))
 
     def install(self, received: Path) -> None:
-        """``install_steps`` in one go: holds the owner for about 3 s for a million keys, and for a commit under way."""
+        """Do all of ``install_steps`` at once: holds the owner for about 3 s for a million keys, and for a commit under
+        way.
+        """
         for _ in self.install_steps(received, wait_for_commit=False):
             pass
 
@@ -498,6 +570,7 @@ class Store:
         with closing(self.backend.open_copy(received)) as copy, closing(copy.begin_read()) as read:
             _check_format(read.get(schema.META, schema.META_FORMAT_VERSION))
             applied = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
+            # What is applied has been shown to clients; an older state would take it back.
             if applied < self.applied_index:
                 raise InvariantError(f"a snapshot of entry {applied} for the state of entry {self.applied_index}")
             restored = yield from _paced(scan_steps(read))
@@ -507,6 +580,8 @@ class Store:
             attachments.attach(key, lease)
             if not count % STEP_RECORDS:
                 yield 0.0
+        # The new index is complete but nobody sees it. After this wait nothing yields any more, so no reader finds the
+        # files of one database under the index of the other.
         yield from self._wait_alone(wait_for_commit)
         failpoint("applyBeforeOpenSnapshot")
         self._overlay.exchange(partial(self.backend.replace, received))
@@ -518,6 +593,7 @@ class Store:
     def _wait_alone(self, wait_for_commit: bool) -> Iterator[float]:
         """Step until no commit is on its way and nobody else (a hash, a copy) reads the database."""
         give_up_at = time.monotonic() + READERS_TIMEOUT_S
+        # One reader is the overlay's own; it closes that one itself while the file is exchanged.
         while (wait_for_commit and self._overlay.is_busy) or self.backend.readers > 1:
             if time.monotonic() > give_up_at:
                 raise StorageError(f"the database was in use for {READERS_TIMEOUT_S:g} s: it cannot be replaced")
@@ -531,7 +607,7 @@ class Store:
 
         Arguments:
             copy: a path on the same file system, where nothing is.
-            on_done: told of the end, with the error when it failed (the database is as it was, the copy removed).
+            on_done: called at the end, with the error when it failed (the database is as it was, the copy removed).
         """
 
         def finish(error: BaseException | None) -> None:
@@ -542,10 +618,11 @@ class Store:
             failpoint("defragBeforeCopy")
             self._overlay.exclusive(partial(self.backend.copy_to, copy), partial(self.backend.replace, copy), finish)
 
+        # The copy must contain everything committed so far and no batch may be on its way.
         self.flush(begin)
 
     def close(self) -> None:
-        """Stop; what is not committed is left to the log. The backend stays open."""
+        """Stop the store; what is not committed is left to the log. The backend stays open."""
         self._overlay.close()
 
 

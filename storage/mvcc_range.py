@@ -26,7 +26,7 @@ _SEPARATOR = ord("_")
 
 
 class RangeResult:
-    """What a read found."""
+    """The answer to one read."""
 
     __slots__ = ("count", "kvs", "revision")
 
@@ -40,7 +40,7 @@ class RangeResult:
 
 
 class Reader:
-    """Reads one store. Holds no state of its own but a count."""
+    """The read side of one store: an index, an overlay and the leases, put together. It has no state but a count."""
 
     __slots__ = ("_index", "_leases", "_overlay", "ranges_total")
 
@@ -51,17 +51,28 @@ class Reader:
         self.ranges_total = 0
 
     def get(self, key: bytes) -> bytes | None:
-        """The current KeyValue of a key."""
+        """Return the current KeyValue of a key; ``None`` if it does not exist."""
         revision = self._index.latest(key)
         return self.record(revision) if revision else None
 
     def record(self, revision: int) -> bytes:
-        """The KeyValue put at a packed revision that the index knows."""
+        """Return the KeyValue put at a packed revision that the index knows."""
         return self._overlay.load(pack_key(revision >> SUB_BITS, _SEPARATOR, revision & SUB_MASK))
 
     def latest(self, key: bytes, end: bytes, limit: int, count_only: bool, keys_only: bool) -> tuple[list[bytes], int]:
-        """KeyValues and count of what exists now."""
+        """Read what exists now in an interval.
+
+        Arguments:
+            key, end: the interval (``index.py``).
+            limit: return at most so many KeyValues; 0 or less is no limit.
+            count_only: return no KeyValues.
+            keys_only: leave values out.
+
+        Returns:
+            KeyValues in order of key, and the number of keys in the interval, whatever the limit.
+        """
         self.ranges_total += 1
+        # One key, the most frequent read of all: one lookup, no iterator.
         if not end:
             revision = self._index.latest(key)
             if not revision:
@@ -69,6 +80,7 @@ class Reader:
             if count_only:
                 return [], 1
             return [self._key_only(key) if keys_only else self.record(revision)], 1
+        # Counted and not collected, so that a limit of 1 on a million keys loads one record.
         count = self._index.count(key, end)
         if count_only or not count:
             return [], count
@@ -80,14 +92,26 @@ class Reader:
     def small(
         self, key: bytes, end: bytes, limit: int, keys_max: int, size_bytes_max: int
     ) -> tuple[list[bytes], int] | None:
-        """KeyValues and count of what exists now in an interval; None when they are many or large."""
+        """Read what exists now in an interval, unless it is many keys or bytes.
+
+        Arguments:
+            key, end: the interval (``index.py``).
+            limit: return at most so many KeyValues; 0 or less is no limit.
+            keys_max: known keys above which they are many.
+            size_bytes_max: bytes of KeyValues above which they are many.
+
+        Returns:
+            as ``latest``, or ``None``.
+        """
         count = self._index.known_count(key, end)
         if count > keys_max:
             return None
+        # Otherwise every known key is live, and the count above is the answer.
         if self._index.has_dead:
             count = self._index.count(key, end)
         pairs = self._limited(self._index.live(key, end), limit)
         kvs = self._overlay.load_all((revision for _, revision in pairs), size_bytes_max)
+        # ``load_all`` stopped at the limit of bytes: this is a read for ``select``.
         if len(kvs) < count and (limit <= 0 or len(kvs) < limit):
             return None
         self.ranges_total += 1
@@ -96,8 +120,17 @@ class Reader:
     def at(
         self, main: int, key: bytes, end: bytes, limit: int, count_only: bool, keys_only: bool
     ) -> tuple[list[bytes], int]:
-        """KeyValues and count of what existed at an older revision."""
+        """Read what existed in an interval at an older revision.
+
+        Arguments:
+            main: the main revision.
+            key, end, limit, count_only, keys_only: as of ``latest``.
+
+        Returns:
+            as ``latest``.
+        """
         self.ranges_total += 1
+        # How many keys existed then is known only by walking through all of them.
         pairs = list(self._index.live_at(key, end, main))
         if count_only:
             return [], len(pairs)
@@ -105,31 +138,61 @@ class Reader:
         return [KeyValueView(kv).without_value() for kv in kvs] if keys_only else kvs, len(pairs)
 
     def state(self, key: bytes, main: int) -> State | None:
-        """What the index knows of a key as of a main revision."""
+        """Return what the index knows of a key as of a main revision; ``None`` if the key did not exist then.
+
+        Arguments:
+            key: the key.
+            main: the main revision.
+        """
         return self._index.state(key, main)
 
     def lease_at(self, key: bytes, revision: int) -> int:
-        """The lease that the value of a packed revision was put with, 0 for none."""
+        """Return the id of the lease that a value was put with, 0 for none.
+
+        Arguments:
+            key: the key.
+            revision: packed revision of the put.
+        """
+        # A key that was not written since has the lease it was put with: no record needs to be read.
         if self._index.latest(key) == revision:
             return self._leases.get(key, 0)
         return KeyValueView(self.record(revision)).lease
 
     def walk(self, key: bytes, end: bytes, main: int, *, reverse: bool = False) -> Walk:
-        """An interval at a revision, to be gone through in pieces."""
+        """Return a walk through an interval at a revision, to be done in pieces.
+
+        Arguments:
+            key, end: the interval (``index.py``).
+            main: the main revision.
+            reverse: begin with the last key.
+        """
         return Walk(self._index, key, end, main, reverse=reverse)
 
     def known_count(self, key: bytes, end: bytes) -> int:
-        """Keys of an interval that the index knows, live or not."""
+        """Return the number of keys of an interval that the index knows, live or not.
+
+        Arguments:
+            key, end: the interval (``index.py``).
+        """
         return self._index.known_count(key, end)
 
     def load_all(self, revisions: list[int], size_bytes_max: int) -> list[bytes]:
-        """The first KeyValues of packed revisions that the index knows: at least one, no more once there is enough."""
+        """Return the first KeyValues of packed revisions: at least one, no more once there is enough.
+
+        Arguments:
+            revisions: packed revisions that the index knows.
+            size_bytes_max: bytes that are enough.
+        """
         return self._overlay.load_all(revisions, size_bytes_max)
 
     def keys_at(self, pairs: list[tuple[bytes, int]], main: int, size_bytes_max: int) -> list[bytes]:
-        """KeyValues without values, of keys and the packed revisions that they had at a main revision.
+        """Return KeyValues without values, of keys as they were at a main revision: at least one, no more once enough
+        was read.
 
-        At least one, and no more once ``size_bytes_max`` had to be read all the same.
+        Arguments:
+            pairs: keys, and the packed revisions that they had then.
+            main: the main revision.
+            size_bytes_max: bytes that had to be read all the same, at which it is enough.
         """
         kvs: list[bytes] = []
         latest, leases = self._index.latest, self._leases
@@ -161,7 +224,13 @@ class Reader:
     ) -> Pieces:
         """Begin to read what is selected of an interval at a main revision.
 
-        ``is_present`` says that the index knows nothing newer, so that it can count without a walk.
+        Arguments:
+            main: the main revision.
+            key, end: the interval (``index.py``).
+            selection: what of the interval is wanted, and in which order.
+            is_present: whether the index knows nothing newer than ``main``, so that it can count without a walk.
+            check: called before each piece; raises when ``main`` cannot be read any more.
+            grow: called with bytes that are held until the end beside what was yielded; raises when they are too many.
         """
         self.ranges_total += 1
         count = self._index.count(key, end) if is_present else None
@@ -174,6 +243,7 @@ class Reader:
         return islice(pairs, limit) if limit > 0 else pairs
 
     def _key_only(self, key: bytes) -> bytes:
+        # Everything but the value is in memory: creation, version and lease need no read of the disk.
         found = self._index.get_latest(key)
         if found is None:
             raise KeyError(key)
@@ -182,6 +252,11 @@ class Reader:
 
 def check_revision(revision: int, current: int, compacted: int) -> None:
     """Refuse a revision that cannot be read (the compacted one itself can).
+
+    Arguments:
+        revision: the main revision asked for.
+        current: the newest main revision.
+        compacted: the compact revision, -1 if there was no compaction.
 
     Raises:
         FutureRevisionError: it is after ``current``.
@@ -227,7 +302,7 @@ class PinnedView:
         """Oldest main revision that can be read in it."""
 
     def let_go(self) -> None:
-        """Let compactions go on; once or more."""
+        """Let compactions go on; harmless when repeated."""
         self._hold.end()
 
     @property
@@ -236,11 +311,15 @@ class PinnedView:
         return self._reader
 
     def check(self) -> None:
-        """Raise if the present of this view cannot be read any more."""
+        """Raise the errors of ``select`` if the present of this view cannot be read any more."""
         self._check(self.revision)
 
     def known_count(self, key: bytes, range_end: bytes) -> int:
-        """Keys of an interval that the store knows: how much work a read of it is."""
+        """Return the number of keys of an interval that the store knows: how much work a read of it is.
+
+        Arguments:
+            key, range_end: the interval, as on the wire (``index.py``).
+        """
         return self._reader.known_count(key, range_end)
 
     def _check(self, main: int) -> None:
@@ -259,7 +338,14 @@ class PinnedView:
         count_only: bool = False,
         keys_only: bool = False,
     ) -> RangeResult:
-        """Read an interval at once; see ``Store.range``. Raises as ``select`` does."""
+        """Read an interval at once.
+
+        Arguments:
+            key, range_end, revision, limit, count_only, keys_only: as of ``Store.range``; the present is this view's.
+
+        Raises:
+            RequestTimeoutError, CompactedError: as of ``select``.
+        """
         selection = Selection(limit=limit, count_only=count_only, keys_only=keys_only)
         kvs, found = drain(self.select(key, range_end, selection, revision=revision))
         return RangeResult(kvs, found.count, self.revision)
@@ -273,13 +359,18 @@ class PinnedView:
         revision: int = 0,
         grow: Callable[[int], None] = no_limit,
     ) -> Pieces:
-        """Read an interval in pieces; see ``Store.select``.
+        """Read an interval in pieces.
+
+        Arguments:
+            key, range_end, selection, revision, grow: as of ``Store.select``; the present is this view's.
 
         Raises:
             RequestTimeoutError, CompactedError: the view was let go, and its revision is compacted by now.
         """
         main = revision if revision > 0 else self.revision
         check_revision(main, self.revision, self.compact_revision)
+        # Only if nothing was written since the view was made, and nothing is being written: else the index counts newer
+        # keys.
         is_present = main == self._store.revision and not self._store.is_writing
         check = partial(self._check, main)
         return self._reader.select(main, key, range_end, selection, is_present=is_present, check=check, grow=grow)

@@ -51,7 +51,7 @@ Change = tuple[bytes, bytes, bool, int]
 
 
 class WriteTxn:
-    """See the module. Made by the store, opened by ``Store.begin``."""
+    """The write transaction of a store: one object, opened again and again by ``Store.begin``."""
 
     __slots__ = (
         "_attachments",
@@ -104,7 +104,15 @@ class WriteTxn:
         """Keys that they deleted."""
 
     def open(self, main: int, compact_revision: int) -> None:
-        """Start over at the revision ``main``. For the store only."""
+        """Start over at a new revision. For the store only.
+
+        Arguments:
+            main: main revision that the changes take.
+            compact_revision: oldest main revision that reads inside may ask for.
+
+        Raises:
+            InvariantError: it is open already, or the store is poisoned.
+        """
         if self.is_open:
             raise InvariantError("the store is poisoned" if self._poisoned else "a write transaction is open already")
         if len(self.changes) > FREED_AT_ONCE:
@@ -112,9 +120,13 @@ class WriteTxn:
         self.is_open = True
         self.main = main
         self.compact_revision = compact_revision
+        # A new list, because whoever got the last one from ``end`` may hold it.
         self.changes = []
         self._base = main << SUB_BITS
+        # Encoded at the first change: an entry without one does not pay for it.
         self._mod_field = b""
+        # The batch cannot be exchanged while a unit is open (``overlay.py``), so its table may be held for the
+        # transaction.
         self._records = self._overlay.pending.records
 
     def _free_changes(self) -> None:
@@ -133,6 +145,7 @@ class WriteTxn:
         return self.main if self.changes else self.main - 1
 
     def _next_revision(self) -> int:
+        # Each change is one tuple in ``changes``, so its number there is its sub-revision.
         sub = len(self.changes)
         if not self._mod_field:
             self._mod_field = mod_field(self.main)
@@ -146,18 +159,22 @@ class WriteTxn:
 
         Arguments:
             key: not empty.
-            lease: id of the lease to attach; 0 detaches.
+            value: any bytes.
+            lease: id of the lease to attach the key to; 0 detaches it.
 
         Returns:
-            The packed revision of the value replaced, 0 if the key did not exist; ``record`` reads it.
+            the packed revision of the value replaced, 0 if the key did not exist; ``record`` reads it.
         """
         revision = self._next_revision()
         created, version, previous = self._index.put(key, revision)
         key_size, value_size = len(key), len(value)
+        # ``key_value.encode`` spelled out: one join, the fields that are the same for the whole transaction encoded
+        # once, the short ones from tables.
         data = b"".join(
             (
                 KEY_HEADS[key_size] if key_size < _SMALL else key_head(key_size),
                 key,
+                # A key created by this very transaction has the transaction's own revision.
                 self._create_field if created == self.main else create_field(created),
                 self._mod_field,
                 VERSION_FIELDS[version] if version < _SMALL else version_field(version),
@@ -167,9 +184,12 @@ class WriteTxn:
             )
         )
         revision_key = pack_key(self.main, _SEPARATOR, revision & SUB_MASK)
+        # ``record.seal`` without its call.
         self._records[revision_key] = pack_seal(crc32c(revision_key + data)) + data
+        # As in etcd, a put says which lease the key has from now on: none detaches it from the one before.
         if lease:
             self._attachments.attach(key, lease)
+        # The first test spares stores without leases the lookup.
         elif self._leases and key in self._leases:
             self._attachments.detach(key)
         self.changes.append((key, data, False, previous))
@@ -178,51 +198,67 @@ class WriteTxn:
     def delete_range(self, key: bytes, end: bytes = b"") -> list[tuple[bytes, int]]:
         """Delete every key of an interval, in order.
 
+        Arguments:
+            key, end: the interval (``index.py``).
+
         Returns:
-            Key and packed revision of the value deleted, for each; ``record`` reads it.
+            key and packed revision of the value deleted, for each; ``record`` reads it.
         """
         self.deletes_total += 1
+        # Collected before the first deletion: the index must not change under its iterator.
         live = list(self._index.live(key, end))
         for name, _ in live:
             self._delete(name)
         return live
 
     def delete_in_pieces(self, key: bytes, end: bytes) -> Iterator[int]:
-        """Delete every key of an interval, in order, a piece at a time: how many keys each piece deleted.
+        """Delete every key of an interval, in order, a piece at a time.
 
         Nothing else may change anything before the last piece.
+
+        Arguments:
+            key, end: the interval (``index.py``).
+
+        Returns:
+            the number of keys that each piece deleted, after the piece.
         """
         self.deletes_total += 1
+        # Searched anew for each piece: the deletions changed the index, and deleted keys are not live any more.
         while piece := list(islice(self._index.live(key, end), KEYS_PER_PIECE)):
             for name, _ in piece:
                 self._delete(name)
             yield len(piece)
             if not end:
                 return
+            # The next possible key in byte order.
             key = piece[-1][0] + b"\x00"
 
     def _delete(self, key: bytes) -> None:
         revision = self._next_revision()
         previous = self._index.tombstone(key, revision)
         key_size = len(key)
+        # etcd stores a tombstone as a KeyValue of the key alone, and the hash of the history covers these bytes.
         data = (KEY_HEADS[key_size] if key_size < _SMALL else key_head(key_size)) + key
         revision_key = pack_key(self.main, _SEPARATOR, revision & SUB_MASK) + TOMBSTONE_MARK
         self._records[revision_key] = pack_seal(crc32c(revision_key + data)) + data
         if self._leases and key in self._leases:
             self._attachments.detach(key)
         self.deleted_total += 1
+        # The event that watchers get says when: it has the mod revision, which the record does not need.
         self.changes.append((key, data + self._mod_field, True, previous))
 
     def record(self, revision: int) -> bytes:
-        """The serialized KeyValue of a packed revision that ``put`` or ``delete_range`` returned."""
+        """Return the serialized KeyValue of a packed revision that ``put`` or ``delete_range`` returned."""
         return self._reader.record(revision)
 
     def get(self, key: bytes) -> bytes | None:
-        """The current serialized KeyValue of a key, changes of this transaction included."""
+        """Return the current serialized KeyValue of a key, changes of this transaction included; ``None`` if there is
+        none.
+        """
         return self._reader.get(key)
 
     def key_lease(self, key: bytes) -> int:
-        """The lease that a key is attached to now, 0 for none."""
+        """Return the id of the lease that a key is attached to now, 0 for none."""
         return self._leases.get(key, 0)
 
     def range(
@@ -235,8 +271,14 @@ class WriteTxn:
         count_only: bool = False,
         keys_only: bool = False,
     ) -> RangeResult:
-        """Read an interval; see ``Store.range``. The present is this transaction's."""
+        """Read an interval; the present is this transaction's.
+
+        Arguments:
+            key, range_end, revision, limit, count_only, keys_only: as of ``Store.range``, which also says what is
+                raised.
+        """
         current = self.revision
+        # Changes of this transaction are in the index already, so its newest state is what the transaction must see.
         if revision <= 0 or revision == current:
             kvs, count = self._reader.latest(key, range_end, limit, count_only, keys_only)
         else:
@@ -253,15 +295,24 @@ class WriteTxn:
         revision: int = 0,
         grow: Callable[[int], None] = no_limit,
     ) -> Pieces:
-        """Read an interval in pieces, between which nothing may change; see ``Store.select``."""
+        """Begin to read an interval in pieces, between which nothing may change.
+
+        Arguments:
+            key, range_end, selection, revision, grow: as of ``Store.select``, which also says what is raised.
+        """
         main = revision if revision > 0 else self.revision
         check_revision(main, self.revision, self.compact_revision)
         return self._reader.select(main, key, range_end, selection, is_present=main == self.revision, grow=grow)
 
     def end(self) -> list[Change]:
-        """End it: the store is at the new revision if anything changed. Returns the changes in order."""
+        """Close the transaction: the store is at the new revision if anything changed. Return the changes in order.
+
+        Raises:
+            InvariantError: no transaction is open.
+        """
         if not self.is_open:
             raise InvariantError("no write transaction is open")
+        # Before the observers run: they read the store, which must show this transaction then.
         self.is_open = False
         if self.changes:
             self._on_changed(self.main, self.changes)

@@ -3,7 +3,13 @@
 Writes go into ``pending`` at apply time and are visible at once. ``commit`` hands the whole of it to the writer
 (another thread in production) and starts an empty one; until that commit is reported, its records stay readable here:
 
-    read:   pending  ->  committing  ->  read transaction on the last commit
+    put 9 ---> pending       7 8 9      being filled                       read 1st
+                  | commit
+                  v
+               committing    4 5 6      on its way, on the writer's thread  read 2nd
+                  | durable: the read transaction is renewed, then the batch is dropped
+                  v
+               LMDB          1 2 3      as of the last commit               read 3rd
 
 When the report arrives, the read transaction is renewed first and the committed batch dropped after, so no moment
 exists in which a revision can be found in neither. At most one batch is on its way; what is written meanwhile goes
@@ -13,6 +19,11 @@ A log entry is in one batch, whole, with the applied index that ``stamp`` adds: 
 the first change after an applied index opens a *unit* (``is_changing``), the next applied index closes it, and no batch
 can be filled between. What is asked for meanwhile happens at the end of the unit. If an entry fails, its unit is never
 closed, and ``poison`` says so: nothing more goes to disk, and the log has what is lost.
+
+    set_applied(6)    put  put  delete    set_applied(7)
+    --------+------------------------------+-------->
+            |<--- a unit: entry 7 -------->|
+            |     commit() waits           | commit: a batch with entry 7 and "applied 7"
 
 A full map is grown as soon as nobody but this module reads, and the batch tried again. A full disk (``SpaceError``)
 keeps the batch where it is, readable, to be tried again by the next ``commit``. Every other failure goes to
@@ -47,7 +58,7 @@ SIZE_MAX_BYTES = 1 << 62
 
 
 class Overlay:
-    """Uncommitted changes over a backend."""
+    """The uncommitted changes of a store, readable over its backend."""
 
     def __init__(
         self,
@@ -59,15 +70,18 @@ class Overlay:
         """Begin over the last commit.
 
         Arguments:
-            stamp: adds the applied index and the like to a batch about to go; what it returns is called when the
-                batch is durable.
-            on_fatal: told of a failure that the member must not survive.
+            backend: the engine.
+            writer: carries out commits, one at a time.
+            stamp: adds the applied index and the like to a batch about to go; what it returns is called when the batch
+                is durable.
+            on_fatal: called with a failure that the member must not survive.
         """
         self._backend = backend
         self._writer = writer
         self._stamp = stamp
         self._on_fatal = on_fatal
         self._read = backend.begin_read()
+        # Bound once for each read transaction: this call is most of what a read costs.
         self._get_record = self._read.get_record
         self.pending = WriteBatch()
         self._committing: WriteBatch | None = None
@@ -78,6 +92,8 @@ class Overlay:
         self._busy = False
         self._commit_again = False
         self._touched = False
+        # Callers of ``flush``, each with the number of the batch that it waits for, ascending. Batches are numbered as
+        # they are filled: ``_filling`` is the one being filled, ``_durable`` the last one on disk.
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
         self._epoch = 0
         """Counts exchanges of the database: reports of commits to an earlier one are not for us."""
@@ -96,7 +112,11 @@ class Overlay:
         return self._busy
 
     def end_unit(self) -> None:
-        """The stamp has changed and says what was written: there is something to commit, and it may be committed."""
+        """Close the unit: the stamp has changed and describes what was written, so it may be committed now.
+
+        Raises:
+            InvariantError: the store is poisoned.
+        """
         if self.is_poisoned:
             raise InvariantError("the store is poisoned: an entry failed while it was applied")
         self._touched = True
@@ -106,14 +126,20 @@ class Overlay:
             self.commit()
 
     def poison(self) -> None:
-        """An entry failed half-way: commit nothing any more."""
+        """Commit nothing any more: an entry failed half-way."""
         self.is_poisoned = self.is_changing = True
 
     def load(self, revision_key: bytes) -> bytes:
-        """The KeyValue of a revision known to the index. Raises CorruptRecordError (fatal)."""
+        """Return the KeyValue of a revision known to the index.
+
+        Raises:
+            CorruptRecordError: it cannot be read or is not what was written; fatal.
+        """
+        # A revision is written once and never changed, so the three places cannot disagree: whichever has it is right.
         record = self.pending.records.get(revision_key)
         if record is None and self._committing is not None:
             record = self._committing.records.get(revision_key)
+        # What is still in memory was made by this process: its checksum is for the disk.
         if record is not None:
             return record[SEAL_BYTES:]
         try:
@@ -123,12 +149,17 @@ class Overlay:
         return unseal(revision_key, record)
 
     def load_all(self, revisions: Iterable[int], size_bytes_max: int = SIZE_MAX_BYTES) -> list[bytes]:
-        """The KeyValues of packed revisions known to the index: ``load`` for many, with its calls inlined.
+        """Return the KeyValues of packed revisions known to the index: ``load`` for many, with its calls inlined.
 
         Arguments:
-            size_bytes_max: load no more once so much is loaded.
+            revisions: packed revisions.
+            size_bytes_max: load no more once so many bytes are loaded.
+
+        Raises:
+            CorruptRecordError: as of ``load``.
         """
         pending = self.pending.records.get
+        # With no batch on its way the same table is asked twice, which costs less than a branch for each revision.
         committing = (self._committing or self.pending).records.get
         get_record = self._get_record
         found: list[bytes] = []
@@ -153,19 +184,28 @@ class Overlay:
         return found
 
     def discard(self, revision_key: bytes) -> bool:
-        """Drop a record that did not leave memory yet; ``False`` when it must be deleted on disk."""
+        """Drop a record that did not leave memory yet; return ``False`` when it must be deleted on disk."""
+        # The sorted keys of ``records`` are positions in the batch, and those shift now.
         self._pending_keys = []
         return self.pending.records.pop(revision_key, None) is not None
 
     def records(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Revision keys and KeyValues of ``start <= revision key < end``, oldest first.
+        """Iterate over revision keys and KeyValues of ``start <= revision key < end``, oldest first.
 
         The caller must finish before anything else happens to the store.
+
+        Arguments:
+            start, end: revision keys (``revision.py``).
         """
+        # Disk, committing, pending: every revision of one is older than all of the next. A batch that is on disk but
+        # not yet reported is read once all the same, because this read transaction is pinned before it.
         for key, record in self._read.items(schema.KEY, start, end):
             yield key, unseal(key, record)
         for batch, keys in ((self._committing, self._committing_keys), (self.pending, self._pending_keys)):
+            # Batches fill in order of revision, so the last record decides whether any can be wanted.
             if batch is not None and batch.records and next(reversed(batch.records)) >= start:
+                # Only what was added since the last call: a watcher that catches up calls this for every few hundred
+                # events.
                 if len(keys) < len(batch.records):
                     keys.extend(islice(batch.records, len(keys), None))
                 for number in range(bisect_left(keys, start), bisect_left(keys, end)):
@@ -173,15 +213,22 @@ class Overlay:
                     yield key, batch.records[key][SEAL_BYTES:]
 
     def value(self, bucket: bytes, key: bytes) -> bytes | None:
-        """A value of a bucket other than ``key``."""
+        """Return a value of a bucket other than ``key``; ``None`` if there is none.
+
+        Arguments:
+            bucket: its name (``schema.py``).
+            key: the key in it.
+        """
+        # Unlike records, values are overwritten: the newest batch must be asked first.
         for batch in (self.pending, self._committing):
             if batch is not None and (bucket, key) in batch.values:
                 return batch.values[bucket, key]
         return self._read.get(bucket, key)
 
     def values(self, bucket: bytes) -> list[tuple[bytes, bytes]]:
-        """All values of a bucket other than ``key``, in order of key."""
+        """Return all keys and values of a bucket other than ``key``, in order of key."""
         found: dict[bytes, bytes | None] = dict(self._read.items(bucket))
+        # Oldest first, each covering what was before it; ``None`` is a deletion.
         for batch in (self._committing, self.pending):
             if batch is not None:
                 found.update({key: value for (name, key), value in batch.values.items() if name == bucket})
@@ -194,6 +241,7 @@ class Overlay:
         if self._busy:
             self._commit_again = True
             return
+        # A batch that found no room is still in place, and is tried again before anything newer may go.
         batch = self._committing or self._fill()
         if batch is None:
             return
@@ -203,12 +251,14 @@ class Overlay:
     def _fill(self) -> WriteBatch | None:
         if not self._has_pending():
             return None
+        # Half an entry: ``end_unit`` will commit.
         if self.is_changing:
             self._wanted = True
             return None
         self._touched = False
         batch, self.pending = self.pending, WriteBatch()
         self._committing_keys, self._pending_keys = self._pending_keys, []
+        # Stamped when it is taken and not when it is written: entries applied meanwhile are not in this batch.
         self._on_durable = self._stamp(batch)
         self._committing = batch
         self._filling += 1
@@ -218,11 +268,13 @@ class Overlay:
         return self._touched or self.pending.operations() > 0
 
     def _committed(self, epoch: int, error: BaseException | None) -> None:
+        # The report is of a batch that ``exchange`` made obsolete.
         if self.closed or epoch != self._epoch:
             return
         self._busy = False
         if error is None:
             self._settle()
+        # Nothing of the batch is on disk; it stays in ``_committing``, where reads find it.
         elif isinstance(error, SpaceError):
             self.space_error = error
             if isinstance(error, MapFullError) and self._grow():
@@ -236,6 +288,7 @@ class Overlay:
 
     def _grow(self) -> bool:
         """Make room in the map of the backend, which must not be read meanwhile; whether that was possible now."""
+        # The map can be changed only while no read transaction is open; this one is ours.
         self._read.close()
         try:
             return self._backend.grow()
@@ -246,6 +299,7 @@ class Overlay:
             self._renew()
 
     def _settle(self) -> None:
+        # Renew first, drop after: in between both have the records, never neither.
         self._renew()
         failpoint("beforeWritebackBuf")
         committed, self._committing = self._committing, None
@@ -254,6 +308,7 @@ class Overlay:
         if committed is not None and len(committed.records) > FREED_AT_ONCE:
             self.free_later(committed.records)
         self.space_error = None
+        # The batch just committed is the one filled before the present one.
         self._durable = self._filling - 1
         self._on_durable()
         self._tell_waiters()
@@ -276,6 +331,7 @@ class Overlay:
 
     def flush(self, on_durable: Callable[[], None]) -> None:
         """Commit now; call back (on the owner's thread) once everything written so far is durable."""
+        # What was written so far is in the batch being filled, or else in the one on its way, or else on disk.
         if self._has_pending():
             self._waiters.append((self._filling, on_durable))
         elif self._committing is not None:
@@ -290,7 +346,12 @@ class Overlay:
         """Run a job on the writer with commits held back, then ``swap`` here with no read transaction of ours open.
 
         For the online compacting copy: the file that ``job`` writes stays complete because nothing is committed
-        meanwhile; writes go on into ``pending``. A job that fails changes nothing: ``done(error)`` tells.
+        meanwhile; writes go on into ``pending``.
+
+        Arguments:
+            job: runs on the writer's thread.
+            swap: runs on the owner's thread if the job succeeded.
+            done: called at the end, with the error of ``job`` or ``swap``; a job that fails changes nothing.
 
         Raises:
             InvariantError: a batch is on its way (``flush`` first).
@@ -310,6 +371,7 @@ class Overlay:
             done(error)
             self.commit()
 
+        # While a job of the writer is on its way, ``commit`` only takes note.
         self._busy = True
         self._writer.submit(job, finish)
 
@@ -319,6 +381,7 @@ class Overlay:
             swap()
         except StorageError as error:
             return error
+        # Whether or not the swap worked there is a database to read.
         finally:
             self._renew()
         return None
@@ -326,15 +389,20 @@ class Overlay:
     def exchange(self, replace: Callable[[], None]) -> None:
         """Forget every uncommitted change and go on over another database, which contains them.
 
-        Waits for the batch on its way, because its file is about to be replaced. Callbacks of ``flush`` are called.
-        A unit under way ends: what it was about to do is in the other database.
+        Waits for the batch on its way, because its file is about to be replaced. Callbacks of ``flush`` are called. A
+        unit under way ends: what it was about to do is in the other database.
+
+        Arguments:
+            replace: exchanges the file, with no read transaction of ours open.
 
         Raises:
             InvariantError: the store is poisoned.
         """
         if self.is_poisoned:
             raise InvariantError("the store is poisoned: an entry failed while it was applied")
+        # A commit that is under way would write into a file that is about to lose its name.
         self._writer.drain()
+        # The report of that commit comes later, and must not be taken for one of the new database.
         self._epoch += 1
         self._busy = self._commit_again = self._touched = self.is_changing = self._wanted = False
         self._committing, self.pending = None, WriteBatch()
@@ -345,12 +413,13 @@ class Overlay:
         finally:
             self._renew()
         self.space_error = None
+        # Everything that anybody flushed is contained in the other database.
         self._durable = self._filling
         self._filling += 1
         self._tell_waiters()
 
     def close(self) -> None:
-        """Stop. What was not committed is forgotten (the log has it)."""
+        """Stop; what was not committed is forgotten (the log has it)."""
         self.closed = True
         self._writer.close()
         self._read.close()

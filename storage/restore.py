@@ -31,7 +31,12 @@ _SMALL = len(VALUE_HEADS)
 
 @dataclass(slots=True)
 class Restored:
-    """What a scan found."""
+    """The result of a scan: what the index and the attachments begin with.
+
+    Attributes:
+        entries: the history of each key, as the index keeps it.
+        leases: the lease of each attached key.
+    """
 
     entries: dict[bytes, int | KeyIndex] = field(default_factory=dict)
     leases: dict[bytes, int] = field(default_factory=dict)
@@ -51,7 +56,7 @@ def scan(read: ReadTxn) -> Restored:
 
 
 def scan_steps(read: ReadTxn) -> Generator[None, None, Restored]:
-    """The same in steps of some milliseconds.
+    """Read every record in order of revision, in steps of some milliseconds.
 
     Raises:
         CorruptRecordError: a record is not what was written; names its revision.
@@ -64,11 +69,13 @@ def scan_steps(read: ReadTxn) -> Generator[None, None, Restored]:
             yield
         data = unseal(revision_key, record)
         revision = from_key(revision_key)
+        # A record of 18 bytes of key is a tombstone; a plain record of a key seen before is a put after a deletion.
         key = _key_of_plain_record(data, revision >> SUB_BITS) if len(revision_key) == KEY_BYTES else None
         if key is None or key in entries:
             _restore_any(restored, revision_key, revision, data)
         else:
             entries[key] = revision
+    # Records come in order of revision, so the last one is the newest.
     restored.last_revision = revision >> SUB_BITS
     return restored
 
@@ -79,6 +86,7 @@ def _key_of_plain_record(data: bytes, main: int) -> bytes | None:
     if size > 0x7F:
         return None
     end = 2 + size
+    # Everything before the value of such a record is known from its revision: compare, do not decode.
     number = varint(main)
     middle = b"\x10" + number + b"\x18" + number + _FIRST_VERSION
     position = end + len(middle)
@@ -102,14 +110,18 @@ def _restore_any(restored: Restored, revision_key: bytes, revision: int, data: b
 
 def _restore_put(restored: Restored, view: KeyValueView, revision: int) -> None:
     key = view.key
+    # The checksum covers the revision key, so this is a fault of the program that wrote it; refuse it all the same.
     if view.mod_revision != revision >> SUB_BITS:
         raise CorruptionError(f"claims revision {view.mod_revision}")
     entry = restored.entries.get(key)
     if entry is None:
+        # The first put that is left may be a later version: a compaction dropped the ones before. The record says how
+        # many there were.
         plain = view.version == 1 and view.create_revision == view.mod_revision
         restored.entries[key] = revision if plain else KeyIndex(view.create_revision, view.version, [revision])
     else:
         _widened(restored, key, entry).put(revision)
+    # The last record of a key says what it is attached to; an earlier one may have said something else.
     if view.lease:
         restored.leases[key] = view.lease
     else:
@@ -119,6 +131,7 @@ def _restore_put(restored: Restored, view: KeyValueView, revision: int) -> None:
 def _restore_tombstone(restored: Restored, key: bytes, revision: int) -> None:
     restored.leases.pop(key, None)
     entry = restored.entries.get(key)
+    # A compaction exactly at this deletion dropped the puts before it.
     if entry is None:
         restored.entries[key] = KeyIndex.from_tombstone(revision)
     else:
@@ -132,7 +145,12 @@ def _widened(restored: Restored, key: bytes, entry: int | KeyIndex) -> KeyIndex:
 
 
 def fill_index(index: Index, entries: dict[bytes, int | KeyIndex]) -> None:
-    """Let an index be that of scanned entries, which it takes over."""
+    """Fill an index with scanned entries, all at once.
+
+    Arguments:
+        index: replaced by what was scanned.
+        entries: the history of each key; the index takes the dict over.
+    """
     histories = [(key, entry) for key, entry in entries.items() if isinstance(entry, KeyIndex)]
     index.restore(
         entries,
@@ -142,9 +160,13 @@ def fill_index(index: Index, entries: dict[bytes, int | KeyIndex]) -> None:
 
 
 def fill_index_steps(index: Index, restored: Restored) -> Generator[None, None, None]:
-    """Let a fresh index be that of a scan, which it takes over, in steps; it is whole after the last of them.
+    """Fill a fresh index with scanned entries, in steps; it is whole after the last of them.
 
-    Costs more in sum than ``fill_index``, which sorts all keys in one go.
+    This costs more in sum than ``fill_index``, which sorts all keys in one go.
+
+    Arguments:
+        index: a fresh one.
+        restored: the result of a scan; the index takes its entries over.
     """
     keys = iter(restored.entries.items())
     while part := list(islice(keys, STEP_RECORDS)):

@@ -82,7 +82,7 @@ def is_tombstone(key: bytes) -> bool:
 
 
 def describe(revision: int | bytes) -> str:
-    """Return a packed revision or a revision key as people write it: ``5.1``, or ``6.0(t)`` for the key of a tombstone."""
+    """Return a packed revision or a revision key as people write it: ``5.1``; ``6.0(t)`` for a tombstone's key."""
     if isinstance(revision, int):
         return f"{revision >> SUB_BITS}.{revision & SUB_MASK}"
     if not is_well_formed(revision):

@@ -70,24 +70,24 @@ _U64 = struct.Struct(">Q")
 
 
 def encode_integer(number: int) -> bytes:
-    """A non-negative integer as the 8 bytes kept in ``meta``."""
+    """Return a non-negative integer as the 8 bytes kept in ``meta``."""
     return _U64.pack(number)
 
 
 def decode_integer(data: bytes | None) -> int | None:
-    """The inverse of ``encode_integer``; ``None`` stays ``None``."""
+    """Return the integer of ``encode_integer``; ``None`` stays ``None``."""
     return None if data is None else int(_U64.unpack(data)[0])
 
 
 def read_compact_revisions(get: Callable[[bytes, bytes], bytes | None]) -> tuple[int, int]:
-    """The compact revision asked for and the one carried out, each -1 if never, by a reader of (bucket, key)."""
+    """Return the compact revision asked for and the one carried out, each -1 if never, by a reader of (bucket, key)."""
     scheduled = decode_integer(get(META, META_SCHEDULED_COMPACT))
     finished = decode_integer(get(META, META_FINISHED_COMPACT))
     return -1 if scheduled is None else scheduled, -1 if finished is None else finished
 
 
 def encode_conf_state(conf: ConfState) -> bytes:
-    """A configuration as JSON with the field names of etcd's confState."""
+    """Return a configuration as JSON with the field names of etcd's confState."""
     fields = {
         "voters": conf.voters,
         "learners": conf.learners,
@@ -99,7 +99,7 @@ def encode_conf_state(conf: ConfState) -> bytes:
 
 
 def decode_conf_state(data: bytes | None) -> ConfState:
-    """The inverse of ``encode_conf_state``; ``None`` is the empty configuration."""
+    """Return the configuration of ``encode_conf_state``; ``None`` is the empty one."""
     if data is None:
         return ConfState()
     fields = json.loads(data)

@@ -58,9 +58,10 @@ Item = tuple[Any, int, bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of an interval is wanted; revisions are main revisions, 0 is no bound, a limit of 0 or less none.
+    """What of an interval is wanted, and in which order.
 
-    Without ``counts`` the count of the answer may be too low: at an older revision counting is a walk to the end.
+    Revisions are main revisions, and 0 is no bound; a limit of 0 or less is none. Without ``counts`` the count of the
+    answer may be too low: at an older revision counting is a walk to the end.
     """
 
     limit: int = 0
@@ -80,7 +81,7 @@ class Selection:
         return bool(self.min_mod or self.max_mod or self.min_create or self.max_create)
 
     def passes(self, state: State) -> bool:
-        """Whether the filters let a key through."""
+        """Return whether the filters let a key through."""
         modified, created = state[1] >> SUB_BITS, state[2]
         return not (
             (self.max_mod and modified > self.max_mod)
@@ -92,7 +93,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """How a selection ended."""
+    """The end of a selection: what is known when all pieces were yielded."""
 
     count: int
     """Keys of the interval, whatever was selected of them."""
@@ -118,7 +119,7 @@ class Selector:
         selection: what of it.
         count: its number of keys where that is known already; it is found by walking otherwise.
         check: raises when ``main`` cannot be read any more.
-        grow: told of bytes held until the end beside what was yielded; raises when it is too much.
+        grow: called with bytes held until the end beside what was yielded; raises when they are too many.
     """
 
     def __init__(
@@ -145,8 +146,9 @@ class Selector:
         self._walked = 0
 
     def pieces(self) -> Pieces:
-        """Do it; see the module."""
+        """Read what is selected, in pieces; the module says how."""
         selection = self._selection
+        # Nothing to read, or nothing but a count that is known.
         if self._known_count == 0 or (selection.count_only and self._known_count is not None):
             return Selected(self._known_count, False)
         if selection.count_only:
@@ -163,7 +165,9 @@ class Selector:
         walk = self._reader.walk(self._key, self._end, self._main, reverse=reverse)
         size = KEYS_PER_PIECE
         while not walk.done:
+            # Between two pieces a compaction may have taken the revision away.
             self._check()
+            # Not many more keys than the limit needs, but never so few that the pauses cost more than the work.
             if wanted:
                 size = max(KEYS_PER_PIECE_MIN, min(KEYS_PER_PIECE, wanted - self._walked))
             states = walk.take(size)
@@ -175,6 +179,7 @@ class Selector:
         selection, limit = self._selection, self._selection.limit
         is_filtered = selection.is_filtered
         taken, more = 0, False
+        # One more than the limit shows whether there is more; a filter may pass over any number of keys.
         for states in self._walk(0 if is_filtered or not 0 < limit < LIMIT_MAX else limit + 1):
             if more:  # only the count is still wanted
                 yield []
@@ -193,8 +198,11 @@ class Selector:
         """By something else: everything is looked at before anything is answered."""
         selection = self._selection
         limit = selection.limit
+        # etcd sorts in ascending order when a target comes without an order, but hands the limit to the store: the
+        # limit then cuts in key order, before the sort.
         cuts_first = selection.order == NONE and not selection.is_filtered and 0 < limit < LIMIT_MAX
         fetch = limit + 1 if cuts_first else 0
+        # The best so far suffice if a limit is small; a large one would make each new item cost as much as sorting all.
         items = _Sorted(selection.order == DESCEND, limit if 0 < limit <= CANDIDATES_MAX else 0)
         passing = 0
         for states in self._walk(fetch):
@@ -221,6 +229,7 @@ class Selector:
     def _add(self, items: _Sorted, states: list[State]) -> Generator[list[bytes], None, None]:
         """Put keys among those to be sorted, their values loaded if it is by value."""
         target = self._selection.target
+        # The index knows all targets but the value.
         if target != VALUE:
             values: Iterable[Any]
             if target == MOD:
@@ -274,12 +283,21 @@ class _Sorted:
         self._worst: Item | None = None
 
     def add(self, values: Iterable[Any], states: list[State], *, by_value: bool = False) -> None:
-        """Take items in order of key; ``by_value`` if what they are sorted by takes memory of its own."""
+        """Take items in order of key.
+
+        Arguments:
+            values: what each item is sorted by.
+            states: the items.
+            by_value: whether what they are sorted by takes memory of its own.
+        """
         items: list[Item] = []
         for value, (key, revision, _, _) in zip(values, states, strict=True):
             self._added += 1
+            # The second member breaks ties in order of key, in both directions; so two items are never equal, and the
+            # keys behind it are never compared.
             items.append((value, -self._added if self._descending else self._added, key, revision))
         worst = self._worst
+        # What is worse than the worst that was kept cannot be among the best any more.
         if worst is not None:
             items = [item for item in items if (item > worst) == self._descending]
         self._run += items
@@ -288,7 +306,7 @@ class _Sorted:
             self._end_run(by_value)
 
     def take_growth(self) -> int:
-        """Bytes held more than at the last call; less than none if some were dropped."""
+        """Return the bytes held more than at the last call; negative if some were dropped."""
         growth = self._held_bytes - self._told_bytes
         self._told_bytes = self._held_bytes
         return growth
@@ -298,13 +316,14 @@ class _Sorted:
         if self._keep:
             self._held_bytes -= _size_bytes(self._run[self._keep :], by_value)
             del self._run[self._keep :]
+            # The run goes on with the best ``keep`` of it; what comes next is measured against the last of them.
             self._worst = self._run[-1]
         else:
             self._runs.append(self._run)
             self._run = []
 
     def in_order(self) -> Iterator[Item]:
-        """All that is kept, sorted."""
+        """Iterate over all that is kept, sorted."""
         self._run.sort(reverse=self._descending)
         self._runs.append(self._run)
         return merge(*self._runs, reverse=self._descending)
@@ -317,7 +336,15 @@ def _size_bytes(items: list[Item], by_value: bool) -> int:
 def collect(
     pieces: Pieces, size_bytes_max: int = 1 << 62
 ) -> Generator[None, None, tuple[list[bytes], Selected | None]]:
-    """Gather a selection, with its pauses; stop early, without its end, once there is so much."""
+    """Gather a selection, with its pauses.
+
+    Arguments:
+        pieces: the selection.
+        size_bytes_max: bytes of KeyValues at which it stops early.
+
+    Returns:
+        the KeyValues, and how the selection ended; ``None`` if it was stopped early.
+    """
     kvs: list[bytes] = []
     size_bytes = 0
     while size_bytes < size_bytes_max:
@@ -332,7 +359,7 @@ def collect(
 
 
 def drain(pieces: Pieces) -> tuple[list[bytes], Selected]:
-    """Do all of a selection at once."""
+    """Do all of a selection at once; return its KeyValues and how it ended."""
     kvs: list[bytes] = []
     while True:
         try:

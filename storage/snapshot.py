@@ -35,7 +35,15 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """What a snapshot file is."""
+    """The description of a snapshot file: the point of the log that it contains, and its exact bytes.
+
+    Attributes:
+        index: last log entry contained.
+        term: its term.
+        conf_state: members of the cluster as of that entry.
+        size_bytes: size of the file.
+        sha256: hash of the file, 32 bytes.
+    """
 
     index: int
     """Last log entry contained."""
@@ -47,6 +55,10 @@ class SnapshotInfo:
 
 def write_snapshot(backend: Backend, path: Path) -> SnapshotInfo:
     """Copy the last committed state of a backend to a new file; durable on return. Runs on any thread.
+
+    Arguments:
+        backend: the engine.
+        path: of the new file; there must be none.
 
     Raises:
         SpaceError, StorageError: the file could not be written; it is removed.
@@ -60,7 +72,7 @@ def write_snapshot(backend: Backend, path: Path) -> SnapshotInfo:
 
 
 def describe_snapshot(path: Path) -> SnapshotInfo:
-    """What a snapshot file says, and its hash.
+    """Return what a snapshot file says, and its hash.
 
     Raises:
         StorageError: it is no database.
@@ -70,7 +82,7 @@ def describe_snapshot(path: Path) -> SnapshotInfo:
 
 
 def read_meta(path: Path) -> SnapshotMeta:
-    """The point of the log that a database file holds; nobody may have it open.
+    """Return the point of the log that a database file holds; nobody may have it open.
 
     Raises:
         StorageError: it is no database.
@@ -94,24 +106,35 @@ def _sha256(path: Path) -> bytes:
 def verify_snapshot(path: Path, info: SnapshotInfo) -> None:
     """Refuse a file that is not exactly the one described.
 
+    Arguments:
+        path: of the file.
+        info: the description that came with it.
+
     Raises:
         CorruptionError: size, hash or content differ; names the file.
     """
     size_bytes = path.stat().st_size
     if size_bytes != info.size_bytes or _sha256(path) != info.sha256:
         raise CorruptionError(f"snapshot {path} ({size_bytes} bytes) is not the one sent ({info.size_bytes} bytes)")
+    # Raft is about to believe ``info``; the state machine will go on from what the file itself says.
     found = read_meta(path)
     if found != SnapshotMeta(info.index, info.term, info.conf_state):
         raise CorruptionError(f"snapshot {path} is of entry {found.index}, announced was {info.index}")
 
 
 def install_snapshot(received: Path, target: Path, info: SnapshotInfo) -> None:
-    """Put a received database in the place of ``target``, which nobody has open.
+    """Put a received database in the place of another one, which nobody has open; durable on return.
+
+    Arguments:
+        received: path of the file, gone afterwards.
+        target: path of the database.
+        info: the description that came with the file.
 
     Raises:
         CorruptionError: the file is not the one described; nothing is changed.
     """
     verify_snapshot(received, info)
+    # The contents before the name: a power cut right after the rename must not leave an empty file under it.
     with received.open("rb") as file:
         os.fsync(file.fileno())
     failpoint("snapshotBeforeRename")

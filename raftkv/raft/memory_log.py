@@ -84,7 +84,7 @@ class MemoryLog:
         self._entries: list[Entry] = []
 
     def initial_state(self) -> tuple[HardState, ConfState]:
-        """See ``LogReader``."""
+        """Implement ``LogReader.initial_state``."""
         return self._hard_state, self._conf_state
 
     def set_hard_state(self, hard_state: HardState) -> None:
@@ -96,15 +96,15 @@ class MemoryLog:
         self._conf_state = conf_state
 
     def first_index(self) -> int:
-        """See ``LogReader``."""
+        """Implement ``LogReader.first_index``."""
         return self._offset + 1
 
     def last_index(self) -> int:
-        """See ``LogReader``."""
+        """Implement ``LogReader.last_index``."""
         return self._offset + len(self._entries)
 
     def term(self, index: int) -> int:
-        """See ``LogReader``."""
+        """Implement ``LogReader.term``."""
         at = index - self._offset
         if at <= 0:
             if at == 0:
@@ -115,7 +115,7 @@ class MemoryLog:
         return self._entries[at - 1].term
 
     def entries(self, low: int, high: int, max_size_bytes: int) -> list[Entry]:
-        """See ``LogReader``."""
+        """Implement ``LogReader.entries``."""
         if low <= self._offset:
             raise CompactedError(f"entry {low}: the log begins at {self._offset + 1}")
         if high > self.last_index() + 1:
@@ -124,7 +124,7 @@ class MemoryLog:
         return limit_size(self._entries[start : start + high - low], max_size_bytes)
 
     def snapshot(self) -> SnapshotMeta:
-        """See ``LogReader``."""
+        """Implement ``LogReader.snapshot``."""
         return self._snapshot
 
     def append(self, entries: Sequence[Entry]) -> None:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 
 class WriteBatch:
-    """Everything that goes to disk in one transaction. Never changed once handed to an engine."""
+    """The changes that go to disk in one transaction; never changed once handed to an engine."""
 
     __slots__ = ("deletes", "records", "values")
 
@@ -32,28 +32,39 @@ class WriteBatch:
         """(bucket, key) -> value, or ``None`` to delete it."""
 
     def operations(self) -> int:
-        """Number of changes."""
+        """Return the number of changes."""
         return len(self.records) + len(self.deletes) + len(self.values)
 
 
 class ReadTxn(Protocol):
-    """One consistent state."""
+    """One consistent state of an engine, pinned until it is closed."""
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
-        """The value of a key, ``None`` if absent."""
+        """Return the value of a key, ``None`` if absent.
+
+        Arguments:
+            bucket: its name (``schema.py``).
+            key: the key in it.
+        """
 
     def get_record(self, revision_key: bytes) -> bytes | None:
-        """The same for the bucket of revisions: the hot path of reads."""
+        """Return the record of a revision, ``None`` if absent: the hot path of reads."""
 
     def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of ``start <= key < end`` in order; ``end=None`` is no bound."""
+        """Iterate over keys and values of ``start <= key < end`` in order.
+
+        Arguments:
+            bucket: its name (``schema.py``).
+            start: the first key.
+            end: the key before which to stop; ``None`` is no bound.
+        """
 
     def close(self) -> None:
-        """Give the state up. Idempotent; a read after it is a fault of the caller."""
+        """Give the state up; harmless when repeated. A read after it is a fault of the caller."""
 
 
 class Backend(Protocol):
-    """An engine."""
+    """An engine: buckets of keys and values that change a batch at a time."""
 
     def begin_read(self) -> ReadTxn:
         """Pin the last committed state."""
@@ -89,7 +100,7 @@ class Backend(Protocol):
         """Write a consistent compact copy of the last committed state to a new file, durable on return."""
 
     def open_copy(self, path: Path) -> Backend:
-        """Read a database that ``copy_to`` made, where it is; close it before anything is done with the file."""
+        """Open a database that ``copy_to`` made, where it is; close it before anything is done with the file."""
 
     @property
     def readers(self) -> int:
@@ -99,6 +110,7 @@ class Backend(Protocol):
         """Go on with another database, made by ``copy_to``, moved over this one.
 
         Arguments:
+            path: of the other database, gone afterwards.
             timeout_s: how long to wait for read transactions and copies of other threads to end.
 
         Raises:

@@ -43,7 +43,7 @@ _META_PAGES: Final = 2
 
 
 class LMDBReadTxn:
-    """One pinned state of an environment."""
+    """One pinned state of an LMDB environment."""
 
     def __init__(
         self, environment: lmdb.Environment, handles: dict[bytes, lmdb._Database], on_close: Callable[[], None]
@@ -55,14 +55,14 @@ class LMDBReadTxn:
         self.get_record = self._txn.get  # bound here once: the hot path pays no Python frame
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
-        """See ``ReadTxn``."""
+        """Implement ``ReadTxn.get``."""
         try:
             return self._txn.get(key, db=self._handles[bucket])
         except lmdb.Error as error:
             raise CorruptionError(f"the database cannot be read in bucket {bucket.decode()}: {error}") from error
 
     def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """See ``ReadTxn``."""
+        """Implement ``ReadTxn.items``."""
         try:
             with self._txn.cursor(self._handles[bucket]) as cursor:
                 if not (cursor.set_range(start) if start else cursor.first()):
@@ -75,7 +75,7 @@ class LMDBReadTxn:
             raise CorruptionError(f"the database cannot be read in bucket {bucket.decode()}: {error}") from error
 
     def close(self) -> None:
-        """See ``ReadTxn``."""
+        """Implement ``ReadTxn.close``."""
         if self._is_open:
             self._is_open = False
             self._txn.abort()
@@ -83,7 +83,7 @@ class LMDBReadTxn:
 
 
 class LMDBBackend:
-    """A database file. ``LMDBBackend(path)`` opens it, or makes it when absent."""
+    """The engine on one LMDB file. ``LMDBBackend(path)`` opens it, or makes it when absent."""
 
     def __init__(self, path: Path, map_size_bytes: int = MAP_SIZE_BYTES, *, read_only: bool = False) -> None:
         """Open or create.
@@ -121,8 +121,10 @@ class LMDBBackend:
             )
             self._restore_length()
             if not self._read_only:
+                # LMDB gives its mode only to files it makes, and the umask changes it.
                 for name in (self.path, lock_path(self.path)):
                     name.chmod(FILE_MODE)
+                # Slots of processes that were killed: each keeps the pages of its state from being reused.
                 self._environment.reader_check()
             self._handles = self._open_buckets()
             if is_new:
@@ -154,7 +156,7 @@ class LMDBBackend:
         self._size_in_use_bytes = pages * self._page_bytes
 
     def begin_read(self) -> LMDBReadTxn:
-        """See ``Backend``."""
+        """Implement ``Backend.begin_read``."""
         with self._idle:
             read = LMDBReadTxn(self._environment, self._handles, self._leave)
             self._users += 1
@@ -166,7 +168,7 @@ class LMDBBackend:
             self._idle.notify_all()
 
     def commit(self, batch: WriteBatch) -> None:
-        """See ``Backend``."""
+        """Implement ``Backend.commit``."""
         try:
             failpoint("beforeCommit")
             with self._environment.begin(write=True) as txn:
@@ -174,16 +176,20 @@ class LMDBBackend:
                 self._delete(txn, batch.deletes)
                 self._put(txn, batch.values)
             failpoint("afterCommit")
+            # Here and not when somebody asks: measuring takes a read transaction, and the loop asks often.
             self._measure()
         except (lmdb.Error, OSError) as error:
             raise _declared(error, self.path) from error
 
     def _append(self, txn: lmdb.Transaction, records: dict[bytes, bytes]) -> None:
         added, items = 0, iter(records.items())
+        # Keys ascend and lie above all that is there, so LMDB fills the last page and searches nothing.
         with txn.cursor(self._handles[schema.KEY]) as cursor:
             # A few at a time: the interpreter changes threads only between two calls.
             while some := list(islice(items, RECORDS_IN_A_ROW)):
                 added += cursor.putmulti(some, append=True, overwrite=False)[1]
+        # A record that is not above all others was skipped: two of one revision, or an older one, which no correct
+        # store makes.
         if added != len(records):
             raise InvariantError(f"only {added} of {len(records)} records are newer than the disk")
 
@@ -200,8 +206,9 @@ class LMDBBackend:
                 txn.put(key, value, db=self._handles[bucket])
 
     def grow(self) -> bool:
-        """See ``Backend``. Doubles the map: address space, of which there are many terabytes."""
+        """Implement ``Backend.grow``. Doubles the map: address space, of which there are many terabytes."""
         with self._idle:
+            # LMDB moves the map when it grows it; a reader would be left with addresses of the old one.
             if self._users:
                 return False
             size_bytes = 2 * int(self._environment.info()["map_size"])
@@ -214,17 +221,18 @@ class LMDBBackend:
 
     @property
     def size_bytes(self) -> int:
-        """See ``Backend``."""
+        """Implement ``Backend.size_bytes``."""
         return self._size_bytes
 
     @property
     def size_in_use_bytes(self) -> int:
-        """See ``Backend``."""
+        """Implement ``Backend.size_in_use_bytes``."""
         return self._size_in_use_bytes
 
     def copy_to(self, path: Path) -> None:
-        """See ``Backend``. Runs without the interpreter lock; writers go on meanwhile."""
+        """Implement ``Backend.copy_to``. Runs without the interpreter lock; writers go on meanwhile."""
         try:
+            # ``O_EXCL``: a file that is there may be somebody's.
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
             try:
                 os.fchmod(descriptor, FILE_MODE)
@@ -237,40 +245,47 @@ class LMDBBackend:
             raise _declared(error, path) from error
 
     def open_copy(self, path: Path) -> LMDBBackend:
-        """See ``Backend``."""
+        """Implement ``Backend.open_copy``."""
         return LMDBBackend(path, read_only=True)
 
     @property
     def readers(self) -> int:
-        """See ``Backend``."""
+        """Implement ``Backend.readers``."""
         return self._users
 
     def replace(self, path: Path, timeout_s: float = 0.0) -> None:
-        """See ``Backend``."""
+        """Implement ``Backend.replace``."""
         with self._idle:
             if not self._idle.wait_for(lambda: not self._users, timeout_s):
                 raise StorageError(f"the database {self.path} is being read")
             failpoint("defragBeforeRename")
+            # The readers are gone and ``_idle`` is held, so none comes in before the new environment is open.
             self._environment.close()
             try:
                 replace_file(path, self.path)
             except OSError as error:
                 raise StorageError(f"cannot move {path} over the database {self.path}: {error.strerror}") from error
+            # Also when the move failed: the old file is still there under its name.
             finally:
                 self._open()
 
     def close(self) -> None:
-        """See ``Backend``."""
+        """Implement ``Backend.close``."""
         self._environment.close()
 
 
 def lock_path(path: Path) -> Path:
-    """Where LMDB keeps the reader table of a database file."""
+    """Return the path of LMDB's reader table of a database file."""
     return path.with_name(path.name + "-lock")
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Move a file over another, durably: after a crash the name holds one of the two, whole."""
+    """Move a file over another, durably: after a crash the name holds one of the two, whole.
+
+    Arguments:
+        source: path of the file that is moved.
+        target: path of the file that is replaced.
+    """
     os.replace(source, target)
     sync_directory(str(target.parent))
 

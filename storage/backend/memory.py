@@ -18,14 +18,14 @@ from raftkv.storage.backend.base import Backend, WriteBatch
 
 
 class MemoryReadTxn:
-    """A state pinned by undo entries; see the module."""
+    """A state pinned by undo entries: the old values of what was changed after it began."""
 
     def __init__(self, backend: MemoryBackend) -> None:
         self._backend = backend
         self.undo: dict[tuple[bytes, bytes], bytes | None] = {}
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
-        """See ``ReadTxn``."""
+        """Implement ``ReadTxn.get``."""
         place = bucket, key
         if place in self.undo:
             return self.undo[place]
@@ -33,12 +33,13 @@ class MemoryReadTxn:
         return value
 
     def get_record(self, revision_key: bytes) -> bytes | None:
-        """See ``ReadTxn``."""
+        """Implement ``ReadTxn.get_record``."""
         return self.get(schema.KEY, revision_key)
 
     def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """See ``ReadTxn``."""
+        """Implement ``ReadTxn.items``."""
         now = self._backend.buckets[bucket].irange(start, end, inclusive=(True, False))
+        # Keys that were deleted since are in the undo table alone.
         undone = (key for name, key in self.undo if name == bucket and key >= start and (end is None or key < end))
         for key in sorted({*now, *undone}):
             value = self.get(bucket, key)
@@ -46,12 +47,12 @@ class MemoryReadTxn:
                 yield key, value
 
     def close(self) -> None:
-        """See ``ReadTxn``."""
+        """Implement ``ReadTxn.close``."""
         self._backend._readers.discard(self)
 
 
 class MemoryBackend:
-    """Buckets of the last commit."""
+    """The engine in memory; its buckets are those of the last commit."""
 
     def __init__(self) -> None:
         self.buckets: dict[bytes, SortedDict[bytes, bytes]] = {name: SortedDict() for name in schema.BUCKETS}
@@ -60,20 +61,20 @@ class MemoryBackend:
         self._size_bytes = 0
 
     def clone(self) -> MemoryBackend:
-        """An independent copy of the committed state: a snapshot for another member of a simulation."""
+        """Return an independent copy of the committed state: a snapshot for another member of a simulation."""
         other = MemoryBackend()
         other.buckets = {name: SortedDict(bucket) for name, bucket in self.buckets.items()}
         other._size_bytes = self._size_bytes
         return other
 
     def begin_read(self) -> MemoryReadTxn:
-        """See ``Backend``."""
+        """Implement ``Backend.begin_read``."""
         reader = MemoryReadTxn(self)
         self._readers.add(reader)
         return reader
 
     def commit(self, batch: WriteBatch) -> None:
-        """See ``Backend``."""
+        """Implement ``Backend.commit``."""
         last = self._last_record()
         for key, record in batch.records.items():
             if key <= last:
@@ -87,7 +88,7 @@ class MemoryBackend:
         self.commits += 1
 
     def grow(self) -> bool:
-        """See ``Backend``. There is no map."""
+        """Implement ``Backend.grow``. There is no map."""
         return True
 
     def _last_record(self) -> bytes:
@@ -98,6 +99,7 @@ class MemoryBackend:
         items = self.buckets[bucket]
         old = items.get(key)
         for reader in self._readers:
+            # The value before the first change since a reader began is the one that it goes on seeing.
             reader.undo.setdefault((bucket, key), old)
         if old is not None:
             self._size_bytes -= len(key) + len(old)
@@ -108,31 +110,31 @@ class MemoryBackend:
 
     @property
     def size_bytes(self) -> int:
-        """See ``Backend``."""
+        """Implement ``Backend.size_bytes``."""
         return self._size_bytes
 
     @property
     def size_in_use_bytes(self) -> int:
-        """See ``Backend``."""
+        """Implement ``Backend.size_in_use_bytes``."""
         return self._size_bytes
 
     @property
     def readers(self) -> int:
-        """See ``Backend``."""
+        """Implement ``Backend.readers``."""
         return len(self._readers)
 
     def open_copy(self, path: Path) -> Backend:
-        """Not for this engine."""
+        """Refuse: this engine has no files."""
         raise StorageError(f"cannot read {path} with a database in memory")
 
     def copy_to(self, path: Path) -> None:
-        """Not for this engine: a simulation passes ``clone()``."""
+        """Refuse: this engine has no files; a simulation passes ``clone()``."""
         raise StorageError(f"cannot copy a database in memory to {path}")
 
     def replace(self, path: Path, timeout_s: float = 0.0) -> None:
-        """Not for this engine."""
+        """Refuse: this engine has no files."""
         raise StorageError(f"cannot replace a database in memory by {path}")
 
     def close(self) -> None:
-        """Nothing to release: what was committed stays, as on a disk."""
+        """Release the readers; what was committed stays, as on a disk."""
         self._readers.clear()

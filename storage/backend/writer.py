@@ -18,10 +18,15 @@ Done = Callable[[BaseException | None], None]
 
 
 class Writer(Protocol):
-    """Runs jobs in order."""
+    """A worker that runs jobs one at a time, in order."""
 
     def submit(self, job: Job, done: Done) -> None:
-        """Run ``job`` some time; then ``done(None)``, or ``done(error)`` if it raised, on the owner's thread."""
+        """Run a job some time, then report it on the owner's thread.
+
+        Arguments:
+            job: what to do.
+            done: called with ``None``, or with the error that the job raised.
+        """
 
     def drain(self) -> None:
         """Wait until the jobs submitted so far have run; their reports may come later."""
@@ -43,27 +48,27 @@ def _ignore(error: BaseException | None) -> None:
 
 
 class InlineWriter:
-    """Runs each job inside ``submit``: for tools and for tests of everything but the overlap."""
+    """A writer that runs each job inside ``submit``: for tools, and for tests of everything but the overlap."""
 
     def submit(self, job: Job, done: Done) -> None:
-        """See ``Writer``."""
+        """Implement ``Writer.submit``."""
         done(_outcome(job))
 
     def drain(self) -> None:
-        """See ``Writer``."""
+        """Implement ``Writer.drain``."""
 
     def close(self) -> None:
-        """See ``Writer``."""
+        """Implement ``Writer.close``."""
 
 
 class ScriptedWriter:
-    """Holds jobs until told: a simulation decides when a commit ends, or lets a crash lose it."""
+    """A writer that holds its jobs: a simulation decides when a commit ends, or lets a crash lose it."""
 
     def __init__(self) -> None:
         self._jobs: deque[tuple[Job, Done]] = deque()
 
     def submit(self, job: Job, done: Done) -> None:
-        """See ``Writer``."""
+        """Implement ``Writer.submit``."""
         self._jobs.append((job, done))
 
     def __len__(self) -> int:
@@ -80,16 +85,16 @@ class ScriptedWriter:
             self.run_next()
 
     def drain(self) -> None:
-        """See ``Writer``."""
+        """Implement ``Writer.drain``."""
         self.run_all()
 
     def close(self) -> None:
-        """See ``Writer``. Drops what was not run: in a simulation, closing is a crash."""
+        """Implement ``Writer.close``. Drops what was not run: in a simulation, closing is a crash."""
         self._jobs.clear()
 
 
 class ThreadWriter:
-    """The backend thread."""
+    """A writer with a thread of its own: the backend thread of a member."""
 
     def __init__(self, notify: Callable[[Callable[[], None]], object], name: str = "backend") -> None:
         """Start the thread. ``notify(call)`` must have ``call()`` run on the owner's thread, soon, in order."""
@@ -99,23 +104,24 @@ class ThreadWriter:
         self._thread.start()
 
     def submit(self, job: Job, done: Done) -> None:
-        """See ``Writer``."""
+        """Implement ``Writer.submit``."""
         self._jobs.put((job, done))
 
     def drain(self) -> None:
-        """See ``Writer``."""
+        """Implement ``Writer.drain``."""
         drained = threading.Event()
         self._jobs.put((drained.set, _ignore))
         drained.wait()
 
     def close(self) -> None:
-        """See ``Writer``."""
+        """Implement ``Writer.close``."""
         self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
             job, done = item
+            # The job runs here and its report there: the owner never sees its state change under it.
             error = _outcome(job)
             try:
                 self._notify(partial(done, error))

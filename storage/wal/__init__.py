@@ -3,6 +3,19 @@
 The interface is ``WAL`` (``wal.py``): ``create``, ``open``, ``append``, ``sync``, ``save_snapshot``,
 ``release``, ``close``.
 
+Owns the files below ``member/wal``. Laws: what was appended before a ``sync`` that returned is there after any crash,
+or ``open`` refuses; a batch is there whole or not at all; a failed write or sync is final; only the tail of the last
+segment may be cut, and only where a crash can have torn it.
+
+    segment 0, indexes 1..4 (full)            segment 1, first index 5
+    +------+---------+--------------+ 0 0     +------+--------------+-------------------+ 0 0 0 0 ... 0 0
+    | head | 1 2  hs | 3 4 marker 2 |         | head | 5 6 7   hs   | 6' 7' 8'   hs     |  not written yet
+    +------+---------+--------------+         +------+--------------+-------------------+
+       ^        one frame = one append           ^         ^              ^ a new leader: 6 and 7 are overwritten
+       |                                         |         synced before the next frame was written
+       version, metadata, hard state, marker     repeats hard state and marker 2: once a marker from 4 on is
+                                                 durable, segment 0 is deleted whole (``release``)
+
 Reading order: this page, ``frame.py``, ``tail.py``, ``record.py``, ``segment.py``, ``replay.py``, ``recovery.py``,
 ``wal.py``; beside them ``repair.py``, ``spare.py``, ``disk.py`` (the operating system behind a protocol),
 ``describe.py`` (dumps) and ``errors.py``.
@@ -47,6 +60,8 @@ WHY FRAMES AND NOT SINGLE RECORDS (as etcd has them): one checksum for a batch i
 each entry, a batch is recovered whole or not at all, and the header has room for the two facts that tell a torn
 write from damage: its own checksum, so that a flipped bit in the length is seen at once; and the durable offset, so
 that a later frame testifies what had been synced. The decision itself is ``tail.py``.
+
+Left out: when to sync, when to release, and what to do when the disk is full: that is the member's loop.
 """
 
 from .describe import describe

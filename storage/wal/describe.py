@@ -19,7 +19,12 @@ _REAL_DISK = RealDisk()
 
 
 def describe(directory: str, disk: Disk = _REAL_DISK) -> Iterator[str]:
-    """A line for every segment, frame and record of the log in ``directory``, in order."""
+    """Iterate over a line for every segment, frame and record of a log, in order.
+
+    Arguments:
+        directory: of the log.
+        disk: the file operations.
+    """
     try:
         for name in list_segments(disk, directory):
             yield from _describe_segment(disk, directory, name)

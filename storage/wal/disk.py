@@ -27,40 +27,61 @@ _ZEROS: Final = bytes(1 << 20)
 
 
 class Disk(Protocol):
-    """File operations by path and descriptor."""
+    """The file operations of the log, by path and descriptor. Each raises ``OSError`` when it fails."""
 
     def ensure_directory(self, directory: str) -> None:
         """Make a directory for this user alone, or check that it is one; ``StorageError`` in one line."""
 
     def list_names(self, directory: str) -> list[str]:
-        """Names in a directory, in any order."""
+        """Return the names in a directory, in any order."""
 
     def lock(self, path: str) -> int:
         """Make or open ``path`` and lock it for this descriptor alone; ``BlockingIOError`` if it is locked."""
 
     def create(self, path: str) -> int:
-        """A new file, mode 0600, open for reading and writing; an old one of that name is replaced."""
+        """Make a new file, mode 0600, open for reading and writing; an old one of that name is replaced."""
 
     def open(self, path: str) -> int:
-        """An existing file, open for reading and writing."""
+        """Open an existing file for reading and writing."""
 
     def size(self, fd: int) -> int:
-        """Length in bytes."""
+        """Return the length of a file in bytes."""
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``; fewer only at the end of the file."""
+        """Return bytes of a file; fewer than asked for only at its end.
+
+        Arguments:
+            fd: its descriptor.
+            size: bytes to read.
+            offset: where to begin.
+        """
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> None:
-        """Write all buffers one after the other from ``offset`` on."""
+        """Write buffers one after the other.
+
+        Arguments:
+            fd: descriptor of the file.
+            buffers: what to write.
+            offset: where the first of them goes.
+        """
 
     def allocate(self, fd: int, size: int) -> None:
-        """Make the file ``size`` bytes long, zeros, with its blocks reserved: later writes cannot lack space."""
+        """Lengthen a file with zeros whose blocks are reserved: later writes into it cannot lack space.
+
+        Arguments:
+            fd: its descriptor.
+            size: its length then, in bytes.
+        """
 
     def sync_data(self, fd: int) -> None:
         """Return once the contents are durable."""
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name."""
+        """Give a file another name.
+
+        Arguments:
+            old, new: paths; a file of the new name is replaced.
+        """
 
     def remove(self, path: str) -> None:
         """Remove a file."""
@@ -73,18 +94,18 @@ class Disk(Protocol):
 
 
 class RealDisk:
-    """The operating system's files."""
+    """The file operations of the operating system."""
 
     def ensure_directory(self, directory: str) -> None:
-        """See ``Disk``."""
+        """Implement ``Disk.ensure_directory``."""
         ensure_private_directory(directory)
 
     def list_names(self, directory: str) -> list[str]:
-        """See ``Disk``."""
+        """Implement ``Disk.list_names``."""
         return os.listdir(directory)
 
     def lock(self, path: str) -> int:
-        """See ``Disk``: ``flock``, which the kernel gives back when the process dies, however it dies."""
+        """Implement ``Disk.lock`` with ``flock``, which the kernel gives back when the process dies in any way."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,19 +115,19 @@ class RealDisk:
         return fd
 
     def create(self, path: str) -> int:
-        """See ``Disk``."""
+        """Implement ``Disk.create``."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
 
     def open(self, path: str) -> int:
-        """See ``Disk``."""
+        """Implement ``Disk.open``."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def size(self, fd: int) -> int:
-        """See ``Disk``."""
+        """Implement ``Disk.size``."""
         return os.fstat(fd).st_size
 
     def read(self, fd: int, size: int, offset: int) -> bytes:
-        """See ``Disk``."""
+        """Implement ``Disk.read``."""
         chunks: list[bytes] = []
         while size > 0 and (chunk := os.pread(fd, size, offset)):
             chunks.append(chunk)
@@ -115,7 +136,9 @@ class RealDisk:
         return b"".join(chunks)
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> None:
-        """See ``Disk``: one system call; after a short one the rest is tried, for the error that says why."""
+        """Implement ``Disk.write`` with one system call; after a short one the rest is tried, for the error that says
+        why.
+        """
         size = sum(map(len, buffers))
         written = os.pwritev(fd, buffers, offset)
         if written < size:
@@ -129,7 +152,9 @@ class RealDisk:
             written += count
 
     def allocate(self, fd: int, size: int) -> None:
-        """See ``Disk``: file systems that cannot reserve get zeros written, which takes the space as well."""
+        """Implement ``Disk.allocate``; file systems that cannot reserve get zeros written, which takes the space as
+        well.
+        """
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError as error:
@@ -139,28 +164,30 @@ class RealDisk:
                 self.write(fd, [_ZEROS[: size - offset]], offset)
 
     def sync_data(self, fd: int) -> None:
-        """See ``Disk``: ``fdatasync`` also makes the length durable, and skips the times."""
+        """Implement ``Disk.sync_data`` with ``fdatasync``, which also makes the length durable, and skips the times."""
         os.fdatasync(fd)
 
     def rename(self, old: str, new: str) -> None:
-        """See ``Disk``."""
+        """Implement ``Disk.rename``."""
         os.rename(old, new)
 
     def remove(self, path: str) -> None:
-        """See ``Disk``."""
+        """Implement ``Disk.remove``."""
         os.unlink(path)
 
     def sync_directory(self, directory: str) -> None:
-        """See ``Disk``."""
+        """Implement ``Disk.sync_directory``."""
         sync_directory(directory)
 
     def close(self, fd: int) -> None:
-        """See ``Disk``."""
+        """Implement ``Disk.close``."""
         os.close(fd)
 
 
 class UnsyncedDisk(RealDisk):
-    """Files that nobody waits for. Danger: what was acknowledged is lost when the machine stops."""
+    """The file operations of the operating system without syncs. Danger: what was acknowledged is lost when the machine
+    stops.
+    """
 
     def sync_data(self, fd: int) -> None:
-        """Promise nothing."""
+        """Return at once and promise nothing."""

@@ -45,29 +45,40 @@ _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
 
 
 def frame_size(body_bytes: int) -> int:
-    """Bytes that a body of ``body_bytes`` takes in a segment."""
+    """Return the bytes that a frame with a body of ``body_bytes`` takes in a segment."""
     return HEADER_BYTES + (body_bytes + 7 & ~7) + TRAILER_BYTES
 
 
 def encode_frame(
     body: bytes, offset: int, durable: int, previous: int, seed: int
 ) -> tuple[tuple[bytes, bytes, bytes], int]:
-    """Frame ``body`` for ``offset``; return the buffers to write in order, and the checksum of the frame.
+    """Frame a body for its place in a segment.
 
-    ``durable``: every byte of the segment below this offset was synced before now. ``previous``: checksum of the
-    frame before. ``seed``: checksum of the head frame of the segment (0 for the head itself).
+    Arguments:
+        body: at most ``BODY_MAX_BYTES``.
+        offset: where the frame begins in the segment, a multiple of 8.
+        durable: every byte of the segment below this offset was synced before now.
+        previous: checksum of the frame before.
+        seed: checksum of the head frame of the segment (0 for the head itself).
+
+    Returns:
+        the buffers to write in order, and the checksum of the frame.
     """
     length = len(body)
     mask = 0
+    # Nearly no body has such a run, and then nothing is copied.
     if _ZERO_RUN in body:
         body, mask = _masked(body, previous)
     fields = _pack_fields(MAGIC, length, offset, durable, previous, mask)
+    # The header has a checksum of its own, so that a flipped bit in the length is seen before the length is believed.
+    # The checksum of the body goes on from it, so the trailer covers the whole frame.
     header_crc = extend(seed, fields)
     padding = _PADDING[length & 7]
     crc = extend(header_crc, body)
     if padding:
         crc = extend(crc, padding)
     header = fields + _pack_check(header_crc, _HEADER_END)
+    # Three buffers for one ``pwritev``: the body is not copied once more.
     return (header, body, padding + _pack_check(crc, _TRAILER_END)), crc
 
 
@@ -78,6 +89,9 @@ def _masked(body: bytes, previous: int) -> tuple[bytes, int]:
     into zeros.
     """
     masked, word = body, 0
+    # A word without a zero byte turns a run of zeros into something else; it turns bytes equal to itself into zeros, so
+    # the result is looked at. If every word fails the last one is used: the frame can be read all the same, only damage
+    # in it might be taken for a torn write.
     for attempt in range(1, _MASK_TRIES):
         word = extend(previous, attempt.to_bytes(4, "little")) | 0x01010101
         masked = _xor(body, word)
@@ -87,6 +101,7 @@ def _masked(body: bytes, previous: int) -> tuple[bytes, int]:
 
 
 def _xor(data: bytes, word: int) -> bytes:
+    # As one large integer: a loop over the bytes would run in the interpreter.
     size = len(data)
     pattern = (word.to_bytes(4, "little") * (size // 4 + 1))[:size]
     return (int.from_bytes(data, "little") ^ int.from_bytes(pattern, "little")).to_bytes(size, "little")
@@ -120,7 +135,13 @@ class Frame:
 
 
 def read_header(data: bytes, offset: int, seed: int) -> Header | None:
-    """The header at ``offset`` of a segment's bytes, or None if there is no undamaged one."""
+    """Return the header of a frame, or None if there is no undamaged one.
+
+    Arguments:
+        data: the whole segment.
+        offset: where the frame begins.
+        seed: checksum of the segment's head frame.
+    """
     if offset + HEADER_BYTES > len(data):
         return None
     fields = data[offset : offset + _FIELDS_BYTES]
@@ -132,9 +153,14 @@ def read_header(data: bytes, offset: int, seed: int) -> Header | None:
 
 
 def read_frame(data: bytes, offset: int, seed: int) -> Frame | None:
-    """The frame at ``offset`` of a segment's bytes, or None if there is no undamaged one.
+    """Return a frame, or None if there is no undamaged one.
 
-    Never reads or allocates by a length that its checksum does not vouch for, nor beyond ``data``.
+    It never reads or allocates by a length that its checksum does not vouch for, nor beyond ``data``.
+
+    Arguments:
+        data: the whole segment.
+        offset: where the frame begins.
+        seed: checksum of the segment's head frame.
     """
     header = read_header(data, offset, seed)
     if header is None or header.length > BODY_MAX_BYTES or header.end > len(data):

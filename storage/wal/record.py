@@ -56,7 +56,12 @@ Record = SegmentHead | Metadata | HardState | Entry | SnapshotMeta
 
 
 class RecordError(Exception):
-    """A record cannot be read. ``offset`` counts from the start of the body."""
+    """An error that says why a record cannot be read.
+
+    Attributes:
+        offset: from the start of the body, in bytes.
+        reason: one line.
+    """
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -65,23 +70,29 @@ class RecordError(Exception):
 
 
 def encode_entries(entries: Iterable[Entry], parts: list[bytes]) -> None:
-    """Append the bytes of ``entries`` to ``parts``. The hot path: about 0.2 us an entry."""
+    """Append the bytes of entries to a list. The hot path: about 0.2 us an entry.
+
+    Arguments:
+        entries: in order.
+        parts: the list, to be joined by the caller.
+    """
     pack = _ENTRY.pack
     add = parts.append
     for entry in entries:
         data = entry.data
         add(pack(_ENTRY_FIXED + len(data), ENTRY, entry.type, 0, entry.term, entry.index))
+        # Two parts and not one: the caller joins all parts once, so the data are copied once.
         add(data)
 
 
 def encode_hard_state(state: HardState) -> bytes:
-    """One record."""
+    """Return the record of a hard state."""
     size = _HARD_STATE.size - _HEADER_BYTES
     return _HARD_STATE.pack(size, HARD_STATE, 0, 0, state.term, state.vote, state.commit)
 
 
 def encode_snapshot(meta: SnapshotMeta) -> bytes:
-    """One record."""
+    """Return the record of a snapshot marker."""
     conf = meta.conf_state
     groups = (conf.voters, conf.learners, conf.voters_outgoing, conf.learners_next)
     ids = [member for group in groups for member in group]
@@ -91,18 +102,22 @@ def encode_snapshot(meta: SnapshotMeta) -> bytes:
 
 
 def encode_segment_head(head: SegmentHead) -> bytes:
-    """One record."""
+    """Return the first record of a segment."""
     size = _SEGMENT.size - _HEADER_BYTES
     return _SEGMENT.pack(size, SEGMENT, 0, 0, head.version, head.size_bytes, head.sequence, head.first_index)
 
 
 def encode_metadata(data: bytes) -> bytes:
-    """One record."""
+    """Return the second record of a segment."""
     return _HEADER.pack(len(data), METADATA, 0, 0) + data
 
 
 def decode_records(body: bytes) -> Iterator[tuple[int, Record]]:
-    """Each record of a frame's body with its offset in it. Raises ``RecordError``."""
+    """Iterate over the records of a frame's body, each with its offset in it.
+
+    Raises:
+        RecordError: a record cannot be read.
+    """
     offset = 0
     end = len(body)
     while offset < end:
@@ -110,6 +125,7 @@ def decode_records(body: bytes) -> Iterator[tuple[int, Record]]:
             raise RecordError(offset, "record header beyond the end of its frame")
         length, kind, entry_type, _zero = _HEADER.unpack_from(body, offset)
         after = offset + _HEADER_BYTES + length
+        # The length is bounded before anything is cut out by it.
         if after > end:
             raise RecordError(offset, f"record of {length} bytes beyond the end of its frame")
         try:

@@ -25,7 +25,7 @@ from .tail import Verdict, classify_tail
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a log says when it is opened. All of it is durable."""
+    """The contents of a log as it was opened; all of it is durable."""
 
     metadata: bytes
     """The bytes given to ``WAL.create``."""
@@ -42,7 +42,13 @@ class Recovered:
 
 
 class Recovery:
-    """Reads a log once; afterwards the fields say how it goes on."""
+    """One pass over a log; afterwards its fields say how the log goes on.
+
+    Arguments:
+        disk: the file operations.
+        directory: of the log.
+        names: its segments, oldest first.
+    """
 
     def __init__(self, disk: Disk, directory: str, names: list[SegmentName]) -> None:
         self.disk = disk
@@ -55,10 +61,12 @@ class Recovery:
 
     def _read(self, name: SegmentName) -> None:
         reader = load_segment(self.disk, self.directory, name)
+        # The first segment that is left has nothing before it to be compared with: earlier ones were released.
         if name == self.names[0]:
             self.metadata = reader.metadata
         else:
             self._check_link(reader)
+        # The head repeats hard state and marker, so the fold needs no earlier segment.
         for head_record in reader.head_state:
             self._feed(reader, 0, head_record)
         for frame in reader.frames():
@@ -84,12 +92,15 @@ class Recovery:
         tail = classify_tail(reader.data, reader.offset, reader.seed)
         if tail.verdict is Verdict.END:
             return
+        # A segment is synced before its successor gets a name, so a tail before the last segment was durable.
         if tail.verdict is Verdict.DAMAGED or not last:
             raise WALCorruptError(reader.path, reader.offset, tail.reason)
+        # Cut only in ``finish``: a log that turns out to be refused is left as it was found.
         self._torn = reader, tail.reason
 
     def finish(self, snapshot_index: int | None) -> Recovered:
-        """Give the result, after the torn tail (if any) is cut: nothing is changed in a log that is refused."""
+        """Return what the log says, after a torn tail is cut: nothing is changed in a log that is refused."""
+        # Everything that can be refused is refused in here.
         recovered = self._result(snapshot_index)
         if self._torn is None:
             return recovered
@@ -115,6 +126,7 @@ class Recovery:
             return self.replay.snapshot
         if snapshot_index == 0:
             return SnapshotMeta()
+        # The state that the caller has may be older than the last marker: a crash came before the database followed.
         for meta in reversed(self.replay.markers):
             if meta.index == snapshot_index:
                 return meta

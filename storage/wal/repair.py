@@ -18,7 +18,7 @@ from .tail import written_end
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What was cut off: the bytes of ``path`` from ``offset`` on, ``cut_bytes`` of them; a copy is ``saved_as``."""
+    """The account of a cut: ``cut_bytes`` of ``path`` from ``offset`` on, and the name of their copy."""
 
     path: str
     offset: int
@@ -28,9 +28,17 @@ class Repair:
 
 
 def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Repair:
-    """Zero ``path`` from ``offset`` on, durably, after a copy of what was written is durable beside it.
+    """Zero the end of a segment, durably, after a copy of what was written is durable beside it.
 
-    ``data`` is the whole segment. Raises ``OSError``.
+    Arguments:
+        disk: the file operations.
+        path: of the segment.
+        data: the whole segment.
+        offset: where the last good frame ends.
+        reason: why, for the user.
+
+    Raises:
+        OSError: the system refused an operation.
     """
     failpoint("walBeforeRepair")
     end = written_end(data)
@@ -38,6 +46,7 @@ def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Re
     failpoint("walAfterRepairCopy")
     fd = disk.open(path)
     try:
+        # Zeros and not a shorter file: the head says how long the file is, and another length is taken for damage.
         disk.write(fd, [bytes(end - offset)], offset)
         disk.sync_data(fd)
     finally:
@@ -49,6 +58,7 @@ def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Re
 def _save_copy(disk: Disk, path: str, data: bytes) -> str:
     directory, name = os.path.split(path)
     saved_as = os.path.join(directory, _free_name(f"{name}.broken", set(disk.list_names(directory))))
+    # Under its own name only when it is whole and durable: a crash leaves no half of a copy.
     temporary = os.path.join(directory, TEMPORARY_NAME)
     fd = disk.create(temporary)
     try:

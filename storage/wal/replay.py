@@ -22,14 +22,14 @@ from .record import Metadata, Record, SegmentHead
 
 
 class ReplayError(Exception):
-    """A record cannot follow those before it."""
+    """An error that says why a record cannot follow those before it."""
 
 
 class LogReplay:
     """The state of a log after the records fed so far.
 
-    Invariants: ``entries`` is contiguous and begins at ``first_index``; ``last_index`` is the index of its last
-    entry, or, while it is empty, of the marker or of the log before ``first_index``.
+    Invariants: ``entries`` is contiguous and begins at ``first_index``; ``last_index`` is the index of its last entry,
+    or, while it is empty, of the marker or of the log before ``first_index``.
     """
 
     def __init__(self, first_index: int) -> None:
@@ -41,7 +41,11 @@ class LogReplay:
         self.markers: list[SnapshotMeta] = []
 
     def feed(self, record: Record) -> None:
-        """Fold one record in. Raises ``ReplayError``."""
+        """Fold one record in.
+
+        Raises:
+            ReplayError: it cannot follow those before it.
+        """
         if isinstance(record, Entry):
             self._entry(record)
         elif isinstance(record, HardState):
@@ -53,8 +57,10 @@ class LogReplay:
 
     def _entry(self, entry: Entry) -> None:
         index = entry.index
+        # A leader had this member overwrite what another one had it append (paper section 5.3).
         if index != self.last_index + 1:
             self._truncate(index)
+        # Terms never fall along a log (Log Matching, paper section 5.3).
         if entry.term < self._term_before(index):
             raise ReplayError(f"entry {index} has term {entry.term}, below the term of the entry before it")
         self.entries.append(entry)
@@ -86,6 +92,7 @@ class LogReplay:
     def _marker(self, meta: SnapshotMeta) -> None:
         if meta.index < self.snapshot.index:
             raise ReplayError(f"the snapshot marker {meta.index} follows the marker {self.snapshot.index}")
+        # The leader's snapshot is from beyond this log, or this log diverged before it: nothing of it is of use.
         if not self._contains(meta):
             self.entries.clear()
             self.first_index = meta.index + 1
@@ -96,25 +103,33 @@ class LogReplay:
 
     def _contains(self, meta: SnapshotMeta) -> bool:
         """Whether the log as it is goes through the marker; a leader's snapshot may replace a diverged log."""
+        # The marker in the head of the first kept segment lies before the entries of it: the log goes through it.
         if meta.index < self.first_index:
             return meta.index <= self.last_index
         position = meta.index - self.first_index
         return position < len(self.entries) and self.entries[position].term == meta.term
 
     def entries_after(self, meta: SnapshotMeta) -> list[Entry]:
-        """The log behind a marker. Raises ``ReplayError`` when entries between the two are missing."""
+        """Return the entries behind a marker.
+
+        Raises:
+            ReplayError: entries between the marker and the log are missing.
+        """
         if meta.index + 1 < self.first_index:
             raise ReplayError(f"the log begins at entry {self.first_index}, the state ends at entry {meta.index}")
         return self.entries[meta.index + 1 - self.first_index :]
 
     def final_hard_state(self) -> HardState:
-        """The hard state, brought up to the last marker: a snapshot stands for committed entries.
+        """Return the hard state, brought up to the last marker: a snapshot stands for committed entries.
 
         The two may have been appended apart, with the crash between them. A vote belongs to its term.
-        Raises ``ReplayError`` when more was committed than the log holds: its tail is lost.
+
+        Raises:
+            ReplayError: more was committed than the log holds: its tail is lost.
         """
         state, meta = self.hard_state, self.snapshot
         if state.commit > max(self.last_index, meta.index):
             raise ReplayError(f"the log ends at entry {self.last_index}, but entry {state.commit} was committed")
+        # A vote of an earlier term than the snapshot's says nothing about the snapshot's term.
         vote = state.vote if meta.term <= state.term else 0
         return HardState(max(state.term, meta.term), vote, max(state.commit, meta.index))

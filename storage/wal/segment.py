@@ -55,7 +55,7 @@ _NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @dataclass(frozen=True, order=True, slots=True)
 class SegmentName:
-    """What the name of a segment says; sorts in the order of the log."""
+    """The name of a segment; sorts in the order of the log."""
 
     sequence: int
     first_index: int
@@ -65,7 +65,15 @@ class SegmentName:
 
 
 def list_segments(disk: Disk, directory: str) -> list[SegmentName]:
-    """The segments of a log in order. Raises ``WALCorruptError`` when one in the middle is missing."""
+    """Return the segments of a log in order.
+
+    Arguments:
+        disk: the file operations.
+        directory: of the log.
+
+    Raises:
+        WALCorruptError: one in the middle is missing.
+    """
     matches = map(_NAME.fullmatch, disk.list_names(directory))
     names = sorted(SegmentName(int(match[1], 16), int(match[2], 16)) for match in matches if match)
     for before, after in itertools.pairwise(names):
@@ -78,11 +86,19 @@ def list_segments(disk: Disk, directory: str) -> list[SegmentName]:
 def create_temporary(disk: Disk, path: str, size_bytes: int) -> int:
     """Allocate a new file of zeros under a temporary name, durably; return its descriptor.
 
-    Raises ``WALSpaceError``, with the file gone again, when the disk has no room for it.
+    Arguments:
+        disk: the file operations.
+        path: of the file; an old one of that name is replaced.
+        size_bytes: size of the file.
+
+    Raises:
+        WALSpaceError: the disk has no room; the file is gone again.
+        OSError: the system refused an operation for another reason.
     """
     fd = disk.create(path)
     try:
         disk.allocate(fd, size_bytes)
+        # Ahead of time: the first sync of a batch would otherwise have to write the allocation as well.
         disk.sync_data(fd)
     except OSError as error:
         disk.close(fd)
@@ -96,7 +112,15 @@ def create_temporary(disk: Disk, path: str, size_bytes: int) -> int:
 def encode_head(
     head: SegmentHead, metadata: bytes, hard_state: HardState, snapshot: SnapshotMeta, previous: int
 ) -> tuple[tuple[bytes, bytes, bytes], int]:
-    """The head frame: all that is needed to read on from here without any earlier segment."""
+    """Return the head frame: all that is needed to read on from here without any earlier segment.
+
+    Arguments:
+        head, metadata, hard_state, snapshot: its records.
+        previous: checksum of the last frame of the segment before, 0 for the first segment.
+
+    Returns:
+        the buffers to write in order, and the checksum of the frame.
+    """
     body = b"".join(
         (
             encode_segment_head(head),
@@ -109,7 +133,11 @@ def encode_head(
 
 
 def head_size(metadata: bytes, snapshot: SnapshotMeta) -> int:
-    """Bytes that the head frame takes."""
+    """Return the bytes that the head frame takes.
+
+    Arguments:
+        metadata, snapshot: its records of variable size.
+    """
     (header, body, trailer), _crc = encode_head(SegmentHead(0, 0, 0), metadata, HardState(), snapshot, 0)
     return len(header) + len(body) + len(trailer)
 
@@ -117,8 +145,15 @@ def head_size(metadata: bytes, snapshot: SnapshotMeta) -> int:
 class SegmentReader:
     """A segment in memory, read frame by frame up to the first place where there is none.
 
-    After the iteration, ``offset`` is where it stopped and ``crc`` the checksum of the last good frame. Raises
-    ``WALCorruptError`` for a head that is not one, and for frames that do not follow each other.
+    After the iteration, ``offset`` is where it stopped and ``crc`` the checksum of the last good frame.
+
+    Arguments:
+        path: of the file, for errors.
+        data: the whole segment.
+
+    Raises:
+        WALCorruptError: its head is not one; frames do not follow each other.
+        WALVersionError: it has another format.
     """
 
     def __init__(self, path: str, data: bytes) -> None:
@@ -147,6 +182,7 @@ class SegmentReader:
                 f"write-ahead log {self.path} has format version {head.version}, and this program reads version "
                 f"{FORMAT_VERSION}: start the raftkv that wrote it, or a newer one"
             )
+        # A segment under the name of another would be read at the wrong place in the log.
         name = str(SegmentName(head.sequence, head.first_index))
         if name != os.path.basename(self.path):
             raise WALCorruptError(self.path, 0, f"its head says that it is {name}")
@@ -155,8 +191,9 @@ class SegmentReader:
             raise WALCorruptError(self.path, min(len(self.data), head.size_bytes), reason)
 
     def frames(self) -> Iterator[Frame]:
-        """Each frame after the head, in order."""
+        """Iterate over the frames after the head, in order."""
         while (frame := read_frame(self.data, self.offset, self.seed)) is not None:
+            # The chain: the frame is undamaged, but it was written after another one than the one before it.
             if frame.header.previous != self.crc:
                 raise WALCorruptError(self.path, self.offset, "this frame does not follow the one before it")
             yield frame
@@ -164,7 +201,7 @@ class SegmentReader:
             self.offset = frame.header.end
 
     def records(self, frame: Frame) -> Iterator[tuple[int, Record]]:
-        """Each record of a frame with its offset in the file."""
+        """Iterate over the records of a frame, each with its offset in the file."""
         try:
             for offset, record in decode_records(frame.body):
                 yield frame.body_offset + offset, record
@@ -173,11 +210,21 @@ class SegmentReader:
 
 
 def load_segment(disk: Disk, directory: str, name: SegmentName) -> SegmentReader:
-    """Read a segment into memory. Raises ``WALCorruptError`` also for a file too long to be one."""
+    """Read a segment into memory.
+
+    Arguments:
+        disk: the file operations.
+        directory: of the log.
+        name: of the segment.
+
+    Raises:
+        WALCorruptError: as of ``SegmentReader``; also a file too long to be a segment.
+    """
     path = os.path.join(directory, str(name))
     fd = disk.open(path)
     try:
         size = disk.size(fd)
+        # Checked before the file is read into memory.
         if size > SEGMENT_MAX_BYTES:
             raise WALCorruptError(path, SEGMENT_MAX_BYTES, f"a file of {size} bytes is not a segment")
         return SegmentReader(path, disk.read(fd, size, 0))
@@ -186,5 +233,11 @@ def load_segment(disk: Disk, directory: str, name: SegmentName) -> SegmentReader
 
 
 def segment_size_for(body_bytes: int, head_bytes: int, segment_bytes: int) -> int:
-    """Size of a segment that the frame of ``body_bytes`` fits in: the usual one, or a larger one of its own."""
+    """Return the size of a segment that a frame fits in: the usual one, or a larger one of its own.
+
+    Arguments:
+        body_bytes: size of the frame's body.
+        head_bytes: size of the head frame.
+        segment_bytes: the usual size.
+    """
     return max(segment_bytes, head_bytes + frame_size(body_bytes))

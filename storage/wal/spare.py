@@ -14,7 +14,13 @@ from .segment import TEMPORARY_NAME, create_temporary
 
 
 class SpareSegment:
-    """At most one allocated file. ``prepare`` may run in any thread; ``lock`` is held while the file is taken."""
+    """At most one file allocated ahead. ``prepare`` may run on any thread; ``lock`` is held while the file is taken.
+
+    Arguments:
+        disk: the file operations.
+        directory: of the log.
+        size_bytes: size of the file.
+    """
 
     def __init__(self, disk: Disk, directory: str, size_bytes: int) -> None:
         self.lock = threading.Lock()
@@ -30,13 +36,19 @@ class SpareSegment:
         return self._fd is not None
 
     def prepare(self) -> None:
-        """Allocate the file unless it is there. Raises ``WALSpaceError`` or ``OSError``."""
+        """Allocate the file unless it is there.
+
+        Raises:
+            WALSpaceError: no room.
+            OSError: the system refused an operation.
+        """
         with self.lock:
             if self._fd is None and not self._closed:
                 self._fd = create_temporary(self._disk, self.path, self._size_bytes)
 
     def take(self, size_bytes: int) -> int:
-        """The descriptor of a file of ``size_bytes``, which is the caller's to rename. Call with ``lock`` held."""
+        """Return the descriptor of a file of ``size_bytes``, for the caller to rename. Call with ``lock`` held."""
+        # One batch larger than a segment gets a segment of its own size (``segment_size_for``).
         if size_bytes != self._size_bytes:
             self._drop()
             return create_temporary(self._disk, self.path, size_bytes)

@@ -36,7 +36,7 @@ from .frame import HEADER_BYTES, MAGIC, SECTOR_BYTES, Frame, Header, read_frame,
 
 
 class Verdict(enum.Enum):
-    """What the bytes after the last good frame are."""
+    """A verdict on the bytes after the last good frame."""
 
     END = "end"
     TORN = "torn"
@@ -45,7 +45,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The verdict, and why, in words for the user."""
+    """A verdict on the end of a segment, and the reason in words for the user."""
 
     verdict: Verdict
     reason: str
@@ -55,9 +55,17 @@ _END: Final = Tail(Verdict.END, "nothing was written from here on")
 
 
 def classify_tail(data: bytes, offset: int, seed: int) -> Tail:
-    """Say what ``data`` (a whole segment) holds at ``offset``, where ``read_frame`` found no frame."""
+    """Return what a segment holds at an offset where ``read_frame`` found no frame.
+
+    Arguments:
+        data: the whole segment.
+        offset: where the last good frame ends.
+        seed: checksum of the segment's head frame.
+    """
     if is_zero(data, offset, len(data)):
         return _END
+    # The witness comes before all else: whatever the bytes look like, a later frame that says they were synced shows
+    # that no crash did this.
     witness = _synced_witness(data, offset, seed)
     if witness is not None:
         where = witness.header.offset
@@ -68,15 +76,23 @@ def classify_tail(data: bytes, offset: int, seed: int) -> Tail:
 
 def _synced_witness(data: bytes, offset: int, seed: int) -> Frame | None:
     """A later frame that was written when the bytes at ``offset`` were durable already."""
+    # Frames begin at multiples of 8: the next one can begin 8 bytes on at the earliest.
     return next((frame for frame in intact_frames(data, offset + 8, seed) if frame.header.durable > offset), None)
 
 
 def intact_frames(data: bytes, offset: int, seed: int) -> Iterator[Frame]:
-    """Every undamaged frame from ``offset`` on, whatever lies between them."""
+    """Iterate over every undamaged frame, whatever lies between them.
+
+    Arguments:
+        data: the whole segment.
+        offset: where to begin.
+        seed: checksum of the segment's head frame.
+    """
     while (offset := data.find(MAGIC, offset)) >= 0:
         frame = read_frame(data, offset, seed)
         if frame is not None:
             yield frame
+        # A magic that is part of a value, say, is not a frame: look on right behind it.
         offset = offset + 1 if frame is None else frame.header.end
 
 
@@ -84,8 +100,10 @@ def _classify_header(data: bytes, offset: int) -> Tail:
     sector_end = _sector_end(offset)
     if is_zero(data, offset, sector_end):
         return Tail(Verdict.TORN, "the first sector of a write is missing")
+    # The header spans two sectors, and the second did not arrive.
     if sector_end < offset + HEADER_BYTES and is_zero(data, sector_end, sector_end + SECTOR_BYTES):
         return Tail(Verdict.TORN, "a write stops in its header")
+    # The last byte of a header is never zero, so one that was written to its end ends in something else.
     if offset + HEADER_BYTES <= len(data) and is_zero(data, offset + HEADER_BYTES - 1, len(data)):
         return Tail(Verdict.TORN, "a write stops in its header")
     return Tail(Verdict.DAMAGED, "neither a valid frame header nor the trace of a crash")
@@ -93,13 +111,16 @@ def _classify_header(data: bytes, offset: int) -> Tail:
 
 def _classify_body(data: bytes, header: Header) -> Tail:
     end = header.end
+    # The header's own checksum is right, so the length is what was written, and no writer writes beyond a segment.
     if end > len(data):
         return Tail(Verdict.DAMAGED, f"a frame of {header.length} bytes is longer than the rest of the segment")
+    # The first sector holds the header, which arrived. A sector is on the disk whole or not at all (``disk.py``).
     sector = _sector_end(header.offset)
     while sector < end:
         if is_zero(data, sector, sector + SECTOR_BYTES):
             return Tail(Verdict.TORN, f"the sector at offset {sector} of a write is missing")
         sector += SECTOR_BYTES
+    # The last byte of a trailer is never zero: the write was cut short, by a kill or in its last sector.
     if is_zero(data, end - 1, len(data)):
         return Tail(Verdict.TORN, "a write stops before its end")
     return Tail(Verdict.DAMAGED, "checksum mismatch in a frame that was written to its end")
@@ -110,11 +131,16 @@ def _sector_end(offset: int) -> int:
 
 
 def is_zero(data: bytes, start: int, end: int) -> bool:
-    """Whether all bytes of ``data[start:end]`` are zero; the end may lie beyond the data."""
+    """Return whether all bytes of ``data[start:end]`` are zero.
+
+    Arguments:
+        data: the whole segment.
+        start, end: offsets; the end may lie beyond the data.
+    """
     end = min(end, len(data))
     return data.count(0, start, end) == end - start
 
 
 def written_end(data: bytes) -> int:
-    """Offset after the last byte that is not zero."""
+    """Return the offset after the last byte that is not zero."""
     return len(data.rstrip(b"\0"))

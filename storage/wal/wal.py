@@ -55,7 +55,7 @@ REAL_DISK: Final = RealDisk()
 
 
 class WAL:
-    """An open log. Made by ``create`` or ``open``, never directly."""
+    """The open log of one member. ``create`` or ``open`` makes it, never the class itself."""
 
     def __init__(self, disk: Disk, directory: str, lock_fd: int, metadata: bytes, segment_bytes: int) -> None:
         self._disk = disk
@@ -82,7 +82,12 @@ class WAL:
 
     @staticmethod
     def exists(directory: str, disk: Disk = REAL_DISK) -> bool:
-        """Whether ``directory`` holds a log. One that a crash interrupted in ``create`` does not count."""
+        """Return whether a directory holds a log; one that a crash interrupted in ``create`` does not count.
+
+        Arguments:
+            directory: its path.
+            disk: the file operations.
+        """
         try:
             return bool(list_segments(disk, directory))
         except (FileNotFoundError, NotADirectoryError):
@@ -92,15 +97,25 @@ class WAL:
     def create(
         cls, directory: str, metadata: bytes, *, segment_bytes: int = SEGMENT_BYTES, disk: Disk = REAL_DISK
     ) -> WAL:
-        """Begin a new log in ``directory``, which is made if need be; durable on return.
+        """Begin a new log; durable on return.
 
-        ``metadata``: bytes of the caller (cluster and member id), given back by every ``open``.
-        Raises ``WALExistsError``, ``WALLockedError``, ``WALSpaceError``, ``StorageError`` for the directory.
+        Arguments:
+            directory: its path; made if need be.
+            metadata: bytes of the caller (cluster and member id), given back by every ``open``.
+            segment_bytes: size of each segment.
+            disk: the file operations.
+
+        Raises:
+            WALExistsError: there is a log already.
+            WALLockedError: another process uses the directory.
+            WALSpaceError: no room for the first segment.
+            StorageError: the directory cannot be used.
         """
         with _failure_named("create", directory):
             disk.ensure_directory(directory)
             _check_segment_bytes(segment_bytes)
             wal = cls(disk, directory, _lock(disk, directory), metadata, segment_bytes)
+            # Under the lock: two processes that create at once must not both find the directory empty.
             with wal._closed_on_failure():
                 if cls.exists(directory, disk):
                     raise WALExistsError(f"there is a write-ahead log in {directory} already")
@@ -116,11 +131,23 @@ class WAL:
         segment_bytes: int = SEGMENT_BYTES,
         disk: Disk = REAL_DISK,
     ) -> tuple[WAL, Recovered]:
-        """Lock and read the log in ``directory``; cut its tail if a crash tore it; go on at its end.
+        """Lock and read a log; cut its tail if a crash tore it; go on at its end.
 
-        ``snapshot_index``: the marker whose state the caller has; entries behind it are returned (None: the last
-        marker, 0: from the first entry). ``segment_bytes``: size of segments begun from now on.
-        Raises ``WALNotFoundError``, ``WALLockedError``, ``WALCorruptError``, ``WALFailedError``.
+        Arguments:
+            directory: its path.
+            snapshot_index: the marker whose state the caller has; entries behind it are returned (None: the last
+                marker, 0: from the first entry).
+            segment_bytes: size of segments begun from now on.
+            disk: the file operations.
+
+        Returns:
+            the log, and what it says.
+
+        Raises:
+            WALNotFoundError: there is none.
+            WALLockedError: another process uses it.
+            WALCorruptError: it is damaged where a crash cannot have damaged it.
+            WALFailedError: the system refused an operation.
         """
         with _failure_named("open", directory):
             if not cls.exists(directory, disk):
@@ -136,6 +163,7 @@ class WAL:
         try:
             yield
         except BaseException as error:
+            # So that ``close`` gives up files and lock but syncs nothing.
             self._failure = self._failure or str(error)
             self.close()
             raise
@@ -149,6 +177,7 @@ class WAL:
         self._size, self._offset = recovery.size_bytes, recovery.offset
         self._crc, self._seed = recovery.crc, recovery.seed
         self._hard_state, self._snapshot = recovered.hard_state, recovery.replay.snapshot
+        # Behind a marker beyond the log there are no entries: the log goes on after the marker.
         self._last_index = max(recovery.replay.last_index, self._snapshot.index)
         self._fd = self._disk.open(recovery.path)
         self._settle()
@@ -159,8 +188,10 @@ class WAL:
 
         Without this, a member could acknowledge an entry on the word of this ``open`` and lose it in a power cut.
         """
+        # Only the last segment can hold anything unsynced: each one before it was synced at the cut.
         self._disk.sync_data(self._fd)
         self._durable = self._offset
+        # Allocated ahead by the last run, or left by a cut that a crash interrupted: without its name it holds nothing.
         if TEMPORARY_NAME in self._disk.list_names(self._directory):
             self._disk.remove(self._spare.path)
         self._disk.sync_directory(self._directory)
@@ -168,14 +199,20 @@ class WAL:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def append(self, hard_state: HardState | None, entries: Sequence[Entry]) -> None:
-        """Write a batch, all or nothing, as one frame. Durable after the next ``sync``.
+        """Write a batch, all or nothing, as one frame; durable after the next ``sync``.
 
-        ``entries`` are contiguous and begin at most one after the last index; an earlier beginning overwrites.
-        Raises ``WALSpaceError`` with nothing written; ``WALFailedError``; ``InvariantError`` for a batch that no
-        correct Raft makes (and ``open`` would refuse), with nothing written.
+        Arguments:
+            hard_state: term, vote and commit index from now on; None: as before.
+            entries: contiguous, beginning at most one after the last index; an earlier beginning overwrites.
+
+        Raises:
+            WALSpaceError: no room for the next segment; nothing was written, and the call may be repeated.
+            WALFailedError: the write failed, or one before it.
+            InvariantError: no correct Raft makes this batch (and ``open`` would refuse it); nothing was written.
         """
         if self._failure is not None:
             self._refuse()
+        # Everything that can be refused is refused before the first byte, or the log would have to be repaired.
         last_index = self._check_batch(hard_state, entries)
         parts: list[bytes] = []
         encode_entries(entries, parts)
@@ -188,9 +225,14 @@ class WAL:
                 self._hard_state = hard_state
 
     def save_snapshot(self, meta: SnapshotMeta, hard_state: HardState | None = None) -> None:
-        """Mark that the state up to ``meta`` is durable elsewhere; a marker beyond the log begins it anew.
+        """Mark that the state up to a snapshot is durable elsewhere; a marker beyond the log begins it anew.
 
-        Pass the hard state of the same Ready, so that no crash comes between the two. Errors as for ``append``.
+        Arguments:
+            meta: the snapshot.
+            hard_state: of the same Ready, so that no crash comes between the two; None: as before.
+
+        Raises:
+            WALSpaceError, WALFailedError, InvariantError: as of ``append``.
         """
         if self._failure is not None:
             self._refuse()
@@ -199,6 +241,7 @@ class WAL:
         last_index = max(self._last_index, meta.index)
         if hard_state is not None:
             self._check_hard_state(hard_state, last_index)
+        # One frame: either both are there after a crash or neither is.
         self._write(encode_snapshot(meta) + (b"" if hard_state is None else encode_hard_state(hard_state)))
         self._snapshot = meta
         self._last_index = last_index
@@ -206,10 +249,15 @@ class WAL:
             self._hard_state = hard_state
 
     def sync(self) -> None:
-        """Make all that was appended durable. One failure is for ever: see ``WALFailedError``."""
+        """Make all that was appended durable.
+
+        Raises:
+            WALFailedError: the sync failed, or something before it; a failure is for ever (see the class).
+        """
         if self._failure is not None:
             self._refuse()
         offset = self._offset
+        # A turn that only sent messages costs no sync.
         if offset == self._durable:
             return
         try:
@@ -217,6 +265,7 @@ class WAL:
             self._disk.sync_data(self._fd)
             self._durable = offset
             failpoint("walAfterSync")
+        # Even an interrupt: whether the sync took place is not known then.
         except BaseException as error:
             self._fail("sync", error)
 
@@ -225,10 +274,12 @@ class WAL:
         last_index = self._last_index
         if entries:
             first, last_index = entries[0].index, entries[-1].index
+            # The ends vouch for the middle: the core numbers entries one after the other, and ``open`` checks each.
             if last_index - first != len(entries) - 1 or first > self._last_index + 1:
                 raise InvariantError(
                     f"entries {first}..{last_index} ({len(entries)}) do not follow entry {self._last_index}"
                 )
+            # Raft overwrites entries of a lost leadership, never one that is committed or in a snapshot.
             if first <= self._last_index and first <= max(self._hard_state.commit, self._snapshot.index):
                 raise InvariantError(f"entry {first} overwrites what is committed")
         if hard_state is not None:
@@ -243,15 +294,19 @@ class WAL:
 
     def _write(self, body: bytes) -> None:
         size = frame_size(len(body))
+        # A frame never spans two segments, so that a segment can be checked and deleted on its own.
         if self._offset + size > self._size:
             self._cut(len(body))
         try:
             failpoint("walBeforeWrite")
+            # Each frame carries what was durable when it was written: the witness that tells a torn write from damage
+            # (``tail.py``).
             buffers, crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
             self._disk.write(self._fd, buffers, self._offset)
             self._offset += size
             self._crc = crc
             failpoint("walAfterWrite")
+        # How much of it reached the file is not known, so nothing may be written behind it.
         except BaseException as error:
             self._fail("write", error)
 
@@ -263,9 +318,11 @@ class WAL:
         return self._offset * 2 > self._size and not self._spare.ready
 
     def prepare_next(self) -> None:
-        """Allocate the next segment, so that the cut to it does not wait for the disk. Any thread.
+        """Allocate the next segment, so that the cut to it does not wait for the disk. Runs on any thread.
 
-        Raises ``WALSpaceError`` when the disk is full, while there is still room in this segment.
+        Raises:
+            WALSpaceError: the disk is full, while there is still room in this segment.
+            WALFailedError: the system refused for another reason.
         """
         if self._failure is not None:
             self._refuse()
@@ -278,6 +335,7 @@ class WAL:
         """Go on in a new segment, with room for a frame of ``body_bytes``."""
         if body_bytes > BODY_MAX_BYTES:
             raise InvariantError(f"a batch of {body_bytes} bytes is larger than {BODY_MAX_BYTES}")
+        # The old segment first: recovery takes a torn tail in any segment but the last for damage.
         self.sync()
         failpoint("walBeforeCut")
         old_fd = self._fd
@@ -288,7 +346,9 @@ class WAL:
     def _begin_segment(self, body_bytes: int) -> None:
         sequence = self._segments[-1].sequence + 1 if self._segments else 0
         size = segment_size_for(body_bytes, head_size(self._metadata, self._snapshot), self._segment_bytes)
+        # Every entry so far has a lower index: what allows ``release`` to go by the names alone.
         name = SegmentName(sequence, self._last_index + 1)
+        # ``prepare_next`` may be allocating the same temporary file on another thread.
         with self._spare.lock:
             try:
                 fd = self._spare.take(size)
@@ -305,23 +365,29 @@ class WAL:
         head = SegmentHead(name.sequence, name.first_index, size)
         buffers, crc = encode_head(head, self._metadata, self._hard_state, self._snapshot, self._crc)
         self._disk.write(fd, buffers, 0)
+        # The name promises a whole head: contents before name, name before use.
         self._disk.sync_data(fd)
         failpoint("walBeforeCutRename")
         self._disk.rename(self._spare.path, os.path.join(self._directory, str(name)))
         self._disk.sync_directory(self._directory)
         self._size = size
         self._offset = self._durable = sum(map(len, buffers))
+        # The checksum of the head seeds those of all frames in the segment: a frame of another log cannot pass.
         self._crc = self._seed = crc
 
     def release(self, index: int) -> int:
         """Delete the segments that hold only entries below ``index``, oldest first; return how many.
 
-        Never deletes an entry behind the last snapshot marker, whatever ``index`` is. Raises ``WALFailedError``.
+        An entry behind the last snapshot marker is never deleted, whatever ``index`` is.
+
+        Raises:
+            WALFailedError: a sync or a removal failed.
         """
         self.sync()  # the marker that makes the entries dispensable is durable before they go
         limit = min(index, self._snapshot.index + 1)
         count = 0
         try:
+            # What the next segment begins with bounds what this one holds.
             while len(self._segments) > 1 and self._segments[1].first_index <= limit:
                 self._remove_oldest()
                 count += 1
@@ -340,14 +406,16 @@ class WAL:
     # -- end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Sync what was appended, unless something failed; give files and lock back. Idempotent.
+        """Sync what was appended, unless something failed; give files and lock back. Harmless when repeated.
 
-        Raises ``WALFailedError`` when that last sync fails.
+        Raises:
+            WALFailedError: that last sync failed.
         """
         if self._closed:
             return
         self._closed = True
         try:
+            # After a failure a sync that succeeds would prove nothing (``WALFailedError``).
             if self._failure is None and self._fd >= 0:
                 self.sync()
         finally:
