@@ -3,6 +3,37 @@
 ``RawNode`` takes inputs (``tick``, ``step``, ``propose_batch``, ``read_index``, ...) and hands out work as ``Ready``.
 It behaves as etcd-io/raft does with asynchronous storage writes. Terms are those of the Raft paper and thesis.
 
+AN ELECTION, among members 1, 2 and 3 in term 4 (paper section 5.2; pre-vote: thesis section 9.6)
+
+    member 2                                            members 1 and 3
+    hears no leader for a random election timeout
+    PRE_CANDIDATE   PRE_VOTE term 5, last entry 4/7 --> is its log as good as ours, and no leader heard from?
+                                                    <-- PRE_VOTE_RESPONSE term 5     (nobody's term has moved)
+    CANDIDATE       term 5, vote 2: on disk, then
+                    VOTE term 5, last entry 4/7     --> term 5, vote 2: on disk, then
+                    its own vote counts now         <-- VOTE_RESPONSE term 5
+    LEADER          of term 5, by a quorum (2 and 1)
+                    appends the empty entry 5/8
+                    APPEND after 4/7: 5/8           --> on disk, then
+                                                    <-- APPEND_RESPONSE 8
+                    8 is committed, and with it all before it, of whatever term (section 5.4.2, Figure 8)
+
+LOG MATCHING: entries of equal index and term are equal, and so is all before them (section 5.3)
+
+    index            1  2  3  4  5  6
+    leader's terms   1  1  2  4  4  5
+    follower's       1  1  2  3  3                      4 and 5 came from a leader of term 3 and were never committed
+
+    APPEND after 4/5: 5/6            --> rejected: 3/5 is there, and is where it can match at best (the hint)
+    APPEND after 2/3: 4/4 4/5 5/6    --> the leader's last entry of a term not above 3 is 2/3: it matches,
+                                         and 3/4 3/5 are overwritten; one probe per term, not per entry
+
+    (``term/index``. What is committed is never overwritten: a member without it does not get a quorum of votes.)
+
+LAWS (``invariants.py`` checks one member, the simulator all of them, after every step): one leader a term; a leader
+changes its own log only by appending; term, commit index and applied index never go back; a member votes once a term;
+what is committed is the same everywhere.
+
 THE CALLER'S DUTIES, in this order, for each ``ready = node.ready()``
 
 1.  Send ``ready.messages`` at once, if you like in parallel with the disk. They may be lost, doubled or reordered.
@@ -32,6 +63,11 @@ A caller without overlap does duties 1-7 in one go and calls ``node.advance(read
         for message in received: node.step(message)
         if proposals: node.propose_batch(proposals)
         if node.has_ready(): carry_out(node.ready())
+
+Reading order: ``types``, ``log``, ``core``, ``follower``, ``candidate``, ``leader``, ``raw_node``; membership is
+``confchange``, reads are ``read_index``.
+
+Left out: the disk and the network (they are the caller's), what entries mean, leases for reads.
 """
 
 from .confchange import Configuration

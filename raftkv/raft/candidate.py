@@ -27,7 +27,9 @@ CAMPAIGN_TRANSFER: Final = b"CampaignTransfer"
 
 
 class Campaign(enum.Enum):
-    """Why and how to campaign."""
+    """The kinds of campaign: a question (pre-election), an election, or an election that the leader asked for
+    (transfer).
+    """
 
     PRE_ELECTION = "pre-election"
     ELECTION = "election"
@@ -35,12 +37,17 @@ class Campaign(enum.Enum):
 
 
 def first_campaign(raft: Raft) -> Campaign:
-    """The campaign that a timeout begins with."""
+    """Return the campaign that a timeout begins with."""
     return Campaign.PRE_ELECTION if raft.config.pre_vote else Campaign.ELECTION
 
 
 def hup(raft: Raft, campaign_kind: Campaign) -> None:
-    """Campaign, if this member may."""
+    """Campaign, if this member may.
+
+    Arguments:
+        raft: the member, in any role; a leader does nothing.
+        campaign_kind: how.
+    """
     # A leader has nothing to win.
     if raft.role == StateRole.LEADER:
         return
@@ -54,7 +61,7 @@ def hup(raft: Raft, campaign_kind: Campaign) -> None:
 
 
 def has_unapplied_conf_change(raft: Raft) -> bool:
-    """Whether a membership change is committed that is not in force here yet."""
+    """Return whether a membership change is committed that is not in force here yet."""
     log = raft.log
     low = log.applied + 1
     while low <= log.committed:
@@ -66,7 +73,12 @@ def has_unapplied_conf_change(raft: Raft) -> bool:
 
 
 def campaign(raft: Raft, campaign_kind: Campaign) -> None:
-    """Become a (pre-)candidate and ask every voter for its vote; our own counts once it is durable."""
+    """Become a (pre-)candidate and ask every voter for its vote; the own vote counts once it is durable.
+
+    Arguments:
+        raft: the member.
+        campaign_kind: a pre-election asks for the next term without entering it; the others enter it.
+    """
     if campaign_kind is Campaign.PRE_ELECTION:
         raft.become_pre_candidate()
         # Asked for the next term, which we have not entered yet.
@@ -86,7 +98,15 @@ def campaign(raft: Raft, campaign_kind: Campaign) -> None:
 
 
 def step(raft: Raft, message: Message) -> None:
-    """Handle a message of the present term (or a granted pre-vote for the next one)."""
+    """Handle a message of the present term (or a granted pre-vote for the next one).
+
+    Arguments:
+        raft: a candidate or pre-candidate.
+        message: of any kind but a request for a vote, which ``Raft.step`` answers in every role.
+
+    Raises:
+        ProposalDropped: a proposal, since there is no leader to pass it on to.
+    """
     kind = message.type
     # Votes count for the election that is running: a late pre-vote is no vote.
     if kind == (_PRE_VOTE_RESPONSE if raft.role == StateRole.PRE_CANDIDATE else _VOTE_RESPONSE):

@@ -45,7 +45,7 @@ _EMPTY: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Who takes part, and how. Immutable: each legal change makes a new one."""
+    """The voters and learners of a group. Immutable: each legal change makes a new one."""
 
     voters: frozenset[int] = _EMPTY
     outgoing: frozenset[int] = _EMPTY
@@ -59,15 +59,15 @@ class Configuration:
         return bool(self.outgoing)
 
     def all_voters(self) -> frozenset[int]:
-        """Voters of either half."""
+        """Return the voters of either half."""
         return self.voters | self.outgoing
 
     def members(self) -> frozenset[int]:
-        """Everybody who is sent entries."""
+        """Return everybody who is sent entries."""
         return self.voters | self.outgoing | self.learners
 
     def conf_state(self) -> ConfState:
-        """The form that snapshots and status carry, ids ascending."""
+        """Return the form that snapshots and status carry, ids ascending."""
         return ConfState(
             voters=tuple(sorted(self.voters)),
             learners=tuple(sorted(self.learners)),
@@ -117,7 +117,11 @@ class _Draft:
 
 
 def check(config: Configuration) -> None:
-    """Raise ``ConfChangeError`` when the configuration breaks one of the invariants above."""
+    """Refuse a configuration that breaks one of the invariants above.
+
+    Raises:
+        ConfChangeError: it does.
+    """
     both = config.learners & config.all_voters()
     if both:
         raise ConfChangeError(f"{min(both)} is both learner and voter")
@@ -150,7 +154,15 @@ def _apply_steps(draft: _Draft, changes: Iterable[ConfChangeSingle]) -> None:
 
 
 def simple(config: Configuration, changes: Iterable[ConfChangeSingle]) -> Configuration:
-    """Change the configuration directly. Illegal when joint, or when more than one voter comes or goes."""
+    """Return the configuration after a change that needs no joint consensus (thesis section 4.1).
+
+    Arguments:
+        config: the present one, not joint.
+        changes: steps that add or remove one voter at most.
+
+    Raises:
+        ConfChangeError: the change is illegal here.
+    """
     if config.joint:
         raise ConfChangeError("can't apply simple config change in joint config")
     draft = _Draft(set(config.voters), _EMPTY, set(config.learners), set())
@@ -161,7 +173,17 @@ def simple(config: Configuration, changes: Iterable[ConfChangeSingle]) -> Config
 
 
 def enter_joint(config: Configuration, auto_leave: bool, changes: Iterable[ConfChangeSingle]) -> Configuration:
-    """Make the present voters the outgoing half and apply the changes to the incoming one."""
+    """Return the joint configuration of the present voters (outgoing) and the changed ones (incoming) (thesis section
+    4.3).
+
+    Arguments:
+        config: the present one, not joint.
+        auto_leave: whether the leader proposes to leave it as soon as it is applied.
+        changes: steps, applied in order to the incoming half.
+
+    Raises:
+        ConfChangeError: the change is illegal here.
+    """
     if config.joint:
         raise ConfChangeError("config is already joint")
     if not config.voters:
@@ -172,7 +194,11 @@ def enter_joint(config: Configuration, auto_leave: bool, changes: Iterable[ConfC
 
 
 def leave_joint(config: Configuration) -> Configuration:
-    """Drop the outgoing half; staged learners become learners."""
+    """Return the configuration without its outgoing half; staged learners become learners.
+
+    Raises:
+        ConfChangeError: the present one is not joint.
+    """
     if not config.joint:
         raise ConfChangeError("can't leave a non-joint config")
     return _checked(Configuration(voters=config.voters, learners=config.learners | config.learners_next))
@@ -184,14 +210,21 @@ def _checked(config: Configuration) -> Configuration:
 
 
 def leaves_joint(change: ConfChange) -> bool:
-    """Whether the change is the empty one that leaves a joint configuration."""
+    """Return whether a change is the empty one that leaves a joint configuration."""
     return not change.changes and change.transition == ConfChangeTransition.AUTO
 
 
 def apply(config: Configuration, change: ConfChange) -> Configuration:
-    """The configuration after ``change``; raises ``ConfChangeError`` when it is illegal here.
+    """Return the configuration after a change.
 
     Several steps, or an explicit wish, go through joint consensus; only JOINT_EXPLICIT waits there for the caller.
+
+    Arguments:
+        config: the present one.
+        change: what was committed.
+
+    Raises:
+        ConfChangeError: the change is illegal here.
     """
     if leaves_joint(change):
         return leave_joint(config)
@@ -202,7 +235,11 @@ def apply(config: Configuration, change: ConfChange) -> Configuration:
 
 
 def restore(state: ConfState) -> Configuration:
-    """The configuration that a snapshot or the disk describes. Raises ``ConfChangeError`` when it is none."""
+    """Return the configuration that a snapshot or the disk describes.
+
+    Raises:
+        ConfChangeError: it describes none.
+    """
     for ids in (state.voters, state.learners, state.voters_outgoing, state.learners_next):
         if len(set(ids)) != len(ids):
             raise ConfChangeError(f"duplicate ids in {state}")
@@ -225,7 +262,7 @@ _STEP_BYTES = 9
 
 
 def encode(change: ConfChange) -> bytes:
-    """The data of a membership entry."""
+    """Return the data of a membership entry."""
     if not change.changes and not change.context and change.transition == ConfChangeTransition.AUTO:
         return b""
     steps = b"".join(bytes((step.type,)) + step.node_id.to_bytes(8, "big") for step in change.changes)
@@ -234,7 +271,11 @@ def encode(change: ConfChange) -> bytes:
 
 
 def decode(data: bytes) -> ConfChange:
-    """The change in a membership entry. Raises ``ConfChangeError`` for bytes that ``encode`` never makes."""
+    """Return the change in a membership entry.
+
+    Raises:
+        ConfChangeError: ``encode`` never makes these bytes.
+    """
     if not data:
         return ConfChange()
     if len(data) < _HEADER_BYTES or data[0] != _VERSION:
@@ -253,11 +294,13 @@ def decode(data: bytes) -> ConfChange:
 
 
 def entry_type(change: ConfChange) -> EntryType:
-    """One step with AUTO is etcd's V1 entry, everything else its V2."""
+    """Return the type of the entry that carries a change: one step with AUTO is etcd's V1 entry, everything else its
+    V2.
+    """
     one = len(change.changes) == 1 and change.transition == ConfChangeTransition.AUTO
     return EntryType.CONF_CHANGE if one else EntryType.CONF_CHANGE_V2
 
 
 def is_conf_change(entry: Entry) -> bool:
-    """Whether the entry carries a membership change."""
+    """Return whether an entry carries a membership change."""
     return entry.type != EntryType.NORMAL

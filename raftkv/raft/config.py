@@ -14,7 +14,11 @@ NO_LIMIT = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class RaftConfig:
-    """Settings of one member; see each field. Raises ``ValueError`` when they contradict each other."""
+    """The settings of one member; each field says its unit and its danger.
+
+    Raises:
+        ValueError: fields contradict each other.
+    """
 
     id: int
     """Id of this member: unsigned 64-bit, never 0, never reused by another member."""
@@ -37,7 +41,7 @@ class RaftConfig:
     in flight. 0 takes ``max_size_per_message_bytes``."""
     check_quorum: bool = True
     """A leader that has not heard from a quorum for ``election_ticks`` steps down, and a member that heard from a
-    leader within that time ignores campaigns (thesis section 6.4)."""
+    leader within that time ignores campaigns (thesis sections 6.2 and 4.2.3)."""
     pre_vote: bool = True
     """Ask before raising the term, so that a member coming back from a partition disturbs nobody (thesis 9.6)."""
     disable_proposal_forwarding: bool = False

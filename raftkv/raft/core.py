@@ -165,7 +165,12 @@ class Raft:
         self.term_start_index = 0
 
     def become_follower(self, term: int, leader_id: int) -> None:
-        """Follow ``leader_id`` (or nobody known) in ``term``."""
+        """Become a follower.
+
+        Arguments:
+            term: the present term or a later one; a later one takes the vote back.
+            leader_id: who leads it; ``NONE`` if that is not known.
+        """
         self._reset(term)
         self.step_role = follower.step
         self.tick_role = follower.tick
@@ -173,7 +178,7 @@ class Raft:
         self.role = StateRole.FOLLOWER
 
     def become_pre_candidate(self) -> None:
-        """Ask whether an election could be won. Term and vote stay as they are."""
+        """Become a pre-candidate, who asks whether an election could be won; term and vote stay as they are."""
         self._forbid(StateRole.LEADER, "pre-candidate")
         self.step_role = candidate.step
         self.tick_role = follower.tick
@@ -182,7 +187,7 @@ class Raft:
         self.role = StateRole.PRE_CANDIDATE
 
     def become_candidate(self) -> None:
-        """Stand for election in the next term, with the own vote."""
+        """Become a candidate in the next term, with the own vote."""
         self._forbid(StateRole.LEADER, "candidate")
         self._reset(self.term + 1)
         self.step_role = candidate.step
@@ -191,7 +196,7 @@ class Raft:
         self.role = StateRole.CANDIDATE
 
     def become_leader(self) -> None:
-        """Lead the present term, beginning with an empty entry."""
+        """Become the leader of the present term, beginning with an empty entry."""
         self._forbid(StateRole.FOLLOWER, "leader")
         self._reset(self.term)
         self.step_role = leader.step
@@ -234,7 +239,11 @@ class Raft:
     # -- stepping ----------------------------------------------------------------------------------------------------
 
     def step(self, message: Message) -> None:
-        """Handle a message from another member, or a promise to this one that the disk has kept."""
+        """Handle a message from another member, or a promise to this member that its disk has kept.
+
+        Raises:
+            ProposalDropped, InvalidMessage, InvariantError: as of ``RawNode.step``.
+        """
         term = message.term
         # Term 0: a proposal or a read that was passed on, good in any term.
         if term != self.term and term != 0 and not self._check_term(message):
@@ -341,12 +350,12 @@ class Raft:
     # -- progress of this member -------------------------------------------------------------------------------------
 
     def promotable(self) -> bool:
-        """Whether this member may stand for election: a voter with a complete log."""
+        """Return whether this member may stand for election: a voter with a complete log."""
         own = self.tracker.progress.get(self.id)
         return own is not None and not own.is_learner and self.log.unstable.snapshot is None
 
     def applied_to(self, index: int) -> None:
-        """The caller has applied everything up to ``index``."""
+        """Note that the caller has applied everything up to ``index``."""
         log = self.log
         payload = log.applied_to(max(index, log.applied))
         self.uncommitted_bytes = max(self.uncommitted_bytes - payload, 0)
@@ -356,18 +365,22 @@ class Raft:
             leader.leave_joint(self)
 
     def installed_snapshot(self, index: int) -> None:
-        """The snapshot at ``index`` is durable and in the caller's state machine."""
+        """Note that the snapshot at ``index`` is durable and in the caller's state machine."""
         self.log.unstable.snapshot_stable_to(index)
         self.applied_to(index)
 
     # -- membership --------------------------------------------------------------------------------------------------
 
     def apply_conf_change(self, change: ConfChange) -> ConfState:
-        """Switch to the configuration after ``change``; raises ``ConfChangeError`` if it is illegal."""
+        """Switch to the configuration after a change, and return it.
+
+        Raises:
+            ConfChangeError: the change is illegal on the present configuration.
+        """
         return self.switch_to(confchange.apply(self.tracker.config, change))
 
     def switch_to(self, config: Configuration) -> ConfState:
-        """Take over a configuration, with all that follows from it for a leader."""
+        """Take over a configuration, with all that follows from it for a leader, and return it."""
         self.tracker.switch(config, self.log.last_index)
         state = config.conf_state()
         if self.role != StateRole.LEADER:

@@ -42,7 +42,7 @@ _INDENT = "  "
 
 
 def describe_conf_change(change: ConfChange) -> str:
-    """Steps as in ``v2 l3 r1``, then the transition unless it is AUTO, then the context if there is one."""
+    """Return the steps as in ``v2 l3 r1``, then the transition unless it is AUTO, then the context if there is one."""
     words = [f"{_STEP_LETTERS[step.type]}{step.node_id}" for step in change.changes]
     if change.transition != ConfChangeTransition.AUTO:
         words.append(change.transition.name.lower())
@@ -52,7 +52,7 @@ def describe_conf_change(change: ConfChange) -> str:
 
 
 def parse_conf_change_type(letter: str) -> ConfChangeType:
-    """The step that a letter of ``describe_conf_change`` stands for; raises ``KeyError``."""
+    """Return the step that a letter of ``describe_conf_change`` stands for; raises ``KeyError``."""
     return _LETTER_STEPS[letter]
 
 
@@ -61,7 +61,7 @@ def _data(data: bytes) -> str:
 
 
 def describe_entry(entry: Entry) -> str:
-    """``term/index``, the kind unless it is normal, and the data."""
+    """Return ``term/index``, the kind unless it is normal, and the data."""
     if entry.type == EntryType.NORMAL:
         return f"{entry.term}/{entry.index} {_data(entry.data)}"
     try:
@@ -80,7 +80,7 @@ def _voters(incoming: Collection[int], outgoing: Collection[int]) -> str:
 
 
 def describe_conf_state(state: ConfState) -> str:
-    """Voters (of both halves when joint), learners, learners to be."""
+    """Return voters (of both halves when joint), learners, and learners to be."""
     words = [f"voters={_voters(state.voters, state.voters_outgoing)}"]
     if state.learners:
         words.append(f"learners={_ids(state.learners)}")
@@ -92,17 +92,17 @@ def describe_conf_state(state: ConfState) -> str:
 
 
 def describe_configuration(config: Configuration) -> str:
-    """As ``describe_conf_state``."""
+    """Return the same as ``describe_conf_state`` for the form that the core keeps."""
     return describe_conf_state(config.conf_state())
 
 
 def describe_snapshot(snapshot: SnapshotMeta) -> str:
-    """Its place and its configuration."""
+    """Return the place of a snapshot in the log, and its configuration."""
     return f"{snapshot.term}/{snapshot.index} {describe_conf_state(snapshot.conf_state)}"
 
 
 def describe_hard_state(state: HardState) -> str:
-    """Term, vote, commit."""
+    """Return term, vote and commit index."""
     vote = f" vote={state.vote}" if state.vote else ""
     return f"term={state.term}{vote} commit={state.commit}"
 
@@ -112,7 +112,7 @@ _APPENDS = frozenset((MessageType.APPEND, MessageType.VOTE, MessageType.PRE_VOTE
 
 
 def describe_message(message: Message) -> str:
-    """From, to, kind, then the fields that are not zero; entries on lines of their own if there are several."""
+    """Return sender, receiver, kind, then the fields that are not zero; several entries are on lines of their own."""
     words = [f"{message.from_}->{message.to} {MessageType(message.type).name}"]
     if message.term:
         words.append(f"term={message.term}")
@@ -150,7 +150,7 @@ def _context(message: Message) -> str:
 
 
 def describe_ready(ready: Ready) -> str:
-    """Every part of a Ready that is there, in the order of the caller's duties."""
+    """Return every part of a Ready that is there, in the order of the caller's duties."""
     lines: list[str] = []
     if ready.soft_state is not None:
         lines.append(f"soft state: leader={ready.soft_state.leader} {_role(ready.soft_state.role)}")
@@ -181,7 +181,7 @@ def _role(role: StateRole) -> str:
 
 
 def describe_progress(progress: Progress) -> str:
-    """State, match, next, and whatever is out of the ordinary."""
+    """Return state, match, next, and whatever is out of the ordinary."""
     words = [f"{progress.state.value} match={progress.match} next={progress.next}"]
     if progress.is_learner:
         words.append("learner")
@@ -198,7 +198,7 @@ def describe_progress(progress: Progress) -> str:
 
 
 def describe_raft(raft: Raft) -> str:
-    """One line: role, term, vote, leader, and how far the log is."""
+    """Return one line: role, term, vote, leader, and how far the log is."""
     log = raft.log
     vote = f" vote={raft.vote}" if raft.vote else ""
     leader = f" leader={raft.leader}" if raft.leader != NONE else ""
@@ -209,7 +209,7 @@ def describe_raft(raft: Raft) -> str:
 
 
 def describe_status(raft: Raft) -> str:
-    """``describe_raft``, the configuration, and on a leader the progress of each member."""
+    """Return ``describe_raft``, the configuration, and on a leader the progress of each member."""
     lines = [describe_raft(raft), _INDENT + describe_configuration(raft.tracker.config)]
     if raft.role == StateRole.LEADER:
         for member, progress in raft.tracker.progress.items():
@@ -218,7 +218,7 @@ def describe_status(raft: Raft) -> str:
 
 
 def describe_log(raft: Raft) -> str:
-    """Every entry that can be read, the unstable ones marked: ``*`` being written, ``+`` not handed out yet."""
+    """Return every entry that can be read, the unstable ones marked: ``*`` being written, ``+`` not handed out yet."""
     log = raft.log
     first = log.first_index()
     lines = [f"log {raft.id}: first={first} last={log.last_index}"]

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 
 class RaftError(Exception):
-    """Root of everything that the Raft core raises."""
+    """The root of everything that the Raft core raises."""
 
 
 class ProposalDropped(RaftError):
-    """The proposal was not appended. ``reason`` is a short text, one of the ``DROPPED_*`` constants."""
+    """The refusal of a proposal, which was not appended. ``reason`` is one of the ``DROPPED_*`` constants."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"raft proposal dropped: {reason}")
@@ -41,35 +41,35 @@ DROPPED_UNCOMMITTED_LIMIT = "too many uncommitted bytes"
 
 
 class StepLocalMessage(RaftError):
-    """A message of a local kind was handed to ``step``."""
+    """The refusal of a message of a local kind that was handed to ``step``."""
 
 
 class StepPeerNotFound(RaftError):
-    """A response came from an id that is in no configuration this member knows."""
+    """The refusal of a response from an id that is in no configuration this member knows."""
 
 
 class InvalidMessage(RaftError):
-    """A message whose own fields contradict each other."""
+    """The refusal of a message whose own fields contradict each other."""
 
 
 class ConfChangeError(RaftError):
-    """A membership change that must not be applied to the current configuration."""
+    """The refusal of a membership change that must not be applied to the present configuration."""
 
 
 class LogError(RaftError):
-    """The log (or its reader) cannot answer."""
+    """The root of what the log (or its reader) raises when it cannot answer."""
 
 
 class CompactedError(LogError):
-    """The index predates the first entry that is kept."""
+    """An index before the first entry that is kept."""
 
 
 class UnavailableError(LogError):
-    """The index lies beyond the last entry."""
+    """An index beyond the last entry."""
 
 
 class SnapshotOutOfDateError(LogError):
-    """A newer or equal snapshot is already in place."""
+    """A snapshot that is not newer than the one in place."""
 
 
 class SnapshotTemporarilyUnavailable(LogError):
@@ -77,4 +77,4 @@ class SnapshotTemporarilyUnavailable(LogError):
 
 
 class InvariantError(RaftError):
-    """A rule that safety rests on is broken. There is no recovery but to stop this member."""
+    """A broken rule that safety rests on. There is no recovery but to stop this member."""

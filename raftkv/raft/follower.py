@@ -23,7 +23,7 @@ _HEARTBEAT_RESPONSE: Final = MessageType.HEARTBEAT_RESPONSE
 
 
 def tick(raft: Raft) -> None:
-    """One tick of a follower or candidate: campaign when the timeout has passed."""
+    """Count one tick of a follower or candidate; campaign when the timeout has passed."""
     raft.election_elapsed += 1
     if raft.election_elapsed >= raft.randomized_election_ticks and raft.promotable():
         raft.election_elapsed = 0
@@ -31,7 +31,15 @@ def tick(raft: Raft) -> None:
 
 
 def step(raft: Raft, message: Message) -> None:
-    """Handle a message of the present term."""
+    """Handle a message of the present term, or one without a term.
+
+    Arguments:
+        raft: a follower.
+        message: of any kind but a request for a vote, which ``Raft.step`` answers in every role.
+
+    Raises:
+        ProposalDropped: a proposal that cannot be passed on.
+    """
     kind = message.type
     # The leader appends: note that it lives, take the entries.
     if kind == _APPEND:
@@ -95,7 +103,16 @@ def _forward_to_leader(raft: Raft, message: Message) -> None:
 
 
 def handle_append(raft: Raft, message: Message) -> None:
-    """Append the leader's entries if they follow on what we have (paper section 5.3); answer once durable."""
+    """Append the leader's entries if they follow on the log here (paper section 5.3); answer once durable.
+
+    Arguments:
+        raft: a follower of the sender.
+        message: an APPEND.
+
+    Raises:
+        InvalidMessage: its entries are not contiguous.
+        InvariantError: an entry conflicts with a committed one.
+    """
     log = raft.log
     index = message.index
     # Everything up to the commit index matches already; say so instead of comparing.
@@ -123,13 +140,23 @@ def handle_append(raft: Raft, message: Message) -> None:
 
 
 def handle_heartbeat(raft: Raft, message: Message) -> None:
-    """Take over the commit index (which the leader limits to what matches) and confirm its reads."""
+    """Take over the commit index (which the leader limits to what matches) and confirm its reads.
+
+    Arguments:
+        raft: a follower of the sender.
+        message: a HEARTBEAT.
+    """
     raft.log.commit_to(message.commit)
     raft.messages.append(Message(_HEARTBEAT_RESPONSE, message.from_, raft.id, raft.term, context=message.context))
 
 
 def handle_snapshot(raft: Raft, message: Message) -> None:
-    """Begin anew from the leader's snapshot, unless we are further already; answer once it is installed."""
+    """Begin anew from the leader's snapshot, unless this member is further already; answer once it is installed.
+
+    Arguments:
+        raft: a follower of the sender.
+        message: a SNAPSHOT, whose data have arrived (duty 10 of the caller).
+    """
     log = raft.log
     restored = message.snapshot is not None and restore(raft, message.snapshot)
     index = log.last_index if restored else log.committed
@@ -137,7 +164,15 @@ def handle_snapshot(raft: Raft, message: Message) -> None:
 
 
 def restore(raft: Raft, snapshot: SnapshotMeta) -> bool:
-    """Replace log and configuration by the snapshot's. Returns False when it is of no use here."""
+    """Replace log and configuration by those of a snapshot.
+
+    Arguments:
+        raft: a follower.
+        snapshot: what the leader sent.
+
+    Returns:
+        ``False`` when the snapshot is of no use here, or not yet.
+    """
     log = raft.log
     # We have committed as much: nothing to learn from it.
     if snapshot.index <= log.committed:

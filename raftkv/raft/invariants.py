@@ -22,7 +22,7 @@ from .types import NONE, StateRole
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the delta rules compare: taken by ``observe`` before a step."""
+    """The state of a member before a step, for the delta rules; ``observe`` takes it."""
 
     id: int
     term: int
@@ -38,7 +38,7 @@ class Checkpoint:
 
 
 def observe(raft: Raft) -> Checkpoint:
-    """Note the state of a member for a later ``check_delta``."""
+    """Return the state of a member for a later ``check_delta``."""
     log = raft.log
     return Checkpoint(
         id=raft.id,
@@ -56,22 +56,41 @@ def observe(raft: Raft) -> Checkpoint:
 
 
 def check_basic(raft: Raft) -> None:
-    """Raise ``InvariantError`` if the member's state contradicts itself."""
+    """Check that the state of a member does not contradict itself.
+
+    Raises:
+        InvariantError: it does.
+    """
     for broken in _broken_basic(raft):
         raise InvariantError(f"member {raft.id}, term {raft.term}: {broken}")
 
 
 def check_delta(before: Checkpoint, raft: Raft) -> None:
-    """Raise ``InvariantError`` if the member cannot lawfully have come from ``before`` to its present state.
+    """Check that a member can lawfully have come from an earlier state to its present one.
 
     Both must be of one life of the member, without a restart in between (for that see ``check_restart``).
+
+    Arguments:
+        before: the earlier state.
+        raft: the member.
+
+    Raises:
+        InvariantError: it cannot.
     """
     for broken in _broken_delta(before, raft):
         raise InvariantError(f"member {raft.id}, term {before.term} -> {raft.term}: {broken}")
 
 
 def check_restart(persisted: Checkpoint, raft: Raft) -> None:
-    """Raise ``InvariantError`` if a restarted member forgot what it had made durable: its term or its vote."""
+    """Check that a restarted member still has what it had made durable: its term and its vote.
+
+    Arguments:
+        persisted: what was durable before.
+        raft: the member after its restart.
+
+    Raises:
+        InvariantError: it forgot something.
+    """
     if raft.term < persisted.term:
         raise InvariantError(f"member {raft.id} forgot term {persisted.term}")
     if raft.term == persisted.term and persisted.vote not in (NONE, raft.vote):
@@ -79,7 +98,7 @@ def check_restart(persisted: Checkpoint, raft: Raft) -> None:
 
 
 class Checker:
-    """Both kinds of rule for one member: call ``check`` after every step.
+    """A check of both kinds of rule for one member: call ``check`` after every step.
 
     ::
 
@@ -94,7 +113,11 @@ class Checker:
         check_basic(raft)
 
     def check(self) -> None:
-        """Raise ``InvariantError`` if a rule is broken now, or was on the way since the last call."""
+        """Check both kinds of rule since the last call.
+
+        Raises:
+            InvariantError: a rule is broken now, or was on the way.
+        """
         check_basic(self._raft)
         check_delta(self._before, self._raft)
         self._before = observe(self._raft)

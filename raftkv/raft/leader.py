@@ -34,7 +34,7 @@ _NORMAL: Final = EntryType.NORMAL
 
 
 def tick(raft: Raft) -> None:
-    """One tick: check the quorum every election timeout, send heartbeats every heartbeat interval."""
+    """Count one tick: check the quorum every election timeout, send heartbeats every heartbeat interval."""
     raft.heartbeat_elapsed += 1
     raft.election_elapsed += 1
     if raft.election_elapsed >= raft.config.election_ticks:
@@ -50,7 +50,7 @@ def tick(raft: Raft) -> None:
 
 
 def check_quorum(raft: Raft) -> None:
-    """Step down if no quorum was heard from since the last check; begin a new period."""
+    """Step down if no quorum was heard from since the last check (thesis section 6.2); begin a new period."""
     if not raft.tracker.quorum_active():
         raft.become_follower(raft.term, NONE)
     for _, progress in raft.tracker.peers:
@@ -61,7 +61,16 @@ def check_quorum(raft: Raft) -> None:
 
 
 def step(raft: Raft, message: Message) -> None:
-    """Handle a message of the present term, or one without a term."""
+    """Handle a message of the present term, or one without a term.
+
+    Arguments:
+        raft: a leader.
+        message: of any kind but a request for a vote, which ``Raft.step`` answers in every role.
+
+    Raises:
+        ProposalDropped: a proposal that a follower passed on and that cannot be appended now.
+        InvariantError: another member leads the same term.
+    """
     kind = message.type
     # A follower (or our own disk) answers an append.
     if kind == _APPEND_RESPONSE:
@@ -149,7 +158,7 @@ def _handle_heartbeat_response(raft: Raft, message: Message, progress: Progress)
 
 
 def maybe_commit(raft: Raft) -> bool:
-    """Advance the commit index to what a quorum holds. Returns whether it moved."""
+    """Advance the commit index to what a quorum holds; return whether it moved."""
     log = raft.log
     index = raft.tracker.committed()
     # Entries of earlier terms commit only together with one of our own: counting them alone is unsafe (Figure 8).
@@ -165,7 +174,7 @@ def maybe_commit(raft: Raft) -> bool:
 
 
 def has_committed_in_term(raft: Raft) -> bool:
-    """Whether an entry of this leader's own term is committed."""
+    """Return whether an entry of this leader's own term is committed."""
     return raft.log.committed >= raft.term_start_index
 
 
@@ -178,7 +187,15 @@ def append_noop(raft: Raft) -> None:
 
 
 def propose_datas(raft: Raft, datas: list[bytes]) -> None:
-    """Append one normal entry for each of ``datas``, all or none. Raises ``ProposalDropped``."""
+    """Append one normal entry for each of ``datas``, all or none.
+
+    Arguments:
+        raft: a leader.
+        datas: the payload of each entry.
+
+    Raises:
+        ProposalDropped: nothing was appended; the reason says why.
+    """
     _check_may_propose(raft)
     size = sum(map(len, datas))
     _check_uncommitted(raft, size)
@@ -189,7 +206,15 @@ def propose_datas(raft: Raft, datas: list[bytes]) -> None:
 
 
 def propose(raft: Raft, entries: list[Entry]) -> None:
-    """Append copies of ``entries`` (their data and types), all or none. Raises ``ProposalDropped``."""
+    """Append copies of entries, all or none; a membership change that is not admissible now becomes an empty entry.
+
+    Arguments:
+        raft: a leader.
+        entries: their data and types count; term and index are set here.
+
+    Raises:
+        ProposalDropped: nothing was appended; the reason says why.
+    """
     if not entries:
         return
     _check_may_propose(raft)
@@ -269,7 +294,7 @@ def leave_joint(raft: Raft) -> None:
 
 
 def after_conf_change(raft: Raft) -> None:
-    """A new configuration is in force, and this member still leads it."""
+    """Act on a new configuration that this member still leads: commit, answer reads, send, drop a transfer."""
     # A smaller quorum may have committed more already, and confirmed reads.
     maybe_commit(raft)
     _answer_confirmed_reads(raft)
@@ -284,7 +309,12 @@ def after_conf_change(raft: Raft) -> None:
 
 
 def read_index(raft: Raft, request: ReadRequest) -> None:
-    """Begin a linearizable read."""
+    """Begin a linearizable read (thesis section 6.4).
+
+    Arguments:
+        raft: a leader.
+        request: who asks, and with which context.
+    """
     # Before the first commit of its term a leader may not know the last commits of its predecessor, however few
     # members there are. (etcd answers at once with a single member; its commit index may be old after a crash.)
     if not has_committed_in_term(raft):
@@ -326,7 +356,13 @@ def _answer_read(raft: Raft, request: ReadRequest) -> None:
 
 
 def transfer(raft: Raft, id: int) -> None:
-    """Hand leadership to ``id`` once it has the whole log (thesis section 3.10); give up after an election timeout."""
+    """Hand leadership over once the other member has the whole log (thesis section 3.10); give up after an election
+    timeout.
+
+    Arguments:
+        raft: a leader.
+        id: of a voter; anything else does nothing.
+    """
     progress = raft.tracker.progress.get(id)
     # Only a voter can lead.
     if progress is None or progress.is_learner:
@@ -349,14 +385,25 @@ def transfer(raft: Raft, id: int) -> None:
 
 
 def report_unreachable(raft: Raft, id: int) -> None:
-    """A message to ``id`` was lost: what was streamed behind it is likely lost too, so probe."""
+    """Probe a follower that a message did not reach: what was streamed behind it is likely lost too.
+
+    Arguments:
+        raft: a leader.
+        id: of the follower.
+    """
     progress = raft.tracker.progress.get(id)
     if progress is not None and progress.state is REPLICATE:
         progress.become_probe()
 
 
 def report_snapshot(raft: Raft, id: int, ok: bool) -> None:
-    """The snapshot to ``id`` was delivered, or failed."""
+    """Go on with a follower after the transfer of a snapshot.
+
+    Arguments:
+        raft: a leader.
+        id: of the follower.
+        ok: whether the snapshot was delivered.
+    """
     progress = raft.tracker.progress.get(id)
     if progress is None or progress.state is not SNAPSHOT:
         return

@@ -36,7 +36,7 @@ REJECTED = -1
 
 
 class Unstable:
-    """Entries and perhaps a snapshot that are not known to be durable."""
+    """The tail of the log, and perhaps a snapshot, that are not known to be durable."""
 
     __slots__ = ("entries", "in_progress", "offset", "snapshot", "snapshot_in_progress")
 
@@ -50,7 +50,7 @@ class Unstable:
         self.snapshot_in_progress = False
 
     def term(self, index: int) -> int | None:
-        """Term at ``index`` if it is known here."""
+        """Return the term at ``index`` if it is known here."""
         at = index - self.offset
         if 0 <= at < len(self.entries):
             return self.entries[at].term
@@ -59,15 +59,15 @@ class Unstable:
         return None
 
     def next_entries(self) -> list[Entry]:
-        """Entries that were not handed out yet."""
+        """Return the entries that were not handed out yet."""
         return self.entries[self.in_progress - self.offset :]
 
     def next_snapshot(self) -> SnapshotMeta | None:
-        """The snapshot, if it was not handed out yet."""
+        """Return the snapshot, if it was not handed out yet."""
         return None if self.snapshot_in_progress else self.snapshot
 
     def accept(self) -> None:
-        """Everything that is here has been handed out for writing."""
+        """Note that everything that is here has been handed out for writing."""
         self.in_progress = self.offset + len(self.entries)
         self.snapshot_in_progress = self.snapshot is not None
 
@@ -75,6 +75,10 @@ class Unstable:
         """Drop the entries up to ``index``: they are durable and no write in flight touches them.
 
         Does nothing when the entry there is another one by now (it was overwritten meanwhile).
+
+        Arguments:
+            index: the last entry that is durable.
+            term: its term.
         """
         at = index - self.offset
         if not 0 <= at < len(self.entries) or self.entries[at].term != term:
@@ -84,20 +88,20 @@ class Unstable:
         self.in_progress = max(self.in_progress, self.offset)
 
     def snapshot_stable_to(self, index: int) -> None:
-        """The snapshot at ``index`` is installed and durable."""
+        """Drop the snapshot at ``index``: it is installed and durable."""
         if self.snapshot is not None and self.snapshot.index == index:
             self.snapshot = None
             self.snapshot_in_progress = False
 
     def restore(self, snapshot: SnapshotMeta) -> None:
-        """Forget everything for a snapshot."""
+        """Replace everything by a snapshot."""
         self.entries = []
         self.offset = self.in_progress = snapshot.index + 1
         self.snapshot = snapshot
         self.snapshot_in_progress = False
 
     def truncate_and_append(self, entries: list[Entry]) -> None:
-        """Append, replacing from the first of ``entries`` on."""
+        """Append entries, replacing from the first of them on."""
         first = entries[0].index
         if first == self.offset + len(self.entries):
             self.entries.extend(entries)
@@ -114,7 +118,9 @@ class Unstable:
 
 
 class RaftLog:
-    """See the head of the module. One per member; only the core changes it."""
+    """The log of one member: the part on disk, the unstable tail, and how far it is committed. Only the core changes
+    it.
+    """
 
     __slots__ = (
         "_pages",
@@ -155,12 +161,12 @@ class RaftLog:
     # -- terms -------------------------------------------------------------------------------------------------------
 
     def first_index(self) -> int:
-        """Index of the first entry that can still be read."""
+        """Return the index of the first entry that can still be read."""
         snapshot = self.unstable.snapshot
         return self.reader.first_index() if snapshot is None else snapshot.index + 1
 
     def term(self, index: int) -> int:
-        """Term at ``index``; raises ``CompactedError`` or ``UnavailableError`` outside what is known."""
+        """Return the term at ``index``; raises ``CompactedError`` or ``UnavailableError`` outside what is known."""
         if index == self.last_index:
             return self.last_term
         term = self.unstable.term(index)
@@ -174,14 +180,19 @@ class RaftLog:
         return self.reader.term(index)
 
     def term_or_zero(self, index: int) -> int:
-        """Term at ``index``, 0 where it is unknown."""
+        """Return the term at ``index``, 0 where it is unknown."""
         try:
             return self.term(index)
         except (CompactedError, UnavailableError):
             return 0
 
     def matches(self, index: int, term: int) -> bool:
-        """Whether the entry at ``index`` has this term (then everything before it is equal too)."""
+        """Return whether an entry is in this log; then everything before it is equal too (paper section 5.3, Log
+        Matching).
+
+        Arguments:
+            index, term: of the entry.
+        """
         if index == self.last_index:
             return term == self.last_term
         try:
@@ -190,14 +201,24 @@ class RaftLog:
             return False
 
     def is_up_to_date(self, index: int, term: int) -> bool:
-        """Whether a log that ends with ``(index, term)`` is at least as good as ours (paper section 5.4.1)."""
+        """Return whether another log is at least as good as this one (paper section 5.4.1).
+
+        Arguments:
+            index, term: of the other log's last entry.
+        """
         return term > self.last_term or (term == self.last_term and index >= self.last_index)
 
     def find_conflict_by_term(self, index: int, term: int) -> tuple[int, int]:
-        """Where a log known by one ``(index, term)`` may at best match ours: the largest index not above ``index``
-        whose term is not above ``term`` or unknown, and its term (0 if unknown).
+        """Return where a log known by one entry may at best match this one.
 
         Terms only grow along a log, so all indexes in between cannot match: one probe per term, not per entry.
+
+        Arguments:
+            index, term: of the entry of the other log.
+
+        Returns:
+            the largest index not above ``index`` whose term is not above ``term`` or unknown, and its term (0 if
+                unknown).
         """
         while index > 0:
             try:
@@ -212,7 +233,11 @@ class RaftLog:
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, entries: list[Entry]) -> None:
-        """Append contiguous entries, replacing what conflicts. Never touches committed entries."""
+        """Append contiguous entries, replacing what conflicts; never touches committed entries.
+
+        Raises:
+            InvariantError: the entries would replace committed ones.
+        """
         first = entries[0].index
         if first <= self.committed:
             raise InvariantError(f"append at {first} would replace committed entries (to {self.committed})")
@@ -224,7 +249,20 @@ class RaftLog:
         self.last_term = last.term
 
     def maybe_append(self, index: int, term: int, entries: list[Entry], commit: int) -> int:
-        """Handle an append that follows ``(index, term)``: last index covered, or ``REJECTED`` if it does not match."""
+        """Append what a leader sent, if it follows on an entry of this log.
+
+        Arguments:
+            index, term: of the entry that it follows.
+            entries: contiguous from ``index + 1`` on; those that are here already stay.
+            commit: the leader's commit index.
+
+        Returns:
+            the last index covered, or ``REJECTED`` if there is no such entry here.
+
+        Raises:
+            InvalidMessage: the entries are not contiguous.
+            InvariantError: an entry conflicts with a committed one.
+        """
         if not self.matches(index, term):
             return REJECTED
         count = len(entries)
@@ -266,7 +304,7 @@ class RaftLog:
             self.committed = index
 
     def restore(self, snapshot: SnapshotMeta) -> None:
-        """Forget the log for a snapshot; it is all committed."""
+        """Replace the log by a snapshot; it is all committed."""
         self.committed = snapshot.index
         self.unstable.restore(snapshot)
         self.last_index = snapshot.index
@@ -276,7 +314,15 @@ class RaftLog:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def entries(self, low: int, high: int, max_size_bytes: int) -> list[Entry]:
-        """Entries ``low <= index < high`` in a new list, as many as fit, but at least one."""
+        """Return the entries ``low <= index < high`` in a new list, as many as fit, but at least one.
+
+        Arguments:
+            low, high: indexes.
+            max_size_bytes: limit of data and overhead.
+
+        Raises:
+            CompactedError, UnavailableError: the entries are not all here.
+        """
         offset = self.unstable.offset
         if low >= offset:
             return limit_size(self.unstable.entries[low - offset : high - offset], max_size_bytes)
@@ -294,9 +340,16 @@ class RaftLog:
         return stable + limit_size(tail, room)
 
     def entries_to_send(self, low: int, max_size_bytes: int) -> tuple[list[Entry], int]:
-        """Entries from ``low`` on that fit one message, and the bytes of their data.
+        """Return the entries that fit one message, and the bytes of their data.
 
         Followers that stand at the same point get the same list object: the transport can encode it once.
+
+        Arguments:
+            low: index of the first one.
+            max_size_bytes: limit of data and overhead; at least one entry goes.
+
+        Raises:
+            CompactedError: the first one is not here any more.
         """
         key = (low, self.last_index, self.last_term)
         if key != self._slice_key:
@@ -309,15 +362,15 @@ class RaftLog:
     # -- applying ----------------------------------------------------------------------------------------------------
 
     def max_appliable(self) -> int:
-        """Last index that is committed and on this member's disk."""
+        """Return the last index that is committed and on this member's disk."""
         return min(self.committed, self.unstable.offset - 1)
 
     def has_next_committed(self) -> bool:
-        """Whether ``next_committed`` would give something."""
+        """Return whether ``next_committed`` would return something."""
         return not self.applying_paused and self.unstable.snapshot is None and self.applying < self.max_appliable()
 
     def next_committed(self) -> list[Entry]:
-        """Committed entries that were not handed out yet, as many as the limit allows; notes that they are."""
+        """Return the committed entries that were not handed out yet, as many as the limit allows, and note it."""
         if not self.has_next_committed():
             return []
         high = self.max_appliable()
@@ -335,7 +388,7 @@ class RaftLog:
         return entries
 
     def applied_to(self, index: int) -> int:
-        """The caller applied up to ``index``. Returns the payload bytes of the pages that this completes."""
+        """Note that the caller applied up to ``index``; return the payload bytes of the pages that this completes."""
         if index < self.applied or index > self.committed:
             raise InvariantError(f"applied {index} is outside {self.applied}..{self.committed}")
         self.applied = index

@@ -26,40 +26,56 @@ ENTRY_OVERHEAD_BYTES = 16
 
 
 class LogReader(Protocol):
-    """What the core asks of the log on disk. All answers come at once, from memory."""
+    """The log on disk as the core reads it. All answers come at once, from memory."""
 
     def initial_state(self) -> tuple[HardState, ConfState]:
-        """What was persisted last, and the configuration as of ``RaftConfig.applied``. Asked once, at start."""
+        """Return what was persisted last, and the configuration as of ``RaftConfig.applied``. Called once, at start."""
 
     def entries(self, low: int, high: int, max_size_bytes: int) -> list[Entry]:
-        """Entries ``low <= index < high`` in a new list, as many as fit the size, but at least one.
+        """Return the entries ``low <= index < high`` in a new list, as many as fit the size, but at least one.
 
-        Raises ``CompactedError`` when ``low`` is gone, ``UnavailableError`` when ``high - 1`` is not there.
+        Arguments:
+            low, high: indexes.
+            max_size_bytes: limit of data and overhead.
+
+        Raises:
+            CompactedError: ``low`` is gone.
+            UnavailableError: ``high - 1`` is not there.
         """
 
     def term(self, index: int) -> int:
-        """Term of the entry at ``index``, which is in ``first_index() - 1 .. last_index()``; raises as above."""
+        """Return the term of the entry at ``index``, which is in ``first_index() - 1 .. last_index()``.
+
+        Raises:
+            CompactedError, UnavailableError: it is not.
+        """
 
     def last_index(self) -> int:
-        """Index of the last entry, or of the snapshot when there is none behind it."""
+        """Return the index of the last entry, or of the snapshot when there is none behind it."""
 
     def first_index(self) -> int:
-        """Index of the first entry that is kept (or would be)."""
+        """Return the index of the first entry that is kept (or would be)."""
 
     def snapshot(self) -> SnapshotMeta:
-        """The snapshot to send to a follower that needs compacted entries.
+        """Return the snapshot to send to a follower that needs compacted entries.
 
-        Raises ``SnapshotTemporarilyUnavailable`` when it has to be made first.
+        Raises:
+            SnapshotTemporarilyUnavailable: it has to be made first.
         """
 
 
 def size_of(entries: Sequence[Entry]) -> int:
-    """Size of the entries where sizes are limited: data plus overhead."""
+    """Return the size in bytes of entries where sizes are limited: data plus overhead."""
     return sum([len(entry.data) for entry in entries]) + ENTRY_OVERHEAD_BYTES * len(entries)
 
 
 def limit_size(entries: list[Entry], max_size_bytes: int) -> list[Entry]:
-    """The longest prefix that fits, but at least one entry."""
+    """Return the longest prefix that fits, but at least one entry.
+
+    Arguments:
+        entries: not empty; returned itself if all of it fits.
+        max_size_bytes: limit of data and overhead.
+    """
     if size_of(entries) <= max_size_bytes:
         return entries
     size = 0
@@ -74,7 +90,12 @@ class MemoryLog:
     """A ``LogReader`` that the caller appends to."""
 
     def __init__(self, hard_state: HardState | None = None, conf_state: ConfState | None = None) -> None:
-        """``conf_state`` is the configuration as of the applied index the core is started with."""
+        """Make an empty log.
+
+        Arguments:
+            hard_state: what was persisted last.
+            conf_state: the configuration as of the applied index that the core is started with.
+        """
         self._hard_state = hard_state or HardState()
         self._conf_state = conf_state or ConfState()
         self._snapshot = SnapshotMeta(conf_state=self._conf_state)
@@ -88,11 +109,11 @@ class MemoryLog:
         return self._hard_state, self._conf_state
 
     def set_hard_state(self, hard_state: HardState) -> None:
-        """Remember what was persisted."""
+        """Keep what was persisted."""
         self._hard_state = hard_state
 
     def set_conf_state(self, conf_state: ConfState) -> None:
-        """Remember the configuration as of the applied index, for the next start."""
+        """Keep the configuration as of the applied index, for the next start."""
         self._conf_state = conf_state
 
     def first_index(self) -> int:
@@ -128,7 +149,7 @@ class MemoryLog:
         return self._snapshot
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Append, replacing everything from the first of the entries on. What was compacted is passed over."""
+        """Append entries, replacing everything from the first of them on; what was compacted is passed over."""
         if not entries:
             return
         first, last = entries[0].index, entries[-1].index
@@ -155,7 +176,15 @@ class MemoryLog:
         self._offset = index
 
     def create_snapshot(self, index: int, conf_state: ConfState) -> SnapshotMeta:
-        """Name a snapshot of the state after ``index``, with the configuration of that moment."""
+        """Name a snapshot of the state after an entry, and return it.
+
+        Arguments:
+            index: of the entry.
+            conf_state: the configuration of that moment.
+
+        Raises:
+            SnapshotOutOfDateError: there is one as new.
+        """
         if index <= self._snapshot.index:
             raise SnapshotOutOfDateError(f"snapshot at {index}: there is one at {self._snapshot.index}")
         if index > self.last_index():
@@ -164,7 +193,11 @@ class MemoryLog:
         return self._snapshot
 
     def apply_snapshot(self, meta: SnapshotMeta) -> None:
-        """Replace everything by a snapshot received from the leader."""
+        """Replace everything by a snapshot received from the leader.
+
+        Raises:
+            SnapshotOutOfDateError: there is one as new.
+        """
         if self._snapshot.index != 0 and meta.index <= self._snapshot.index:
             raise SnapshotOutOfDateError(f"snapshot at {meta.index}: there is one at {self._snapshot.index}")
         self._snapshot = meta

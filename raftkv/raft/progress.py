@@ -15,7 +15,7 @@ A follower is in one of three states (etcd-io/raft ``design.md``)::
 - SNAPSHOT: nothing is appended; a snapshot up to ``pending_snapshot`` is on its way.
 
 Invariants: ``0 <= match < next``; in SNAPSHOT ``next > pending_snapshot``; indexes in the window ascend.
-Sending itself is elsewhere (``replication.py``): this module only keeps the books.
+Sending itself is elsewhere (``replication.py``): this module only keeps the records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .errors import InvariantError
 
 
 class ProgressState(enum.Enum):
-    """How the leader treats a follower."""
+    """The ways in which a leader treats a follower."""
 
     PROBE = "probe"
     REPLICATE = "replicate"
@@ -58,34 +58,39 @@ class Inflights:
         return len(self._window)
 
     def add(self, index: int, size_bytes: int) -> None:
-        """Note that a message ending at ``index`` leaves. The window must not be full."""
+        """Note that a message leaves. The window must not be full.
+
+        Arguments:
+            index: the last entry in it.
+            size_bytes: payload of its entries.
+        """
         if self.full():
             raise InvariantError("append sent into a full window")
         self._window.append((index, size_bytes))
         self.bytes += size_bytes
 
     def free_to(self, index: int) -> None:
-        """Forget the messages that end at or before ``index``: they are acknowledged."""
+        """Drop the messages that end at or before ``index``: they are acknowledged."""
         window = self._window
         while window and window[0][0] <= index:
             self.bytes -= window.popleft()[1]
 
     def full(self) -> bool:
-        """Whether nothing more may leave."""
+        """Return whether no more may leave."""
         return len(self._window) >= self.max_count or (self.max_bytes != 0 and self.bytes >= self.max_bytes)
 
     def reset(self) -> None:
-        """Forget everything: the messages are taken for lost."""
+        """Drop all messages: they are taken for lost."""
         self._window.clear()
         self.bytes = 0
 
     def indexes(self) -> list[int]:
-        """Last index of each message on its way, oldest first."""
+        """Return the last index of each message on its way, oldest first."""
         return [index for index, _ in self._window]
 
 
 class Progress:
-    """The leader's books on one member (itself included, whose ``match`` is what its own disk holds)."""
+    """The leader's record of one member (itself included, whose ``match`` is what its own disk holds)."""
 
     __slots__ = (
         "inflights",
@@ -117,7 +122,12 @@ class Progress:
         self.is_learner = is_learner
 
     def reset(self, next: int, match: int) -> None:
-        """Start the books anew for a new term."""
+        """Start anew for a new term.
+
+        Arguments:
+            next: index of the first entry to send.
+            match: index up to which the logs are known to be equal.
+        """
         self._enter(PROBE)
         self.match = match
         self.next = next
@@ -131,26 +141,31 @@ class Progress:
         self.inflights.reset()
 
     def become_probe(self) -> None:
-        """Find out anew where the logs match: behind ``match``, or behind a snapshot that was delivered."""
+        """Enter PROBE: find out where the logs match, behind ``match`` or behind a snapshot that was delivered."""
         matched = max(self.match, self.pending_snapshot)
         self._enter(PROBE)
         self.next = matched + 1
         self.sent_commit = min(self.sent_commit, matched)
 
     def become_replicate(self) -> None:
-        """The logs match at ``match``: stream."""
+        """Enter REPLICATE: the logs are equal up to ``match``, so stream."""
         self._enter(REPLICATE)
         self.next = self.match + 1
 
     def become_snapshot(self, index: int) -> None:
-        """A snapshot up to ``index`` leaves; appends wait for it."""
+        """Enter SNAPSHOT: a snapshot up to ``index`` leaves, and appends wait for it."""
         self._enter(SNAPSHOT)
         self.pending_snapshot = index
         self.next = index + 1
         self.sent_commit = index
 
     def sent_entries(self, count: int, size_bytes: int) -> None:
-        """Note that an append with ``count`` entries of ``size_bytes`` payload in total leaves."""
+        """Note that an append leaves.
+
+        Arguments:
+            count: number of its entries.
+            size_bytes: their payload in total.
+        """
         if self.state is REPLICATE:
             if count > 0:
                 self.next += count
@@ -165,11 +180,11 @@ class Progress:
             raise InvariantError("append sent while a snapshot is pending")
 
     def can_bump_commit(self, committed: int) -> bool:
-        """Whether telling ``committed`` could raise the follower's commit index beyond what is on its way."""
+        """Return whether sending ``committed`` could raise the follower's commit index beyond what is on its way."""
         return committed > self.sent_commit and self.sent_commit < self.next - 1
 
     def maybe_update(self, index: int) -> bool:
-        """The follower acknowledged up to ``index``. Returns False when that is old news."""
+        """Note that the follower acknowledged up to ``index``; return ``False`` when that was known."""
         if index <= self.match:
             return False
         self.match = index
@@ -179,9 +194,14 @@ class Progress:
         return True
 
     def maybe_decrement(self, rejected: int, match_hint: int) -> bool:
-        """The follower rejected an append that followed ``rejected`` and may match at ``match_hint``.
+        """Note that the follower rejected an append.
 
-        Returns False when the rejection is stale (messages are reordered and duplicated) and nothing changed.
+        Arguments:
+            rejected: index of the entry that the append followed.
+            match_hint: index at which the logs may match at best.
+
+        Returns:
+            ``False`` when the rejection is stale (messages are reordered and duplicated) and nothing changed.
         """
         if self.state is REPLICATE:
             # Acknowledged since: the rejection was overtaken.
@@ -202,5 +222,5 @@ class Progress:
         return True
 
     def is_paused(self) -> bool:
-        """Whether no append may leave now."""
+        """Return whether no append may leave now."""
         return self.paused or self.state is SNAPSHOT

@@ -17,7 +17,7 @@ INDEX_INFINITE = (1 << 64) - 1
 
 
 class VoteResult(enum.Enum):
-    """How an election stands."""
+    """The state of an election."""
 
     PENDING = "pending"
     LOST = "lost"
@@ -25,7 +25,7 @@ class VoteResult(enum.Enum):
 
 
 def committed_of(acked: list[int]) -> int:
-    """The largest index that a majority has reached, given one index per voter. Sorts ``acked`` in place.
+    """Return the largest index that a majority has reached, given one index per voter. Sorts ``acked`` in place.
 
     This is the hot form: the leader calls it for each acknowledgement with the match indexes of the voters.
     """
@@ -37,17 +37,32 @@ def committed_of(acked: list[int]) -> int:
 
 
 def committed_index(voters: Collection[int], acked: Mapping[int, int]) -> int:
-    """The largest index that a majority of ``voters`` acknowledged; who is missing in ``acked`` counts as 0."""
+    """Return the largest index that a majority acknowledged.
+
+    Arguments:
+        voters: their ids; of no voters every index is committed.
+        acked: index of each voter; a voter that is missing counts as 0.
+    """
     return committed_of([acked.get(voter, 0) for voter in voters])
 
 
 def joint_committed_index(incoming: Collection[int], outgoing: Collection[int], acked: Mapping[int, int]) -> int:
-    """The largest index that both halves of a joint configuration have committed."""
+    """Return the largest index that both halves of a joint configuration have committed.
+
+    Arguments:
+        incoming, outgoing: ids of the voters of each half; the outgoing one is empty unless the configuration is joint.
+        acked: index of each voter.
+    """
     return min(committed_index(incoming, acked), committed_index(outgoing, acked))
 
 
 def vote_result(voters: Collection[int], votes: Mapping[int, bool]) -> VoteResult:
-    """How the election stands among ``voters``; ``votes`` has True for yes, False for no, nothing for silence."""
+    """Return the state of an election.
+
+    Arguments:
+        voters: their ids; an election among no voters is won.
+        votes: True for yes, False for no; a voter that is missing was not heard from.
+    """
     if not voters:
         return VoteResult.WON
     needed = len(voters) // 2 + 1
@@ -59,7 +74,12 @@ def vote_result(voters: Collection[int], votes: Mapping[int, bool]) -> VoteResul
 
 
 def joint_vote_result(incoming: Collection[int], outgoing: Collection[int], votes: Mapping[int, bool]) -> VoteResult:
-    """How the election stands in a joint configuration: both halves must be won, one lost half loses it."""
+    """Return the state of an election in a joint configuration: both halves must be won, one lost half loses it.
+
+    Arguments:
+        incoming, outgoing: ids of the voters of each half; the outgoing one is empty unless the configuration is joint.
+        votes: as of ``vote_result``.
+    """
     results = (vote_result(incoming, votes), vote_result(outgoing, votes))
     if VoteResult.LOST in results:
         return VoteResult.LOST
@@ -67,13 +87,17 @@ def joint_vote_result(incoming: Collection[int], outgoing: Collection[int], vote
 
 
 def describe(voters: Collection[int], acked: Mapping[int, int]) -> str:
-    """A small bar chart of who acknowledged what, one voter a line, in order of id.
+    """Return a small bar chart of who acknowledged what, one voter a line, in order of id.
 
     The bar of a voter is as long as the number of voters strictly behind it; ``?`` marks one that said nothing::
 
         1: xx>  9
         2: x>   7
         3: >    4
+
+    Arguments:
+        voters: their ids.
+        acked: index of each voter.
     """
     if not voters:
         return "<empty majority quorum>\n"

@@ -79,12 +79,18 @@ class _Append:
 
 
 class RawNode:
-    """One member of one Raft group."""
+    """The Raft core of one member of one group."""
 
     def __init__(self, config: RaftConfig, log: LogReader, rng: random.Random) -> None:
-        """Start as a follower from what ``log`` holds; ``rng`` draws election timeouts and nothing else.
+        """Start as a follower from what the log holds.
 
-        Raises ``InvariantError`` or ``ConfChangeError`` when what was persisted contradicts itself.
+        Arguments:
+            config: settings of the member.
+            log: what it has on disk.
+            rng: draws election timeouts and nothing else.
+
+        Raises:
+            InvariantError, ConfChangeError: what was persisted contradicts itself.
         """
         self.raft = Raft(config, log, rng)
         self._soft = (self.raft.leader, self.raft.role)
@@ -95,16 +101,17 @@ class RawNode:
     # -- inputs ------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """One tick of time has passed."""
+        """Let one tick of time pass."""
         raft = self.raft
         raft.tick_role(raft)
 
     def step(self, message: Message) -> None:
         """Handle a message from another member. The message is kept and must not be changed afterwards.
 
-        Raises ``StepLocalMessage``, ``StepPeerNotFound``, ``InvalidMessage`` (drop the message), ``ProposalDropped``
-        (a proposal passed on by a follower could not be taken: drop it, the proposer asks again) and
-        ``InvariantError`` (stop).
+        Raises:
+            StepLocalMessage, StepPeerNotFound, InvalidMessage: drop the message.
+            ProposalDropped: a proposal passed on by a follower could not be taken: drop it, the proposer asks again.
+            InvariantError: stop the member.
         """
         kind = message.type
         if kind in _LOCAL:
@@ -115,14 +122,17 @@ class RawNode:
         raft.step(message)
 
     def propose(self, data: bytes) -> None:
-        """Propose one entry; see ``propose_batch``."""
+        """Propose one entry, as ``propose_batch`` does several."""
         self.propose_batch([data])
 
     def propose_batch(self, datas: list[bytes]) -> None:
         """Propose one entry for each of ``datas``, in order, all or none; a follower passes them on to its leader.
 
-        Raises ``ProposalDropped`` when it was not taken. No exception is no promise: a proposal may be lost or
-        (if it was passed on) dropped elsewhere; it is done when it comes back in ``committed_entries``.
+        No exception is no promise: a proposal may be lost or (if it was passed on) dropped elsewhere; it is done when
+        it comes back in ``committed_entries``.
+
+        Raises:
+            ProposalDropped: it was not taken.
         """
         if not datas:
             return
@@ -136,7 +146,8 @@ class RawNode:
     def propose_conf_change(self, change: ConfChange) -> None:
         """Propose a membership change. One that is not admissible now comes back as an empty normal entry.
 
-        Raises ``ProposalDropped`` when it was not taken.
+        Raises:
+            ProposalDropped: it was not taken.
         """
         entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
         self.raft.step(Message(MessageType.PROPOSE, from_=self.raft.id, entries=[entry]))
@@ -144,15 +155,18 @@ class RawNode:
     def apply_conf_change(self, change: ConfChange) -> ConfState:
         """Put a committed membership change into force; call it when its entry is applied, before ``on_applied``.
 
-        Returns the configuration to persist with the applied index. Raises ``ConfChangeError`` if it is illegal on
-        the present configuration (the same on every member).
+        Returns:
+            the configuration, to be persisted with the applied index.
+
+        Raises:
+            ConfChangeError: the change is illegal on the present configuration (the same on every member).
         """
         return self.raft.apply_conf_change(change)
 
     def read_index(self, context: bytes) -> None:
         """Ask for a linearizable read. The answer is a ``ReadState`` with ``context`` in a later Ready.
 
-        There may be none (no leader, lost messages, a change of leader): ask again after a while, with a fresh
+        There may be no answer (no leader, lost messages, a change of leader): ask again after a while, with a fresh
         context, so that a late answer to the old question is not taken for one to the new.
         """
         self.raft.step(Message(MessageType.READ_INDEX, from_=self.raft.id, context=context))
@@ -166,24 +180,29 @@ class RawNode:
         candidate.hup(self.raft, candidate.first_campaign(self.raft))
 
     def report_unreachable(self, id: int) -> None:
-        """A message to ``id`` could not be delivered."""
+        """Report that a message to ``id`` could not be delivered."""
         if self.raft.role == StateRole.LEADER:
             leader.report_unreachable(self.raft, id)
 
     def report_snapshot(self, id: int, ok: bool) -> None:
-        """The snapshot to ``id`` was delivered (or not). Without this report nothing more is sent to it."""
+        """Report how the transfer of a snapshot ended. Without this report nothing more is sent to the follower.
+
+        Arguments:
+            id: of the follower.
+            ok: whether the snapshot was delivered.
+        """
         if self.raft.role == StateRole.LEADER:
             leader.report_snapshot(self.raft, id, ok)
 
     def forget_leader(self) -> None:
-        """A follower forgets its leader, so that it grants pre-votes at once. For a leader that is known to be dead."""
+        """Let a follower forget its leader, known to be dead, so that it grants pre-votes at once."""
         if self.raft.role == StateRole.FOLLOWER:
             follower.forget_leader(self.raft)
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 
     def has_ready(self) -> bool:
-        """Whether ``ready`` would give work. (Rarely a Ready turns out empty: handle it as any other.)"""
+        """Return whether ``ready`` would give work. (Rarely a Ready turns out empty: handle it as any other.)"""
         raft = self.raft
         log = raft.log
         unstable = log.unstable
@@ -258,7 +277,7 @@ class RawNode:
         self._appends.append(_Append(self._append_number, raft, to_self, snapshot_index))
 
     def on_append_durable(self, ready: Ready) -> None:
-        """Everything of ``ready`` that is for the disk is durable, and the ``LogReader`` has it.
+        """Confirm that everything of ``ready`` that is for the disk is durable, and that the ``LogReader`` has it.
 
         A snapshot is also installed in the state machine. Call it for each Ready, in order; for one with
         ``append_number`` 0 it does nothing.
@@ -280,15 +299,15 @@ class RawNode:
             raft.installed_snapshot(append.snapshot_index)
 
     def on_applied(self, index: int) -> None:
-        """The state machine holds everything up to and including ``index``."""
+        """Confirm that the state machine holds everything up to and including ``index``."""
         self.raft.applied_to(index)
 
     def advance(self, ready: Ready) -> None:
-        """Shorthand for a caller that writes and applies at once: durable, then applied."""
+        """Confirm a Ready for a caller that writes and applies at once: durable, then applied."""
         self.on_append_durable(ready)
         if ready.committed_entries:
             self.on_applied(ready.committed_entries[-1].index)
 
     def status(self) -> Status:
-        """What this member knows now."""
+        """Return what this member knows now."""
         return status_of(self.raft)

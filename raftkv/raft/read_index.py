@@ -25,7 +25,7 @@ _POSITION_BYTES = 8
 
 
 class ReadRequest:
-    """One read: who asked, with which context, and the commit index when it was noted."""
+    """One read: the member that asked, its context, and the commit index when the read was noted."""
 
     __slots__ = ("context", "from_", "index")
 
@@ -36,7 +36,7 @@ class ReadRequest:
 
 
 class ReadIndexQueue:
-    """Reads that wait for the confirmation of one leadership."""
+    """The reads that wait for the confirmation of one leadership."""
 
     __slots__ = ("_acked", "_queue", "confirmed", "deferred")
 
@@ -52,19 +52,30 @@ class ReadIndexQueue:
         return len(self._queue)
 
     def add(self, leader: int, request: ReadRequest, committed: int) -> None:
-        """Queue a read at the present commit index. The leader confirms itself."""
+        """Queue a read at the present commit index. The leader confirms itself.
+
+        Arguments:
+            leader: id of this member.
+            request: the read; its index is set here.
+            committed: the commit index.
+        """
         request.index = committed
         self._queue.append(request)
         self._acked[leader] = self.confirmed + len(self._queue)
 
     def context(self) -> bytes:
-        """What a heartbeat carries to confirm every read in the queue; empty when there is none."""
+        """Return what a heartbeat carries to confirm every read in the queue; empty when there is none."""
         if not self._queue:
             return b""
         return (self.confirmed + len(self._queue)).to_bytes(_POSITION_BYTES, "big")
 
     def acknowledge(self, id: int, context: bytes) -> None:
-        """Member ``id`` answered a heartbeat with this context. Anything but a position is ignored."""
+        """Note that a member answered a heartbeat.
+
+        Arguments:
+            id: of the member.
+            context: what its answer carries; anything but a position is ignored.
+        """
         if len(context) == _POSITION_BYTES:
             position = int.from_bytes(context, "big")
             if self._acked.get(id, 0) < position <= self.confirmed + len(self._queue):

@@ -26,7 +26,7 @@ _SNAPSHOT: Final = MessageType.SNAPSHOT
 
 def flush(raft: Raft) -> None:
     """Queue what has become due since the last Ready."""
-    # Heartbeats first: an append behind them carries the newer commit index, and the books keep the last one.
+    # Heartbeats first: an append behind them carries the newer commit index, and the record keeps the last one.
     if raft.heartbeat_due:
         raft.heartbeat_due = False
         context = raft.reads.context()
@@ -40,15 +40,29 @@ def flush(raft: Raft) -> None:
 
 
 def send_appends(raft: Raft, id: int, progress: Progress, send_if_empty: bool) -> None:
-    """Send a follower everything it may be sent now, in as many messages as that takes."""
+    """Send a follower everything it may be sent now, in as many messages as that takes.
+
+    Arguments:
+        raft: a leader.
+        id: of the follower.
+        progress: its record.
+        send_if_empty: also send when there are no entries, to tell the commit index or to probe.
+    """
     while maybe_send_append(raft, id, progress, send_if_empty):
         send_if_empty = False
 
 
 def maybe_send_append(raft: Raft, id: int, progress: Progress, send_if_empty: bool) -> bool:
-    """Send one append, or a snapshot if the log no longer has what is needed. Returns whether something was sent.
+    """Send a follower one append, or a snapshot if the log no longer has what it needs.
 
-    ``send_if_empty``: also send when there are no entries, to tell the commit index or to probe.
+    Arguments:
+        raft: a leader.
+        id: of the follower.
+        progress: its record.
+        send_if_empty: also send when there are no entries, to tell the commit index or to probe.
+
+    Returns:
+        whether something was sent.
     """
     log = raft.log
     next_index = progress.next
@@ -91,7 +105,14 @@ def _maybe_send_snapshot(raft: Raft, id: int, progress: Progress) -> bool:
 
 
 def send_heartbeat(raft: Raft, id: int, progress: Progress, context: bytes) -> None:
-    """Send one heartbeat; ``context`` asks to confirm reads."""
+    """Send a follower one heartbeat.
+
+    Arguments:
+        raft: a leader.
+        id: of the follower.
+        progress: its record.
+        context: asks to confirm reads; empty if there are none.
+    """
     # The follower may lack committed entries, or have others in their place: send no higher commit index than what
     # matches.
     commit = min(progress.match, raft.log.committed)

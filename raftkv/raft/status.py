@@ -12,7 +12,7 @@ from .types import ConfState, StateRole
 
 @dataclass(frozen=True, slots=True)
 class ProgressStatus:
-    """What a leader knows of one member; see ``Progress``."""
+    """A copy of a leader's record of one member (``Progress``)."""
 
     match: int
     next: int
@@ -27,7 +27,7 @@ class ProgressStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One member at one moment. ``progress`` is empty unless it leads."""
+    """The state of one member at one moment. ``progress`` is empty unless it leads."""
 
     id: int
     term: int
@@ -43,7 +43,7 @@ class Status:
 
 
 def status_of(raft: Raft) -> Status:
-    """The status of a member now."""
+    """Return the status of a member now."""
     leads = raft.role == StateRole.LEADER
     return Status(
         id=raft.id,

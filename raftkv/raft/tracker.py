@@ -1,4 +1,4 @@
-"""The members as a leader sees them: the configuration, the books on each member, and the votes of an election.
+"""The members as a leader sees them: the configuration, the record of each member, and the votes of an election.
 
 Invariant: exactly the members of the configuration have a ``Progress``, and its ``is_learner`` says what the
 configuration says. ``switch`` keeps it; nothing else changes either.
@@ -15,7 +15,7 @@ from .progress import Inflights, Progress
 
 
 class Tracker:
-    """Configuration, progress and votes of one Raft group at one member."""
+    """The configuration of one Raft group at one member, with the progress and the votes of its members."""
 
     __slots__ = (
         "config",
@@ -42,7 +42,12 @@ class Tracker:
         self.votes: dict[int, bool] = {}
 
     def switch(self, config: Configuration, last_index: int) -> None:
-        """Take over ``config``: forget who left, begin books on who is new, keep the others'."""
+        """Take over a configuration: forget who left, begin a record of who is new, keep the others.
+
+        Arguments:
+            config: the configuration.
+            last_index: the end of this member's log, where the first probe of a new member begins.
+        """
         progress = {}
         for member in sorted(config.members()):
             known = self.progress.get(member)
@@ -71,27 +76,32 @@ class Tracker:
             progress.reset(last_index + 1, last_index if member == self.id else 0)
 
     def committed(self) -> int:
-        """The largest index that a quorum has acknowledged."""
+        """Return the largest index that a quorum has acknowledged."""
         index = quorum.committed_of([progress.match for progress in self.incoming])
         if self.outgoing:
             return min(index, quorum.committed_of([progress.match for progress in self.outgoing]))
         return index
 
     def quorum_active(self) -> bool:
-        """Whether a quorum was heard from since the last check."""
+        """Return whether a quorum was heard from since the last check."""
         config = self.config
         active = {member: progress.recent_active for member, progress in self.progress.items()}
         result = quorum.joint_vote_result(config.voters, config.outgoing, active)
         return result is quorum.VoteResult.WON
 
     def record_vote(self, id: int, granted: bool) -> None:
-        """Count a vote; the first one of a voter stands."""
+        """Count a vote; the first one of a voter stands.
+
+        Arguments:
+            id: of the voter.
+            granted: whether it said yes.
+        """
         self.votes.setdefault(id, granted)
 
     def vote_result(self) -> quorum.VoteResult:
-        """How the running election stands."""
+        """Return the state of the running election."""
         return quorum.joint_vote_result(self.config.voters, self.config.outgoing, self.votes)
 
     def is_sole_voter(self) -> bool:
-        """Whether this member alone decides."""
+        """Return whether this member alone decides."""
         return len(self.config.voters) == 1 and not self.config.outgoing and self.id in self.config.voters

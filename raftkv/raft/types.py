@@ -18,7 +18,7 @@ NONE = 0
 
 
 class EntryType(enum.IntEnum):
-    """What the data of an entry is."""
+    """The kinds of data of an entry."""
 
     NORMAL = 0
     CONF_CHANGE = 1
@@ -79,7 +79,7 @@ class MessageType(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """What a member must not forget: persisted before anything that depends on it leaves the member."""
+    """The state that a member must not forget: persisted before anything that depends on it leaves the member."""
 
     term: int = 0
     vote: int = NONE
@@ -88,7 +88,7 @@ class HardState:
 
 @dataclass(frozen=True, slots=True)
 class ConfState:
-    """Who votes and who only listens. ``voters_outgoing`` is non-empty only during joint consensus."""
+    """The voters and learners of a group. ``voters_outgoing`` is non-empty only during joint consensus."""
 
     voters: tuple[int, ...] = ()
     learners: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ class SnapshotMeta:
 
 
 class ConfChangeType(enum.IntEnum):
-    """One step of a membership change."""
+    """The kinds of step of a membership change."""
 
     ADD_NODE = 0
     REMOVE_NODE = 1
@@ -116,7 +116,7 @@ class ConfChangeType(enum.IntEnum):
 
 
 class ConfChangeTransition(enum.IntEnum):
-    """How a multi-step change passes through joint consensus (thesis section 4.3, etcd-io/raft ConfChangeV2)."""
+    """The ways of a multi-step change through joint consensus (thesis section 4.3, etcd-io/raft ConfChangeV2)."""
 
     AUTO = 0
     JOINT_IMPLICIT = 1
@@ -125,7 +125,7 @@ class ConfChangeTransition(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConfChangeSingle:
-    """Add, remove or demote one member."""
+    """One step of a membership change: add, remove or demote one member."""
 
     type: ConfChangeType
     node_id: int
@@ -201,7 +201,7 @@ class StateRole(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SoftState:
-    """What need not be persisted: who leads, and what this member is."""
+    """The state that need not be persisted: who leads, and what this member is."""
 
     leader: int
     role: StateRole
@@ -209,7 +209,7 @@ class SoftState:
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """Answer to ``read_index(context)``: a read is linearizable once ``applied >= index``."""
+    """The answer to ``read_index(context)``: a read is linearizable once ``applied >= index``."""
 
     index: int
     context: bytes
@@ -217,11 +217,11 @@ class ReadState:
 
 @dataclass(slots=True)
 class Ready:
-    """What the caller must carry out, in this order (see ``raftkv/raft/__init__.py`` for the duties).
+    """The work that the caller must carry out, in this order (``raftkv/raft/__init__.py`` lists its duties).
 
     ``messages`` may leave at once, in parallel with the disk. ``messages_after_append`` (votes, append
-    acknowledgements) leave only when ``hard_state``, ``entries`` and ``snapshot`` are durable.
-    ``committed_entries`` are already durable on this member.
+    acknowledgements) leave only when ``hard_state``, ``entries`` and ``snapshot`` are durable. ``committed_entries``
+    are already durable on this member.
     """
 
     soft_state: SoftState | None = None
