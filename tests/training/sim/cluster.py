@@ -15,7 +15,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .loop import Scheduler
+from tests.virtual_loop import Scheduler
+
 from .store import Store
 
 EXPIRY_LATE_S = 0.1

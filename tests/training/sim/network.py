@@ -24,9 +24,9 @@ from raftkv.client.kv.operations import Operation
 from raftkv.client.values import Event, TxnResult
 from raftkv.errors import UNAVAILABLE, CompactedError, StatusError
 from raftkv.training.control import Grant
+from tests.virtual_loop import NodeLoop
 
 from .cluster import Cluster
-from .loop import NodeLoop
 from .store import Store
 
 RETRY_S = 0.2

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import CLOSED, RUNNING
+from tests.virtual_loop import NodeLoop, Scheduler
 
 from .agent import Agent, Habits
 from .cluster import Cluster
 from .judge import Judge
-from .loop import NodeLoop, Scheduler
 from .network import Link, Weather
 
 RUN_ID = "job"

@@ -14,7 +14,8 @@ Invariants:
     loop.create_task(agent())
     scheduler.run_until(60.0)
 
-Left out: sockets, threads, executors; the network is ``network.py``.
+What a program does on a thread (``run_in_executor``) happens at one moment, a little later, on the same thread. Left
+out: sockets; a simulation has a network of its own.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 TICKS_PER_S = 1 << 20
 """A power of two, so that sums of times and offsets are exact."""
 WALL_AT_START_S = 1_800_000_000.0
+THREAD_DELAY_S = 0.001
+"""Longest time until a job that was given to a thread is done."""
 CALLBACKS_MAX = 3_000_000
 """Far above what any simulation needs: code that spins without waiting is an error, not a hang."""
 TEARDOWN_TURNS = 200
@@ -79,18 +84,22 @@ class Scheduler:
         entry = (max(ticks, self.now_ticks), self.random.random(), self._number, action, arguments)
         heapq.heappush(self._queue, entry)
 
-    def run_until(self, deadline_s: float, stop: Callable[[], bool] = lambda: False) -> bool:
+    def wake(self, action: Callable[[], object]) -> None:
+        """Do something at this tick: ``after`` with no delay, for the many times that a loop asks for its turn."""
+        self._number += 1
+        heapq.heappush(self._queue, (self.now_ticks, self.random.random(), self._number, action, ()))
+
+    def run_until(self, deadline_s: float, stop: Callable[[], bool] | None = None) -> bool:
         """Let time pass up to a deadline; True if ``stop`` held before it came."""
         deadline_ticks = math.ceil(deadline_s * TICKS_PER_S)
-        queue = self._queue
+        queue, pop = self._queue, heapq.heappop
         while queue and queue[0][0] <= deadline_ticks:
-            if stop():
+            if stop is not None and stop():
                 return True
-            ticks, _, _, action, arguments = heapq.heappop(queue)
-            self.now_ticks = ticks
+            self.now_ticks, _, _, action, arguments = pop(queue)
             action(*arguments)
         self.now_ticks = max(self.now_ticks, deadline_ticks)
-        return stop()
+        return stop is not None and stop()
 
     def count(self, callbacks: int) -> None:
         """So many callbacks have run."""
@@ -129,6 +138,9 @@ class NodeLoop(asyncio.AbstractEventLoop):
         name: for traces.
     """
 
+    turns_in_a_row = 1
+    """Turns that it may have at one tick before others get theirs: more of them cost less."""
+
     def __init__(self, scheduler: Scheduler, offset_s: float = 0.0, name: str = "") -> None:
         self.name = name
         self.offset_s = math.floor(offset_s * TICKS_PER_S) / TICKS_PER_S
@@ -141,6 +153,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self._due = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._torn = False
+        self._steps_left = -1
         scheduler.loops.append(self)
 
     # ---- what the simulation does to it
@@ -157,6 +170,27 @@ class NodeLoop(asyncio.AbstractEventLoop):
     def crash(self) -> None:
         """End it in the middle of whatever it does."""
         self.crashed = True
+
+    def crash_after(self, steps: int) -> None:
+        """End it after so many more callbacks, in the middle of a turn or between two."""
+        self._steps_left = steps
+
+    def enter(self, callback: Callable[..., T], *args: Any) -> T:
+        """Call something now, with this loop running; what it raises is the caller's."""
+        self._scheduler.running = self
+        events._set_running_loop(self)
+        try:
+            return callback(*args)
+        finally:
+            events._set_running_loop(None)
+            self._scheduler.running = None
+
+    def died(self) -> None:
+        """Called when ``crash_after`` has come to its end."""
+        self.crash()
+
+    def turned(self) -> None:
+        """Called after each turn in which something ran."""
 
     def tear_down(self) -> None:
         """Cancel all tasks, and run nothing but what that causes."""
@@ -203,7 +237,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
     def _wake(self) -> None:
         if not self._due and not self._torn:
             self._due = True
-            self._scheduler.after(0.0, self._turn)
+            self._scheduler.wake(self._turn)
 
     def _turn(self) -> None:
         """One iteration, as asyncio's: what is ready, then timers whose time has come."""
@@ -213,25 +247,38 @@ class NodeLoop(asyncio.AbstractEventLoop):
         now = self.time()
         while self._timers and self._timers[0][0] <= now:
             self._ready.append(heapq.heappop(self._timers)[2])
-        self._run_ready()
+        for _ in range(self.turns_in_a_row):
+            if not self._ready:
+                return
+            self._run_ready()
+            if self.crashed or self.frozen:
+                return
+            self.turned()
         if self._ready:
             self._wake()
 
     def _run_ready(self) -> None:
-        count = len(self._ready)
+        ready, count = self._ready, len(self._ready)
         self._scheduler.count(count)
         self._scheduler.running = self
         events._set_running_loop(self)
         try:
             for _ in range(count):
-                handle = self._ready.popleft()
+                if self._steps_left >= 0:
+                    self._count_down()
                 if self.crashed and not self._torn:
                     return
-                if not handle.cancelled():
+                handle = ready.popleft()
+                if not handle._cancelled:
                     handle._run()
         finally:
             events._set_running_loop(None)
             self._scheduler.running = None
+
+    def _count_down(self) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0 and not self._torn:
+            self.died()
 
     # ---- tasks and futures
 
@@ -245,6 +292,12 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def run_in_executor(self, executor: object, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        future: asyncio.Future[T] = self.create_future()
+        delay_s = self._scheduler.random.uniform(0.0, THREAD_DELAY_S)
+        self.call_later(delay_s, _work, future, func, *args)
+        return future
 
     # ---- the rest that asyncio asks for
 
@@ -265,3 +318,14 @@ class NodeLoop(asyncio.AbstractEventLoop):
             return
         error = context.get("exception")
         self._scheduler.failures.append(f"{self.name}: {context.get('message')}: {error!r}")
+
+
+def _work(future: asyncio.Future[T], func: Callable[..., T], *args: Any) -> None:
+    try:
+        result = func(*args)
+    except Exception as error:
+        if not future.done():
+            future.set_exception(error)
+    else:
+        if not future.done():
+            future.set_result(result)
