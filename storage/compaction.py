@@ -4,12 +4,19 @@
 as ``scheduledCompactRev`` in the batch of the log entry that asked for it. The work follows in steps:
 
 1. Visit the keys from which something could be dropped, some per step. What the index drops and is still in memory is
-   forgotten there and never written; the rest is collected for deletion on disk.
+   forgotten there and never written, unless something older of the same key is on disk; the rest is collected for
+   deletion on disk, the oldest of a key first.
 2. Send deletions along with the regular batches, at most ``DELETES_PER_COMMIT`` each.
 3. With the last of them write ``finishedCompactRev``; when that is durable the compaction is done.
 
 A crash loses nothing but progress: on disk ``scheduledCompactRev`` is ahead of ``finishedCompactRev``, the index is
 rebuilt from what is left, and the same steps are gone through again. Deletions are the same whichever were done.
+Hence the rule of step 1: what a crash leaves of a key must be the end of its history, without a hole.
+
+    on disk: put 4        in memory: delete 9        compact(12) drops both
+
+If 9 were forgotten in memory, a crash before 4 is deleted on disk would leave a key that exists again. So 9 is written,
+and deleted after 4 or with it.
 
 A read that takes long may hold the work back, for what was readable when it began (``hold``): the compaction is in
 effect for everybody else, but nothing that the read may need is dropped until it lets go.
@@ -36,13 +43,15 @@ DROPS_PER_STEP: Final = 1000
 
 
 class _Job:
-    __slots__ = ("dirty", "is_sent", "on_done", "revision", "to_delete")
+    __slots__ = ("dirty", "is_sent", "on_disk", "on_done", "revision", "to_delete")
 
     def __init__(self, revision: int, on_done: Callable[[], None] | None) -> None:
         self.revision = revision
         self.on_done = on_done
         self.dirty: dict[bytes, None] | None = None
         self.to_delete: list[bytes] = []
+        # Keys that were visited in part, and of which something is to be deleted on disk.
+        self.on_disk: set[bytes] = set()
         self.is_sent = False
 
 
@@ -139,17 +148,32 @@ class Compactor:
         for _ in range(min(keys_max, len(job.dirty))):
             key, _none = job.dirty.popitem()
             dropped = self._index.compact_key(key, job.revision, room)
-            for revision_key in dropped:
-                # On disk, or on its way there in the batch that is being committed. Deletions go with a later batch,
-                # and a batch appends before it deletes, so the record is there when its deletion comes.
-                if not self._overlay.discard(revision_key):
-                    job.to_delete.append(revision_key)
+            is_on_disk = self._drop(job, dropped, key in job.on_disk)
             self.dropped_total += len(dropped)
             room -= len(dropped)
             if not room:
                 job.dirty[key] = None  # there may be more of it
+                if is_on_disk:
+                    job.on_disk.add(key)
                 break
         return True
+
+    def _drop(self, job: _Job, dropped: list[bytes], is_on_disk: bool) -> bool:
+        """Drop revisions of a key, oldest first; whether any of them has to be deleted on disk.
+
+        Arguments:
+            job: what they are dropped for.
+            dropped: their revision keys.
+            is_on_disk: whether something older of the key has to be deleted there.
+        """
+        for revision_key in dropped:
+            # On disk, or on its way there in the batch that is being committed. Deletions go with a later batch, and a
+            # batch appends before it deletes, so the record is there when its deletion comes.
+            if is_on_disk or not self._overlay.discard(revision_key):
+                # From here on all of them, in this order: see the head of the module.
+                is_on_disk = True
+                job.to_delete.append(revision_key)
+        return is_on_disk
 
     def _send(self, job: _Job) -> bool:
         batch = self._overlay.pending

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from raftkv.errors import CompactedError, FutureRevisionError
-from raftkv.storage import schema
+from raftkv.storage import compaction, schema
 from raftkv.storage.backend.base import Backend
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.backend.writer import ScriptedWriter
@@ -294,3 +294,39 @@ def test_a_scheduled_compaction_is_resumed_at_open(engine: Engine) -> None:
     assert len(on_disk(again.backend)) < before
     assert hash_kv(again.backend, 300) == expected
     again.close()
+
+
+@pytest.mark.parametrize("drops_per_step", [1, 1000])
+def test_a_crash_between_forgetting_and_deleting_leaves_no_holes(
+    backend: Backend, drops_per_step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was in memory is forgotten at once, what is on disk is deleted later: a crash may come between."""
+    monkeypatch.setattr(compaction, "DROPS_PER_STEP", drops_per_step)
+    store = Store.open(backend)
+    write(store, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"), (b"c", None), (b"d", b"1"))  # these reach the disk
+    store.commit()
+    write(store, (b"a", b"2"), (b"a", b"3"), (b"b", None), (b"b", b"2"), (b"c", b"2"), (b"c", None), (b"d", None))
+    write(store, (b"e", b"1"), (b"e", b"2"))
+    store.compact(store.revision)
+    store.set_applied(store.applied_index, store.applied_term)
+    while store._compactor._visit(store._compactor._jobs[0], 1):
+        pass
+    store.commit()
+    again = Store.open(backend)  # the first one dies here
+    assert again.range(b"\x00", b"\x00").kvs == store.range(b"\x00", b"\x00").kvs
+    for each in (store, again):
+        write(each, (b"a", b"4"), (b"b", b"3"), (b"c", b"3"), (b"d", b"2"))
+    assert again.range(b"\x00", b"\x00").kvs == store.range(b"\x00", b"\x00").kvs
+    assert "14.0" not in on_disk(backend), "nothing of it was on disk: it is never written"
+    finish(again)
+    assert on_disk(backend) == ["8.0", "10.0", "15.0", "16.0", "17.0", "18.0", "19.0"]
+    store.close()
+    again.close()
+
+
+def write(store: Store, *changes: tuple[bytes, bytes | None]) -> None:
+    for key, value in changes:
+        txn = store.begin()
+        txn.delete_range(key) if value is None else txn.put(key, value)
+        txn.end()
+        store.set_applied(store.applied_index + 1, 1)
