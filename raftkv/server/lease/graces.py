@@ -5,11 +5,13 @@ This member remembers who said so; when the connection of the last of them break
 
     keep-alive with a grace, answered  -> the stream keeps that lease
     connection of the stream breaks    -> leases that no other stream here keeps are reported
-    answer that comes after that       -> reported too: the leader has renewed the lease meanwhile
+    answer that comes after that       -> nothing: the leader has renewed the lease, which lasts its whole TTL again
     stream ends in any other way       -> forgotten: its client is alive, and may go on elsewhere
 
 Each report carries when the last answer was passed on, so that the leader can tell whether somebody else has kept the
-lease alive since, for example the same client by way of another member. Without I/O and without a clock of its own.
+lease alive since, for example the same client by way of another member. Of a keep-alive that was still under way when
+its connection broke that cannot be told, because the leader may take it after those by which the client went on
+elsewhere, however long ago that was: a lease ends late rather than early. Without I/O and without a clock of its own.
 """
 
 from __future__ import annotations
@@ -63,24 +65,19 @@ class Graces:
     def __len__(self) -> int:
         return len(self._keepers)
 
-    def answered(self, stream: Hashable, lease_id: int, grace_ms: int, ttl_s: int, *, severed: bool) -> None:
+    def answered(self, stream: Hashable, lease_id: int, grace_ms: int, ttl_s: int) -> None:
         """A keep-alive was answered.
 
         Arguments:
-            stream: by which it came.
+            stream: by which it came, and which has not ended.
             lease_id, ttl_s: as answered.
             grace_ms: as asked for; 0 or less: none.
-            severed: whether the stream's connection has broken meanwhile.
         """
         keepers = self._keepers.get(lease_id)
         if keepers is None and grace_ms <= 0:
             return  # what nearly all keep-alives are
-        entry = ConnectionLost(lease_id, min(grace_ms, GRACE_MAX_MS) / 1000, self._clock())
-        if severed:
-            if grace_ms > 0 and ttl_s > 0 and not keepers:
-                self._report([entry])
-        elif ttl_s > 0:
-            self._remember(stream, entry)
+        if ttl_s > 0:
+            self._remember(stream, ConnectionLost(lease_id, min(grace_ms, GRACE_MAX_MS) / 1000, self._clock()))
 
     def _remember(self, stream: Hashable, entry: ConnectionLost) -> None:
         # Also without a grace: then this stream does nothing but hold back the others that keep the same lease.

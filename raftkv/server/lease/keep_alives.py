@@ -83,7 +83,7 @@ class KeepAliveStream:
         self._end = end
         self._unanswered = 0
         self._half_closed = False
-        self._ended = self._severed = False
+        self._ended = False
         self._out: list[bytes] = []
 
     def receive(self, data: bytes) -> None:
@@ -102,14 +102,13 @@ class KeepAliveStream:
 
     def kept(self, lease_id: int, grace_ms: int, ttl_s: int) -> None:
         """A keep-alive is about to be answered."""
-        if self._severed or not self._ended:
-            self._service.graces.answered(self, lease_id, grace_ms, ttl_s, severed=self._severed)
+        if not self._ended:
+            self._service.graces.answered(self, lease_id, grace_ms, ttl_s)
 
     def ended(self) -> None:
         """The stream has ended, in whatever way. A client that had said all before it was gone is not missed."""
         self._ended = True
-        self._severed = self._call.severed and not self._half_closed
-        self._service.graces.stream_ended(self, severed=self._severed)
+        self._service.graces.stream_ended(self, severed=self._call.severed and not self._half_closed)
 
     def answer(self, message: bytes) -> None:
         """Queue one response; it leaves at the end of the turn."""

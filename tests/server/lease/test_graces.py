@@ -16,8 +16,8 @@ class Kept:
         self.reported: list[ConnectionLost] = []
         self.graces = Graces(lambda: self.now, self.reported.extend)
 
-    def answered(self, stream: str, lease_id: int, grace_ms: int = 100, ttl_s: int = 5, severed: bool = False) -> None:
-        self.graces.answered(stream, lease_id, grace_ms, ttl_s, severed=severed)
+    def answered(self, stream: str, lease_id: int, grace_ms: int = 100, ttl_s: int = 5) -> None:
+        self.graces.answered(stream, lease_id, grace_ms, ttl_s)
 
     def ended(self, stream: str, severed: bool = True) -> list[int]:
         """Leases reported because of it."""
@@ -57,18 +57,6 @@ def test_a_lease_that_another_stream_keeps_is_not_reported(others_grace_ms: int)
     kept.answered("b", 1, grace_ms=others_grace_ms)
     assert kept.ended("a") == []
     assert kept.ended("b") == ([1] if others_grace_ms else [])
-
-
-def test_an_answer_after_the_break_is_reported_as_well() -> None:
-    kept = Kept()
-    kept.answered("a", 1)
-    assert kept.ended("a") == [1]
-    kept.now = 60.0
-    kept.answered("a", 1, severed=True)
-    assert kept.reported[-1] == ConnectionLost(1, 0.1, 60.0)
-    kept.answered("b", 1)
-    kept.answered("a", 1, severed=True)
-    assert len(kept.reported) == 2, "somebody keeps it now"
 
 
 def test_what_is_gone_is_forgotten() -> None:

@@ -348,7 +348,7 @@ def test_any_grace_that_a_client_can_ask_for_can_be_told() -> None:
         graces = Graces(asyncio.get_running_loop().time, follower.lessor.connections_lost)
         asked_ms = [2**63 - 1, 2**62, GRACE_MAX_MS + 1, GRACE_MAX_MS, 1]
         for lease_id, grace_ms in enumerate([*asked_ms, 0, -1, -(2**63)], 1):
-            graces.answered("stream", lease_id, grace_ms, 60, severed=False)
+            graces.answered("stream", lease_id, grace_ms, 60)
         graces.stream_ended("stream", severed=True)
         await turn()
         request = raft_pb2.LeaseShortenRequest.FromString(follower.channels[FIRST].requests[0][1])
