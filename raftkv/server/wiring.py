@@ -108,9 +108,16 @@ def wire(parts: Parts) -> None:
     # The log is cut to the new database first. Then what is kept in memory beside the store is read again, and only
     # then are watchers served from the new history.
     parts.installer.on_swapped += [
-        lambda meta: parts.disk.submit(Mark(meta, lambda: None)),
+        lambda meta: _mark(parts, meta),
         lambda _: applier.membership.reload(),
         lambda _: applier.alarms.reload(),
         lambda _: applier.leases.reload(),
         lambda _: hub.restored(),
     ]
+
+
+def _mark(parts: Parts, meta: SnapshotMeta) -> None:
+    # A newer database may have come while this one was installed. Its marker is in the log already, and markers never
+    # go back; what is before them goes when that database is in place.
+    if meta.index >= parts.node.log.snapshot().index:
+        parts.disk.submit(Mark(meta, lambda: None))
