@@ -142,6 +142,19 @@ def arm(name: str, spec: str, seed: int | None = None) -> None:
     _armed = True
 
 
+def arm_call(name: str, call: Callable[[str], None]) -> None:
+    """Let the point ``name`` call a function of a simulation, which may raise ``FailpointPanic``.
+
+    Raises:
+        ConfigError: no such point.
+    """
+    global _armed
+    if name not in SITES:
+        raise ConfigError(f"unknown failpoint {name!r}")
+    _points[name] = _Armed(name, call, lambda _hits: True)
+    _armed = True
+
+
 def disarm(name: str) -> None:
     """Let the point ``name`` do nothing again."""
     global _armed

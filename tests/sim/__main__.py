@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from .corners import CORNERS
-from .swarm import Report, describe, run_seed
+from tests.sim.corners import CORNERS
+from tests.sim.swarm import Report, describe, run_seed
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,9 +65,10 @@ def run_corner(seed: int, corner: str, trace: Callable[[str], None] | None = Non
 def summary(reports: list[Report]) -> str:
     """The figures of many runs in a few lines."""
     cpu_s = sum(report.cpu_s for report in reports) or 1e-9
-    simulated_s = sum(report.simulated_us for report in reports) / 1e6
+    simulated_s = sum(report.simulated_s for report in reports)
     events_count = sum(report.events_count for report in reports)
     faults: Counter[str] = sum((report.faults for report in reports), Counter())
+    deaths: Counter[str] = sum((report.deaths for report in reports), Counter())
     return "\n".join(
         (
             f"{len(reports)} seeds, {simulated_s / 3600:.2f} cluster-hours in {cpu_s:.1f} cpu-s: "
@@ -78,7 +79,11 @@ def summary(reports: list[Report]) -> str:
             f"{sum(r.unknown_count for r in reports):,} unknown, {sum(r.refused_count for r in reports):,} refused; "
             f"{sum(r.leaders_count for r in reports):,} leaders, "
             f"{sum(r.conf_changes_count for r in reports):,} membership changes; "
-            f"slowest recovery {max((r.recovery_us for r in reports), default=0) / 1e6:.2f} s",
+            f"{sum(r.leases_count for r in reports):,} leases, "
+            f"{sum(r.watched_count for r in reports):,} events watched, "
+            f"{sum(r.compactions_count for r in reports):,} compactions; "
+            f"slowest recovery {max((r.recovery_s for r in reports), default=0):.2f} s",
+            f"{deaths.total():,} deaths at {len(deaths)} failpoints",
         )
     )
 

@@ -1,37 +1,49 @@
-"""The judge that looks after every event: R1-R10 of the reliability bar, each as a few cheap comparisons.
+"""The judge that looks after every turn of a member's loop: R1-R10 of the reliability bar, and the state against the
+replay of the log, each as a few cheap comparisons.
 
-Owns what has been true so far: a ledger of every entry ever written by anyone, of what is committed, of the state
-after each index and of the membership at each index. Because the ledgers are global, a check costs O(1) per changed
-thing instead of comparing members pairwise:
+Owns what has been true so far: a ledger of every entry ever written by anyone, of what is committed, of the membership
+at each index, and the replay (``replay.py``) of what was applied. Because the ledgers are global, a check costs O(1)
+per changed thing instead of comparing members pairwise:
 
     R1  one leader (one *incarnation* of one member) per term
     R2  an (index, term) has one content and one predecessor: with induction, log matching
     R3  a new leader of term T holds the newest entry that was committed in a term below T
-    R4  one entry per committed index; one state digest per applied index (also K9: a double apply changes it)
-    R5  term, commit and applied never go back; after a restart not behind what was durable
+    R4  one entry per committed index; one list of changes per revision, as the replay has it; one revision, compact
+        revision and number of leases per applied index (also K9: a double apply changes them)
+    R5  term, commit, applied and revision never go back; after a restart not behind what was durable
     R6  what a message promises is durable on its sender; what is committed is durable on a quorum
     R7  a leader's commit index stands on an entry of its own term
     R8  with PreVote a tick raises no term; with CheckQuorum a leader that hears no quorum is gone in time
     R9  learners and strangers neither campaign nor lead; a membership step keeps old and new quorums overlapping
-    R10 a member whose read was confirmed since it started is as far as it was in any life before: it may serve clients
+    R10 a member that was killed serves nobody before it is as far as it was in any life before; one that lost its
+        power, not before a quorum told it how far that was, or its time to wait for one is over
+    L2  no lease ends before its owner's clock says so (``leases.py`` knows what owners were promised)
 
-It stands apart from the faults and touches nothing.
+It stands apart from the faults and touches nothing. The first violation is kept and raised again at the end of the
+turn, because production code stops a member, and not the simulation, for what is raised in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from raftkv.pb import kv_pb2
 from raftkv.raft import InvariantError, invariants
 from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType, Ready, StateRole
-
-from .history import ViolationError
+from tests.sim.clients.history import ViolationError
+from tests.sim.replay import Change, Replay, key_value
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
-    from .member import Member
+    from tests.sim.cluster import Cluster
+    from tests.sim.member import Member
+
+BOOT_INDEX = 1
+"""The cluster begins with a state that has the membership in it, as if it had run before."""
+
+_INVARIANTS_EVERY = 4
+"""Turns of which one is looked at in depth although neither term, role nor log has moved: heartbeats, most of them."""
 
 _LEADER_KINDS = frozenset((MessageType.APPEND, MessageType.HEARTBEAT, MessageType.SNAPSHOT, MessageType.TIMEOUT_NOW))
 _CAMPAIGN_ROLES = frozenset((StateRole.LEADER, StateRole.CANDIDATE, StateRole.PRE_CANDIDATE))
@@ -44,11 +56,13 @@ class _Seen:
     term: int = 0
     commit: int = 0
     applied: int = 0
+    taken: int = 0
     role: StateRole = StateRole.FOLLOWER
     ticks: int = 0
     heard: dict[int, int] = field(default_factory=dict)
     heard_default: int = 0
     transfer_tick: int = -1_000_000
+    position: tuple[int, ...] = ()
     invariants: invariants.Checker | None = None
 
 
@@ -80,48 +94,71 @@ class Checkers:
         self._entries: dict[tuple[int, int], tuple[int | None, EntryType, bytes]] = {}
         self._committed: dict[int, int] = {}
         self._committed_in_term: dict[int, int] = {}
-        self._states: dict[int, tuple[bytes, int]] = {}
-        # The highest index that each member has applied, in all its lives, and in those before the present one.
+        # The highest index that each member has applied: in all its lives, in those before the present one, and of
+        # these in those since its power was cut.
         self._reached: dict[int, int] = {}
         self._reached_before: dict[int, int] = {}
+        self._kept_before: dict[int, int] = {}
+        self._reached_since: dict[int, int] = {}
         self._confs: dict[int, ConfState] = {}
-        self.log_data: dict[int, bytes] = {}
+        self._log: dict[int, Entry] = {}
+        self._expired: dict[int, float] = {}
+        self.replay = Replay(BOOT_INDEX)
+        self.violation: ViolationError | None = None
+        self.promises: dict[int, float] = {}
+        """Until when the owner of each lease may rely on it."""
         self.checks_count = 0
         self.leaders_count = 0
         self.conf_changes_count = 0
 
-    def _fail(self, property_id: str, text: str) -> None:
+    def fail(self, property_id: str, text: str) -> None:
+        """A property does not hold. Raises ViolationError, unless its check is off."""
         if property_id not in self._disabled:
-            raise ViolationError(property_id, f"{text} (at {self._cluster.scheduler.now_us} us)")
+            self.violated(ViolationError(property_id, f"{text} (at {self._cluster.scheduler.now:.6f} s)"))
+
+    def violated(self, error: ViolationError) -> NoReturn:
+        """Keep the first violation, and stop what is under way."""
+        self.violation = self.violation or error
+        raise error
 
     # -- a member starts ------------------------------------------------------------------------------------
 
     def started(self, member: Member) -> None:
         """A member came up: it must remember at least what was durable (R5)."""
-        raft = member.core
+        raft, store = member.core, member.store
         durable = self._durable.setdefault(member.id, _Durable())
         for name, now, before in (
             ("term", raft.term, durable.term),
             ("commit", raft.log.committed, durable.commit),
-            ("applied", member.machine.applied_index, durable.applied),
+            ("applied", store.applied_index, durable.applied),
         ):
             if now < before:
-                self._fail("R5", f"{member.id} restarted with {name} {now}, {before} was durable")
-        self._reached_before[member.id] = self._reached.get(member.id, 0)
-        commit = member.machine.applied_index
-        self._seen[member.id] = _Seen(raft.term, commit, commit, invariants=invariants.Checker(raft))
-        self._check_state(member)
+                self.fail("R5", f"{member.id} restarted with {name} {now}, {before} was durable")
+        reached = self._reached.get(member.id, 0)
+        if member.lost_power:
+            self._kept_before[member.id] = 0
+        else:
+            kept, since = self._kept_before.get(member.id, 0), self._reached_since.get(member.id, 0)
+            self._kept_before[member.id] = max(kept, since)
+        self._reached_before[member.id] = reached
+        self._reached_since[member.id] = 0
+        applied = store.applied_index
+        self._seen[member.id] = _Seen(raft.term, applied, applied, invariants=invariants.Checker(raft))
+        self._seen[member.id].taken = applied
+        if applied:
+            self._check_state(member, applied)
+            self._check_contents(member)
         self._check_log(member)
         self.after_event(member)
 
     def _check_log(self, member: Member) -> None:
         """What was read back is one history: every entry follows the predecessor that it was written after (R2)."""
-        log = member.log
+        log = member.memory_log
         term = log.term(log.first_index() - 1)
         for entry in log.entries(log.first_index(), log.last_index() + 1, 1 << 40):
             known = self._entries.get((entry.index, entry.term))
             if entry.term < term or known is None or known[0] not in (term, None):
-                self._fail("R2", f"{member.id} reads back {entry} after term {term}, written was {known}")
+                self.fail("R2", f"{member.id} reads back {entry} after term {term}, written was {known}")
             term = entry.term
 
     # -- after every event ----------------------------------------------------------------------------------
@@ -132,10 +169,13 @@ class Checkers:
             return
         self.checks_count += 1
         seen, raft = self._seen[member.id], member.core
-        self._check_invariants(seen)
         term, commit, role = raft.term, raft.log.committed, raft.role
+        position = (term, commit, role, raft.vote, raft.log.last_index, raft.log.applied)
+        if position != seen.position or self.checks_count % _INVARIANTS_EVERY == 0:
+            seen.position = position
+            self._check_invariants(seen)
         if term < seen.term or commit < seen.commit:
-            self._fail("R5", f"{member.id} went back from {seen.term}/{seen.commit} to {term}/{commit}")
+            self.fail("R5", f"{member.id} went back from {seen.term}/{seen.commit} to {term}/{commit}")
         if role is StateRole.LEADER and (seen.role is not role or seen.term != term):
             self._became_leader(member, term)
         if role in _CAMPAIGN_ROLES:
@@ -150,35 +190,33 @@ class Checkers:
             if seen.invariants is not None:
                 seen.invariants.check()
         except InvariantError as error:
-            self._fail("invariants", str(error))
+            self.fail("invariants", str(error))
 
     def _note_durable(self, member: Member) -> None:
-        durable, disk = self._durable[member.id], member.disk
-        hard_state = disk.log.hard_state
+        durable, hard_state = self._durable[member.id], member.log.view.hard_state
         durable.term = max(durable.term, hard_state.term)
         durable.commit = max(durable.commit, hard_state.commit)
-        if disk.image is not None:
-            durable.applied = max(durable.applied, disk.image.applied_index)
+        durable.applied = max(durable.applied, member.store.durable_index)
 
     def _became_leader(self, member: Member, term: int) -> None:
         me = (member.id, member.incarnation)
         other = self._leaders.setdefault(term, me)
         self.leaders_count += other is me
         if other != me:
-            self._fail("R1", f"term {term} has two leaders (member, incarnation): {other} and {me}")
+            self.fail("R1", f"term {term} has two leaders (member, incarnation): {other} and {me}")
         seen = self._seen[member.id]
         seen.heard.clear()
         seen.heard_default = seen.ticks
         index = max((i for t, i in self._committed_in_term.items() if t < term), default=0)
         if index and self._term(member, index) not in (self._committed[index], None):
-            self._fail("R3", f"leader {member.id} of term {term} lacks the committed entry {index}")
+            self.fail("R3", f"leader {member.id} of term {term} lacks the committed entry {index}")
         if index > member.last_index():
-            self._fail("R3", f"leader {member.id} of term {term} ends before the committed entry {index}")
+            self.fail("R3", f"leader {member.id} of term {term} ends before the committed entry {index}")
 
     def _check_may_campaign(self, member: Member, role: StateRole) -> None:
-        conf = member.machine.conf_state
+        conf = member.conf_state
         if member.id not in conf.voters and member.id not in conf.voters_outgoing:
-            self._fail("R9", f"{member.id} is {role.name}, but no voter of {conf}")
+            self.fail("R9", f"{member.id} is {role.name}, but no voter of {conf}")
 
     def _term(self, member: Member, index: int) -> int | None:
         """The term of an entry in the member's log, None where it is compacted or absent."""
@@ -192,24 +230,24 @@ class Checkers:
             term = self._term(member, index)
             if term is not None and self._committed.setdefault(index, term) != term:
                 known = self._committed[index]
-                self._fail("R4", f"{member.id} commits {index} of term {term}, committed was term {known}")
+                self.fail("R4", f"{member.id} commits {index} of term {term}, committed was term {known}")
         seen.commit = commit
 
     def _check_commit_of_leader(self, member: Member, commit: int, term: int | None) -> None:
         if term != member.core.term:
-            self._fail("R7", f"leader {member.id} of term {member.core.term} commits {commit} of term {term}")
+            self.fail("R7", f"leader {member.id} of term {member.core.term} commits {commit} of term {term}")
         if term is None:
             return
         holders = [other.id for other in self._cluster.members.values() if self._holds(other, commit, term)]
-        conf = member.machine.conf_state
+        conf = member.conf_state
         if not is_quorum(conf, holders):
-            self._fail("R6", f"{member.id} commits {commit}, durable only on {holders} of {conf}")
+            self.fail("R6", f"{member.id} commits {commit}, durable only on {holders} of {conf}")
         previous = self._committed_in_term.get(term, 0)
         self._committed_in_term[term] = max(previous, commit)
 
     @staticmethod
     def _holds(member: Member, index: int, term: int) -> bool:
-        log = member.disk.log
+        log = member.log.view
         return log.snapshot.index >= index or log.term(index) == term
 
     # -- entries, application, membership -------------------------------------------------------------------
@@ -224,7 +262,7 @@ class Checkers:
             known = self._entries.setdefault((entry.index, entry.term), content)
             same_before = None in (known[0], previous_term) or known[0] == previous_term
             if known[1:] != content[1:] or not same_before:
-                self._fail("R2", f"{member.id} has {entry} after term {previous_term}, elsewhere {known}")
+                self.fail("R2", f"{member.id} has {entry} after term {previous_term}, elsewhere {known}")
             previous_term = entry.term
 
     def _check_one_conf_change(self, member: Member, ready: Ready) -> None:
@@ -232,61 +270,136 @@ class Checkers:
             if entry.type is EntryType.NORMAL or entry.term != member.term:
                 continue
             log = member.core.log
-            for earlier in log.entries(member.machine.applied_index + 1, entry.index, 1 << 40):
+            for earlier in log.entries(member.node.applied + 1, entry.index, 1 << 40):
                 if earlier.type is not EntryType.NORMAL:
-                    self._fail("R9", f"{member.id} appends {entry} while {earlier} is not applied")
+                    self.fail("R9", f"{member.id} appends {entry} while {earlier} is not applied")
 
-    def applied(self, member: Member, entry: Entry) -> None:
-        """An entry was applied: contiguous (R5), only what is committed, and the same as everywhere (R4)."""
-        seen = self._seen[member.id]
-        if entry.index != seen.applied + 1:
-            self._fail("R5", f"{member.id} applies {entry.index} after {seen.applied}")
-        if entry.index > member.core.log.committed:
-            self._fail("R4", f"{member.id} applies {entry.index}, which it has not committed")
-        if not self._holds(member, entry.index, entry.term):
-            self._fail("K4", f"{member.id} applies {entry.index} before it is durable there")
-        self.log_data.setdefault(entry.index, entry.data if entry.type is EntryType.NORMAL else b"")
-        if entry.type is not EntryType.NORMAL:
-            self._check_conf(member, entry.index)
-        self._check_state(member)
+    def handed_out(self, member: Member, entries: list[Entry]) -> None:
+        """Committed entries go to be applied: contiguous (R5), durable here (K4), and the same as everywhere (R4)."""
+        seen, committed = self._seen[member.id], member.core.log.committed
+        for entry in entries:
+            if entry.index != seen.taken + 1:
+                self.fail("R5", f"{member.id} is to apply {entry.index} after {seen.taken}")
+            if entry.index > committed:
+                self.fail("R4", f"{member.id} is to apply {entry.index}, which it has not committed")
+            if not self._holds(member, entry.index, entry.term):
+                self.fail("K4", f"{member.id} is to apply {entry.index} before it is durable there")
+            known = self._log.setdefault(entry.index, entry)
+            if known is not entry and known != entry:
+                self.fail("R4", f"{member.id} is to apply {entry}, others have applied {known}")
+            seen.taken = entry.index
 
-    def read_served(self, member: Member) -> None:
-        """A read that began in this life was confirmed: nothing that the member showed in another is missing (R10)."""
-        if member.machine.applied_index < self._reached_before[member.id]:
-            self._fail(
-                "R10",
-                f"{member.id} serves reads at {member.machine.applied_index}, "
-                f"it was at {self._reached_before[member.id]} before it crashed",
+    def changed(self, member: Member, revision: int, changes: list[Change]) -> None:
+        """A store made a revision: the replay has it too, with the same changes."""
+        replay = self.replay
+        while replay.revision < revision and replay.index + 1 in self._log:
+            self._replay_next()
+        wrong = replay.check_changes(revision, changes)
+        if wrong:
+            self.fail("R4", f"{member.id}: {wrong}")
+
+    def applied(self, member: Member, index: int) -> None:
+        """Everything up to an index is in the state of a member."""
+        if index < self._seen[member.id].applied:
+            self.fail("R5", f"{member.id} applies {index} after {self._seen[member.id].applied}")
+        if index > self._seen[member.id].taken:
+            self.fail(
+                "R5", f"{member.id} has applied {index}, it was given entries up to {self._seen[member.id].taken}"
             )
+        self._check_state(member, index)
+
+    def _replay_next(self) -> None:
+        replay = self.replay
+        try:
+            replay.apply(self._log[replay.index + 1])
+        except ViolationError as error:
+            self.violated(error)
+        now = self._cluster.scheduler.now
+        for lease_id, expired in replay.ended:
+            self._expired[lease_id] = now
+            until = self.promises.get(lease_id, 0.0)
+            if expired and now < until:
+                self.fail("L2", f"lease {lease_id} ended, its owner was promised {until - now:.6f} s more")
+
+    def kept_alive(self, lease_id: int, sent_at: float, ttl_s: int) -> None:
+        """The owner of a lease has its answer: L2 from now on, and L5, an ended lease is not revived."""
+        if ttl_s <= 0:
+            return
+        if self._expired.get(lease_id, sent_at + 1.0) < sent_at:
+            self.fail("L5", f"lease {lease_id} was kept alive {sent_at - self._expired[lease_id]:.6f} s after its end")
+        self.promises[lease_id] = max(self.promises.get(lease_id, 0.0), sent_at + ttl_s)
+
+    def let_go(self, lease_id: int, grace_s: float) -> None:
+        """The owner of a lease lost the connection after which it is to end soon."""
+        until = self._cluster.scheduler.now + grace_s
+        self.promises[lease_id] = min(self.promises.get(lease_id, 0.0), until)
+
+    def found_gone(self, lease_id: int) -> None:
+        """The owner of a lease was told that there is none: so it is, in the log."""
+        if lease_id in self.replay.leases:
+            self.fail("L5", f"the owner of lease {lease_id} was told that it is gone, in the log it is not")
+
+    def serves(self, member: Member, *, confirmed: bool) -> None:
+        """A member accepts clients: nothing that it showed in another life is missing (R10)."""
+        applied = member.store.applied_index
+        before = (self._reached_before if confirmed else self._kept_before)[member.id]
+        if applied < before:
+            self.fail("R10", f"{member.id} serves clients at {applied}, it was at {before} before it crashed")
 
     def installed(self, member: Member) -> None:
         """A snapshot replaced the state."""
-        if member.machine.applied_index < self._seen[member.id].applied:
-            self._fail("R5", f"{member.id} installed a snapshot older than its state")
-        self._check_state(member)
+        index = member.store.applied_index
+        if index < self._seen[member.id].applied:
+            self.fail("R5", f"{member.id} installed a snapshot older than its state")
+        self._seen[member.id].taken = index
+        self._check_state(member, index)
+        self._check_contents(member)
 
-    def _check_state(self, member: Member) -> None:
-        machine = member.machine
-        self._seen[member.id].applied = machine.applied_index
-        self._reached[member.id] = max(self._reached.get(member.id, 0), machine.applied_index)
-        state = (machine.digest, machine.revision)
-        if self._states.setdefault(machine.applied_index, state) != state:
-            self._fail("R4", f"{member.id} has another state than others at index {machine.applied_index}")
+    def _check_state(self, member: Member, index: int) -> None:
+        """The store has at an index what the replay has there."""
+        replay, store = self.replay, member.store
+        while replay.index < index:
+            if replay.index + 1 not in self._log:
+                self.fail("R4", f"{member.id} has applied {index}, nobody was ever given {replay.index + 1}")
+            self._replay_next()
+        self._seen[member.id].applied = index
+        self._reached[member.id] = max(self._reached.get(member.id, 0), index)
+        self._reached_since[member.id] = index
+        state = replay.states[index]
+        if (store.revision, store.compact_revision) != state[:2] or len(member.leases.granted) != state.leases:
+            leases = sorted(member.leases.granted)
+            found = f"revision {store.revision}, compacted {store.compact_revision}, leases {leases}"
+            self.fail("R4", f"{member.id} has {found} at index {index}, the log gives {state}")
 
-    def _check_conf(self, member: Member, index: int) -> None:
+    def _check_contents(self, member: Member) -> None:
+        """All keys of a member that has just read its database."""
+        wrong = self.contents_differ(member, member.store.revision)
+        if wrong:
+            self.fail("R4", wrong)
+
+    def contents_differ(self, member: Member, revision: int) -> str:
+        """How the keys of a member at a revision differ from the replay's; empty if they do not."""
+        found = tuple(
+            key_value(kv_pb2.KeyValue.FromString(data))
+            for data in member.store.range(b"\0", b"\0", revision=revision).kvs
+        )
+        expected = self.replay.read("\0", "\0", revision)
+        return "" if found == expected else f"{member.id} has {found} at revision {revision}, the log gives {expected}"
+
+    def conf_applied(self, member: Member, index: int) -> None:
         seen = self._seen[member.id]
         seen.heard.clear()
         seen.heard_default = seen.ticks
-        conf = member.machine.conf_state
+        conf = member.conf_state
         if index in self._confs:
             if self._confs[index] != conf:
-                self._fail("R9", f"{member.id} has {conf} at {index}, others {self._confs[index]}")
+                self.fail("R9", f"{member.id} has {conf} at {index}, others {self._confs[index]}")
             return
         before = self._confs[max((i for i in self._confs if i < index), default=0)]
         self._confs[index] = conf
         self.conf_changes_count += 1
         if not _overlaps(before, conf):
-            self._fail("R9", f"from {before} to {conf} two majorities need not overlap")
+            self.fail("R9", f"from {before} to {conf} two majorities need not overlap")
 
     def bootstrapped(self, conf: ConfState) -> None:
         """The membership that the cluster starts with."""
@@ -296,34 +409,34 @@ class Checkers:
 
     def sent(self, member: Member, message: Message) -> None:
         """R6: what this message promises must be on the sender's disk already."""
-        durable = member.disk.log
+        durable = member.log.view
         kind = message.type
         if kind in _LEADER_KINDS and durable.hard_state.term < message.term:
-            self._fail("R6", f"{member.id} leads term {message.term}, durable is {durable.hard_state}")
+            self.fail("R6", f"{member.id} leads term {message.term}, durable is {durable.hard_state}")
         if kind is MessageType.VOTE_RESPONSE and not message.reject:
             self._check_vote(member, message)
         if kind is MessageType.APPEND_RESPONSE and not message.reject:
             self._check_acknowledgement(member, message)
 
     def _check_vote(self, member: Member, message: Message) -> None:
-        hard_state = member.disk.log.hard_state
+        hard_state = member.log.view.hard_state
         if (hard_state.term, hard_state.vote) != (message.term, message.to) and hard_state.term <= message.term:
-            self._fail("R6", f"{member.id} votes for {message.to} in {message.term}, durable is {hard_state}")
+            self.fail("R6", f"{member.id} votes for {message.to} in {message.term}, durable is {hard_state}")
 
     def _check_acknowledgement(self, member: Member, message: Message) -> None:
-        durable = member.disk.log
+        durable = member.log.view
         if durable.last_index() < message.index and durable.hard_state.term <= message.term:
-            self._fail("R6", f"{member.id} acknowledges {message.index}, durable is {durable.last_index()}")
+            self.fail("R6", f"{member.id} acknowledges {message.index}, durable is {durable.last_index()}")
 
     # -- R8 -------------------------------------------------------------------------------------------------
 
-    def ticked(self, member: Member) -> None:
+    def ticked(self, member: Member, term_before: int) -> None:
         """PreVote: time alone raises no term. CheckQuorum: a deaf leader steps down."""
         seen, raft, parameters = self._seen[member.id], member.core, self._cluster.parameters.member
         seen.ticks += 1
-        conf = member.machine.conf_state
-        if parameters.pre_vote and raft.term > seen.term and len(conf.voters) > 1:
-            self._fail("R8", f"{member.id} raised its term to {raft.term} by a tick")
+        conf = member.conf_state
+        if parameters.pre_vote and raft.term > term_before and len(conf.voters) > 1:
+            self.fail("R8", f"{member.id} raised its term to {raft.term} by a tick")
         if not parameters.check_quorum or raft.role is not StateRole.LEADER or seen.role is not raft.role:
             return
         oldest = seen.ticks - 2 * parameters.election_ticks - 1
@@ -332,21 +445,21 @@ class Checkers:
         voters = {*conf.voters, *conf.voters_outgoing}
         heard = [v for v in voters if v == member.id or seen.heard.get(v, seen.heard_default) >= oldest]
         if not is_quorum(conf, heard):
-            self._fail("R8", f"{member.id} still leads and has heard only {heard} of {conf} for long")
+            self.fail("R8", f"{member.id} still leads and has heard only {heard} of {conf} for long")
 
     def transferring(self, member: Member) -> None:
         """Leadership is being handed over: the leader has an election timeout for it."""
         self._seen[member.id].transfer_tick = self._seen[member.id].ticks
 
-    def delivered(self, member: Member, message: Message) -> None:
+    def delivered(self, member: Member, message: Message, term_before: int) -> None:
         """Note who was heard; a pre-vote request must not raise the term of who receives it."""
         seen, raft = self._seen[member.id], member.core
         if message.type in (MessageType.APPEND_RESPONSE, MessageType.HEARTBEAT_RESPONSE):
             seen.heard[message.from_] = seen.ticks
         if message.type is MessageType.TRANSFER_LEADER:
             self.transferring(member)
-        if message.type is MessageType.PRE_VOTE and raft.term > seen.term:
-            self._fail("R8", f"{member.id} raised its term to {raft.term} by a pre-vote of {message.from_}")
+        if message.type is MessageType.PRE_VOTE and raft.term > term_before:
+            self.fail("R8", f"{member.id} raised its term to {raft.term} by a pre-vote of {message.from_}")
 
 
 def _overlaps(before: ConfState, after: ConfState) -> bool:

@@ -1,27 +1,36 @@
-"""A simulated cluster: members, network, disks, one event heap, one journal, one set of checkers.
+"""A simulated cluster: members, network, disks, one source of time, one journal, one set of checkers.
 
-Owns who exists. Faults come from ``nemesis``, requests from ``workload``; both only call the verbs here.
+Owns who exists, and the process around them: the processor's clock, chance and failpoints of the production modules are
+the simulation's while time passes (``run_until``). Faults come from ``nemesis``, requests from ``workload``, ``leases``
+and ``watchers``; all of them only call the verbs here.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from raftkv.raft.types import ConfState, HardState, Message, SnapshotMeta
+from raftkv.raft.types import ConfState
+from raftkv.server.node import applying, slices
+from raftkv.server.watch import service as watch_service
+from raftkv.storage import failpoints
+from raftkv.storage.failpoints import FailpointPanic
+from raftkv.storage.hash import KVHash
+from tests.sim.assembly import MemberLoop, MemberParameters
+from tests.sim.checkers import BOOT_INDEX, Checkers, is_quorum
+from tests.sim.clients.history import ViolationError
+from tests.sim.devices.network import Network, NetworkParameters
+from tests.sim.devices.wal_disk import DiskParameters
+from tests.sim.journal import Journal, stream
+from tests.sim.member import Member
+from tests.virtual_loop import Scheduler
 
-from .checkers import Checkers, is_quorum
-from .clock import Journal, Scheduler
-from .disk import Disk, DiskParameters
-from .history import ViolationError
-from .machine import Operation, Outcome, StateImage, StateMachine
-from .member import Answer, Member, MemberParameters
-from .network import Network, NetworkParameters
-from .wal_disk import WALDisk
-
-_BOOT_INDEX = 1
 _BOOT_TERM = 1
+LOOK_S = 0.004
+"""Time that a slow processor has spent between two looks at its clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,47 +45,87 @@ class ClusterParameters:
     checks_disabled: frozenset[str] = frozenset()
 
 
-def stream(seed: int, name: str) -> random.Random:
-    """An independent random stream: a fault drawn in one must not shift what another draws."""
-    return random.Random(f"{seed}/{name}")
-
-
 class Cluster:
-    """Members on a network. All verbs take effect at ``scheduler.now_us``."""
+    """Members on a network. All verbs take effect now."""
 
     def __init__(self, seed: int, parameters: ClusterParameters, trace: Callable[[str], None] | None = None) -> None:
         self.seed = seed
         self.parameters = parameters
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(stream(seed, "order"))
         self.journal = Journal(self.scheduler, trace)
         self.members: dict[int, Member] = {}
-        self.network = Network(self.scheduler, stream(seed, "network"), parameters.network, self._deliver, self._report)
+        self.network = Network(self.scheduler, stream(seed, "network"), parameters.network, self.members)
         self.checkers = Checkers(self, parameters.checks_disabled)
+        self.acting: Member | None = None
+        """The process whose thread runs, where it is not the running loop's."""
+        self.armed: dict[str, tuple[int | None, float]] = {}
+        """Failpoints at which a member (None: any) dies, to start again some seconds later."""
+        self.deaths: Counter[str] = Counter()
         self.on_conf_applied: Callable[[int, ConfState], None] = lambda index, conf_state: None
         self._clock_rng = stream(seed, "clock")
-        self._boot(tuple(range(1, parameters.voters_count + 1)))
+        self._crash_rng = stream(seed, "crash")
+        self._jitter_rng = stream(seed, "jitter")
+        self._spent_s = 0.0
+        with self._process():
+            self._boot(tuple(range(1, parameters.voters_count + 1)))
 
     def _boot(self, voters: tuple[int, ...]) -> None:
-        """Begin with a state that has the membership in it, as if the cluster had run before."""
         conf_state = ConfState(voters=voters)
-        machine = StateMachine(_BOOT_INDEX, _BOOT_TERM, conf_state)
         self.checkers.bootstrapped(conf_state)
         for member_id in voters:
-            disk = self._new_disk(member_id)
-            marker = SnapshotMeta(_BOOT_INDEX, _BOOT_TERM, conf_state)
-            disk.boot(machine.image(), [marker, HardState(_BOOT_TERM, 0, _BOOT_INDEX)])
-            self._add(member_id, disk)
+            member = self._make(member_id)
+            member.found(conf_state, BOOT_INDEX, _BOOT_TERM)
+            member.start()
 
-    def _new_disk(self, id: int) -> Disk:
-        kind = WALDisk if self.parameters.disk.segment_bytes else Disk
-        return kind(self.scheduler, stream(self.seed, f"disk {id}"), self.parameters.disk)
-
-    def _add(self, id: int, disk: Disk) -> None:
+    def _make(self, id: int) -> Member:
         skew = self.parameters.tick_skew
-        tick_us = int(self.parameters.member.tick_us * (1 + self._clock_rng.uniform(-skew, skew)))
-        member = Member(self, id, disk, stream(self.seed, f"member {id}"), tick_us)
-        self.members[id] = member
-        member.start()
+        tick_s = self.parameters.member.tick_s * (1 + self._clock_rng.uniform(-skew, skew))
+        member = self.members[id] = Member(self, id, stream(self.seed, f"member {id}"), tick_s)
+        return member
+
+    # -- time -----------------------------------------------------------------------------------------------
+
+    def run_until(self, deadline_s: float, stop: Callable[[], bool] | None = None) -> bool:
+        """Let time pass; True if ``stop`` held before the deadline came.
+
+        Raises:
+            ViolationError: a property did not hold.
+        """
+        with self._process():
+            stopped = self.scheduler.run_until(deadline_s, stop)
+        if self.checkers.violation is not None:
+            raise self.checkers.violation
+        if self.scheduler.failures:
+            raise ViolationError("unhandled", self.scheduler.failures[0])
+        return stopped
+
+    @contextlib.contextmanager
+    def _process(self) -> Iterator[None]:
+        """While it lasts, production modules have this simulation's clock, chance and failpoints, and log nothing."""
+        clock, chance = applying.perf_counter, watch_service.random
+        applying.perf_counter = slices.perf_counter = self._processor_time
+        watch_service.random = self._jitter_rng  # type: ignore[attr-defined]
+        logged = logging.root.manager.disable
+        logging.disable()
+        for name in self.armed:
+            failpoints.arm_call(name, self._at_failpoint)
+        try:
+            yield
+        finally:
+            applying.perf_counter = slices.perf_counter = clock
+            watch_service.random = chance  # type: ignore[attr-defined]
+            failpoints.disarm_all()
+            logging.disable(logged)
+
+    def _processor_time(self) -> float:
+        if self.parameters.member.steps_are_slow:
+            self._spent_s += LOOK_S
+        return self.scheduler.now + self._spent_s
+
+    def close(self) -> None:
+        """End everything."""
+        with self._process():
+            self.scheduler.tear_down()
 
     # -- verbs ----------------------------------------------------------------------------------------------
 
@@ -84,13 +133,15 @@ class Cluster:
         """Start a new member with an empty disk; a leader will bring it what it needs."""
         if id not in self.members:
             self.journal.record("join", id)
-            self._add(id, self._new_disk(id))
+            self._make(id).start()
 
     def crash(self, id: int) -> None:
-        """Kill a member; the un-synced tail of its log is lost or torn."""
-        if self.members[id].alive:
-            self.journal.record("crash", id)
-            self.members[id].crash()
+        """Kill a member, or cut its power; the un-synced tail of its log is lost or torn then."""
+        member = self.members[id]
+        if not member.loop.crashed:
+            power = self._crash_rng.random() < self.parameters.disk.power_cuts
+            self.journal.record("crash", id, power)
+            member.crash(power=power)
 
     def start(self, id: int) -> None:
         """Start a member that is down."""
@@ -114,21 +165,37 @@ class Cluster:
         self.journal.record("resume", id)
         self.members[id].resume()
 
-    # -- what the network calls -----------------------------------------------------------------------------
+    def arm(self, name: str, member_id: int | None, start_after_s: float) -> None:
+        """Let the next member (or one of them) that comes to a failpoint die there, to start again later."""
+        self.armed[name] = (member_id, start_after_s)
+        failpoints.arm_call(name, self._at_failpoint)
 
-    def _deliver(self, message: Message, payload: StateImage | None) -> None:
-        member = self.members.get(message.to)
-        if member is not None:
-            member.enter(member.incarnation, member.deliver, message, payload)
+    def _at_failpoint(self, name: str) -> None:
+        running = self.scheduler.running
+        member = self.acting or (running._member if isinstance(running, MemberLoop) else None)
+        wanted, start_after_s = self.armed[name]
+        if member is None or member.loop.crashed or wanted not in (None, member.id):
+            return
+        del self.armed[name]
+        failpoints.disarm(name)
+        self.deaths[name] += 1
+        self.journal.record("failpoint", name)
+        self.crash(member.id)
+        self.scheduler.after(start_after_s, self.start, member.id)
+        raise FailpointPanic(name)
 
-    def _report(self, message: Message, arrived: bool) -> None:
-        member = self.members[message.from_]
-        member.enter(member.incarnation, member.report, message, arrived)
+    def conf_applied(self, index: int, conf_state: ConfState) -> None:
+        """A member has applied a membership change."""
+        self.on_conf_applied(index, conf_state)
 
     # -- what clients and operators see ---------------------------------------------------------------------
 
     def members_reachable(self) -> list[int]:
         """Members that accept connections (a paused one does)."""
+        return [member.id for member in self.members.values() if member.alive and member.accepts_clients]
+
+    def members_alive(self) -> list[int]:
+        """Members whose process runs."""
         return [member.id for member in self.members.values() if member.alive]
 
     def leader_hint(self) -> int | None:
@@ -136,24 +203,13 @@ class Cluster:
         leaders = [member for member in self.members.values() if member.is_leader()]
         return max(leaders, key=lambda member: member.term).id if leaders else None
 
-    def submit(self, member_id: int, operation: Operation, answer: Answer) -> None:
-        """A client's request reaches a member; what a crashed member would answer never comes."""
-        member = self.members[member_id]
-
-        def answer_once(outcome: Outcome | None) -> None:
-            self.journal.record("answer", member_id, operation.id, repr(outcome))
-            answer(outcome)
-
-        member.enter(member.incarnation, member.submit, operation, answer_once)
-
     def newest_conf(self) -> ConfState:
         """The membership that the most advanced member has applied."""
-        newest = max(self.members.values(), key=lambda member: member.applied_ever())
-        return newest.newest_conf_state()
+        return max(self.members.values(), key=lambda member: member.applied).conf_state
 
     def has_live_quorum(self) -> bool:
         """Whether a majority of the newest membership runs."""
-        return is_quorum(self.newest_conf(), [member.id for member in self.members.values() if member.alive])
+        return is_quorum(self.newest_conf(), self.members_alive())
 
     # -- the end --------------------------------------------------------------------------------------------
 
@@ -162,11 +218,14 @@ class Cluster:
         self.journal.record("heal")
         self.network.heal()
         self.network.parameters = quiet
-        for member in list(self.members.values()):
-            member.disk.heal()
-            if member.paused:
-                self.resume(member.id)
-            self.start(member.id)
+        self.armed.clear()
+        with self._process():
+            for member in list(self.members.values()):
+                member.loop.crash_after(-1)
+                if member.paused:
+                    self.resume(member.id)
+                self.start(member.id)
+                member.heal_disks()
 
     def voters(self) -> list[Member]:
         """The members of the newest membership."""
@@ -180,19 +239,35 @@ class Cluster:
         if leader is None:
             return False
         end = self.members[leader].last_index()
-        return all(member.alive and member.machine.applied_index == end for member in members)
+        return all(member.alive and member.applied == end for member in members)
 
     def check_equal_replicas(self) -> None:
-        """All members of the newest membership hold the same state. Raises ``ViolationError``."""
-        images = {member.id: member.machine.image() for member in self.voters()}
-        if len(set(images.values())) > 1:
-            raise ViolationError("R4", f"replicas differ at the end: {images}")
+        """All members of the newest membership hold what the log gives, in memory and on disk.
+
+        Raises:
+            ViolationError: HashKV or the contents differ.
+        """
+        members = self.voters()
+        hashes: dict[int, KVHash] = {}
+        replay = self.checkers.replay
+        for member in members:
+            for revision in {replay.revision, max(replay.compacted, 1)}:
+                wrong = self.checkers.contents_differ(member, revision)
+                if wrong:
+                    raise ViolationError("R4", f"at the end: {wrong}")
+            with self._process():
+                member.loop.enter(self._hash, member, hashes)
+        self.run_until(self.scheduler.now + 30.0, lambda: len(hashes) == len(members))
+        if len(set(hashes.values())) != 1 or len(hashes) != len(members):
+            raise ViolationError("D11", f"hashes differ at the end: {hashes}")
+
+    @staticmethod
+    def _hash(member: Member, hashes: dict[int, KVHash]) -> None:
+        def ready(job: Callable[[], KVHash]) -> None:
+            hashes[member.id] = job()
+
+        member.store.hash_kv(0, ready)
 
     def describe(self) -> str:
         """Every member in a line."""
         return "; ".join(member.describe() for member in self.members.values())
-
-    def committed_log(self) -> list[bytes]:
-        """Data of all entries ever applied, in order of index."""
-        data = self.checkers.log_data
-        return [data[index] for index in sorted(data)]

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from .clock import MILLISECOND_US, SECOND_US
-from .swarm import RunParameters, draw
+from tests.sim.swarm import RunParameters, draw, mixed
 
 
 def membership_corner(seed: int) -> RunParameters:
@@ -19,10 +18,10 @@ def membership_corner(seed: int) -> RunParameters:
     nemesis = replace(
         base.nemesis,
         faults=("membership", "membership", "membership", "links"),
-        interval_us_mean=150 * MILLISECOND_US,
-        duration_us_mean=300 * MILLISECOND_US,
+        interval_s_mean=0.15,
+        duration_s_mean=0.3,
     )
-    return replace(base, duration_us=10 * SECOND_US, nemesis=nemesis)
+    return replace(base, duration_s=10.0, nemesis=nemesis)
 
 
 def read_corner(seed: int) -> RunParameters:
@@ -31,8 +30,8 @@ def read_corner(seed: int) -> RunParameters:
     workload = replace(
         base.workload,
         clients_count=10,
-        think_us_mean=20 * MILLISECOND_US,
-        timeout_us=500 * MILLISECOND_US,
+        think_s_mean=0.02,
+        timeout_s=0.5,
         keys_count=1,
         read_weight=9,
         to_leader=0.0,
@@ -40,10 +39,10 @@ def read_corner(seed: int) -> RunParameters:
     nemesis = replace(
         base.nemesis,
         faults=("isolate", "partition", "crash_leader", "pause_leader"),
-        interval_us_mean=1_000 * MILLISECOND_US,
-        duration_us_mean=3_000 * MILLISECOND_US,
+        interval_s_mean=1.0,
+        duration_s_mean=3.0,
     )
-    return replace(base, duration_us=15 * SECOND_US, workload=workload, nemesis=nemesis)
+    return replace(base, duration_s=15.0, workload=workload, nemesis=nemesis)
 
 
 def divergence_corner(seed: int) -> RunParameters:
@@ -55,23 +54,23 @@ def divergence_corner(seed: int) -> RunParameters:
         max_inflight_messages=64,
         snapshot_entries=5,
         catch_up_entries=0,
-        image_every_us=100 * MILLISECOND_US,
+        commit_interval_s=0.1,
     )
     cluster = replace(base.cluster, voters_count=3, member=member)
-    workload = replace(base.workload, clients_count=10, think_us_mean=20 * MILLISECOND_US, to_leader=1.0)
+    workload = replace(base.workload, clients_count=10, think_s_mean=0.02, to_leader=1.0)
     nemesis = replace(
         base.nemesis,
         faults=("isolate", "crash", "crash_leader", "links"),
-        interval_us_mean=500 * MILLISECOND_US,
-        duration_us_mean=2_000 * MILLISECOND_US,
+        interval_s_mean=0.5,
+        duration_s_mean=2.0,
     )
-    return replace(base, duration_us=10 * SECOND_US, cluster=cluster, workload=workload, nemesis=nemesis)
+    return replace(base, duration_s=10.0, cluster=cluster, workload=workload, nemesis=nemesis)
 
 
 def snapshot_corner(seed: int) -> RunParameters:
     """Logs are compacted at once and messages come twice and late: many snapshots."""
     base = divergence_corner(seed)
-    network = replace(base.cluster.network, duplicate=0.2, loss=0.05, delay_us_mean=10_000, fifo=False)
+    network = replace(base.cluster.network, duplicate=0.2, loss=0.05, delay_s_mean=0.01, fifo=False)
     return replace(base, cluster=replace(base.cluster, network=network))
 
 
@@ -79,9 +78,14 @@ def late_corner(seed: int) -> RunParameters:
     """Membership changes and snapshots while applying lags far behind."""
     base = membership_corner(seed)
     member = replace(
-        base.cluster.member, apply_us_mean=50_000, snapshot_entries=5, catch_up_entries=0, image_every_us=100_000
+        base.cluster.member,
+        at_once_max=2,
+        steps_are_slow=True,
+        snapshot_entries=5,
+        catch_up_entries=0,
+        commit_interval_s=0.1,
     )
-    network = replace(base.cluster.network, delay_us_mean=10_000, loss=0.1, fifo=False)
+    network = replace(base.cluster.network, delay_s_mean=0.01, loss=0.1, fifo=False)
     return replace(base, cluster=replace(base.cluster, member=member, network=network))
 
 
@@ -93,19 +97,78 @@ def election_corner(seed: int) -> RunParameters:
     nemesis = replace(
         base.nemesis,
         faults=("crash", "crash_all", "crash_leader", "isolate", "links"),
-        interval_us_mean=150 * MILLISECOND_US,
-        duration_us_mean=50 * MILLISECOND_US,
+        interval_s_mean=0.15,
+        duration_s_mean=0.05,
     )
-    return replace(base, duration_us=10 * SECOND_US, cluster=cluster, nemesis=nemesis)
+    return replace(base, duration_s=10.0, cluster=cluster, nemesis=nemesis)
+
+
+def lease_corner(seed: int) -> RunParameters:
+    """Many owners, leaders that are cut off, paused and restarted."""
+    base = draw(seed)
+    workload = replace(base.workload, clients_count=2, owners_count=4, ttl_s_max=2, think_s_mean=0.1)
+    nemesis = replace(
+        base.nemesis,
+        faults=("crash_leader", "isolate", "pause_leader", "crash", "transfer", "sever", "storm"),
+        interval_s_mean=0.7,
+        duration_s_mean=0.7,
+    )
+    cluster = replace(base.cluster, voters_count=3, member=replace(base.cluster.member, check_quorum=True))
+    return replace(base, duration_s=10.0, cluster=cluster, workload=workload, nemesis=nemesis)
+
+
+def watch_corner(seed: int) -> RunParameters:
+    """Many watchers, among them slow ones, compactions, and members that fall behind."""
+    base = draw(seed)
+    workload = replace(
+        base.workload, clients_count=4, think_s_mean=0.05, watchers_count=6, compact_weight=1.0, read_weight=1
+    )
+    member = replace(base.cluster.member, snapshot_entries=5, catch_up_entries=0, commit_interval_s=0.1)
+    nemesis = replace(
+        base.nemesis, faults=("crash", "isolate", "sever", "partition"), interval_s_mean=0.7, duration_s_mean=1.0
+    )
+    cluster = replace(base.cluster, voters_count=3, member=member)
+    return replace(base, duration_s=8.0, cluster=cluster, workload=workload, nemesis=nemesis)
+
+
+def crash_corner(seed: int) -> RunParameters:
+    """Everybody dies all the time, at failpoints above all."""
+    base = draw(seed)
+    member = replace(base.cluster.member, commit_interval_s=0.1, snapshot_entries=5, catch_up_entries=0)
+    disk = replace(base.cluster.disk, segment_bytes=2_048, power_cuts=0.5, sync_s_mean=0.001)
+    workload = replace(base.workload, clients_count=4, think_s_mean=0.05)
+    nemesis = replace(
+        base.nemesis,
+        faults=("crash", "crash_all", "crash_step", "failpoint", "failpoint"),
+        interval_s_mean=0.3,
+        duration_s_mean=0.2,
+    )
+    cluster = replace(base.cluster, voters_count=3, member=member, disk=disk)
+    return replace(base, duration_s=8.0, cluster=cluster, workload=workload, nemesis=nemesis)
+
+
+def compaction_corner(seed: int) -> RunParameters:
+    """Compactions in small steps, entries in slices, and crashes between."""
+    base = crash_corner(seed)
+    member = replace(
+        base.cluster.member, compaction_keys=1, compaction_pause_s=0.05, at_once_max=1, steps_are_slow=True
+    )
+    workload = replace(base.workload, compact_weight=3.0, delete_weight=3, keys_count=3)
+    return replace(base, cluster=replace(base.cluster, member=member), workload=workload)
 
 
 CORNERS: dict[str, Callable[[int], RunParameters]] = {
     "draw": draw,
+    "mixed": mixed,
     "membership": membership_corner,
     "read": read_corner,
     "divergence": divergence_corner,
     "snapshot": snapshot_corner,
     "late": late_corner,
     "election": election_corner,
+    "lease": lease_corner,
+    "watch": watch_corner,
+    "crash": crash_corner,
+    "compaction": compaction_corner,
 }
 """By name; ``draw`` is the whole swarm."""

@@ -5,92 +5,139 @@ interleavings that random runs do not find in a lifetime, such as Figure 8 of th
 
     stage = Stage(5)
     stage.elect(1, voters=(2, 3))
-    stage.propose(1)
+    stage.submit(1)
     stage.deliver(1, 2)          # everything held from 1 to 2, and the answers back
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
-from raftkv.raft.types import Message
+from raftkv.pb import rpc_pb2
+from raftkv.raft.types import ConfChange, Message
+from tests.sim.assembly import MemberParameters
+from tests.sim.clients.history import History, Invocation, Operation, check_history
+from tests.sim.clients.workload import PUT, RANGE, Workload, WorkloadParameters
+from tests.sim.cluster import Cluster, ClusterParameters
+from tests.sim.devices import snapshots
+from tests.sim.devices.database import Database
+from tests.sim.devices.network import Network, clone
+from tests.sim.devices.wal_disk import DiskParameters
+from tests.sim.member import Member
 
-from .clock import SECOND_US
-from .cluster import Cluster, ClusterParameters
-from .disk import DiskParameters
-from .history import History, Invocation, check_history
-from .machine import Kind, Operation
-from .member import MemberParameters
-from .network import Network, clone
-
-_HOURS_US = 1_000_000 * SECOND_US
-_SETTLE_US = SECOND_US
+_HOURS_S = 1_000_000.0
+_SETTLE_S = 0.05
 _CAMPAIGNS_MAX = 4
+_ALL = 1 << 30
 
 
 class HeldNetwork(Network):
     """Holds every message until it is told to deliver."""
 
     def __init__(self, network: Network) -> None:
-        super().__init__(network._scheduler, network._rng, network.parameters, network._deliver, network._report)
-        self.held: list[tuple[Message, Any]] = []
+        super().__init__(network._scheduler, network._rng, network.parameters, network._members)
+        self.held: list[tuple[int, Message, tuple[Member, Database, asyncio.Future[None]] | None]] = []
 
-    def send(self, message: Message, payload: Any = None) -> None:
-        """Hold the message."""
-        self.held.append((clone(message), payload))
+    def send(self, source: int, messages: list[Message]) -> None:
+        """Hold the messages."""
+        self.held += [(source, clone(message), None) for message in messages]
+
+    def send_snapshot(self, member: Member, message: Message, content: Database, arrived: asyncio.Future[None]) -> None:
+        """Hold a database."""
+        self.held.append((member.id, clone(message), (member, content, arrived)))
 
     def release(self, source: int, target: int, count_max: int) -> int:
         """Deliver up to ``count_max`` messages held from ``source`` to ``target``; returns how many."""
-        matching = [held for held in self.held if (held[0].from_, held[0].to) == (source, target)][:count_max]
+        matching = [held for held in self.held if (held[0], held[1].to) == (source, target)][:count_max]
         self.held = [held for held in self.held if not any(held is taken for taken in matching)]
-        for message, payload in matching:
-            self._deliver(message, payload)
+        for _, message, database in matching:
+            self._deliver(message, database)
         return len(matching)
+
+    def _deliver(self, message: Message, database: Any) -> None:
+        target = self._members.get(message.to)
+        if target is None or not target.alive:
+            return
+        if database is None:
+            target.deliver([message])
+            return
+        sender, content, arrived = database
+        target.call_soon(snapshots.receive, target, message, content)
+        sender.call_soon(arrived.set_result, None)
 
 
 class Stage:
     """Members that act only when told to. All disks are fast and tear nothing."""
 
+    open: ClassVar[list[Stage]] = []
+    """Stages whose end is still to come; ``close_all``."""
+
     def __init__(
-        self, voters_count: int, checks_disabled: Iterable[str] = (), segment_bytes: int = 0, **member: Any
+        self,
+        voters_count: int,
+        checks_disabled: Iterable[str] = (),
+        segment_bytes: int = 4_096,
+        settings: ClusterParameters | None = None,
+        **member: Any,
     ) -> None:
-        settings: dict[str, Any] = {
-            "tick_us": _HOURS_US,
+        quiet: dict[str, Any] = {
+            "tick_s": _HOURS_S,
             "pre_vote": False,
             "check_quorum": False,
-            "image_every_us": _HOURS_US,
-            "read_retry_us": _HOURS_US,
+            "commit_interval_s": _HOURS_S,
+            "ready_timeout_s": 0.0,
             **member,
         }
-        parameters = ClusterParameters(
+        parameters = settings or ClusterParameters(
             voters_count,
-            MemberParameters(**settings),
-            disk=DiskParameters(torn_tail=False, segment_bytes=segment_bytes),
+            MemberParameters(**quiet),
+            disk=DiskParameters(power_cuts=0.0, segment_bytes=segment_bytes),
             checks_disabled=frozenset(checks_disabled),
         )
         self.cluster = Cluster(0, parameters)
         self.network = HeldNetwork(self.cluster.network)
         self.cluster.network = self.network
-        self.history = History()
-        self._operations_count = 0
+        self.workload = Workload(self.cluster._jitter_rng, WorkloadParameters(clients_count=0), self.cluster)
+        Stage.open.append(self)
 
-    def settle(self) -> None:
-        """Let disks and timers finish."""
-        scheduler = self.cluster.scheduler
-        scheduler.run_until(scheduler.now_us + _SETTLE_US)
+    @classmethod
+    def close_all(cls) -> None:
+        """End everything that is left."""
+        for stage in cls.open:
+            stage.cluster.close()
+        cls.open.clear()
+
+    @property
+    def history(self) -> History:
+        """What clients asked and were told."""
+        return self.workload.history
+
+    def settle(self, seconds: float = _SETTLE_S) -> None:
+        """Let disks and turns finish. Raises ViolationError."""
+        self.cluster.run_until(self.cluster.scheduler.now + seconds)
 
     def drop(self) -> None:
         """Lose everything held."""
         self.network.held.clear()
 
-    def deliver(self, source: int, target: int, count_max: int = 1 << 30, answers: bool = True) -> None:
+    def lose(self, source: int, target: int) -> None:
+        """Lose what is held from one to another."""
+        self.network.held = [held for held in self.network.held if (held[0], held[1].to) != (source, target)]
+
+    def deliver(self, source: int, target: int, count_max: int = _ALL, answers: bool = True) -> None:
         """Deliver what is held from ``source`` to ``target``, then (with ``answers``) what it answers."""
         self.network.release(source, target, count_max)
         self.settle()
         if answers:
-            self.network.release(target, source, 1 << 30)
+            self.network.release(target, source, _ALL)
             self.settle()
+
+    def do(self, id: int, action: Callable[..., object], *arguments: Any) -> None:
+        """Let a member do something."""
+        self.cluster.members[id].call_soon(action, *arguments)
+        self.settle()
 
     def elect(self, id: int, voters: Iterable[int]) -> None:
         """Let ``id`` campaign until it wins with these voters (terms that are spent take several tries).
@@ -99,9 +146,8 @@ class Stage:
         """
         member = self.cluster.members[id]
         for _ in range(_CAMPAIGNS_MAX):
-            self.network.held = [held for held in self.network.held if held[0].from_ != id]
-            member.enter(member.incarnation, member.campaign)
-            self.settle()
+            self.network.held = [held for held in self.network.held if held[0] != id]
+            self.do(id, member.campaign)
             for voter in voters:
                 self.deliver(id, voter, 1)
             if member.is_leader():
@@ -110,30 +156,49 @@ class Stage:
 
     def tick(self, id: int) -> None:
         """One tick passes at member ``id``: a leader sends heartbeats."""
-        member = self.cluster.members[id]
-        member.enter(member.incarnation, member.tick)
-        self.settle()
+        node = self.cluster.members[id].running
+        self.do(id, node._tick)
 
-    def submit(self, id: int, kind: Kind = Kind.PUT, key: int = 0) -> Invocation:
-        """A client asks member ``id``; the answer is noted in the history."""
-        self._operations_count += 1
-        operation = Operation(self._operations_count, kind, key, self._operations_count)
-        invocation = self.history.call(id, operation)
-        self.cluster.submit(id, operation, lambda outcome: self.history.end(invocation, outcome))
+    def change(self, id: int, change: ConfChange) -> None:
+        """An operator asks a leader for a membership change."""
+        self.do(id, self.cluster.members[id].propose_conf_change, change)
+
+    def write(self, id: int) -> Invocation:
+        """A client asks member ``id`` to write; the answer is noted in the history."""
+        return self._ask(id, Operation(PUT, rpc_pb2.PutRequest(key=b"k0", value=self.workload._value())))
+
+    def read(self, id: int) -> Invocation:
+        """A client asks member ``id`` for a linearizable read."""
+        return self._ask(id, Operation(RANGE, rpc_pb2.RangeRequest(key=b"k0")))
+
+    def _ask(self, id: int, operation: Operation) -> Invocation:
+        invocation = self.workload.call(id, id, operation, lambda outcome: None)
         self.settle()
         return invocation
+
+    def commit_database(self, id: int) -> None:
+        """Commit the database of a member, and cut its log."""
+        member = self.cluster.members[id]
+        self.do(id, member.store.commit)
+        self.settle(1.0)
+        self.do(id, member.housekeeping._cut_log)
 
     def restart(self, id: int) -> None:
         """Crash and start again; what it had sent and is still held is lost."""
         self.crash(id)
-        self.cluster.start(id)
+        self.start(id)
+
+    def start(self, id: int) -> None:
+        """Start a member that is down."""
+        with self.cluster._process():
+            self.cluster.start(id)
         self.settle()
 
     def crash(self, id: int) -> None:
         """Crash; held messages from it are lost."""
         self.cluster.crash(id)
-        self.network.held = [held for held in self.network.held if held[0].from_ != id]
+        self.network.held = [held for held in self.network.held if held[0] != id]
 
     def judge(self) -> None:
         """Check the history. Raises ``ViolationError``."""
-        check_history(self.history.invocations, self.cluster.committed_log())
+        check_history(self.history.invocations, self.cluster.checkers.replay)

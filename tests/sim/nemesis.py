@@ -18,16 +18,30 @@ from raftkv.raft.types import (
     ConfChangeType,
     ConfState,
 )
-
-from .cluster import Cluster
-from .network import NetworkParameters
+from tests.sim.cluster import Cluster
+from tests.sim.devices.network import NetworkParameters
 
 MEMBERS_MAX = 7
+STEPS_MAX = 60
+"""A member that is to die between two steps does so within this many."""
+REACHED = (
+    "raftBeforeSave", "raftAfterSave", "raftBeforeLeaderSend", "raftBeforeFollowerSend", "raftBeforeSaveSnap",
+    "raftAfterSaveSnap", "raftBeforeApplySnap", "raftAfterApplySnap", "raftBeforeWALRelease", "raftAfterWALRelease",
+    "raftBeforeAdvance", "applyBeforeOpenSnapshot", "beforeApplyOneEntryNormal", "afterApplyOneEntryNormal",
+    "beforeApplyOneConfChange", "afterApplyOneConfChange", "beforeCommit", "afterCommit", "beforeWritebackBuf",
+    "afterWritebackBuf", "snapshotBeforeRename", "snapshotAfterRename", "snapshotBeforeSend",
+    "compactBeforeSetFinishedCompact", "compactAfterSetFinishedCompact", "walBeforeWrite", "walAfterWrite",
+    "walBeforeSync", "walAfterSync", "walBeforeCut", "walBeforeCutRename", "walAfterCut", "walBeforeRepair",
+    "walAfterRepairCopy", "walAfterRepair", "walBeforeUnlink", "walAfterUnlink",
+)  # fmt: skip
+"""Failpoints that simulated members come to; the others are LMDB's own."""
 
 FAULTS = (
     "crash",
     "crash_leader",
     "crash_all",
+    "crash_step",
+    "failpoint",
     "pause",
     "pause_leader",
     "partition",
@@ -39,17 +53,18 @@ FAULTS = (
     "skew",
     "transfer",
     "membership",
+    "sever",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class NemesisParameters:
-    """Which faults, how often, how long (microseconds)."""
+    """Which faults, how often, how long (seconds)."""
 
     faults: tuple[str, ...] = ()
-    interval_us_mean: int = 2_000_000
-    duration_us_mean: int = 1_500_000
-    zombie_us: int = 2_000_000
+    interval_s_mean: float = 2.0
+    duration_s_mean: float = 1.5
+    zombie_s: float = 2.0
 
 
 class Nemesis:
@@ -75,8 +90,8 @@ class Nemesis:
         self._running = False
 
     def _schedule(self) -> None:
-        delay_us = int(self._rng.expovariate(1.0 / self._parameters.interval_us_mean))
-        self._cluster.scheduler.after(delay_us, self._strike)
+        delay_s = self._rng.expovariate(1.0 / self._parameters.interval_s_mean)
+        self._cluster.scheduler.after(delay_s, self._strike)
 
     def _strike(self) -> None:
         if not self._running:
@@ -87,11 +102,11 @@ class Nemesis:
             self.injected[name] += 1
         self._schedule()
 
-    def _duration_us(self) -> int:
-        return 1 + int(self._rng.expovariate(1.0 / self._parameters.duration_us_mean))
+    def _duration_s(self) -> float:
+        return self._rng.expovariate(1.0 / self._parameters.duration_s_mean)
 
     def _alive(self) -> list[int]:
-        return self._cluster.members_reachable()
+        return self._cluster.members_alive()
 
     def _leader_or_any(self) -> int | None:
         leader = self._cluster.leader_hint()
@@ -104,7 +119,7 @@ class Nemesis:
         if id is None:
             return False
         self._cluster.crash(id)
-        self._cluster.scheduler.after(self._duration_us(), self._cluster.start, id)
+        self._cluster.scheduler.after(self._duration_s(), self._cluster.start, id)
         return True
 
     def _crash(self) -> bool:
@@ -120,11 +135,29 @@ class Nemesis:
             self._crash_one(victim)
         return bool(victims)
 
+    def _crash_step(self) -> bool:
+        """Somebody dies between two steps of its loop, perhaps in the middle of a turn."""
+        alive = self._alive()
+        if not alive:
+            return False
+        victim = self._rng.choice(alive)
+        self._cluster.members[victim].loop.crash_after(self._rng.randrange(STEPS_MAX))
+        self._cluster.scheduler.after(1.0 + self._duration_s(), self._cluster.start, victim)
+        return True
+
+    def _failpoint(self) -> bool:
+        """Whoever comes to a point of the code next dies there; some points are passed only while others recover."""
+        alive = self._alive()
+        victim = self._rng.choice(alive) if alive and self._rng.random() < 0.5 else None
+        for name in self._rng.sample(REACHED, 3):
+            self._cluster.arm(name, victim, self._duration_s())
+        return True
+
     def _pause_one(self, id: int | None) -> bool:
         if id is None or self._cluster.members[id].paused:
             return False
         self._cluster.pause(id)
-        self._cluster.scheduler.after(self._duration_us(), self._cluster.resume, id)
+        self._cluster.scheduler.after(self._duration_s(), self._cluster.resume, id)
         return True
 
     def _pause(self) -> bool:
@@ -137,7 +170,7 @@ class Nemesis:
     # -- network --------------------------------------------------------------------------------------------
 
     def _heal_later(self) -> bool:
-        self._cluster.scheduler.after(self._duration_us(), self._cluster.network.heal)
+        self._cluster.scheduler.after(self._duration_s(), self._cluster.network.heal)
         return True
 
     def _partition(self) -> bool:
@@ -178,11 +211,11 @@ class Nemesis:
             return False
         network.parameters = replace(
             self._calm,
-            delay_us_mean=self._calm.delay_us_mean * self._rng.choice((5, 20, 100)),
+            delay_s_mean=self._calm.delay_s_mean * self._rng.choice((5, 20, 100)),
             loss=self._rng.uniform(0.0, 0.5),
             duplicate=self._rng.uniform(0.0, 0.5),
         )
-        self._cluster.scheduler.after(self._duration_us(), self._end_storm, network.parameters)
+        self._cluster.scheduler.after(self._duration_s(), self._end_storm, network.parameters)
         return True
 
     def _end_storm(self, storm: NetworkParameters) -> None:
@@ -192,14 +225,26 @@ class Nemesis:
     # -- devices --------------------------------------------------------------------------------------------
 
     def _slow_disk(self) -> bool:
-        disk = self._cluster.members[self._rng.choice(sorted(self._cluster.members))].disk
-        disk.slow_factor = self._rng.choice((10, 50, 300))
-        self._cluster.scheduler.after(self._duration_us(), setattr, disk, "slow_factor", 1)
+        alive = self._alive()
+        if not alive:
+            return False
+        member = self._cluster.members[self._rng.choice(alive)]
+        for device in (member.disk, member.commits):
+            device.slow_factor = self._rng.choice((10, 50, 300))
+            self._cluster.scheduler.after(self._duration_s(), setattr, device, "slow_factor", 1)
         return True
 
     def _skew(self) -> bool:
         member = self._cluster.members[self._rng.choice(sorted(self._cluster.members))]
-        member.tick_us = int(self._cluster.parameters.member.tick_us * self._rng.uniform(0.7, 1.4))
+        member.set_tick(self._cluster.parameters.member.tick_s * self._rng.uniform(0.7, 1.4))
+        return True
+
+    def _sever(self) -> bool:
+        """The connections of clients to a member break."""
+        alive = self._alive()
+        if not alive:
+            return False
+        self._cluster.members[self._rng.choice(alive)].sever()
         return True
 
     # -- operators ------------------------------------------------------------------------------------------
@@ -210,17 +255,17 @@ class Nemesis:
             return False
         target = self._rng.choice(sorted(self._cluster.members))
         member = self._cluster.members[leader]
-        member.enter(member.incarnation, member.transfer_leader, target)
+        member.call_soon(member.transfer_leader, target)
         return True
 
     def _membership(self) -> bool:
         leader = self._cluster.leader_hint()
         if leader is None:
             return False
-        change = self._draw_change(self._cluster.members[leader].machine.conf_state)
+        change = self._draw_change(self._cluster.members[leader].conf_state)
         member = self._cluster.members[leader]
         if change is not None:
-            member.enter(member.incarnation, member.propose_conf_change, change)
+            member.call_soon(member.propose_conf_change, change)
         return change is not None
 
     def _draw_change(self, conf: ConfState) -> ConfChange | None:
@@ -256,7 +301,7 @@ class Nemesis:
                 self._cluster.start(member_id)
         for member in list(self._cluster.members.values()):
             if member.id not in ids and not member.removed:
-                self._cluster.scheduler.after(self._parameters.zombie_us, self._retire, member.id, index)
+                self._cluster.scheduler.after(self._parameters.zombie_s, self._retire, member.id, index)
 
     def _retire(self, id: int, index: int) -> None:
         """Switch a removed member off once nobody can wake up believing that it still votes."""
@@ -267,4 +312,4 @@ class Nemesis:
         if all(self._cluster.members[voter].knows_durably(index) for voter in voters):
             self._cluster.retire(id)
         else:
-            self._cluster.scheduler.after(self._parameters.zombie_us, self._retire, id, index)
+            self._cluster.scheduler.after(self._parameters.zombie_s, self._retire, id, index)

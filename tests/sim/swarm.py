@@ -9,22 +9,24 @@ bugs hide behind settings, so each seed has its own (Groce et al., "Swarm testin
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 
-from .clock import MILLISECOND_US, SECOND_US
-from .cluster import Cluster, ClusterParameters, stream
-from .disk import DiskParameters
-from .history import Status, ViolationError, check_history
-from .machine import Kind, Outcome
-from .member import MemberParameters
-from .nemesis import FAULTS, Nemesis, NemesisParameters
-from .network import NetworkParameters
-from .workload import Workload, WorkloadParameters
+from tests.sim.assembly import MemberParameters
+from tests.sim.clients.history import Outcome, Status, ViolationError, check_history
+from tests.sim.clients.leases import Owner, check_ended
+from tests.sim.clients.watchers import Watcher
+from tests.sim.clients.workload import Workload, WorkloadParameters
+from tests.sim.cluster import Cluster, ClusterParameters
+from tests.sim.devices.network import NetworkParameters
+from tests.sim.devices.wal_disk import DiskParameters
+from tests.sim.journal import stream
+from tests.sim.nemesis import FAULTS, Nemesis, NemesisParameters
 
 RECOVERY_TIMEOUTS_MAX = 10
 """R10: after the faults stop, a proposal commits within so many election timeouts."""
@@ -32,6 +34,8 @@ RECOVERY_TIMEOUTS_MAX_WITHOUT_PRE_VOTE = 60
 """A member with a fast clock and an old log interrupts the campaigns of the only one who can win: chance must help."""
 CONVERGENCE_TIMEOUTS_MAX = 40
 """And all members have applied the same log within so many."""
+WATCHERS_S_MAX = 30.0
+"""And all watchers have all events within so many seconds."""
 _PROBE_CLIENT = 1_000_000
 
 
@@ -39,7 +43,7 @@ _PROBE_CLIENT = 1_000_000
 class RunParameters:
     """Everything that makes a run, but its seed."""
 
-    duration_us: int = 30 * SECOND_US
+    duration_s: float = 8.0
     cluster: ClusterParameters = field(default_factory=ClusterParameters)
     workload: WorkloadParameters = field(default_factory=WorkloadParameters)
     nemesis: NemesisParameters = field(default_factory=NemesisParameters)
@@ -47,7 +51,7 @@ class RunParameters:
 
 @dataclass(slots=True)
 class Report:
-    """What a run did and found. ``recovery_us`` is the time from healing to the first commit."""
+    """What a run did and found. ``recovery_s`` is the time from healing to the first commit."""
 
     seed: int
     parameters: RunParameters
@@ -55,16 +59,20 @@ class Report:
     digest: str = ""
     violation: str | None = None
     trace_back: str = ""
-    simulated_us: int = 0
+    simulated_s: float = 0.0
     cpu_s: float = 0.0
     events_count: int = 0
     faults: Counter[str] = field(default_factory=Counter)
+    deaths: Counter[str] = field(default_factory=Counter)
     acknowledged_count: int = 0
     unknown_count: int = 0
     refused_count: int = 0
     leaders_count: int = 0
     conf_changes_count: int = 0
-    recovery_us: int = 0
+    leases_count: int = 0
+    watched_count: int = 0
+    compactions_count: int = 0
+    recovery_s: float = 0.0
 
     @property
     def replay_command(self) -> str:
@@ -78,12 +86,12 @@ def draw(seed: int) -> RunParameters:
     rng = stream(seed, "parameters")
     member = _draw_member(rng)
     return RunParameters(
-        duration_us=rng.choice((10, 15, 20, 30)) * SECOND_US,
+        duration_s=rng.choice((4.0, 6.0, 8.0, 12.0)),
         cluster=ClusterParameters(
             voters_count=rng.choice((1, 2, 3, 3, 3, 3, 4, 5, 5, 7)),
             member=member,
-            network=_draw_network(rng, member.tick_us),
-            disk=replace(_draw_disk(rng), segment_bytes=stream(seed, "log").choice((0, 2_048, 32_768))),
+            network=_draw_network(rng, member.tick_s),
+            disk=_draw_disk(rng),
             tick_skew=rng.choice((0.0, 0.02, 0.2)),
         ),
         workload=_draw_workload(rng),
@@ -93,55 +101,58 @@ def draw(seed: int) -> RunParameters:
 
 def _draw_member(rng: random.Random) -> MemberParameters:
     return MemberParameters(
-        tick_us=rng.choice((50, 100, 100)) * MILLISECOND_US,
+        tick_s=rng.choice((0.05, 0.1, 0.1)),
         election_ticks=rng.choice((5, 10, 10)),
         pre_vote=rng.random() < 0.8,
         check_quorum=rng.random() < 0.85,
         max_size_per_message_bytes=rng.choice((0, 256, 1 << 20)),
         max_inflight_messages=rng.choice((1, 4, 64)),
         max_uncommitted_bytes=rng.choice((2_000, 1 << 20)),
-        turn_us_max=rng.choice((0, 0, 500, 5_000)),
-        readies_in_flight_max=rng.choice((1, 2, 8)),
-        apply_us_mean=rng.choice((0, 0, 2_000, 50_000)),
-        image_every_us=rng.choice((100, 500, 2_000)) * MILLISECOND_US,
+        commit_interval_s=rng.choice((0.1, 0.5, 2.0)),
+        compaction_pause_s=rng.choice((0.01, 0.2)),
+        compaction_keys=rng.choice((1, 1_000)),
         snapshot_entries=rng.choice((5, 20, 100, 1_000)),
         catch_up_entries=rng.choice((0, 5, 50)),
-        append_log_early=rng.random() < 0.5,
-        keep_log_at_restart=rng.random() < 0.7,
-        recut_snapshots=rng.random() < 0.5,
-        read_retry_us=rng.choice((200, 1_000)) * MILLISECOND_US,
+        at_once_max=rng.choice((1, 500, 500)),
+        ready_timeout_s=rng.choice((0.5, 5.0)),
+        steps_are_slow=rng.random() < 0.3,
     )
 
 
-def _draw_network(rng: random.Random, tick_us: int) -> NetworkParameters:
+def _draw_network(rng: random.Random, tick_s: float) -> NetworkParameters:
     return NetworkParameters(
-        delay_us_min=rng.choice((100, 500, 2_000)),
-        delay_us_mean=rng.choice((500, 2_000, 10_000, tick_us)),
+        delay_s_min=rng.choice((0.000_1, 0.000_5, 0.002)),
+        delay_s_mean=rng.choice((0.000_5, 0.002, 0.01, tick_s)),
         loss=rng.choice((0.0, 0.0, 0.01, 0.1)),
         duplicate=rng.choice((0.0, 0.0, 0.01, 0.2)),
-        fifo=rng.random() < 0.4,
+        fifo=rng.random() < 0.6,
         report_unreachable=rng.random() < 0.5,
     )
 
 
 def _draw_disk(rng: random.Random) -> DiskParameters:
     return DiskParameters(
-        sync_us_min=rng.choice((50, 500)),
-        sync_us_mean=rng.choice((100, 1_000, 10_000, 50_000)),
-        image_us_mean=rng.choice((1_000, 20_000, 200_000)),
-        torn_tail=rng.random() < 0.8,
-        coalesce=rng.random() < 0.7,
+        sync_s_min=rng.choice((0.000_05, 0.000_5)),
+        sync_s_mean=rng.choice((0.000_1, 0.001, 0.01, 0.05)),
+        commit_s_mean=rng.choice((0.001, 0.02, 0.2)),
+        inline=rng.random() < 0.5,
+        power_cuts=rng.choice((0.2, 0.8, 1.0)),
+        segment_bytes=rng.choice((2_048, 2_048, 32_768)),
     )
 
 
 def _draw_workload(rng: random.Random) -> WorkloadParameters:
     return WorkloadParameters(
-        clients_count=rng.choice((1, 3, 6, 10)),
-        think_us_mean=rng.choice((20, 50, 200)) * MILLISECOND_US,
-        timeout_us=rng.choice((500, 2_000, 5_000)) * MILLISECOND_US,
+        clients_count=rng.choice((1, 3, 6)),
+        think_s_mean=rng.choice((0.05, 0.1, 0.2)),
+        timeout_s=rng.choice((0.5, 2.0, 5.0)),
         keys_count=rng.choice((1, 3, 10)),
         read_weight=rng.choice((1, 5, 10)),
+        compact_weight=rng.choice((0.0, 0.2, 2.0)),
         to_leader=rng.choice((0.0, 0.3, 1.0)),
+        owners_count=rng.choice((0, 1, 3)),
+        ttl_s_max=rng.choice((1, 2, 4)),
+        watchers_count=rng.choice((0, 1, 3)),
     )
 
 
@@ -149,9 +160,21 @@ def _draw_nemesis(rng: random.Random) -> NemesisParameters:
     share = rng.choice((0.0, 0.2, 0.4, 0.7, 1.0))
     return NemesisParameters(
         faults=tuple(fault for fault in FAULTS if rng.random() < share),
-        interval_us_mean=rng.choice((300, 1_000, 2_000)) * MILLISECOND_US,
-        duration_us_mean=rng.choice((200, 1_000, 3_000)) * MILLISECOND_US,
-        zombie_us=rng.choice((200, 3_000)) * MILLISECOND_US,
+        interval_s_mean=rng.choice((0.3, 1.0, 2.0)),
+        duration_s_mean=rng.choice((0.2, 1.0, 3.0)),
+        zombie_s=rng.choice((0.2, 3.0)),
+    )
+
+
+def mixed(seed: int) -> RunParameters:
+    """The profile by which the speed is measured: settings of etcd, three members, some of everything."""
+    return RunParameters(
+        duration_s=60.0,
+        cluster=ClusterParameters(voters_count=3),
+        workload=WorkloadParameters(
+            clients_count=2, think_s_mean=0.2, keys_count=10, owners_count=2, ttl_s_max=5, watchers_count=2
+        ),
+        nemesis=NemesisParameters(faults=FAULTS, interval_s_mean=3.0, duration_s_mean=1.5),
     )
 
 
@@ -173,42 +196,51 @@ class Run:
     def __init__(self, seed: int, parameters: RunParameters, trace: Callable[[str], None] | None = None) -> None:
         self.parameters = parameters
         self.cluster = Cluster(seed, parameters.cluster, trace)
-        scheduler = self.cluster.scheduler
-        self.workload = Workload(scheduler, stream(seed, "workload"), parameters.workload, self.cluster)
+        workload = parameters.workload
+        self.workload = Workload(stream(seed, "workload"), workload, self.cluster)
+        self.owners = [
+            Owner(number, self.workload, self.cluster, stream(seed, f"owner {number}"))
+            for number in range(1, workload.owners_count + 1)
+        ]
+        self.watchers = [
+            Watcher(number, self.workload, self.cluster, stream(seed, f"watcher {number}"))
+            for number in range(workload.watchers_count)
+        ]
         self.nemesis = Nemesis(self.cluster, stream(seed, "nemesis"), parameters.nemesis)
-        self.recovery_us = 0
+        self.recovery_s = 0.0
         self._probe_done = False
 
     def execute(self) -> None:
         """Run to the end. Raises ``ViolationError`` (or what the core raised)."""
-        scheduler = self.cluster.scheduler
-        self.workload.start()
-        self.nemesis.start()
-        scheduler.run_until(self.parameters.duration_us)
-        self.workload.stop()
-        self.nemesis.stop()
+        for part in (self.workload, *self.owners, *self.watchers, self.nemesis):
+            part.start()
+        self.cluster.run_until(self.parameters.duration_s)
+        for other in (self.workload, *self.owners, self.nemesis):
+            other.stop()
         self._recover()
+        check_ended(self.cluster, self.parameters.workload.ttl_s_max, self._election_s)
         self._converge()
+        self._watchers_have_all()
         self.cluster.check_equal_replicas()
-        check_history(self.workload.history.invocations, self.cluster.committed_log())
+        check_history(self.workload.history.invocations, self.cluster.checkers.replay)
 
     @property
-    def _election_timeout_us(self) -> int:
+    def _election_s(self) -> float:
         member = self.parameters.cluster.member
-        return member.election_ticks * member.tick_us
+        return member.election_ticks * member.tick_s
 
     def _recover(self) -> None:
         """R10: with the faults gone a proposal commits in time."""
         scheduler = self.cluster.scheduler
         self.cluster.heal(NetworkParameters())
-        healed_us = scheduler.now_us
+        healed_at = scheduler.now
         self._probe()
         pre_vote = self.parameters.cluster.member.pre_vote
         timeouts = RECOVERY_TIMEOUTS_MAX if pre_vote else RECOVERY_TIMEOUTS_MAX_WITHOUT_PRE_VOTE
-        scheduler.run_until(healed_us + timeouts * self._election_timeout_us, lambda: self._probe_done)
-        self.recovery_us = scheduler.now_us - healed_us
+        self.cluster.run_until(healed_at + timeouts * self._election_s, lambda: self._probe_done)
+        self.recovery_s = scheduler.now - healed_at
         if not self._probe_done:
-            raise ViolationError("R10", f"no commit within {self.recovery_us} us after the faults stopped")
+            raise ViolationError("R10", f"no commit within {self.recovery_s} s after the faults stopped")
 
     def _probe(self) -> None:
         """Propose at the leader, again and again, until one proposal is answered."""
@@ -216,23 +248,28 @@ class Run:
             return
         leader = self.cluster.leader_hint()
         if leader is not None:
-            operation = self.workload.new_operation(Kind.PUT, 0)
-            invocation = self.workload.history.call(_PROBE_CLIENT, operation)
+            self.workload.call(_PROBE_CLIENT, leader, self.workload.put(), self._probed)
+        self.cluster.scheduler.after(self._election_s / 4, self._probe)
 
-            def answered(outcome: Outcome | None) -> None:
-                self.workload.history.end(invocation, outcome)
-                self._probe_done = self._probe_done or outcome is not None
-
-            self.cluster.submit(leader, operation, answered)
-        self.cluster.scheduler.after(self._election_timeout_us // 4, self._probe)
+    def _probed(self, outcome: Outcome | None) -> None:
+        self._probe_done = self._probe_done or (outcome is not None and not outcome.error)
 
     def _converge(self) -> None:
         scheduler = self.cluster.scheduler
-        deadline_us = scheduler.now_us + CONVERGENCE_TIMEOUTS_MAX * self._election_timeout_us
+        deadline = scheduler.now + CONVERGENCE_TIMEOUTS_MAX * self._election_s
         while not self.cluster.converged():
-            if scheduler.now_us >= deadline_us:
+            if scheduler.now >= deadline:
                 raise ViolationError("R10", "members did not converge: " + self.cluster.describe())
-            scheduler.run_until(scheduler.now_us + self._election_timeout_us // 2)
+            self.cluster.run_until(scheduler.now + self._election_s / 2)
+
+    def _watchers_have_all(self) -> None:
+        """W3: nothing is missing in the end."""
+        for watcher in self.watchers:
+            watcher.settle()
+        deadline = self.cluster.scheduler.now + WATCHERS_S_MAX
+        if not self.cluster.run_until(deadline, lambda: all(watcher.has_all() for watcher in self.watchers)):
+            missing = [watcher.describe() for watcher in self.watchers if not watcher.has_all()]
+            raise ViolationError("W3", f"events never came: {missing}")
 
 
 def run_seed(seed: int, parameters: RunParameters | None = None, trace: Callable[[str], None] | None = None) -> Report:
@@ -240,29 +277,38 @@ def run_seed(seed: int, parameters: RunParameters | None = None, trace: Callable
     report = Report(seed, parameters or draw(seed))
     started_s = time.process_time()
     run = None
+    gc.disable()  # a run is over before there is much to collect
     try:
         run = Run(seed, report.parameters, trace)
         run.execute()
     except ViolationError as violation:
         report.violation = str(violation)
+        if violation.__cause__ is not None:
+            report.trace_back = "".join(traceback.format_exception(violation.__cause__))
     except Exception as error:  # the core stopped itself: that is a finding too
         report.violation = f"{type(error).__name__}: {error}"
         report.trace_back = traceback.format_exc()
-    report.cpu_s = time.process_time() - started_s
     if run is not None:
         _fill(report, run)
+        run.cluster.close()
+    gc.enable()
+    report.cpu_s = time.process_time() - started_s
     return report
 
 
 def _fill(report: Report, run: Run) -> None:
     cluster, history = run.cluster, run.workload.history
     report.digest = cluster.journal.digest()
-    report.simulated_us = cluster.scheduler.now_us
-    report.events_count = cluster.scheduler.events_count
+    report.simulated_s = cluster.scheduler.now
+    report.events_count = cluster.journal.events_count
     report.faults = run.nemesis.injected
+    report.deaths = cluster.deaths
     report.acknowledged_count = history.count(Status.OK)
     report.unknown_count = history.count(Status.UNKNOWN)
     report.refused_count = history.count(Status.FAILED)
     report.leaders_count = cluster.checkers.leaders_count
     report.conf_changes_count = cluster.checkers.conf_changes_count
-    report.recovery_us = run.recovery_us
+    report.leases_count = len(cluster.checkers.promises)
+    report.watched_count = sum(watcher.events_count for watcher in run.watchers)
+    report.compactions_count = cluster.checkers.replay.compactions_count
+    report.recovery_s = run.recovery_s

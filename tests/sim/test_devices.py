@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
-from raftkv.raft.types import ConfState, Entry, HardState, Message, MessageType, SnapshotMeta
-from tests.sim.clock import Scheduler
-from tests.sim.disk import Disk, DiskParameters, LogGapError, LogView, Record
-from tests.sim.history import ViolationError
-from tests.sim.machine import StateMachine
+from raftkv.raft.types import Entry, HardState, Message, MessageType, SnapshotMeta
+from raftkv.server.node.disk import Batch
+from raftkv.storage.backend.base import WriteBatch
+from raftkv.storage.failpoints import FailpointPanic
+from tests.sim.clients.history import ViolationError
+from tests.sim.cluster import Cluster, ClusterParameters
+from tests.sim.devices.database import CommitThread, Database, Mark
+from tests.sim.devices.network import Network, NetworkParameters
+from tests.sim.devices.wal_disk import Disk, DiskParameters, DurableLog, LogGapError, LogView, Record
 from tests.sim.mutants import MUTANTS
-from tests.sim.network import Network, NetworkParameters
-from tests.sim.wal_disk import WALDisk
+from tests.virtual_loop import Scheduler
 
 
-def entries(first: int, last: int, term: int) -> list[Entry]:
-    return [Entry(term, index) for index in range(first, last + 1)]
+def entries(first: int, last: int, term: int = 1) -> list[Entry]:
+    return [Entry(term, index, b"x" * 700) for index in range(first, last + 1)]
 
 
 def fold(view: LogView, *records: Record) -> None:
@@ -30,86 +35,99 @@ def terms(view: LogView) -> list[int]:
     return [entry.term for entry in view.entries]
 
 
+class Process:
+    """Threads of a process that lives until it is told to die."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(random.Random(1))
+        self.alive = True
+
+    def later(self, delay_s: float, action: Callable[..., None], *arguments: Any) -> None:
+        self.scheduler.after(delay_s, self._run, action, arguments)
+
+    def call_soon(self, action: Callable[..., None], *arguments: Any) -> None:
+        self.later(0.0, action, *arguments)
+
+    def _run(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if self.alive:
+            action(*arguments)
+
+
 class TestDisk:
+    def disk(self, seed: int = 1, **parameters: Any) -> tuple[Process, DurableLog, Disk]:
+        settings = DiskParameters(segment_bytes=4_096, **parameters)
+        process, log = Process(), DurableLog(random.Random(seed), settings)
+        return process, log, Disk(log, process, random.Random(seed), settings)
+
+    def test_inline_batches_are_durable_at_once(self) -> None:
+        _, log, disk = self.disk()
+        done: list[int] = []
+        disk.submit(Batch(HardState(1), entries(1, 2), True, lambda: done.append(log.view.last_index())))
+        assert done == [2]
+
     def test_nothing_is_durable_before_the_sync(self) -> None:
-        scheduler = Scheduler()
-        disk = Disk(scheduler, random.Random(1), DiskParameters())
+        process, log, disk = self.disk(inline=False)
         done: list[int] = []
-        disk.write([*entries(1, 3, 1)], lambda: done.append(1))
-        assert (disk.log.last_index(), done) == (0, [])
-        scheduler.run_until(1_000_000)
-        assert (disk.log.last_index(), done) == (3, [1])
+        for index in range(1, 4):
+            disk.submit(Batch(None, entries(index, index), True, partial(done.append, index)))
+        assert (log.view.last_index(), disk.outstanding) == (0, 3)
+        process.scheduler.run_until(1.0)
+        assert (log.view.last_index(), done, disk.outstanding) == (3, [1, 2, 3], 0)
 
-    def test_crash_keeps_a_prefix_and_calls_nobody(self) -> None:
-        kept = set()
-        for seed in range(40):
-            scheduler = Scheduler()
-            disk = Disk(scheduler, random.Random(seed), DiskParameters())
-            for entry in entries(1, 3, 1):
-                disk.write([entry], pytest.fail)
-            disk.crash()
-            kept.add(disk.log.last_index())
-            scheduler.run_until(1_000_000)
-            assert disk.log.last_index() in kept
-        assert kept == {0, 1, 2, 3}
-
-    def test_writes_finish_in_order(self) -> None:
-        scheduler = Scheduler()
-        disk = Disk(scheduler, random.Random(1), DiskParameters(coalesce=False))
-        done: list[int] = []
-        for number in range(5):
-            disk.write([HardState(number)], partial(done.append, number), must_sync=number % 2 == 0)
-        scheduler.run_until(10_000_000)
-        assert done == [0, 1, 2, 3, 4]
-
-    def test_lazy_write_is_done_at_once_but_may_be_lost(self) -> None:
-        scheduler = Scheduler()
-        disk = Disk(scheduler, random.Random(1), DiskParameters(torn_tail=False))
-        done: list[int] = []
-        disk.write([HardState(7)], lambda: done.append(1), must_sync=False)
-        assert done == [1]
-        disk.crash()
-        assert disk.log.hard_state == HardState()
-
-    def test_image_is_replaced_whole_or_not(self) -> None:
-        scheduler = Scheduler()
-        disk = Disk(scheduler, random.Random(1), DiskParameters())
-        image = StateMachine(5, 1, ConfState((1,))).image()
-        assert disk.write_image(image, lambda: None)
-        assert not disk.write_image(image, lambda: None)
-        disk.crash()
-        scheduler.run_until(10_000_000)
-        assert disk.image is None
-
-
-class TestWALDisk:
-    PARAMETERS = DiskParameters(segment_bytes=2_048)
-
-    def test_synced_entries_survive_power_cuts_and_a_torn_batch_leaves_its_beginning(self) -> None:
+    def test_power_cuts_leave_a_beginning_of_what_was_not_synced(self) -> None:
         lasts = set()
         for seed in range(60):
-            scheduler = Scheduler()
-            disk = WALDisk(scheduler, random.Random(seed), self.PARAMETERS)
-            disk.write([*entries(1, 40, 1), HardState(1, 1, 0)], lambda: None)
-            scheduler.run_until(1_000_000)
-            for index in range(41, 46):
-                disk.write([Entry(1, index, b"x" * 700)], pytest.fail)
-            disk.crash()
-            lasts.add(disk.log.last_index())
-            assert disk.log.hard_state == HardState(1, 1, 0)
-        assert lasts <= set(range(40, 46))
-        assert {40, 41} <= lasts
+            process, log, disk = self.disk(seed, inline=False)
+            disk.submit(Batch(HardState(1, 1, 0), entries(1, 20), True, lambda: None))
+            process.scheduler.run_until(1.0)
+            for index in range(21, 26):
+                disk.submit(Batch(None, entries(index, index), True, pytest.fail))
+            process.scheduler.run_until(process.scheduler.now + 0.000_01)
+            assert log._frames
+            process.alive = False
+            log.crash(power=True)
+            log.open()
+            lasts.add(log.view.last_index())
+            assert log.view.hard_state == HardState(1, 1, 0)
+        assert lasts <= set(range(20, 26))
+        assert {20, 21} <= lasts
 
     def test_a_log_that_forgets_what_was_synced_is_named(self) -> None:
         def crash(seed: int) -> None:
-            scheduler = Scheduler()
-            disk = WALDisk(scheduler, random.Random(seed), self.PARAMETERS)
-            disk.write([*entries(1, 9, 1)], lambda: None)
-            scheduler.run_until(1_000_000)
-            disk.crash()
+            _, log, disk = self.disk(seed)
+            disk.submit(Batch(HardState(1), entries(1, 9), True, lambda: None))
+            log.crash(power=True)
+            log.open()
 
         with MUTANTS["log synced by nothing"].planted(), pytest.raises(ViolationError, match="D6"):
             list(map(crash, range(20)))
+
+
+class TestDatabase:
+    def test_a_commit_is_lost_or_whole(self) -> None:
+        process, database = Process(), Database()
+        thread = CommitThread(process, random.Random(1), DiskParameters())
+        reports: list[BaseException | None] = []
+        batch = WriteBatch()
+        batch.values[b"meta", b"k"] = b"v"
+        thread.submit(lambda: database.commit(batch), reports.append)
+        process.alive = False
+        process.scheduler.run_until(1.0)
+        assert (database.commits, reports) == (0, [])
+        process.alive = True
+        thread.drain()
+        process.scheduler.run_until(2.0)
+        assert (database.commits, reports) == (1, [None])
+
+    def test_a_mark_survives_a_kill_and_may_lose_its_end_in_a_power_cut(self) -> None:
+        found = set()
+        for seed in range(50):
+            mark = Mark()
+            for index in range(1, 6):
+                mark.note(index, 1)
+            mark.power_cut(random.Random(seed))
+            found.add(mark.index)
+        assert found == {0, 1, 2, 3, 4, 5}
 
 
 class TestLogView:
@@ -134,20 +152,31 @@ class TestLogView:
             view.fold(Entry(1, 2))
 
 
+class Listener:
+    """A member that only notes what arrives."""
+
+    id = 2
+    alive = True
+
+    def __init__(self) -> None:
+        self.arrived: list[int] = []
+
+    def deliver(self, messages: list[Message]) -> None:
+        self.arrived += [message.index for message in messages]
+
+    def unreachable(self, peer: int) -> None:
+        pass
+
+
 class TestNetwork:
     def deliveries(self, kind: MessageType, parameters: NetworkParameters, count: int = 200) -> list[int]:
-        scheduler, arrived = Scheduler(), []
-        network = Network(
-            scheduler,
-            random.Random(1),
-            parameters,
-            lambda message, payload: arrived.append(message.index),
-            lambda message, ok: None,
-        )
+        scheduler, listener = Scheduler(random.Random(1)), Listener()
+        members: Any = {2: listener}
+        network = Network(scheduler, random.Random(1), parameters, members)
         for index in range(count):
-            network.send(Message(kind, 2, 1, index=index))
-        scheduler.run_until(1_000_000_000)
-        return arrived
+            network.send(1, [Message(kind, 2, 1, index=index)])
+        scheduler.run_until(1_000.0)
+        return listener.arrived
 
     def test_proposals_are_never_doubled_other_messages_are(self) -> None:
         parameters = NetworkParameters(duplicate=0.5)
@@ -155,7 +184,7 @@ class TestNetwork:
         assert len(self.deliveries(MessageType.APPEND, parameters)) > 250
 
     def test_loss_and_reordering(self) -> None:
-        arrived = self.deliveries(MessageType.APPEND, NetworkParameters(loss=0.3))
+        arrived = self.deliveries(MessageType.APPEND, NetworkParameters(loss=0.3, fifo=False))
         assert 100 < len(arrived) < 180
         assert arrived != sorted(arrived)
 
@@ -163,15 +192,32 @@ class TestNetwork:
         assert self.deliveries(MessageType.APPEND, NetworkParameters(fifo=True)) == list(range(200))
 
     def test_cut_loses_what_is_under_way(self) -> None:
-        scheduler, arrived = Scheduler(), []
-        network = Network(
-            scheduler,
-            random.Random(1),
-            NetworkParameters(),
-            lambda message, payload: arrived.append(message),
-            lambda message, ok: None,
-        )
-        network.send(Message(MessageType.APPEND, 2, 1))
+        scheduler, listener = Scheduler(random.Random(1)), Listener()
+        members: Any = {2: listener}
+        network = Network(scheduler, random.Random(1), NetworkParameters(), members)
+        network.send(1, [Message(MessageType.APPEND, 2, 1)])
         network.partition({1}, {2})
-        scheduler.run_until(1_000_000_000)
-        assert not arrived
+        scheduler.run_until(1_000.0)
+        assert not listener.arrived
+
+
+class TestProcess:
+    def test_a_member_dies_at_a_failpoint_and_comes_back(self) -> None:
+        cluster = Cluster(1, ClusterParameters())
+        cluster.arm("walBeforeSync", 2, 0.5)
+        cluster.run_until(3.0)
+        assert cluster.deaths == {"walBeforeSync": 1}
+        assert (cluster.members[2].incarnation, cluster.members[1].incarnation) == (2, 1)
+        assert cluster.converged()
+        cluster.close()
+
+    def test_a_member_dies_between_two_steps(self) -> None:
+        cluster = Cluster(1, ClusterParameters())
+        cluster.run_until(1.0)
+        cluster.members[1].loop.crash_after(10)
+        cluster.run_until(3.0)
+        assert not cluster.members[1].alive
+        cluster.close()
+
+    def test_a_failpoint_is_no_exception_that_anybody_handles(self) -> None:
+        assert not issubclass(FailpointPanic, Exception)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from tests.sim.clients.history import Status, ViolationError
 from tests.sim.directed import Stage
-from tests.sim.history import Status, ViolationError
-from tests.sim.machine import Kind
 from tests.sim.mutants import MUTANTS
 
 
@@ -23,14 +24,14 @@ def figure_eight(checks_disabled: tuple[str, ...] = ()) -> Stage:
     stage.elect(5, voters=(3, 4))  # (b) 5 leads term 3 with another entry 2, which reaches nobody
     stage.crash(5)
     stage.drop()
-    stage.cluster.start(1)
+    stage.start(1)
     stage.elect(1, voters=(2, 3))  # (c) 1 leads term 4 and brings its old entry to 3: now a majority has it
     stage.deliver(1, 2, 1)
     stage.deliver(1, 3, 1)
     stage.deliver(1, 3, 1)
     stage.crash(1)
     stage.drop()
-    stage.cluster.start(5)
+    stage.start(5)
     stage.elect(5, voters=(3, 4))  # (d) 5 leads term 5, and overwrites it everywhere
     for follower in (2, 3, 4):
         for _ in range(4):
@@ -61,52 +62,51 @@ def test_figure_eight_shows_what_the_rule_is_for() -> None:
         figure_eight(checks_disabled=("R7",))
 
 
-def divergent_tail(segment_bytes: int = 0) -> Stage:
+@pytest.fixture(autouse=True)
+def _end_of_stages() -> Iterator[None]:
+    yield
+    Stage.close_all()
+
+
+def divergent_tail() -> Stage:
     """Five members: 1 fills 3 with a long tail in term 2; 2 leads term 3 without it, commits, compacts, and sends 3 a
     snapshot that ends inside the tail's range. Then 3 crashes and reads its disk."""
-    stage = Stage(5, segment_bytes=segment_bytes, snapshot_entries=2, catch_up_entries=0)
+    stage = Stage(5, snapshot_entries=2, catch_up_entries=0)
     stage.elect(1, voters=(2, 3))
     for _ in range(6):
-        stage.submit(1)
+        stage.write(1)
     for _ in range(3):
         stage.deliver(1, 3)
     stage.crash(1)
     stage.drop()
     stage.elect(2, voters=(4, 5))
     for _ in range(2):
-        stage.submit(2)
+        stage.write(2)
     for follower in (4, 5):
         for _ in range(3):
             stage.deliver(2, follower)
     stage.drop()
-    stage.cluster.members[2].save_image()
+    stage.commit_database(2)
     stage.settle()
     stage.tick(2)
     for _ in range(3):
         stage.deliver(2, 3)
     member = stage.cluster.members[3]
-    if member.machine.applied_index < 3:
+    if member.applied < 3:
         raise RuntimeError(f"no snapshot arrived: {stage.cluster.describe()}")
     stage.restart(3)
     return stage
 
 
-@pytest.mark.parametrize("segment_bytes", [0, 4_096])
-def test_snapshot_replaces_the_tail_of_another_history(segment_bytes: int) -> None:
-    stage = divergent_tail(segment_bytes)
-    assert stage.cluster.members[3].last_index() == stage.cluster.members[3].machine.applied_index
+def test_snapshot_replaces_the_tail_of_another_history() -> None:
+    stage = divergent_tail()
+    assert stage.cluster.members[3].last_index() == stage.cluster.members[3].applied
 
 
-@pytest.mark.parametrize(
-    ("name", "segment_bytes", "found"),
-    [
-        ("tail of another history read back", 0, "R2: 3 reads back"),
-        ("log keeps a tail behind a received snapshot", 4_096, "D6: read back"),
-    ],
-)
-def test_snapshot_over_a_tail_that_is_read_back_is_caught(name: str, segment_bytes: int, found: str) -> None:
-    with MUTANTS[name].planted(), pytest.raises(ViolationError, match=found):
-        divergent_tail(segment_bytes)
+def test_snapshot_over_a_tail_that_is_read_back_is_caught() -> None:
+    mutant = MUTANTS["log keeps a tail behind a received snapshot"]
+    with mutant.planted(), pytest.raises(ViolationError, match="D6: read back"):
+        divergent_tail()
 
 
 def test_read_at_a_deposed_leader_waits_for_its_quorum() -> None:
@@ -116,10 +116,10 @@ def test_read_at_a_deposed_leader_waits_for_its_quorum() -> None:
         for _ in range(3):
             stage.deliver(1, follower)
     stage.elect(2, voters=(3,))
-    write = stage.submit(2)
+    write = stage.write(2)
     for _ in range(4):
         stage.deliver(2, 3)
-    read = stage.submit(1, Kind.READ)
+    read = stage.read(1)
     assert write.status is Status.OK
     assert read.status is Status.UNKNOWN
     stage.judge()
@@ -133,9 +133,9 @@ def test_read_at_a_deposed_leader_without_quorum_is_caught() -> None:
             for _ in range(3):
                 stage.deliver(1, follower)
         stage.elect(2, voters=(3,))
-        stage.submit(2)
+        stage.write(2)
         for _ in range(4):
             stage.deliver(2, 3)
-        stage.submit(1, Kind.READ)
+        stage.read(1)
         with pytest.raises(ViolationError, match="K3: stale"):
             stage.judge()

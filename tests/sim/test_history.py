@@ -4,78 +4,102 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
+from jepsen import ops
+from raftkv.apply import request as requests
+from raftkv.apply.request import Kind
+from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry
-from tests.sim.history import History, Invocation, ViolationError, check_history
-from tests.sim.machine import EMPTY_DIGEST as _EMPTY_DIGEST
-from tests.sim.machine import Kind, Operation, Outcome, StateMachine, encode
-
-PUT = Operation(1, Kind.PUT, 0, 11)
-PUT_AGAIN = Operation(2, Kind.PUT, 0, 22)
-SWAP = Operation(3, Kind.COMPARE_AND_SET, 0, 33, expected=2)
-DELETE = Operation(4, Kind.DELETE, 0)
-READ = Operation(9, Kind.READ, 0)
-FIRST = Outcome(2, True, 11, 2)
-"""What PUT answers when it is the first in the log."""
-LATER = Outcome(3, True, 11, 3)
+from tests.sim.clients.history import History, Invocation, Operation, Outcome, ViolationError, check_history
+from tests.sim.clients.workload import DELETE, PUT, RANGE, TXN
+from tests.sim.replay import Replay
 
 
-def told(*steps: tuple[Operation, Outcome | None]) -> list[Invocation]:
+def put(value: str) -> Operation:
+    return Operation(PUT, rpc_pb2.PutRequest(key=b"k", value=value.encode()))
+
+
+def swap(value: str, expected: int) -> Operation:
+    request = rpc_pb2.TxnRequest()
+    request.compare.add(target=rpc_pb2.Compare.MOD, key=b"k").mod_revision = expected
+    request.success.add().request_put.CopyFrom(rpc_pb2.PutRequest(key=b"k", value=value.encode()))
+    request.failure.add().request_range.key = b"k"
+    return Operation(TXN, request)
+
+
+FIRST, SECOND, SWAP = put("1"), put("2"), swap("3", 2)
+REMOVE = Operation(DELETE, rpc_pb2.DeleteRangeRequest(key=b"k"))
+READ = Operation(RANGE, rpc_pb2.RangeRequest(key=b"k"))
+IDS = {id(FIRST): 1, id(SECOND): 2, id(SWAP): 3, id(REMOVE): 4, id(READ): 0}
+KINDS = {PUT: Kind.PUT, TXN: Kind.TXN, DELETE: Kind.DELETE_RANGE}
+
+DONE = ops.PutResult()
+WON = ops.TxnResult(True, (DONE,))
+REFUSED = Outcome(0, error="etcdserver: too many requests")
+
+
+def kv(value: str, mod: int, create: int = 2, version: int = 1) -> ops.KeyValue:
+    return ops.KeyValue("k", value, create, mod, version)
+
+
+def seen(revision: int, *kvs: ops.KeyValue) -> Outcome:
+    return Outcome(revision, ops.RangeResult(kvs))
+
+
+def told(*steps: tuple[Operation, Outcome]) -> list[Invocation]:
     """A history of one operation after the other."""
     history = History()
     for operation, outcome in steps:
-        history.end(history.call(0, operation), outcome)
+        history.end(history.call(0, operation, IDS[id(operation)]), outcome)
     return history.invocations
 
 
-def log(*operations: Operation) -> list[bytes]:
-    return [b"", *(encode(operation) for operation in operations)]
+def log(*operations: Operation) -> Replay:
+    replay = Replay(0)
+    for index, operation in enumerate(operations, 1):
+        data = requests.encode(KINDS[operation.path], IDS[id(operation)], operation.request.SerializeToString())
+        replay.apply(Entry(1, index, data))
+    return replay
 
 
+WRITTEN = (FIRST, Outcome(2, DONE))
 GOOD = {
     "nothing": ([], log()),
-    "put and read": (told((PUT, FIRST), (READ, FIRST)), log(PUT)),
-    "read of nothing": (told((READ, Outcome(1))), log()),
-    "refused and absent": (told((PUT, None)), log()),
+    "put and read": (told(WRITTEN, (READ, seen(2, kv("1", 2)))), log(FIRST)),
+    "read of nothing": (told((READ, seen(1))), log()),
+    "refused and absent": (told((FIRST, REFUSED)), log()),
     "lost swap": (
-        told((PUT_AGAIN, Outcome(2, True, 22, 2)), (PUT, Outcome(3, True, 11, 3)), (SWAP, Outcome(3, False, 11, 3))),
-        log(PUT_AGAIN, PUT, SWAP),
+        told((SECOND, Outcome(2, DONE)), (FIRST, Outcome(3, DONE)),
+             (SWAP, Outcome(3, ops.TxnResult(False, (ops.RangeResult((kv("1", 3, version=2),)),))))),
+        log(SECOND, FIRST, SWAP),
     ),
-    "won swap": (told((PUT, FIRST), (SWAP, Outcome(3, True, 33, 3))), log(PUT, SWAP)),
+    "won swap": (told(WRITTEN, (SWAP, Outcome(3, WON))), log(FIRST, SWAP)),
     "delete, then nothing": (
-        told((PUT, FIRST), (DELETE, Outcome(3)), (READ, Outcome(3))),
-        log(PUT, DELETE),
+        told(WRITTEN, (REMOVE, Outcome(3, ops.DeleteResult(1))), (READ, seen(3))), log(FIRST, REMOVE)
     ),
-    "delete of nothing": (told((DELETE, Outcome(1))), log(DELETE)),
-}
+    "delete of nothing": (told((REMOVE, Outcome(1, ops.DeleteResult(0)))), log(REMOVE)),
+}  # fmt: skip
 
 BAD = {
-    "acknowledged write lost": ("D1", told((PUT, FIRST)), log()),
-    "refused, yet done": ("K1", told((PUT, None)), log(PUT)),
-    "done twice": ("K9", told((PUT, FIRST)), log(PUT, PUT)),
-    "revision skipped": ("K2", told((PUT, Outcome(3, True, 11, 3))), log(PUT)),
-    "swap won against the compare": (
-        "K2",
-        told((PUT, FIRST), (SWAP, Outcome(4, True, 33, 4))),
-        log(PUT, PUT_AGAIN, SWAP),
+    "acknowledged write lost": ("D1", told(WRITTEN), log()),
+    "refused, yet done": ("K1", told((FIRST, REFUSED)), log(FIRST)),
+    "swap won on another's value": (
+        "K2", told(WRITTEN, (SWAP, Outcome(4, WON))), log(FIRST, SECOND, SWAP)
     ),
-    "stale read": ("K3", told((PUT, FIRST), (READ, Outcome(1))), log(PUT)),
-    "read of a value never there": (
-        "K3",
-        told((PUT, FIRST), (READ, Outcome(2, True, 12, 2))),
-        log(PUT),
-    ),
-    "read from the future": ("K4", told((READ, FIRST)), log()),
+    "stale read": ("K3", told(WRITTEN, (READ, seen(1))), log(FIRST)),
+    "read of a value never there": ("K3", told(WRITTEN, (READ, seen(2, kv("9", 2)))), log(FIRST)),
+    "read from the future": ("K4", told((READ, seen(2, kv("1", 2)))), log()),
     "write ordered before one that had returned": (
-        "K3",
-        told((PUT_AGAIN, Outcome(3, True, 22, 3)), (PUT, FIRST)),
-        log(PUT, PUT_AGAIN),
+        "K3", told((SECOND, Outcome(3, DONE)), (FIRST, Outcome(2, DONE))), log(FIRST, SECOND)
     ),
-    "reads go back": ("K3", told((READ, FIRST), (READ, Outcome(1))), log(PUT)),
-    "deleted value read": ("K3", told((DELETE, Outcome(3)), (READ, Outcome(3, True, 11, 2))), log(PUT, DELETE)),
-}
+    "reads go back": ("K3", told((READ, seen(2, kv("1", 2))), (READ, seen(1))), log(FIRST)),
+    "deleted value read": (
+        "K3", told((REMOVE, Outcome(3, ops.DeleteResult(1))), (READ, seen(3, kv("1", 2)))), log(FIRST, REMOVE)
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -85,42 +109,45 @@ def test_good_history_passes(name: str) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_history_is_named(name: str) -> None:
-    property_id, invocations, entries = BAD[name]
+    property_id, invocations, replay = BAD[name]
     with pytest.raises(ViolationError) as caught:
-        check_history(invocations, entries)
+        check_history(invocations, replay)
     assert caught.value.property_id == property_id
+
+
+def test_a_request_that_is_in_the_log_twice_is_named() -> None:
+    with pytest.raises(ViolationError, match="K9"):
+        log(FIRST, FIRST)
 
 
 def test_concurrent_operations_may_take_any_order() -> None:
     history = History()
-    write, read = history.call(0, PUT), history.call(1, READ)
-    history.end(read, Outcome(1))
-    history.end(write, Outcome(2, True, 11, 2))
-    check_history(history.invocations, log(PUT))
+    write, read = history.call(0, FIRST, 1), history.call(1, READ)
+    history.end(read, seen(1))
+    history.end(write, Outcome(2, DONE))
+    check_history(history.invocations, log(FIRST))
 
 
 def test_unknown_write_may_have_happened_or_not() -> None:
     history = History()
-    history.call(0, PUT)
+    history.call(0, FIRST, 1)
     check_history(history.invocations, log())
-    check_history(history.invocations, log(PUT))
+    check_history(history.invocations, log(FIRST))
 
 
 def test_every_changed_answer_of_a_legal_history_is_flagged() -> None:
-    rng = random.Random(5)
-    machine, history, entries = StateMachine(), History(), []
+    rng, numbers = random.Random(5), count(1)
+    history, replay = History(), Replay(0)
     for number in range(1, 200):
-        kind = rng.choice((Kind.PUT, Kind.COMPARE_AND_SET, Kind.DELETE))
-        operation = Operation(number, kind, rng.randrange(3), number, rng.randrange(1, machine.revision + 2))
-        entries.append(encode(operation))
-        outcome = machine.apply(Entry(1, number, entries[-1]))
-        history.end(history.call(0, operation), outcome)
-    check_history(history.invocations, entries)
+        operation = rng.choice((put(f"v{next(numbers)}"), swap("s", rng.randrange(1, 50)), REMOVE))
+        data = requests.encode(KINDS[operation.path], number, operation.request.SerializeToString())
+        replay.apply(Entry(1, number, data))
+        history.end(history.call(0, operation, number), replay.outcomes[number])
+    check_history(history.invocations, replay)
     for invocation in rng.sample(history.invocations, 50):
         true = invocation.outcome
         assert true is not None
         invocation.outcome = replace(true, revision=true.revision + rng.choice((-1, 1)))
         with pytest.raises(ViolationError):
-            check_history(history.invocations, entries)
+            check_history(history.invocations, replay)
         invocation.outcome = true
-    assert machine.digest != _EMPTY_DIGEST

@@ -1,4 +1,4 @@
-"""The swarm in CI: 500 seeds, each with its own settings and faults, and the seeds that once found something."""
+"""The swarm in CI: 2,000 seeds, each with its own settings and faults, and the seeds that once found something."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 from tests.long import long_except
 from tests.sim.__main__ import main, run_corner, summary
 from tests.sim.corners import CORNERS
+from tests.sim.nemesis import FAULTS
 from tests.sim.swarm import draw, run_seed
 
-SEEDS_COUNT = 500
-SHORT_SEEDS_COUNT = 20
-CHUNK_SIZE = 10
+SEEDS_COUNT = 2_000
+SHORT_SEEDS_COUNT = 200
+CHUNK_SIZE = 20
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 
@@ -24,7 +25,7 @@ def run_all(seeds: range) -> None:
     assert not bad, "\n".join(bad)
 
 
-@pytest.mark.parametrize("first", long_except(range(1, SEEDS_COUNT + 1, CHUNK_SIZE), range(SHORT_SEEDS_COUNT)))
+@pytest.mark.parametrize("first", long_except(range(1, SEEDS_COUNT + 1, CHUNK_SIZE), range(1, SHORT_SEEDS_COUNT + 1)))
 def test_seeds(first: int) -> None:
     run_all(range(first, first + CHUNK_SIZE))
 
@@ -41,16 +42,16 @@ def test_seeds_that_found_bugs(corner: str, seed: int, text: str) -> None:
     assert report.violation is None, f"again: {text}\n{report.replay_command}"
 
 
-@pytest.mark.parametrize("seeds", long_except([4, 12], {4}))
+@pytest.mark.parametrize("seeds", long_except([2, 12], {2}))
 @pytest.mark.parametrize("corner", sorted(set(CORNERS) - {"draw"}))
 def test_corners(corner: str, seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--corner", corner, "--seeds", str(seeds)]) == 0, capsys.readouterr().out
 
 
 def test_swarm_reaches_every_fault_and_size() -> None:
-    parameters = [draw(seed) for seed in range(1, SEEDS_COUNT + 1)]
+    parameters = [draw(seed) for seed in range(1, 501)]
     assert {each.cluster.voters_count for each in parameters} == {1, 2, 3, 4, 5, 7}
-    assert len({fault for each in parameters for fault in each.nemesis.faults}) == 14
+    assert len({fault for each in parameters for fault in each.nemesis.faults}) == len(FAULTS)
     assert any(not each.nemesis.faults for each in parameters)
 
 
@@ -58,6 +59,6 @@ def test_replay_prints_parameters_first_and_traces(capsys: pytest.CaptureFixture
     assert main(["--seed", "3", "--trace"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "seed = 3"
-    assert lines[1].startswith("duration_us = ")
+    assert lines[1].startswith("duration_s = ")
     assert any(" deliver (" in line for line in lines)
     assert lines[-1] == "0 violations"

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from raftkv import cluster_id
 from raftkv.apply.membership import Membership
@@ -48,6 +48,13 @@ MARK_NAME: Final = "applied"
 
 _LOG_MADE: Final = b"raftkv_log_made"
 """Record that a log was made: without it now, votes and acknowledgements are lost even if nothing was applied yet."""
+
+
+class Applied(Protocol):
+    """The mark of what was applied, as it is read at the start."""
+
+    index: int
+    term: int
 
 
 @dataclass(slots=True)
@@ -97,8 +104,8 @@ def open_durable(config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseE
         backend = _open_database(config, snapshots, recovered.snapshot)
         store = _open_store(config, backend, writer, on_fatal)
         mark = AppliedMark(snapshots / MARK_NAME)
-        log = _memory_log(recovered, store)
-        _take_mark(config, log, mark)
+        log = memory_log(recovered, store)
+        take_mark(log, mark, may_be_lost=config.unsafe_no_fsync)
     except BaseException:
         wal.close()
         raise
@@ -195,8 +202,12 @@ def _applied_index(backend: LMDBBackend) -> int:
         read.close()
 
 
-def _memory_log(recovered: Recovered, store: Store) -> MemoryLog:
-    """The log that the core reads, agreeing with what is applied already."""
+def memory_log(recovered: Recovered, store: Store) -> MemoryLog:
+    """Make the log that the core reads, agreeing with what is applied already.
+
+    Raises:
+        CorruptionError: the log ends before what is in the database.
+    """
     log = MemoryLog()
     if recovered.snapshot.index > 0:
         log.apply_snapshot(recovered.snapshot)
@@ -212,13 +223,20 @@ def _memory_log(recovered: Recovered, store: Store) -> MemoryLog:
     return log
 
 
-def _take_mark(config: ServerConfig, log: MemoryLog, mark: AppliedMark) -> None:
-    """Let what had been applied, and so may have been shown, be committed in the log."""
+def take_mark(log: MemoryLog, mark: Applied, *, may_be_lost: bool = False) -> None:
+    """Let what had been applied, and so may have been shown, be committed in the log.
+
+    Arguments:
+        may_be_lost: the log was not synced, so it may lack what had been applied.
+
+    Raises:
+        CorruptionError: it lacks that, and should not.
+    """
     if mark.index < log.first_index():
         return  # from before the log was cut: the database has it
     if mark.index > log.last_index() or log.term(mark.index) != mark.term:
         text = f"the log ends at {log.last_index()}, but entry {mark.index} of term {mark.term} had been applied"
-        if not config.unsafe_no_fsync:
+        if not may_be_lost:
             raise CorruptionError(f"{text}: this member has lost what it acknowledged")
         _log.error("%s: lost for want of fsync", text)
         return

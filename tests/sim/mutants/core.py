@@ -1,33 +1,26 @@
-"""Planted bugs: each takes one safety rule out of the running code, and the simulator must notice.
-
-Owns the list. A mutant is a context manager that patches a function of the production core, or of the loop that
-carries out its duties, and puts it back. ``hunt`` runs seeds until one reports a violation. What the mutants say of
-the simulator is the reason to believe it when it says nothing.
-
-    with MUTANTS["vote given twice"].planted():
-        report = hunt(range(100))
-"""
+"""Planted bugs in the core and in what makes it durable; ``registry`` says what they are for."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from raftkv.raft import confchange, follower, leader, replication
+from raftkv.raft import candidate, confchange, follower, leader, replication
 from raftkv.raft import core as core_module
 from raftkv.raft.core import Raft
 from raftkv.raft.log import RaftLog
-from raftkv.raft.progress import SNAPSHOT, Progress
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.progress import PROBE, SNAPSHOT, Progress
 from raftkv.raft.quorum import committed_of
-from raftkv.raft.raw_node import RawNode
 from raftkv.raft.tracker import Tracker
-from raftkv.raft.types import NONE, HardState, Message, MessageType, Ready, StateRole
+from raftkv.raft.types import NONE, Message, MessageType, Ready, StateRole
+from raftkv.server.node.disk import Batch, Restore
+from raftkv.server.node.node import Node
+from raftkv.server.node.reads import ReadQueue
+from raftkv.storage.mvcc import Store
 from raftkv.storage.wal.replay import LogReplay
-from tests.storage.wal.simdisk import SimDisk
-
-from .corners import (
+from tests.sim import assembly
+from tests.sim.corners import (
     divergence_corner,
     election_corner,
     late_corner,
@@ -35,74 +28,9 @@ from .corners import (
     read_corner,
     snapshot_corner,
 )
-from .disk import Disk, LogView, Record
-from .machine import StateImage
-from .member import Member
-from .network import Network
-from .swarm import Report, RunParameters, draw, run_seed
-
-Plant = Callable[["Patches"], None]
-
-
-class Patches:
-    """Replaces attributes and puts them back."""
-
-    def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-
-    def set(self, owner: Any, name: str, value: Any) -> Any:
-        """Put ``value`` in the place of ``owner.name``; returns what was there."""
-        old = owner.__dict__[name]
-        setattr(owner, name, value)
-        self._stack.callback(setattr, owner, name, old)
-        return old
-
-    def undo(self) -> None:
-        """Put everything back."""
-        self._stack.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """One planted bug. ``rule`` is the rule that it takes out."""
-
-    name: str
-    rule: str
-    plant: Plant
-    parameters: Callable[[int], RunParameters] = draw
-
-    @contextlib.contextmanager
-    def planted(self) -> Iterator[None]:
-        """The bug is in the code for as long as the context lasts."""
-        patches = Patches()
-        try:
-            self.plant(patches)
-            yield
-        finally:
-            patches.undo()
-
-
-MUTANTS: dict[str, Mutant] = {}
-
-
-def mutant(name: str, rule: str, parameters: Callable[[int], RunParameters] = draw) -> Callable[[Plant], Plant]:
-    """Register a planted bug, with the corner of the swarm in which it shows itself soonest."""
-
-    def register(plant: Plant) -> Plant:
-        MUTANTS[name] = Mutant(name, rule, plant, parameters)
-        return plant
-
-    return register
-
-
-def hunt(seeds: Iterable[int], parameters: Callable[[int], RunParameters] = draw) -> Report | None:
-    """Run seeds until one finds a violation."""
-    for seed in seeds:
-        report = run_seed(seed, parameters(seed))
-        if report.violation is not None:
-            return report
-    return None
-
+from tests.sim.devices.network import Network
+from tests.sim.mutants.registry import Patches, mutant
+from tests.storage.wal.simdisk import SimDisk
 
 # -- elections --------------------------------------------------------------------------------------------------
 
@@ -119,23 +47,22 @@ def _vote_twice(patches: Patches) -> None:
 
 @mutant("vote not persisted", "a vote is on disk before it is sent (R6)")
 def _vote_not_persisted(patches: Patches) -> None:
-    def records(member: Member, ready: Ready) -> list[Record]:
-        return [
-            replace(record, vote=NONE) if isinstance(record, HardState) else record
-            for record in original(member, ready)
-        ]
+    def write(batch: Batch, log: Any) -> None:
+        if batch.hard_state is not None:
+            batch.hard_state = replace(batch.hard_state, vote=NONE)
+        original(batch, log)
 
-    original = patches.set(Member, "_records", records)
+    original = patches.set(Batch, "write", write)
 
 
 @mutant("term not persisted", "the term is on disk before it is used (R5, R6)")
 def _term_not_persisted(patches: Patches) -> None:
-    def records(member: Member, ready: Ready) -> list[Record]:
-        return [
-            replace(record, term=1) if isinstance(record, HardState) else record for record in original(member, ready)
-        ]
+    def write(batch: Batch, log: Any) -> None:
+        if batch.hard_state is not None:
+            batch.hard_state = replace(batch.hard_state, term=1)
+        original(batch, log)
 
-    original = patches.set(Member, "_records", records)
+    original = patches.set(Batch, "write", write)
 
 
 @mutant(
@@ -229,7 +156,7 @@ def _figure_eight(patches: Patches) -> None:
     original = patches.set(leader, "maybe_commit", maybe_commit)
 
 
-@mutant("older snapshot restored", "a snapshot never replaces newer state (R5)")
+@mutant("older snapshot restored", "a snapshot never replaces newer state (R5)", snapshot_corner)
 def _older_snapshot(patches: Patches) -> None:
     def restore(raft: Raft, snapshot: Any) -> bool:
         if snapshot.index > raft.log.committed or raft.role is not StateRole.FOLLOWER:
@@ -248,10 +175,13 @@ def _older_snapshot(patches: Patches) -> None:
 )
 def _rejection_in_snapshot(patches: Patches) -> None:
     def maybe_decrement(progress: Progress, rejected: int, match_hint: int) -> bool:
-        if progress.state is SNAPSHOT and progress.next - 1 == rejected:
-            progress.next = max(min(rejected, match_hint + 1), progress.match + 1)
-            return True
-        return bool(original(progress, rejected, match_hint))
+        state = progress.state
+        if state is not SNAPSHOT:
+            return bool(original(progress, rejected, match_hint))
+        progress.state = PROBE
+        changed = bool(original(progress, rejected, match_hint))
+        progress.state = state
+        return changed
 
     original = patches.set(Progress, "maybe_decrement", maybe_decrement)
 
@@ -261,22 +191,21 @@ def _rejection_in_snapshot(patches: Patches) -> None:
 
 @mutant("acknowledged before the fsync", "what waits for the disk waits for its sync (R6)")
 def _ack_before_fsync(patches: Patches) -> None:
-    def write(disk: Disk, records: list[Record], done: Callable[[], None], must_sync: bool = True) -> None:
-        original(disk, records, lambda: None, must_sync)
-        done()
+    def persist(node: Node, ready: Ready) -> None:
+        must_sync, ready.must_sync = ready.must_sync, False
+        original(node, ready)
+        ready.must_sync = must_sync
 
-    original = patches.set(Disk, "write", write)
+    original = patches.set(Node, "_persist", persist)
 
 
-@mutant("snapshot acknowledged before the fsync", "a received snapshot is synced like entries (R6)")
+@mutant("snapshot acknowledged before the fsync", "a received snapshot is synced like entries (R6)", snapshot_corner)
 def _snapshot_not_synced(patches: Patches) -> None:
-    def ready(node: RawNode) -> Ready:
-        taken: Ready = original(node)
-        if taken.snapshot is not None and not taken.entries:
-            taken.must_sync = False
-        return taken
+    def write(batch: Restore, log: Any) -> None:
+        log.save_snapshot(batch.meta, batch.hard_state)
+        batch.must_sync = False
 
-    original = patches.set(RawNode, "ready", ready)
+    patches.set(Restore, "write", write)
 
 
 @mutant("leader counts itself before its fsync", "the leader's own disk is one of the quorum, not free (R6)")
@@ -290,22 +219,26 @@ def _leader_counts_early(patches: Patches) -> None:
 
 @mutant("commit index forgotten at restart", "a durable commit index never goes back (R5)")
 def _commit_forgotten(patches: Patches) -> None:
-    def recover(member: Member, view: LogView) -> None:
-        state = view.hard_state
-        view.hard_state = HardState(state.term, state.vote, 0)
-        original(member, view)
+    def forgetful(recovered: Any, store: Store) -> MemoryLog:
+        log: MemoryLog = original(recovered, store)
+        state, _ = log.initial_state()
+        log.set_hard_state(replace(state, commit=max(recovered.snapshot.index, store.applied_index)))
+        return log
 
-    original = patches.set(Member, "_recover", recover)
+    original = patches.set(assembly, "memory_log", forgetful)
+    patches.set(assembly, "take_mark", lambda log, mark: None)
 
 
 @mutant("applied index older than the state", "state and applied index are one transaction (K9)")
 def _double_apply(patches: Patches) -> None:
-    def image(member: Member) -> StateImage:
-        true: StateImage = original(member)
-        index = max(true.applied_index - 1, member.log.first_index() - 1)
-        return replace(true, applied_index=index, applied_term=member.log.term(index))
+    def stamp(store: Store, batch: Any) -> Any:
+        store.applied_index -= 1
+        try:
+            return original(store, batch)
+        finally:
+            store.applied_index += 1
 
-    original = patches.set(Member, "_image", image)
+    original = patches.set(Store, "_stamp", stamp)
 
 
 @mutant("log synced by nothing", "the log's sync is a sync (D6)")
@@ -316,16 +249,6 @@ def _sync_lies(patches: Patches) -> None:
 @mutant("log keeps a tail behind a received snapshot", "a marker beyond or beside the log begins it anew (D6)")
 def _log_keeps_tail(patches: Patches) -> None:
     patches.set(LogReplay, "_contains", lambda replay, meta: meta.index <= replay.last_index)
-
-
-@mutant("tail of another history read back", "what a received snapshot replaced stays replaced (R2)", divergence_corner)
-def _stale_tail(patches: Patches) -> None:
-    def fold_marker(view: LogView, meta: Any) -> None:
-        if meta.index > view.snapshot.index:
-            view.entries = view.entries[meta.index - view.snapshot.index :]
-            view.snapshot = meta
-
-    patches.set(LogView, "_fold_marker", fold_marker)
 
 
 # -- membership -------------------------------------------------------------------------------------------------
@@ -373,6 +296,34 @@ def _removed_leads(patches: Patches) -> None:
     original = patches.set(Raft, "switch_to", switch_to)
 
 
+@mutant("joint configuration left before it is applied", "auto-leave waits for all changes before it (R9)")
+def _early_leave(patches: Patches) -> None:
+    def applied_to(raft: Raft, index: int) -> None:
+        pending, raft.pending_conf_index = raft.pending_conf_index, 0
+        try:
+            original(raft, index)
+        finally:
+            raft.pending_conf_index = max(pending, raft.pending_conf_index)
+
+    original = patches.set(Raft, "applied_to", applied_to)
+
+
+@mutant("candidate goes on with an unapplied change", "votes are counted by the newest configuration (R1, R9)")
+def _candidate_goes_on(patches: Patches) -> None:
+    patches.set(candidate, "has_unapplied_conf_change", lambda raft: False)
+
+
+@mutant("nothing committed by a change", "a smaller quorum may hold more already (R10)")
+def _no_commit_after_change(patches: Patches) -> None:
+    def after_conf_change(raft: Raft) -> None:
+        leader._answer_confirmed_reads(raft)
+        raft.append_due = True
+        if raft.transferee not in raft.tracker.config.all_voters():
+            raft.transferee = NONE
+
+    patches.set(leader, "after_conf_change", after_conf_change)
+
+
 # -- reads ------------------------------------------------------------------------------------------------------
 
 
@@ -394,16 +345,23 @@ def _early_read(patches: Patches) -> None:
 
 @mutant("read context used again", "a late answer to an old question is not taken for one to the new (K3)", read_corner)
 def _context_reused(patches: Patches) -> None:
-    patches.set(Member, "_new_context", lambda member: b"%d" % member.id)
+    def ask_round(reads: ReadQueue, current: Any, now: float) -> None:
+        current.contexts.add(b"again")
+        current.asked_at = now
+        reads._ask(b"again")
+
+    patches.set(ReadQueue, "_ask_round", ask_round)
 
 
 @mutant("read served before it is applied", "a read waits until its index is applied (K3)", read_corner)
 def _read_not_applied(patches: Patches) -> None:
-    def serve_reads(member: Member) -> None:
-        member._ready_reads = [(0, read) for _, read in member._ready_reads]
-        original(member)
+    patches.set(ReadQueue, "applied", _serve_all)
 
-    original = patches.set(Member, "_serve_reads", serve_reads)
+
+def _serve_all(reads: ReadQueue, index: int) -> None:
+    while reads._confirmed:
+        for reader in reads._confirmed.popleft()[2]:
+            reader.ready()
 
 
 # -- the world around -------------------------------------------------------------------------------------------
@@ -411,9 +369,10 @@ def _read_not_applied(patches: Patches) -> None:
 
 @mutant("proposal delivered twice", "the transport delivers a proposal at most once (K9)")
 def _proposal_twice(patches: Patches) -> None:
-    def send(network: Network, message: Message, payload: Any = None) -> None:
-        original(network, message, payload)
-        if message.type is MessageType.PROPOSE:
-            original(network, message, payload)
+    def send(network: Network, source: int, messages: list[Message]) -> None:
+        original(network, source, messages)
+        again = [message for message in messages if message.type is MessageType.PROPOSE]
+        if again:
+            original(network, source, again)
 
     original = patches.set(Network, "send", send)

@@ -1,0 +1,377 @@
+"""What a life of a simulated member is made of: the production parts, put together as ``server/member.py`` does it, and
+the places where the checkers look in.
+
+Owns the order of assembly: what the disks hold is read (``bootstrap``), parts are made, connected (``wiring.wire``) and
+started. Nothing of production code is replaced but what touches sockets, threads and files.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from raftkv.apply.alarms import Alarms
+from raftkv.apply.applier import Applier
+from raftkv.apply.leases import Leases
+from raftkv.apply.membership import Membership
+from raftkv.apply.response import HeaderEncoder
+from raftkv.raft import MemoryLog, RaftConfig, RawNode
+from raftkv.raft.types import ConfChange, ConfState, Ready, SnapshotMeta
+from raftkv.rpc.cork import Cork
+from raftkv.server.lease.lessor import Lessor
+from raftkv.server.lease.service import LeaseService
+from raftkv.server.node.admission import Admission
+from raftkv.server.node.bootstrap import memory_log, take_mark
+from raftkv.server.node.housekeeping import Housekeeping
+from raftkv.server.node.node import Node, NodeSettings
+from raftkv.server.node.readiness import Readiness
+from raftkv.server.node.request_ids import request_ids
+from raftkv.server.peer.service import PeerService
+from raftkv.server.peer.transport import peer_metadata
+from raftkv.server.services.kv import KVService, Responder
+from raftkv.server.services.leader_guard import LeaderGuard
+from raftkv.server.snapshots import Installer
+from raftkv.server.watch.hub import WatchHub
+from raftkv.server.watch.service import WatchRunner, WatchService
+from raftkv.server.wiring import Parts, wire
+from raftkv.storage import schema
+from raftkv.storage.failpoints import FailpointPanic
+from raftkv.storage.mvcc import Store
+from tests.sim.clients.history import ViolationError
+from tests.sim.devices.calls import Doors, Outbox
+from tests.sim.devices.database import CommitThread, Database, Directory, Mark, applied_meta
+from tests.sim.devices.snapshots import SnapshotCarrier
+from tests.sim.devices.wal_disk import Disk, DurableLog
+from tests.sim.replay import Change
+from tests.virtual_loop import NodeLoop
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+    from tests.sim.member import Member
+
+CLUSTER_ID = 0xC1
+MAX_REQUEST_BYTES = 1_500_000
+TXN_OPERATIONS_MAX = 128
+DISK_FREE_BYTES = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class MemberParameters:
+    """How members are configured. Times in seconds."""
+
+    tick_s: float = 0.1
+    election_ticks: int = 10
+    heartbeat_ticks: int = 1
+    pre_vote: bool = True
+    check_quorum: bool = True
+    max_size_per_message_bytes: int = 1 << 20
+    max_inflight_messages: int = 64
+    max_uncommitted_bytes: int = 1 << 20
+    commit_interval_s: float = 0.1
+    compaction_pause_s: float = 0.01
+    compaction_keys: int = 1_000
+    snapshot_entries: int = 200
+    catch_up_entries: int = 20
+    at_once_max: int = 500
+    ready_timeout_s: float = 5.0
+    steps_are_slow: bool = False
+    """Looks at the processor's clock find that much time has passed, so work is done in many slices."""
+
+
+class MemberLoop(NodeLoop):
+    """The event loop of one life of a member."""
+
+    turns_in_a_row = 4
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(member.cluster.scheduler, name=f"{member.id}.{member.incarnation}")
+        self._member = member
+
+    def died(self) -> None:
+        """See ``NodeLoop``."""
+        self._member.cluster.crash(self._member.id)
+
+    def turned(self) -> None:
+        """See ``NodeLoop``."""
+        self._member.turned()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """See ``NodeLoop``: a process that is dead reports nothing."""
+        error = context.get("exception")
+        if not self.crashed and not isinstance(error, FailpointPanic | ViolationError):
+            super().call_exception_handler(context)
+
+
+class _Core(RawNode):
+    """The production core, with the checkers looking on."""
+
+    member: Member
+
+    def ready(self) -> Ready:
+        ready = super().ready()
+        member = self.member
+        member.is_changed = True
+        member.cluster.checkers.ready(member, ready)
+        if ready.committed_entries:
+            member.cluster.checkers.handed_out(member, ready.committed_entries)
+        return ready
+
+    def tick(self) -> None:
+        self.member.cluster.journal.record("tick", self.member.id)
+        term = self.raft.term
+        super().tick()
+        self.member.is_changed = True
+        self.member.cluster.checkers.ticked(self.member, term)
+
+    def on_append_durable(self, ready: Ready) -> None:
+        super().on_append_durable(ready)
+        self.member.is_changed = True
+
+    def apply_conf_change(self, change: ConfChange) -> ConfState:
+        # What was committed so far was by the old membership.
+        self.member.cluster.checkers.after_event(self.member)
+        return super().apply_conf_change(change)
+
+
+class _Store(Store):
+    """The production store, likewise."""
+
+    member: Member | None = None
+
+    def _changed(self, main: int, changes: list[Change]) -> None:
+        super()._changed(main, changes)
+        if self.member is not None:
+            self.member.cluster.checkers.changed(self.member, main, changes)
+
+    def set_applied(self, index: int, term: int) -> None:
+        super().set_applied(index, term)
+        member = self.member
+        if member is not None:
+            member.cluster.journal.record("apply", member.id, index, self.revision)
+            member.cluster.checkers.applied(member, index)
+
+    def set_conf_state(self, conf_state: ConfState) -> None:
+        super().set_conf_state(conf_state)
+        if self.member is not None:
+            self.member.conf_changed(conf_state)
+
+
+class _Admission(Admission):
+    """On a disk with room."""
+
+    def watch_disk(self) -> None:
+        self._disk_free_bytes = DISK_FREE_BYTES
+
+
+class Assembly:
+    """One life after the other of a member; ``Member`` is the rest of it.
+
+    Attributes:
+        log, database, mark, directory: what survives a crash.
+        loop, cork, outbox: of this life, made before ``assemble``.
+        node: None while it is down.
+    """
+
+    id: int
+    cluster: Cluster
+    incarnation: int
+    tick_s: float
+    loop: MemberLoop
+    cork: Cork
+    outbox: Outbox
+    log: DurableLog
+    database: Database
+    mark: Mark
+    directory: Directory
+    parameters: MemberParameters
+    accepts_clients: bool
+    node: Node | None
+    _rng: random.Random
+    _disk_rng: random.Random
+
+    def _recover(self) -> tuple[MemoryLog, _Store]:
+        """Read the disks, as ``bootstrap`` does."""
+        me = cast("Member", self)
+        recovered = self.log.open()
+        backend = self.database
+        marker = recovered.snapshot
+        received = self.directory.received(marker.index)
+        if received is not None and applied_meta(backend).index < marker.index:
+            backend.replace(received)
+        self.directory.files.clear()
+        self.commits = CommitThread(me, self._disk_rng, self.cluster.parameters.disk)
+        store = cast(_Store, _Store.open(backend, self.commits, on_fatal=self._fatal))
+        log = memory_log(recovered, store)
+        take_mark(log, self.mark)
+        return log, store
+
+    def assemble(self) -> None:
+        """Make all parts, connect and start them; on the loop of this life."""
+        me, parameters = cast("Member", self), self.parameters
+        log, store = self._recover()
+        self.memory_log, self.store = log, store
+        self.leases = Leases(store)
+        applier = Applier(
+            store,
+            Alarms(store, schema.ALARM),
+            Membership(store, schema.MEMBERS),
+            self.leases,
+            at_once_max=parameters.at_once_max,
+        )
+        self.applier = applier
+        self.disk = Disk(self.log, me, self._disk_rng, self.cluster.parameters.disk)
+        self.snapshots = SnapshotCarrier(me)
+        self.installer = Installer(store, cast(Path, self.directory), self._fatal)
+        self.raw = self._make_core(log, store)
+        ids = request_ids(self.id, int(self.cluster.scheduler.now * 1000) + self.incarnation)
+        self.last_id = 0
+        self.node = node = Node(
+            raw=self.raw,
+            log=log,
+            disk=cast(Any, self.disk),
+            store=store,
+            applier=applier,
+            sender=me,
+            settings=NodeSettings(self.id, self.tick_s, parameters.election_ticks * parameters.tick_s),
+            ids=map(self._note_id, ids),
+            conf_state=store.conf_state,
+            applied=store.applied_index,
+            on_fatal=self._fatal,
+            install_snapshot=self.installer.install,
+            note_applied=self.mark.note,
+            cork=self.cork,
+        )
+        self.raw.member = store.member = me
+        self.cluster.checkers.started(me)
+        self._serve(node, applier)
+
+    def _make_core(self, log: MemoryLog, store: Store) -> _Core:
+        parameters = self.parameters
+        config = RaftConfig(
+            id=self.id,
+            election_ticks=parameters.election_ticks,
+            heartbeat_ticks=parameters.heartbeat_ticks,
+            pre_vote=parameters.pre_vote,
+            check_quorum=parameters.check_quorum,
+            max_size_per_message_bytes=parameters.max_size_per_message_bytes,
+            max_inflight_messages=parameters.max_inflight_messages,
+            max_uncommitted_bytes=parameters.max_uncommitted_bytes,
+            applied=store.applied_index,
+        )
+        return _Core(config, log, random.Random(self._rng.random()))
+
+    def _note_id(self, request_id: int) -> int:
+        self.last_id = request_id
+        return request_id
+
+    def _serve(self, node: Node, applier: Applier) -> None:
+        """Everything around the loop, in the order of ``server/member.py``."""
+        parameters, store = self.parameters, self.store
+        admission = _Admission(
+            node,
+            applier,
+            max_request_bytes=MAX_REQUEST_BYTES,
+            quota_bytes=None,
+            size_bytes=lambda: store.size_in_use_bytes,
+            data_dir="/",
+            raise_no_space=_nothing,
+            make_room=lambda: False,
+        )
+        self.housekeeping = Housekeeping(
+            node,
+            store,
+            cast(Any, self.log),
+            cast(Any, self.disk),
+            admission,
+            commit_interval_s=parameters.commit_interval_s,
+            compaction_pause_s=parameters.compaction_pause_s,
+            compaction_keys=parameters.compaction_keys,
+            snapshot_entries=parameters.snapshot_entries,
+            catchup_entries=parameters.catch_up_entries,
+            snapshots=self.snapshots,
+            on_no_space=_nothing,
+            auto_compaction=None,
+        )
+        header = HeaderEncoder(CLUSTER_ID, self.id)
+        runner = WatchRunner()
+        self.hub = WatchHub(store, lambda revision: header.encode(revision, node.term), runner.wake, self.cork)
+        guard = LeaderGuard(node)
+        self.lessor = Lessor(
+            node,
+            self.leases,
+            ttl_min_s=1,
+            channel=cast(Any, lambda peer: self.cluster.network.channel(cast("Member", self), peer)),
+            introduction=lambda peer: peer_metadata(CLUSTER_ID, self.id, peer),
+            cork=self.cork,
+        )
+        responder = Responder(node, applier, header, admission)
+        leases = LeaseService(responder, self.lessor, guard, self.cork)
+        self.doors = doors = Doors()
+        server: Any = doors
+        KVService(responder, TXN_OPERATIONS_MAX).register(server)
+        leases.register(server)
+        WatchService(self.hub, admission, guard, fragment_bytes=MAX_REQUEST_BYTES, progress_interval_s=1.0).register(
+            server
+        )
+        everybody = self.cluster.members.__contains__
+        PeerService(CLUSTER_ID, self.id, everybody, node.receive, cast(Any, None), leases.for_members()).register(
+            server
+        )
+        self._wire(runner, guard, leases)
+        node.start()
+        self.lessor.start()
+        self.loop.create_task(self.housekeeping.run())
+        self.loop.create_task(self._serve_clients(node))
+
+    async def _serve_clients(self, node: Node) -> None:
+        started_at, timeout_s = self.loop.time(), self.parameters.ready_timeout_s
+        if timeout_s:
+            await Readiness(node, _published, timeout_s).wait()
+        confirmed = self.loop.time() - started_at < timeout_s
+        self.cluster.journal.record("serves", self.id, confirmed)
+        self.cluster.checkers.serves(cast("Member", self), confirmed=confirmed)
+        self.accepts_clients = True
+
+    def _wire(self, runner: WatchRunner, guard: LeaderGuard, leases: LeaseService) -> None:
+        wire(
+            Parts(
+                store=self.store,
+                applier=self.applier,
+                node=self.running,
+                disk=cast(Any, self.disk),
+                installer=self.installer,
+                hub=self.hub,
+                watch_runner=runner,
+                lessor=self.lessor,
+                guard=guard,
+                graces=leases.graces,
+            )
+        )
+        self.installer.on_swapped.append(self._swapped)
+
+    def _swapped(self, meta: SnapshotMeta) -> None:
+        self.cluster.journal.record("install", self.id, meta.index)
+        self.cluster.checkers.installed(cast("Member", self))
+
+    @property
+    def running(self) -> Node:
+        """The loop. Raises ``RuntimeError`` while the member is down."""
+        if self.node is None:
+            raise RuntimeError(f"member {self.id} is down")
+        return self.node
+
+    def _fatal(self, error: BaseException) -> None:
+        """The member stops itself: there is no reason for it in a simulation."""
+        if self.cluster.checkers.violation is None:
+            self.cluster.checkers.violation = ViolationError("stopped", f"{self.id}: {error!r}")
+            self.cluster.checkers.violation.__cause__ = error
+
+
+async def _published() -> None:
+    """These members have no URLs to tell."""
+
+
+def _nothing() -> None:
+    """Disks have room here."""

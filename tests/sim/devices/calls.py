@@ -1,0 +1,242 @@
+"""Calls of clients and other members without sockets: what services see of a call, and where their handlers register.
+
+An answer leaves when the turn that made it ends (``Outbox``), as on a corked connection; what a member had not sent
+when it died reaches nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from raftkv.errors import StatusError
+from raftkv.rpc.cork import Cork
+from raftkv.rpc.framing import MessageAssembler
+from raftkv.rpc.status import RpcError
+
+if TYPE_CHECKING:
+    from tests.sim.member import Member
+
+Answer = Callable[[bytes | None, RpcError | None], None]
+ROOM_BYTES = 1 << 30
+
+
+class Doors:
+    """Satisfies the part of ``rpc.server.Server`` that services register with."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Any] = {}
+
+    def unary(self, path: str, handler: Any) -> None:
+        self.handlers[path] = handler
+
+    stream = unary
+
+    def unary_async(self, path: str, handler: Any) -> None:
+        async def answer(call: Call, request: bytes) -> None:
+            try:
+                response = await handler(request, call)
+                call.reply(response if isinstance(response, bytes) else b"".join(response))
+            except RpcError as error:
+                call.fail_with(error)
+            except StatusError as error:
+                call.fail(error.code, str(error))
+
+        tasks: set[asyncio.Task[None]] = set()
+
+        def start(call: Call, request: bytes) -> None:
+            task = asyncio.get_running_loop().create_task(answer(call, request))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        self.handlers[path] = start
+
+
+class Outbox:
+    """The connections of one life of a member: what is put there leaves when the turn ends.
+
+    Arguments:
+        cork: of the member.
+    """
+
+    def __init__(self, cork: Cork) -> None:
+        self._cork = cork
+        self._is_lost = False
+        self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    def put(self, deliver: Callable[..., None], *arguments: Any) -> None:
+        """Send when the turn ends."""
+        if self._is_lost:
+            return
+        if not self._waiting:
+            self._cork.mark(self)
+        self._waiting.append((deliver, arguments))
+
+    def flush(self) -> None:
+        """Let everything leave."""
+        waiting, self._waiting = self._waiting, []
+        for deliver, arguments in waiting:
+            deliver(*arguments)
+
+    def lose(self) -> None:
+        """The process is gone, and what it had not sent."""
+        self._is_lost, self._waiting = True, []
+
+
+class Call:
+    """A unary call, as its handler sees it.
+
+    Arguments:
+        outbox: of the member that answers.
+        answer: gets the response, or the error.
+        metadata: of the caller.
+    """
+
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    peer = "simulated"
+    severed = cancelled = False
+
+    def __init__(self, outbox: Outbox, answer: Answer, metadata: dict[str, str] | None = None) -> None:
+        self.metadata = metadata or {}
+        self.done = False
+        self._outbox = outbox
+        self._answer = answer
+
+    def reply(self, message: bytes, trailers: object = ()) -> None:
+        self._end(message, None)
+
+    def reply_many(self, pieces: list[bytes]) -> None:
+        self._end(b"".join(pieces), None)
+
+    def fail(self, code: int, text: str = "", **_more: object) -> None:
+        self._end(None, RpcError(code, text))
+
+    def fail_with(self, error: RpcError) -> None:
+        self._end(None, error)
+
+    def _end(self, message: bytes | None, error: RpcError | None) -> None:
+        if not self.done:
+            self.done = True
+            self._outbox.put(self._answer, message, error)
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """These clients do not cancel."""
+
+    def room_bytes(self) -> int:
+        return ROOM_BYTES
+
+
+class Stream:
+    """A streaming call: what its handler sees of it, and what its client does with it.
+
+    Arguments:
+        number: tells streams apart in an order that a seed decides.
+        take: gets each response.
+        ended: told of the end, with the error if there was one.
+    """
+
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    peer = "simulated"
+    crowded = False
+    connection_send_buffer_size = 0
+
+    def __init__(
+        self, number: int, take: Callable[[bytes], None], ended: Callable[[BaseException | None], None]
+    ) -> None:
+        self.number = number
+        self.severed = False
+        self.is_over = False
+        self.is_stalled = False
+        """The client does not read: what is sent waits."""
+        self._take = take
+        self._ended = ended
+        self._assembler = MessageAssembler(ROOM_BYTES)
+        self._listener: Callable[[bytes], None] | None = None
+        self._unread: list[bytes] = []
+        self._on_room: Callable[[], None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # -- the handler's side ---------------------------------------------------------------------------------
+
+    async def receive(self) -> bytes | None:
+        return await self._requests.get()
+
+    def deliver_to(self, listener: Callable[[bytes], None]) -> None:
+        self._listener = listener
+        while not self._requests.empty():
+            data = self._requests.get_nowait()
+            if data is not None:
+                listener(data)
+
+    def send_frames_nowait(self, frames: bytes) -> None:
+        if self.is_stalled:
+            self._unread.append(frames)
+        else:
+            self._outbox.put(self._arrive, frames)
+
+    @property
+    def send_buffer_size(self) -> int:
+        """Bytes that wait: each counts as 64 KiB, so that watchers fall behind soon."""
+        return sum(map(len, self._unread)) << 16
+
+    def on_room(self, callback: Callable[[], None] | None) -> None:
+        self._on_room = callback
+
+    # -- the client's side ----------------------------------------------------------------------------------
+
+    def start(self, member: Member, path: str) -> None:
+        """Begin; on the member's loop."""
+        self._outbox = member.outbox
+        self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._task = asyncio.get_running_loop().create_task(member.doors.handlers[path](self))
+        self._task.add_done_callback(self._over)
+
+    def send(self, message: bytes) -> None:
+        """A request; on the member's loop."""
+        if self.is_over:
+            return
+        if self._listener is None:
+            self._requests.put_nowait(message)
+            return
+        try:
+            self._listener(message)
+        except RpcError as error:
+            self._finish(error)
+
+    def close(self, *, severed: bool = True) -> None:
+        """The connection of the client breaks, or it ends the call; on the member's loop."""
+        self.severed, self.is_over = severed, True
+        if self._task is not None:
+            self._task.cancel()
+
+    def stall(self) -> None:
+        """The client stops reading."""
+        self.is_stalled = True
+
+    def read_again(self) -> None:
+        """The client reads what waited, and goes on; on the member's loop."""
+        self.is_stalled = False
+        unread, self._unread = self._unread, []
+        for frames in unread:
+            self._arrive(frames)
+        if self._on_room is not None:
+            self._on_room()
+
+    def broke(self, *, severed: bool = False) -> None:
+        """The member is gone, or the connection to it."""
+        self._finish(ConnectionResetError("severed") if severed else ConnectionError("the member is gone"))
+
+    def _arrive(self, frames: bytes) -> None:
+        for message in self._assembler.feed(frames):
+            if not self.is_over:
+                self._take(message)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        self._outbox.put(self._finish, error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._ended(error)

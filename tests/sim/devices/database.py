@@ -1,0 +1,176 @@
+"""The simulated database of a member: the engine in memory, which holds exactly what was committed, and beside it the
+mark of what was applied and the databases received from others.
+
+Owns everything of ``DATA/member/snap`` that survives a crash. A commit takes a while on the writer's thread and is then
+durable at once; a crash before that loses it. A received database is durable as soon as it has its name.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from raftkv.errors import StorageError
+from raftkv.raft.types import SnapshotMeta
+from raftkv.server.snapshots import snapshot_path
+from raftkv.storage import schema
+from raftkv.storage.backend.base import Backend, WriteBatch
+from raftkv.storage.backend.memory import MemoryBackend
+from raftkv.storage.backend.writer import Done, Job
+from raftkv.storage.failpoints import failpoint
+from tests.sim.devices.wal_disk import DiskParameters, Threads
+
+_MARKS_LOST_MAX = 16
+"""Stores into the mapped page that a power cut may lose."""
+
+
+class File:
+    """The part of ``pathlib.Path`` that databases on their way need."""
+
+    def __init__(self, directory: Directory, name: str) -> None:
+        self.directory = directory
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
+
+    def exists(self) -> bool:
+        return self.name in self.directory.files
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        self.directory.files.pop(self.name, None)
+
+    def with_name(self, name: str) -> File:
+        return File(self.directory, name)
+
+
+class Directory:
+    """Databases by name."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, MemoryBackend] = {}
+
+    def __truediv__(self, name: str) -> File:
+        return File(self, name)
+
+    def received(self, index: int) -> File | None:
+        """The database of an entry that waits to be installed."""
+        name = snapshot_path(Path(), index).name
+        return File(self, name) if name in self.files else None
+
+    def glob(self, pattern: str) -> list[File]:
+        return [File(self, name) for name in fnmatch.filter(self.files, pattern)]
+
+
+class Database(MemoryBackend):
+    """The engine: see ``Backend``."""
+
+    def commit(self, batch: WriteBatch) -> None:
+        failpoint("beforeCommit")
+        super().commit(batch)
+        failpoint("afterCommit")
+
+    def copy_to(self, path: File) -> None:  # type: ignore[override]
+        path.directory.files[path.name] = self.clone()
+
+    def open_copy(self, path: File) -> Backend:  # type: ignore[override]
+        return path.directory.files[path.name]
+
+    def replace(self, path: File, timeout_s: float = 0.0) -> None:  # type: ignore[override]
+        if self._readers:
+            raise StorageError("the database is being read")
+        other = path.directory.files.pop(path.name)
+        self.buckets, self._size_bytes = other.buckets, other._size_bytes
+
+
+def applied_meta(database: MemoryBackend) -> SnapshotMeta:
+    """The point of the log that a database holds."""
+    get = database.buckets[schema.META].get
+    return SnapshotMeta(
+        schema.decode_integer(get(schema.META_CONSISTENT_INDEX)) or 0,
+        schema.decode_integer(get(schema.META_TERM)) or 0,
+        schema.decode_conf_state(get(schema.META_CONF_STATE)),
+    )
+
+
+class Mark:
+    """Stands where ``storage.applied_mark.AppliedMark`` does."""
+
+    def __init__(self) -> None:
+        self.index = self.term = 0
+        self._newest: deque[tuple[int, int]] = deque([(0, 0)], _MARKS_LOST_MAX)
+
+    def note(self, index: int, term: int) -> None:
+        """See ``AppliedMark``."""
+        self.index, self.term = index, term
+        self._newest.append((index, term))
+
+    def power_cut(self, rng: random.Random) -> None:
+        """Lose some of the last stores."""
+        self.index, self.term = rng.choice(self._newest)
+        self._newest = deque([(self.index, self.term)], _MARKS_LOST_MAX)
+
+
+class CommitThread:
+    """Carries out commits one at a time, each after a while. A ``Writer``.
+
+    Arguments:
+        threads: of the member.
+        rng, parameters: how long a commit takes.
+    """
+
+    def __init__(self, threads: Threads, rng: random.Random, parameters: DiskParameters) -> None:
+        self.slow_factor = 1
+        self._threads = threads
+        self._rng = rng
+        self._parameters = parameters
+        self._jobs: deque[tuple[Job, Done]] = deque()
+
+    def submit(self, job: Job, done: Done) -> None:
+        """See ``Writer``."""
+        self._jobs.append((job, done))
+        if len(self._jobs) == 1:
+            self._next()
+
+    def _next(self) -> None:
+        delay_s = self.slow_factor * self._rng.expovariate(1.0 / self._parameters.commit_s_mean)
+        self._threads.later(delay_s, self._run, self._jobs[0])
+
+    def _run(self, item: tuple[Job, Done]) -> None:
+        if self._jobs and self._jobs[0] is item:
+            self._run_first()
+            if self._jobs:
+                self._next()
+
+    def _run_first(self) -> None:
+        job, done = self._jobs[0]
+        error = _outcome(job)
+        self._jobs.popleft()
+        self._threads.call_soon(done, error)
+
+    def heal(self) -> None:
+        """Be fast from now on, also with the commit that is under way."""
+        self.slow_factor = 1
+        self._parameters = DiskParameters()
+        if self._jobs:
+            self._next()
+
+    def drain(self) -> None:
+        """See ``Writer``."""
+        while self._jobs:
+            self._run_first()
+
+    def close(self) -> None:
+        """See ``Writer``."""
+        self._jobs.clear()
+
+
+def _outcome(job: Callable[[], None]) -> BaseException | None:
+    try:
+        job()
+    except Exception as error:
+        return error
+    return None

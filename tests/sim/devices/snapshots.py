@@ -1,0 +1,78 @@
+"""Databases between simulated members: the production sender's rules, with a copy in memory and one envelope in the
+place of a stream; and the receiving half.
+
+Owns nothing that survives: a received database is the directory's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from raftkv.raft.types import Message, MessageType, SnapshotMeta, StateRole
+from raftkv.server.snapshots import SnapshotSender, snapshot_path
+from raftkv.storage.failpoints import failpoint
+from raftkv.storage.snapshot import SnapshotInfo
+from tests.sim.devices.database import Database, applied_meta
+
+if TYPE_CHECKING:
+    from tests.sim.member import Member
+
+
+class SnapshotCarrier(SnapshotSender):
+    """Sends databases, at most one at a time to each member.
+
+    Arguments:
+        member: whose they are.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        super().__init__(
+            member.store,
+            cast(Path, member.directory),
+            cast(Any, lambda peer: member.cluster.network),
+            lambda peer: (),
+            self._is_still_wanted,
+            self._report_end,
+        )
+
+    def _is_still_wanted(self, message: Message) -> bool:
+        node = self._member.running
+        return node.role == StateRole.LEADER and node.term == message.term
+
+    def _report_end(self, peer: int, ok: bool) -> None:
+        if self._member.node is not None:
+            self._member.node.report_snapshot(peer, ok)
+
+    async def _copy(self, path: Path) -> SnapshotInfo:
+        flushed = asyncio.Event()
+        self._store.flush(flushed.set)
+        await flushed.wait()
+        self._store.backend.copy_to(path)
+        meta = applied_meta(self._member.directory.files[path.name])
+        return SnapshotInfo(meta.index, meta.term, meta.conf_state, 0, b"")
+
+    async def _stream(self, channel: Any, message: Message, info: SnapshotInfo, path: Path) -> None:
+        meta = SnapshotMeta(info.index, info.term, info.conf_state)
+        envelope = Message(MessageType.SNAPSHOT, message.to, message.from_, message.term, snapshot=meta)
+        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        content = self._member.directory.files[path.name].clone()
+        self._member.cluster.network.send_snapshot(self._member, envelope, content, arrived)
+        await arrived
+
+
+def receive(member: Member, message: Message, content: Database) -> None:
+    """Take a database and the message that it belongs to, as ``snapshots/receiver`` does; on the member's loop."""
+    node, meta = member.running, message.snapshot
+    if meta is None:
+        raise ValueError("a snapshot message without meta")
+    path: Any = snapshot_path(cast(Path, member.directory), meta.index)
+    failpoint("snapshotBeforeRename")
+    if not node.awaits_snapshot(meta.index):
+        member.directory.files[path.name] = content
+    failpoint("snapshotAfterRename")
+    member._receive([message])
+    if not node.awaits_snapshot(meta.index):
+        path.unlink(missing_ok=True)

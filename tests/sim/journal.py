@@ -1,0 +1,36 @@
+"""The running hash of everything that happens in a simulation, and its text when a trace is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+
+from tests.virtual_loop import Scheduler
+
+
+class Journal:
+    """Only integers, strings and tuples of them go in, so that the hash depends on neither ``id()`` nor ``hash()``."""
+
+    def __init__(self, scheduler: Scheduler, trace: Callable[[str], None] | None = None) -> None:
+        self._scheduler = scheduler
+        self._hash = hashlib.blake2b(digest_size=8)
+        self.events_count = 0
+        self.trace = trace
+
+    def record(self, kind: str, *details: object) -> None:
+        """Fold one event into the hash."""
+        self.events_count += 1
+        line = f"{self._scheduler.now_ticks} {kind} {details}"
+        self._hash.update(line.encode())
+        if self.trace is not None:
+            self.trace(f"{self._scheduler.now:11.6f} {kind} {details}")
+
+    def digest(self) -> str:
+        """The hash so far, 16 hexadecimal digits."""
+        return self._hash.hexdigest()
+
+
+def stream(seed: int, name: str) -> random.Random:
+    """An independent random stream: a fault drawn in one must not shift what another draws."""
+    return random.Random(f"{seed}/{name}")
