@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from raftkv.client.kv.compares import Compare
 from raftkv.client.kv.operations import Operation
 from raftkv.client.rpc import methods
+from raftkv.client.space import Text
 from raftkv.client.values import Event, TxnResult
 from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
     from raftkv.client.lease.lease import Lease
     from raftkv.client.library import Client
+    from raftkv.client.watch.watch import Watch
 
 OnEvents = Callable[[int, Sequence[Event]], None]
 OnLost = Callable[[Exception], None]
@@ -83,13 +85,23 @@ class Control(Protocol):
         ...
 
     def watch(
-        self, key: str, end: str, start_revision: int, on_events: OnEvents, on_lost: OnLost
+        self,
+        key: Text,
+        end: Text,
+        start_revision: int,
+        on_events: OnEvents,
+        on_lost: OnLost,
+        *,
+        deletes: bool = True,
     ) -> Callable[[], None]:
-        """Every change of an interval from a revision on, each once, in order; returns how to end it.
+        """Watch an interval: every change from a revision on, each once, in order; returns how to end it.
 
         Arguments:
+            key, end: the interval; an empty end: the key alone.
+            start_revision: of the first change.
             on_events: called on the loop with the revision up to which everything has come now, and the changes.
             on_lost: called once if it cannot go on, as when history was compacted.
+            deletes: False: deletions are left out.
         """
         ...
 
@@ -117,7 +129,7 @@ class ClientControl:
     """The store through a client.
 
     Arguments:
-        kv: whole, not a view.
+        kv: the client; of a view, all keys are those of the view.
     """
 
     def __init__(self, kv: Client) -> None:
@@ -153,20 +165,32 @@ class ClientControl:
         return await txn.commit(timeout_s=TXN_TIMEOUT_S)
 
     def watch(
-        self, key: str, end: str, start_revision: int, on_events: OnEvents, on_lost: OnLost
+        self,
+        key: Text,
+        end: Text,
+        start_revision: int,
+        on_events: OnEvents,
+        on_lost: OnLost,
+        *,
+        deletes: bool = True,
     ) -> Callable[[], None]:
         """See ``Control``."""
-        task = asyncio.get_running_loop().create_task(self._read(key, end, start_revision, on_events, on_lost))
+        watch = self._kv.watch(key, end or None, start_revision=start_revision, no_delete=not deletes)
+        task = asyncio.get_running_loop().create_task(_read(watch, on_events, on_lost))
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
-        return task.cancel  # type: ignore[return-value]
 
-    async def _read(self, key: str, end: str, start_revision: int, on_events: OnEvents, on_lost: OnLost) -> None:
-        watch = self._kv.watch(key, end, start_revision=start_revision)
-        try:
-            while events := await watch.next_batch():
-                on_events(watch.revision, events)
-        except Exception as error:
-            on_lost(error)
-        finally:
+        def cancel() -> None:
             watch.cancel()
+            task.cancel()  # which may not have begun
+
+        return cancel
+
+
+async def _read(watch: Watch, on_events: OnEvents, on_lost: OnLost) -> None:
+    try:
+        while events := await watch.next_batch():
+            on_events(watch.revision, events)
+    except Exception as error:
+        watch.cancel()
+        on_lost(error)

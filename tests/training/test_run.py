@@ -327,9 +327,9 @@ def test_who_was_let_in_before_the_end_is_let_in(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()
         first = asyncio.ensure_future(runs[0].barrier("b"))
-        board = runs[0]._gatherings._board
-        await until(lambda: board._waiting)
-        board.close()  # its news will be late
+        posted = runs[0]._gatherings._posted
+        await until(lambda: posted._waiting)
+        posted.close()  # its news will be late
         await in_all(runs[1:], lambda run: run.barrier("b"))
         runs[0]._epoch.end("heard of first")
         await first

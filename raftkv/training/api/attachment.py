@@ -7,7 +7,6 @@ node: once the node is lost, or the next epoch has begun, it writes nothing any 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -115,11 +114,9 @@ class WorkerSeat:
         self._kv = kv
         self._place = place
         self._keys = RunKeys(check_run_id(place.run_id))
-        self._control = ClientControl(kv)
-        self._cache = RecordCache(place.run_id, self._changed)
+        self._cache = RecordCache(ClientControl(kv), place.run_id, self._changed)
         self._callbacks: dict[int, Callable[[Any], None]] = {}
         self._numbers = 0
-        self._unwatch: Callable[[], None] | None = None
 
     @classmethod
     async def take(cls, kv: Client, place: WorkerPlace) -> WorkerSeat:
@@ -133,8 +130,11 @@ class WorkerSeat:
         seat = cls(kv, place)
         record = await until_answered(lambda: kv.range(*seat._keys.record), kv.timeout_s)
         seat._cache.load(record, record.revision)
-        seat.world = seat._find_world()
-        seat._watch(record.revision + 1)
+        try:
+            seat.world = seat._find_world()
+        except BaseException:
+            seat._cache.close()
+            raise
         return seat
 
     @property
@@ -187,9 +187,7 @@ class WorkerSeat:
 
     async def leave(self) -> None:
         """Watch no more. The node stays: it is the agent's."""
-        if self._unwatch is not None:
-            self._unwatch()
-            self._unwatch = None
+        self._cache.close()
 
     def on_change(self, callback: Callable[[Any], None]) -> Callable[[], None]:
         """See ``Membership``."""
@@ -211,15 +209,6 @@ class WorkerSeat:
             if first <= place.rank < first + current.members[index].slots:
                 return World(place.run_id, place.epoch, current.members, index, self._cache.round_revision)
         raise ConfigError(f"epoch {place.epoch} of run {place.run_id!r} has no rank {place.rank}")
-
-    def _watch(self, revision: int) -> None:
-        self._unwatch = self._control.watch(*self._keys.record, revision, self._cache.on_events, self._lost_watch)
-
-    def _lost_watch(self, error: Exception) -> None:
-        """History was compacted under the watch: whatever happened, it was not in this epoch."""
-        fault = State(self._place.epoch, BROKEN, reason=f"it can be followed no longer: {error}", time=time.time())
-        self._cache.state = fault
-        self._changed()
 
     def _changed(self) -> None:
         for callback in list(self._callbacks.values()):

@@ -8,8 +8,8 @@ What lies below ``sync/<epoch>/`` for the third barrier ``"step"`` of three rank
     open/step/3                 not there yet: the last to come puts it
 
 Coming is one txn: put the own key and the count, and if the count's version says that this is the last, ``open`` as
-well. So a barrier costs one write a rank, and all wait for one key (``board``); nobody counts the others' keys. It can
-be repeated after a failure that leaves it open whether it happened: the own key tells.
+well. So a barrier costs one write a rank, and all wait for one key (``posted_keys``); nobody counts the others' keys.
+The txn can be repeated after a failure that leaves it open whether it happened: the own key tells.
 
 Each name counts its uses, from 1, on every rank alike: all ranks use a name equally often, in the same order. The last
 to come to a use removes the use before: everybody has left that one, or would not have come.
@@ -27,7 +27,7 @@ from raftkv.client.kv.operations import Delete, Get, Put
 from raftkv.client.kv.txn import txn
 from raftkv.errors import ConfigError, StatusError
 from raftkv.training.api.generation import BarrierTimeout, checked_value, quoted
-from raftkv.training.api.posted_keys import Board
+from raftkv.training.api.posted_keys import PostedKeys
 from raftkv.training.errors import EpochOver
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ class Gatherings:
 
     def __init__(self, epoch: Epoch) -> None:
         self._epoch = epoch
-        self._board = Board(epoch, self._is_past)
+        self._posted = PostedKeys(epoch, self._is_past)
         self._uses: dict[str, int] = defaultdict(lambda: 1)
 
     def close(self) -> None:
         """Wait for nothing any more."""
-        self._board.close()
+        self._posted.close()
 
     async def barrier(self, name: str, timeout_s: float | None) -> None:
         """Wait until all ranks are there."""
@@ -90,7 +90,7 @@ class Gatherings:
 
     def _finish(self, use: _Use) -> None:
         self._uses[use.name] += 1
-        self._board.forget(use.place)
+        self._posted.forget(use.place)
 
     def _is_past(self, place: str) -> bool:
         name, _, number = place.rpartition("/")
@@ -118,7 +118,7 @@ class Gatherings:
 
     async def _opened(self, use: _Use) -> bytes:
         try:
-            return await self._epoch.until_over(self._board.wait(use.place))
+            return await self._epoch.until_over(self._posted.wait(use.place))
         except EpochOver:
             # The end of the epoch and the opening come by different ways: who was let in first is let in.
             found = await self._last_look(use)

@@ -16,20 +16,24 @@ Nothing is written. Keys of user code and of torch stores (``store/``, ``sync/``
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from raftkv.client.values import PUT, Event, KeyValue
 from raftkv.errors import CompactedError
+from raftkv.training.control import ClientControl
 from raftkv.training.errors import RecordError, TrainingError
 from raftkv.training.history.timeline import Change, Fold, RunHistory, read_change
 from raftkv.training.keys import ROOT, RunKeys, check_run_id
 from raftkv.training.records import State
+from raftkv.training.reflector import Reflector
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
-    from raftkv.client.values import KeyValue, RangeResult
+    from raftkv.client.values import RangeResult
     from raftkv.client.watch.watch import Watch
 
 _RUN_KEY: Final = re.compile(r"(?P<run>.+?)/(?:state|round|node/[^/]+)")
@@ -110,30 +114,49 @@ async def read_history(kv: Client, run_id: str) -> RunHistory:
 
 
 async def follow(kv: Client, run_id: str) -> AsyncIterator[tuple[Change | None, Fold]]:
-    """The run as it is (with no change), then every change as it happens, already applied. Never ends by itself.
+    """Yield the run as it is (with no change), then every change as it happens, already applied. Never ends by itself.
+
+    A reader that is slower than the store forgets misses what was overwritten since, and goes on with what is there.
+
+    Arguments:
+        kv: a client of the whole cluster, not a view.
+        run_id: which run.
 
     Raises:
-        As ``read_history``; and ``Compacted`` if the reader is slower than the store forgets.
+        As ``read_history``; and ``WatchCanceled`` if a member refuses to go on.
     """
     replay = await _replay(kv, run_id)
     yield None, replay.fold
-    first, end = interval(replay.keys)
-    watch = kv.watch(first, end, start_revision=replay.fold.revision + 1)
+    news: asyncio.Queue[Event | Exception] = asyncio.Queue()
+
+    def on_changes(changes: Sequence[Event]) -> None:
+        for event in changes:
+            news.put_nowait(event)
+
+    reflector = Reflector(ClientControl(kv), interval(replay.keys), on_changes, on_refused=news.put_nowait)
+    reflector.start(replay.items, replay.fold.revision)
     try:
-        async for event in watch:
-            value = event.value if event.type == "PUT" else None
-            change = read_change(replay.keys, event.key, value, event.revision)
+        while True:
+            event = await news.get()
+            if isinstance(event, Exception):
+                raise event
+            change = read_change(replay.keys, event.key, _value(event), event.revision)
             if change is not None:
                 replay.fold.apply(change)
                 yield change, replay.fold
     finally:
-        watch.cancel()
+        reflector.close()
+
+
+def _value(event: Event) -> bytes | None:
+    return event.value if event.type == PUT else None
 
 
 @dataclass
 class _Replay:
     keys: RunKeys
     fold: Fold
+    items: list[KeyValue]
     since_revision: int
     complete: bool
 
@@ -151,39 +174,43 @@ async def _replay(kv: Client, run_id: str) -> _Replay:
     complete = True
     while True:
         try:
-            fold = await _replay_from(kv, keys, since, now)
+            fold, items = await _replay_from(kv, keys, since, now)
         except CompactedError as error:
             since, complete = max(error.revision, since) + 1, False
         else:
-            return _Replay(keys, fold, since, complete)
+            return _Replay(keys, fold, items, since, complete)
 
 
-async def _replay_from(kv: Client, keys: RunKeys, since: int, now: RangeResult) -> Fold:
-    """The changes from a revision on, until they have led to the keys as they are now."""
+async def _replay_from(kv: Client, keys: RunKeys, since: int, now: RangeResult) -> tuple[Fold, list[KeyValue]]:
+    """Apply the changes from a revision on, until they have led to the keys as they are now, or further."""
     first, end = interval(keys)
-    fold, state = Fold(keys), _Revisions()
+    fold, items = Fold(keys), dict[bytes, KeyValue]()
     watch = kv.watch(first, end, start_revision=since)
     try:
         await watch.ready()
-        for item in await _keys_at(kv, keys, since - 1, watch):
-            state.put(item.key, item.mod_revision)
-            _apply(fold, keys, item.key, item.value, item.mod_revision)
+        events = [Event(PUT, item) for item in await _keys_at(kv, keys, since - 1, watch)]
         wanted = {item.key: item.mod_revision for item in now}
-        while state.keys != wanted:
-            for event in await watch.next_batch():
-                value = event.value if event.type == "PUT" else None
-                state.put(event.key, 0 if value is None else event.revision)
-                _apply(fold, keys, event.key, value, event.revision)
-                if event.revision > now.revision:
-                    wanted = state.keys  # it has changed meanwhile: what has come is all, and more
+        while True:
+            for event in events:
+                if event.type == PUT:
+                    items[event.key] = event.kv
+                else:
+                    items.pop(event.key, None)
+                change = read_change(keys, event.key, _value(event), event.revision)
+                if change is not None:
+                    fold.apply(change)
+            is_further = bool(events) and events[-1].revision > now.revision
+            if is_further or {item.key: item.mod_revision for item in items.values()} == wanted:
+                break
+            events = await watch.next_batch()
         fold.revision = max(fold.revision, now.revision)
     finally:
         watch.cancel()
-    return fold
+    return fold, list(items.values())
 
 
 async def _keys_at(kv: Client, keys: RunKeys, revision: int, watch: Watch) -> list[KeyValue]:
-    """The keys as they were then, in the order of their last changes."""
+    """Read the keys as they were then, in the order of their last changes."""
     if revision < 1:
         return []
     try:
@@ -192,23 +219,3 @@ async def _keys_at(kv: Client, keys: RunKeys, revision: int, watch: Watch) -> li
         await watch.next_batch()  # a range tells only that it is so, a watch from where on there is history
         raise
     return sorted(found, key=lambda item: item.mod_revision)
-
-
-class _Revisions:
-    """Keys that exist, with the revision of their last change."""
-
-    def __init__(self) -> None:
-        self.keys: dict[bytes, int] = {}
-
-    def put(self, key: bytes, revision: int) -> None:
-        """Note a change; revision 0: the key was deleted."""
-        if revision:
-            self.keys[key] = revision
-        else:
-            self.keys.pop(key, None)
-
-
-def _apply(fold: Fold, keys: RunKeys, key: bytes, value: bytes | None, revision: int) -> None:
-    change = read_change(keys, key, value, revision)
-    if change is not None:
-        fold.apply(change)

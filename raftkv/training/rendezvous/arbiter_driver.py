@@ -16,10 +16,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from raftkv.client.keys import prefix_end
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
 from raftkv.client.values import DELETE, Event, KeyValue
@@ -29,6 +28,7 @@ from raftkv.training.control import Control
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, RUNNING, Fault, Node, Round
+from raftkv.training.reflector import Reflector, below
 from raftkv.training.rendezvous.arbiter import Arbiter, Begin, Break, Decision, Present, View, new_state
 from raftkv.training.rendezvous.denylist import Reported
 from raftkv.training.rendezvous.eligibility import Permits
@@ -74,7 +74,11 @@ class Office:
         self._told: tuple[float, object] = (-math.inf, None)
         self._wake = asyncio.Event()
         self._permits = Permits(control, config, mod_revision(self._keys.arbiter) == revision, self.look)
-        self._unwatch: list[Callable[[], None]] = []
+        self._all_faults = f"{self._keys.base}fault/"
+        self._reflectors = (
+            Reflector(control, below(self._keys.nodes), self._on_nodes),
+            Reflector(control, below(self._all_faults), self._on_faults),
+        )
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._task = self._loop.create_task(self._run())
@@ -83,9 +87,8 @@ class Office:
         """Decide nothing more."""
         self._task.cancel()
         self._permits.close()
-        for unwatch in self._unwatch:
-            unwatch()
-        self._unwatch.clear()
+        for reflector in self._reflectors:
+            reflector.close()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -101,41 +104,25 @@ class Office:
     # -- what is there
 
     async def _load(self) -> None:
-        """All nodes and faults as of one revision, and from there on by watch."""
-        for unwatch in self._unwatch:
-            unwatch()
-        self._unwatch.clear()
-        faults = f"{self._keys.base}fault/"
-        reads = [GetRange(self._keys.nodes, prefix=True), GetRange(faults, prefix=True)]
+        """All nodes and faults as of one revision; from there on the reflectors keep them current."""
+        reads = [GetRange(self._keys.nodes, prefix=True), GetRange(self._all_faults, prefix=True)]
         result = await self._control.txn((), reads)
-        nodes, found = result.results
-        self._nodes.clear()
-        self._faults.clear()
-        for item in nodes:
-            self._put_node(item)
-        for item in found:
-            self._put_fault(item)
+        for reflector, page in zip(self._reflectors, result.results, strict=True):
+            reflector.load(page, result.revision)
         self._is_loaded = True
-        for prefix, take in ((self._keys.nodes, self._on_nodes), (faults, self._on_faults)):
-            end = prefix_end(prefix.encode()).decode()
-            self._unwatch.append(self._control.watch(prefix, end, result.revision + 1, take, lambda _: self._reload()))
 
-    def _reload(self) -> None:
-        self._is_loaded = False
-        self.look()
-
-    def _on_nodes(self, revision: int, events: Sequence[Event]) -> None:
-        for event in events:
+    def _on_nodes(self, changes: Sequence[Event]) -> None:
+        for event in changes:
             if event.type == DELETE:
-                self._nodes.pop(_name(event.kv.key), None)
+                self._nodes.pop(_name(event.key), None)
             else:
                 self._put_node(event.kv)
         self.look()
 
-    def _on_faults(self, revision: int, events: Sequence[Event]) -> None:
-        for event in events:
+    def _on_faults(self, changes: Sequence[Event]) -> None:
+        for event in changes:
             if event.type == DELETE:
-                self._faults.pop(event.kv.key.decode(), None)
+                self._faults.pop(event.key.decode(), None)
             else:
                 self._put_fault(event.kv)
         self.look()
@@ -155,7 +142,7 @@ class Office:
 
     def _view(self) -> View | None:
         state = self._cache.state
-        if state is None or not self._is_loaded:
+        if state is None or not all(reflector.is_following for reflector in self._reflectors):
             return None
         current = self._cache.round or Round(0)
         faults = [reported.fault for reported in self._reported(current.epoch)]
@@ -187,7 +174,6 @@ class Office:
                 continue
             except Exception:
                 _log.exception("raftkv: the arbiter of run %s failed; it looks again", self._keys.run_id)
-                self._is_loaded = False
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue
             await self._wake.wait()

@@ -36,7 +36,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from raftkv.client.keys import prefix_end
 from raftkv.client.kv.compares import Compare, mod_revision, version
 from raftkv.client.kv.operations import Get, GetRange, Operation, Put
 from raftkv.client.values import PUT, Event
@@ -46,6 +45,7 @@ from raftkv.training.control import Control
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys, check_cluster
 from raftkv.training.records import Fault, Record
+from raftkv.training.reflector import Reflector, below
 from raftkv.training.scheduling.record import ClusterKeys
 
 _STOPPED: Final = frozenset(("SIGTERM", "SIGINT", "SIGHUP"))
@@ -216,7 +216,8 @@ class Denylist:
         self._keys = keys
         self._limits = limits
         self._denials: dict[str, str] = {}
-        self._stop_watch: Callable[[], None] | None = None
+        self._reflector = Reflector(control, below(keys.denials), self._on_denials)
+        self._is_started = False
         self._callbacks: list[Callable[[], None]] = []
 
     @classmethod
@@ -235,18 +236,13 @@ class Denylist:
         return self._denials.get(host, "")
 
     async def refresh(self) -> None:
-        """Read what is denied, and keep it current from there; does nothing while it is. Call it before a decision.
-
-        Raises:
-            StatusError: the store did not answer; try again.
-        """
-        if self._limits.limit == 0 or self._stop_watch is not None:
+        """Wait until what is denied is known and kept current. Call it before a decision."""
+        if self._limits.limit == 0:
             return
-        prefix = self._keys.denials
-        answer = await self._control.txn((), (GetRange(prefix, prefix=True),))
-        self._denials = dict(self._read(item.key, item.value) for item in answer.results[0])
-        end = prefix_end(prefix.encode()).decode()
-        self._stop_watch = self._control.watch(prefix, end, answer.revision + 1, self._on_events, self._on_lost)
+        if not self._is_started:
+            self._is_started = True
+            self._reflector.start()
+        await self._reflector.ready()
 
     async def strike(self, fault: Fault) -> bool:
         """Count a root cause against its host, once; True: the host is left out from now on.
@@ -286,9 +282,7 @@ class Denylist:
 
     def close(self) -> None:
         """Watch no more."""
-        if self._stop_watch is not None:
-            self._stop_watch()
-            self._stop_watch = None
+        self._reflector.close()
 
     def _denial(self, fault: Fault, count: int) -> Denial:
         limits = self._limits
@@ -300,20 +294,13 @@ class Denylist:
         host = key.decode(errors="replace").removeprefix(self._keys.denials)
         return host, read_denial(host, value).reason
 
-    def _on_events(self, revision: int, events: Sequence[Event]) -> None:
-        for event in events:
+    def _on_denials(self, changes: Sequence[Event]) -> None:
+        for event in changes:
             host, reason = self._read(event.key, event.value)
             if event.type == PUT:
                 self._denials[host] = reason
             else:
                 self._denials.pop(host, None)
-        self._notify()
-
-    def _on_lost(self, error: Exception) -> None:
-        self._stop_watch = None
-        self._notify()
-
-    def _notify(self) -> None:
         for callback in tuple(self._callbacks):
             callback()
 

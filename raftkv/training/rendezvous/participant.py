@@ -35,13 +35,14 @@ from typing import TYPE_CHECKING
 
 from raftkv.client.kv.compares import Compare, mod_revision, version
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
-from raftkv.client.values import DELETE, Event, KeyValue, TxnResult
+from raftkv.client.values import Event, KeyValue, TxnResult
 from raftkv.errors import StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.control import ClientControl, Control
 from raftkv.training.errors import EpochOver, JoinTimeout, RecordError, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import BROKEN, CLOSED, GATHERING, LEFT, RUNNING, Fault, Node, Round, State
+from raftkv.training.reflector import Reflector
 from raftkv.training.rendezvous.arbiter_election import Succession
 from raftkv.training.rendezvous.record_cache import RecordCache
 from raftkv.training.rendezvous.registration import Presence
@@ -90,7 +91,8 @@ class Membership:
         self.world: World | None = None
         self._control = control
         self._keys = RunKeys(config.run_id)
-        self._cache = RecordCache(config.run_id, self._changed)
+        self._cache = RecordCache(control, config.run_id, self._changed)
+        self._calls = Reflector(control, self._keys.calls, self._on_calls)
         self._presence = Presence(
             control,
             config,
@@ -106,10 +108,6 @@ class Membership:
         self._callbacks: dict[int, Callable[[Membership], None]] = {}
         self._last_callback = 0
         self._waiters: list[asyncio.Future[None]] = []
-        self._boots: dict[int, str] = {}
-        self._calls_revision = 0
-        self._unwatch: list[Callable[[], None]] = []
-        self._rewatching: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
     # -- coming and going
@@ -183,11 +181,8 @@ class Membership:
     async def _go(self) -> None:
         self._left = True
         self._succession.close()
-        for unwatch in self._unwatch:
-            unwatch()
-        self._unwatch.clear()
-        if self._rewatching is not None:
-            self._rewatching.cancel()
+        self._cache.close()
+        self._calls.close()
         self._wake()
         await self._presence.leave()
         if self.config.cluster:
@@ -210,16 +205,14 @@ class Membership:
                 await self._cache.reached(result.revision)
             else:
                 await self._presence.registered.wait()
-                await self._reload()
+                await self._cache.refresh()
 
     # -- what the store holds
 
     def _registered(self, result: TxnResult) -> None:
         record, calls = result.results[3], result.results[4]
-        self._load_calls(calls, result.revision)
+        self._calls.load(calls, result.revision)
         self._cache.load(record, result.revision)
-        if not self._unwatch and not self._left:
-            self._watch(result.revision + 1)
 
     def _lost_lease(self) -> None:
         self._succession.lost_lease()
@@ -228,62 +221,9 @@ class Membership:
     def _outage(self) -> None:
         self._succession.forgive()
 
-    def _watch(self, revision: int) -> None:
-        for unwatch in self._unwatch:
-            unwatch()
-        watch, keys = self._control.watch, self._keys
-        self._unwatch = [
-            watch(*keys.record, revision, self._cache.on_events, self._lost_watch),
-            watch(*keys.calls, revision, self._on_calls, self._lost_watch),
-        ]
-
-    def _lost_watch(self, error: Exception) -> None:
-        if not self._left and (self._rewatching is None or self._rewatching.done()):
-            self._rewatching = self._loop.create_task(self._rewatch())
-
-    async def _rewatch(self) -> None:
-        """History was compacted under the watches: begin again with what is there now."""
-        revision = await self._reload()
-        if not self._left:
-            self._watch(revision + 1)
-
-    async def _reload(self) -> int:
-        result = await self._txn((), [GetRange(*self._keys.record), GetRange(*self._keys.calls)])
-        record, calls = result.results
-        self._load_calls(calls, result.revision)
-        self._cache.load(record, result.revision)
-        return result.revision
-
-    def _load_calls(self, items: Sequence[KeyValue], revision: int) -> None:
-        if revision < self._calls_revision:
-            return
-        self._calls_revision = revision
-        found = {item.key.decode(): item for item in items}
-        self._boots = {}
-        for key, item in found.items():
-            self._put_boot(key, item.text)
-        self._succession.held_by(found.get(self._keys.arbiter))
-
-    def _on_calls(self, revision: int, events: Sequence[Event]) -> None:
-        for event in events:
-            if event.kv.mod_revision <= self._calls_revision:
-                continue
-            key = event.kv.key.decode()
-            if key == self._keys.arbiter:
-                self._succession.held_by(None if event.type == DELETE else event.kv)
-            else:
-                self._put_boot(key, None if event.type == DELETE else event.kv.text)
-        self._calls_revision = max(self._calls_revision, revision)
+    def _on_calls(self, changes: Sequence[Event]) -> None:
+        self._succession.held_by(self._calls.get(self._keys.arbiter))
         self._wake()
-
-    def _put_boot(self, key: str, value: str | None) -> None:
-        _, _, epoch = key.rpartition("/boot/")
-        if not epoch.isdigit():
-            return
-        if value is None:
-            self._boots.pop(int(epoch), None)
-        else:
-            self._boots[int(epoch)] = value
 
     async def _txn(self, compares: Sequence[Compare], then: Sequence[Operation]) -> TxnResult:
         return await until_answered(lambda: self._control.txn(compares, then))
@@ -312,7 +252,7 @@ class Membership:
             if result.succeeded:
                 await self._cache.reached(result.revision)
             else:
-                await self._reload()
+                await self._cache.refresh()
 
     @property
     def _limits(self) -> tuple[int, int]:
@@ -481,14 +421,14 @@ class Membership:
         """
         world = self._present()
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
-        while world.epoch not in self._boots:
+        while (published := self._calls.get(self._keys.boot(world.epoch))) is None:
             state = self._cache.state
             if self.closed or self._left:
                 raise RunClosed(world.run_id, state.reason if state is not None else "")
             if self.nodes_waiting:
                 raise EpochOver(world.run_id, world.epoch, state.reason if state is not None else "")
             await self._next_change(deadline)
-        return self._boots[world.epoch]
+        return published.text
 
     def _present(self) -> World:
         if self.world is None:

@@ -30,16 +30,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
-from raftkv.client.keys import prefix_end
 from raftkv.client.kv.compares import Compare, create_revision, mod_revision
 from raftkv.client.kv.operations import Delete, Get, GetRange, Operation, Put
-from raftkv.client.values import PUT, Event
+from raftkv.client.values import PUT, Event, KeyValue, RangeResult
 from raftkv.errors import StatusError
 from raftkv.training.control import Control
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys, check_cluster
+from raftkv.training.reflector import Reflector, below
 from raftkv.training.retries import until_answered
 from raftkv.training.scheduling import admission
 from raftkv.training.scheduling.record import ClusterKeys, Ledger, Need, read_hosts
@@ -93,21 +94,23 @@ class _Seen:
 
     Attributes:
         ledger, version: the record and its mod_revision; 0: there is none.
-        hosts: slots that hosts tell of themselves.
-        revision: of the store when both were read.
-        nodes: the nodes of every run in the ledger, and the revision as of which.
+        hosts: slots that hosts declare themselves.
+        items: the keys of both.
+        revision: of the store when they were read.
+        nodes: the keys of the nodes of every run in the ledger.
     """
 
     ledger: Ledger
     version: int
     hosts: Mapping[str, int]
+    items: Sequence[KeyValue]
     revision: int
-    nodes: Mapping[str, tuple[frozenset[bytes], int]] = field(default_factory=dict)
+    nodes: Mapping[str, RangeResult] = field(default_factory=dict)
 
     @property
     def dead(self) -> tuple[str, ...]:
         """Runs without nodes."""
-        return tuple(run for run, (nodes, _) in sorted(self.nodes.items()) if not nodes)
+        return tuple(run for run, nodes in sorted(self.nodes.items()) if not nodes.items)
 
 
 class ClusterAdmission:
@@ -129,8 +132,8 @@ class ClusterAdmission:
         self._weight = weight
         self._answers: dict[str, tuple[str, ...]] = {}
         self._callbacks: list[Callable[[], None]] = []
-        self._ledger_watch: Callable[[], None] | None = None
-        self._run_watches: dict[str, _RunWatch] = {}
+        self._reflector: Reflector | None = None
+        self._runs: dict[str, Reflector] = {}
 
     async def request(
         self,
@@ -203,9 +206,9 @@ class ClusterAdmission:
     def close(self) -> None:
         """Watch nothing any more; what was claimed stays claimed."""
         self._stop_watching(keep=())
-        if self._ledger_watch is not None:
-            self._ledger_watch()
-            self._ledger_watch = None
+        if self._reflector is not None:
+            self._reflector.close()
+            self._reflector = None
 
     # ---- reading and writing
 
@@ -229,16 +232,16 @@ class ClusterAdmission:
         ledger = Ledger.decode(item.value) if item else Ledger()
         hosts = read_hosts((each.key.decode().removeprefix(self._keys.hosts), each.value) for each in page)
         nodes = await self._nodes([claim.run for claim in ledger.claims])
-        return _Seen(ledger, item.mod_revision if item else 0, hosts, answer.revision, nodes)
+        items = [*page, item] if item else list(page)
+        return _Seen(ledger, item.mod_revision if item else 0, hosts, items, answer.revision, nodes)
 
-    async def _nodes(self, runs: Sequence[str]) -> dict[str, tuple[frozenset[bytes], int]]:
-        found: dict[str, tuple[frozenset[bytes], int]] = {}
+    async def _nodes(self, runs: Sequence[str]) -> dict[str, RangeResult]:
+        found: dict[str, RangeResult] = {}
         for first in range(0, len(runs), _RUNS_PER_TXN):
             part = runs[first : first + _RUNS_PER_TXN]
             reads = [GetRange(RunKeys(run).nodes, prefix=True, keys_only=True) for run in part]
             answer = await self._control.txn((), reads)
-            for run, page in zip(part, answer.results, strict=True):
-                found[run] = frozenset(item.key for item in page), answer.revision
+            found.update(zip(part, answer.results, strict=True))
         return found
 
     def _unchanged(self, seen: _Seen) -> list[Compare]:
@@ -257,21 +260,21 @@ class ClusterAdmission:
         """Watch what may change the answer, each from what was read."""
         if not self._callbacks:
             return
-        if self._ledger_watch is None:
-            first, end = self._keys.changes
-            self._ledger_watch = self._control.watch(
-                first, end, seen.revision + 1, self._on_ledger, self._on_ledger_lost
-            )
+        if self._reflector is None:
+            self._reflector = Reflector(self._control, self._keys.changes, self._on_ledger)
+            self._reflector.start(seen.items, seen.revision)
         claim = ledger.find(run_id)
         could_get_more = claim is not None and not claim.is_complete
         others = [each.run for each in ledger.claims if each.run != run_id] if could_get_more else []
         self._stop_watching(keep=others)
         for run in others:
-            if run not in self._run_watches and run in seen.nodes:
-                self._run_watches[run] = _RunWatch(self._control, run, *seen.nodes[run], self._on_run_gone)
+            if run not in self._runs and run in seen.nodes:
+                nodes = seen.nodes[run]
+                self._runs[run] = Reflector(self._control, below(RunKeys(run).nodes), partial(self._on_nodes, run))
+                self._runs[run].start(nodes, nodes.revision)
 
-    def _on_ledger(self, revision: int, events: Sequence[Event]) -> None:
-        if any(self._concerns(event) for event in events):
+    def _on_ledger(self, changes: Sequence[Event]) -> None:
+        if any(self._concerns(event) for event in changes):
             self._notify()
 
     def _concerns(self, event: Event) -> bool:
@@ -286,21 +289,17 @@ class ClusterAdmission:
             return True
         # A run that came later can die holding slots: it has to be watched as well.
         complete = all(claim is not None and claim.is_complete for claim in claims.values())
-        return not complete and not {claim.run for claim in ledger.claims} <= {*self._run_watches, *self._answers}
+        return not complete and not {claim.run for claim in ledger.claims} <= {*self._runs, *self._answers}
 
-    def _on_ledger_lost(self, error: Exception) -> None:
-        self._ledger_watch = None
-        self._notify()
-
-    def _on_run_gone(self, run: str) -> None:
-        watch = self._run_watches.pop(run, None)
-        if watch is not None:
-            watch.cancel()
-        self._notify()
+    def _on_nodes(self, run: str, changes: Sequence[Event]) -> None:
+        """The nodes of another run have changed: once the last is gone, its slots are free for whoever asks."""
+        if run in self._runs and not self._runs[run].items:
+            self._runs.pop(run).close()
+            self._notify()
 
     def _stop_watching(self, keep: Collection[str]) -> None:
-        for run in [run for run in self._run_watches if run not in keep]:
-            self._run_watches.pop(run).cancel()
+        for run in [run for run in self._runs if run not in keep]:
+            self._runs.pop(run).close()
 
     def _notify(self) -> None:
         for callback in tuple(self._callbacks):
@@ -323,29 +322,6 @@ async def give_back(control: Control, cluster: str, run_id: str) -> None:
             await until_answered(take_away)
     except (TimeoutError, StatusError, RecordError):
         return
-
-
-class _RunWatch:
-    """The nodes of another run: tells once when the last is gone, or when it cannot know."""
-
-    def __init__(
-        self, control: Control, run: str, nodes: frozenset[bytes], revision: int, on_gone: Callable[[str], None]
-    ) -> None:
-        self._run = run
-        self._nodes = set(nodes)
-        self._on_gone = on_gone
-        first = RunKeys(run).nodes
-        end = prefix_end(first.encode()).decode()
-        self.cancel = control.watch(first, end, revision + 1, self._on_events, lambda _: on_gone(run))
-
-    def _on_events(self, revision: int, events: Sequence[Event]) -> None:
-        for event in events:
-            if event.type == PUT:
-                self._nodes.add(event.key)
-            else:
-                self._nodes.discard(event.key)
-        if not self._nodes:
-            self._on_gone(self._run)
 
 
 def _declared(candidates: Sequence[Candidate]) -> dict[str, int]:

@@ -29,6 +29,7 @@ from raftkv.client.kv.guards import Fence
 from raftkv.client.kv.operations import Operation
 from raftkv.client.rpc.retry import Backoff
 from raftkv.errors import RaftKVError
+from raftkv.training.control import ClientControl
 from raftkv.training.tcpstore.key_queue import ABSENT, Lines, Seen
 from raftkv.training.tcpstore.wait import Wait, first_value, queue_prefix
 from raftkv.training.tcpstore.writer import ATTEMPT_TIMEOUT_S, OnTrouble, Outcome, Writer, Writers, persist
@@ -111,6 +112,7 @@ class ReplicatedStore:
         queues: bool = True,
     ) -> None:
         self._kv = kv.view(prefix)
+        self._control = ClientControl(self._kv)
         self._writers = Writers(self._kv, b"w/", fence, on_trouble)
         self._on_trouble = on_trouble
         self._queues = queues
@@ -275,19 +277,18 @@ class ReplicatedStore:
         """The rest of ``wait``, with what ``missing`` has found."""
         for some in _chunks(list(missing), WATCHED_KEYS_MAX):
             with contextlib.ExitStack() as stack:
-                waits = [stack.enter_context(Wait(self, key, missing[key])) for key in some]
+                take = self.take_token if self._queues else None
+                waits = [stack.enter_context(Wait(self._control, key, missing[key], take)) for key in some]
                 for wait in waits:
                     await wait.finished()
 
     async def wait_value(self, key: bytes) -> bytes:
         """The value, as soon as there is one."""
-        while True:
-            result = await self._read([aio.get(b"k/" + key)])
-            if result.results[0] is not None:
-                found: bytes = result.results[0].value
-                return found
-            with contextlib.suppress(aio.Compacted):
-                return await first_value(self._kv, key, result.revision)
+        result = await self._read([aio.get(b"k/" + key)])
+        if result.results[0] is None:
+            return await first_value(self._control, key, result.revision)
+        found: bytes = result.results[0].value
+        return found
 
     async def arrive(self, key: bytes, size: int) -> bool:
         """Come to a barrier; tells whether it is complete. The value of the key counts those who have come.
@@ -306,14 +307,10 @@ class ReplicatedStore:
             except NotANumber:
                 return True
 
-        while True:
-            result = await self._read([aio.get(b"k/" + key)])
-            item = result.results[0]
-            if item is not None and complete(item.value):
-                return
-            with contextlib.suppress(aio.Compacted):
-                await first_value(self._kv, key, result.revision, complete)
-                return
+        result = await self._read([aio.get(b"k/" + key)])
+        item = result.results[0]
+        if item is None or not complete(item.value):
+            await first_value(self._control, key, result.revision, complete)
 
     # ---- queues
 
@@ -353,16 +350,6 @@ class ReplicatedStore:
             return (await writer.commit([still_there], [aio.delete(token)])).applied
 
     # ---- inside
-
-    @property
-    def view(self) -> aio.Client:
-        """The keys below the prefix."""
-        return self._kv
-
-    @property
-    def has_queues(self) -> bool:
-        """Whether waits look for items of queues."""
-        return self._queues
 
     async def _read(self, questions: Sequence[Operation]) -> aio.TxnResult:
         question = self._kv.txn().then(*questions)

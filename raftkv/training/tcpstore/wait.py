@@ -1,4 +1,4 @@
-"""Waiting for keys of a store by watch.
+"""Waiting for keys of a store, by reflectors that begin at the revision at which a key was absent.
 
 A key comes true by a value, or by an item of the queue of that name. A value wakes everybody who waits for its key; an
 item wakes one, as in torch's server, or consumers would be told of items that another has taken: each item comes with
@@ -9,84 +9,90 @@ the item takes its token along when it is popped.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
 
-from raftkv import aio
+from raftkv.client.values import Event
+from raftkv.training.control import Control
+from raftkv.training.reflector import Interval, OnChanges, Reflector, below
 
-
-class Ground(Protocol):
-    """What a wait needs of a store."""
-
-    @property
-    def view(self) -> aio.Client:
-        """The keys below the prefix."""
-        ...
-
-    @property
-    def has_queues(self) -> bool:
-        """Whether waits look for items of queues."""
-        ...
-
-    async def missing(self, keys: list[bytes]) -> dict[bytes, int]:
-        """Those that are not there, and the revision at which that was so."""
-        ...
-
-    async def take_token(self, token: bytes, revision: int) -> bool:
-        """Whether it is for this waiter to be woken."""
-        ...
+TakeToken = Callable[[bytes, int], Awaitable[bool]]
+"""Whether it is for this waiter to be woken by a token (its key, its revision), and for no other."""
 
 
 def queue_prefix(kind: bytes, key: bytes) -> bytes:
-    """Before the items (``q/``) or tokens (``t/``) of a queue; its length keeps ``a`` and ``a/b`` apart."""
+    """The prefix of the items (``q/``) or tokens (``t/``) of a queue; its length keeps ``a`` and ``a/b`` apart."""
     return b"%s%d:%s/" % (kind, len(key), key)
 
 
+TOKENS_MAX: Final = 1024
+"""Tokens that are kept for one wait: with more items than these in its queue, a waiter is woken without one."""
+
+
 async def first_value(
-    kv: aio.Client, key: bytes, revision: int, accept: Callable[[bytes], bool] = lambda _: True
+    control: Control, key: bytes, revision: int, accept: Callable[[bytes], bool] = lambda _: True
 ) -> bytes:
-    """The first value that is written after a revision, among those accepted.
+    """Wait for the first value that is written after a revision, among those accepted.
+
+    Arguments:
+        control: the keys of the store.
+        key: of the value.
+        revision: at which there was no such value.
+        accept: tells whether a value will do.
 
     Raises:
-        Compacted: history from there on is gone.
+        WatchCanceled: the client was closed, or a member refused for good.
     """
-    watch = kv.watch(b"k/" + key, start_revision=revision + 1, no_delete=True)
+    found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def on_changes(changes: Sequence[Event]) -> None:
+        for event in changes:
+            if not found.done() and accept(event.value):
+                found.set_result(event.value)
+
+    reflector = _puts(control, (b"k/" + key, b""), revision, on_changes, found)
     try:
-        return await _accepted(watch, accept)
+        return await found
     finally:
-        watch.cancel()
-
-
-async def _accepted(watch: aio.Watch, accept: Callable[[bytes], bool]) -> bytes:
-    async for event in watch:
-        if accept(event.value):
-            return event.value
-    raise aio.WatchCanceled("the watch was cancelled")
+        reflector.close()
 
 
 class Wait:
-    """For one key that was not there at a revision; the watches begin at once, and end with the ``with`` block."""
+    """A wait for one key that was absent at a revision; it begins at once, and ends with the ``with`` block.
 
-    def __init__(self, ground: Ground, key: bytes, revision: int) -> None:
-        self._ground = ground
-        self._key = key
-        self._watches: list[aio.Watch] = []
-        self._begin(revision)
+    Arguments:
+        control: the keys of the store.
+        key: which.
+        revision: at which it was absent.
+        take_token: None: there are no queues.
+    """
 
-    def _begin(self, revision: int) -> None:
-        kv, start = self._ground.view, revision + 1
-        self._watches = [kv.watch(b"k/" + self._key, start_revision=start, no_delete=True)]
-        if self._ground.has_queues:
-            tokens = queue_prefix(b"t/", self._key)
-            self._watches.append(kv.watch(tokens, prefix=True, start_revision=start, no_delete=True))
+    def __init__(self, control: Control, key: bytes, revision: int, take_token: TakeToken | None) -> None:
+        self._take_token = take_token
+        self._there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tokens: asyncio.Queue[tuple[bytes, int]] = asyncio.Queue()
+        self._reflectors = [_puts(control, (b"k/" + key, b""), revision, self._on_values, self._there)]
+        if take_token is not None:
+            tokens = below(queue_prefix(b"t/", key))
+            self._reflectors.append(_puts(control, tokens, revision, self._on_tokens, self._there))
 
     def __enter__(self) -> Wait:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for watch in self._watches:
-            watch.cancel()
+        for reflector in self._reflectors:
+            reflector.close()
+
+    def _on_values(self, changes: Sequence[Event]) -> None:
+        if changes and not self._there.done():
+            self._there.set_result(None)
+
+    def _on_tokens(self, changes: Sequence[Event]) -> None:
+        for event in changes:
+            if self._tokens.qsize() < TOKENS_MAX:
+                self._tokens.put_nowait((event.key, event.revision))
+            elif not self._there.done():
+                self._there.set_result(None)
 
     async def finished(self) -> None:
         """Return when the key has come true.
@@ -94,34 +100,34 @@ class Wait:
         Raises:
             WatchCanceled: the client was closed, or a member refused for good.
         """
-        while True:
-            with contextlib.suppress(aio.Compacted):
-                await self._first()
-                return
-            self.__exit__()
-            missing = await self._ground.missing([self._key])
-            if not missing:
-                return
-            self._begin(missing[self._key])
-
-    async def _first(self) -> None:
-        value, *tokens = self._watches
-        if not tokens:
-            await _accepted(value, lambda _: True)
+        if self._take_token is None:
+            await self._there
             return
-        tasks = [asyncio.ensure_future(_accepted(value, lambda _: True)), asyncio.ensure_future(self._woken(tokens[0]))]
+        woken = asyncio.ensure_future(self._woken(self._take_token))
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
+            await asyncio.wait((self._there, woken), return_when=asyncio.FIRST_COMPLETED)
+            for waiting in (self._there, woken):
+                if waiting.done():
+                    waiting.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            woken.cancel()
+            await asyncio.gather(woken, return_exceptions=True)
 
-    async def _woken(self, tokens: aio.Watch) -> None:
-        async for event in tokens:
-            if await self._ground.take_token(event.key, event.revision):
-                return
-        raise aio.WatchCanceled("the watch was cancelled")
+    async def _woken(self, take_token: TakeToken) -> None:
+        while not await take_token(*await self._tokens.get()):
+            continue
+
+
+def _puts(
+    control: Control, interval: Interval, revision: int, on_changes: OnChanges, waiting: asyncio.Future[Any]
+) -> Reflector:
+    """What is put into an interval after a revision; a refusal ends the waiting."""
+
+    def on_refused(error: Exception) -> None:
+        if not waiting.done():
+            waiting.set_exception(error)
+            waiting.exception()  # seen: whoever waited may have given up
+
+    reflector = Reflector(control, interval, on_changes, deletes=False, on_refused=on_refused)
+    reflector.start(revision=revision)
+    return reflector

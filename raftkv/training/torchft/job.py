@@ -25,7 +25,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,11 +33,12 @@ from raftkv.client.kv.compares import create_revision, mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, put
 from raftkv.client.library import Client
 from raftkv.client.rpc.retry import Backoff
-from raftkv.client.values import KeyValue
+from raftkv.client.values import Event, KeyValue
 from raftkv.errors import RaftKVError
+from raftkv.training.control import ClientControl
 from raftkv.training.errors import RecordError
+from raftkv.training.reflector import Reflector, below
 from raftkv.training.torchft.lease import DaemonLease
-from raftkv.training.torchft.mirror import Mirror
 from raftkv.training.torchft.records import JobKeys, MemberRecord, QuorumRecord, make_ask
 from raftkv.training.torchft.roster import Answer, Roster
 from raftkv.training.torchft.rules import Ask, Decision, Rules, View, decide
@@ -103,9 +104,9 @@ class Job:
         self._timing = timing
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._head = Mirror(kv, self._keys.head, self._on_head)
-        self._others = Mirror(kv, self._keys.members, self._wake.set)
-        self._watching_others: asyncio.Task[None] | None = None
+        self._control = ClientControl(kv)
+        self._head = Reflector(self._control, below(self._keys.head), self._on_head)
+        self._others: Reflector | None = None
         self._announced: dict[str, str] = {}  # by replica, the number of the ask that its key has
         self._generation = 0
         self._arbiter: KeyValue | None = None
@@ -166,8 +167,8 @@ class Job:
         lease = self._lease.lease
         return self._arbiter is not None and lease is not None and self._arbiter.lease == lease.id
 
-    def _on_head(self) -> None:
-        self._learn(self._head.items.get(self._keys.arbiter), self._head.items.get(self._keys.quorum))
+    def _on_head(self, _: Sequence[Event]) -> None:
+        self._learn(self._head.get(self._keys.arbiter), self._head.get(self._keys.quorum))
         if not self._has_read:
             self._has_read = True
             # They may be on their way back to a service that has just started: no quorum without them at once.
@@ -190,12 +191,12 @@ class Job:
 
     async def run(self) -> None:
         """Serve the job until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._head.run())
-            try:
-                await self._work()
-            finally:
-                self._watch_others(False)
+        self._head.start()
+        try:
+            await self._work()
+        finally:
+            self._head.close()
+            self._watch_others(False)
 
     async def _work(self) -> None:
         backoff = Backoff(max_s=RETRY_MAX_S)
@@ -234,8 +235,8 @@ class Job:
         await self._announce()
         if not self.is_arbiter:
             self.decision = Decision(reason="another daemon decides")
-        elif self._others.revision:
-            await self._decide()
+        elif self._others is not None and self._others.revision:
+            await self._decide(self._others)
 
     async def _stand(self) -> None:
         """Become the arbiter, or learn who is."""
@@ -252,12 +253,12 @@ class Job:
             _log.info("%s: this daemon decides from now on", self.name)
 
     def _watch_others(self, wanted: bool) -> None:
-        if wanted and self._watching_others is None:
-            self._others = Mirror(self._kv, self._keys.members, self._wake.set)
-            self._watching_others = self._loop.create_task(self._others.run())
-        elif not wanted and self._watching_others is not None:
-            self._watching_others.cancel()
-            self._watching_others = None
+        if wanted and self._others is None:
+            self._others = Reflector(self._control, below(self._keys.members), lambda _: self._wake.set())
+            self._others.start()
+        elif not wanted and self._others is not None:
+            self._others.close()
+            self._others = None
 
     # ---- telling the others who is here
 
@@ -296,8 +297,8 @@ class Job:
 
     # ---- deciding
 
-    async def _decide(self) -> None:
-        view = self._view()
+    async def _decide(self, others: Reflector) -> None:
+        view = self._view(others)
         self.decision = decide(view, self.rules, self._loop.time())
         self._tell()
         members = self.decision.members
@@ -316,12 +317,12 @@ class Job:
             self._deliver(record)
         self._wake.set()
 
-    def _view(self) -> View:
+    def _view(self, others: Reflector) -> View:
         """Everything that is known, at this moment."""
         now_s = self._loop.time()
         healthy = set(self.roster.healthy(now_s))
         asks = self.roster.asks()
-        for name, ask in self._others_there():
+        for name, ask in self._others_there(others):
             healthy.add(name)
             if ask is not None and name not in asks and not self._is_answered(name, ask.number):
                 asks[name] = ask, self._seen.setdefault(ask.number, now_s)
@@ -331,9 +332,10 @@ class Job:
             self._awaited = frozenset()
         return View(frozenset(healthy | self._awaited), asks, self.record.members if self.record else None)
 
-    def _others_there(self) -> Iterator[tuple[str, Ask | None]]:
+    def _others_there(self, others: Reflector) -> Iterator[tuple[str, Ask | None]]:
         """Replicas of other daemons; of one that has gone from one daemon to another, the newer key last."""
-        for key, item in sorted(self._others.items.items(), key=lambda pair: pair[1].mod_revision):
+        for item in sorted(others.items.values(), key=lambda item: item.mod_revision):
+            key = item.key.decode(errors="replace")
             daemon_id, replica_id = self._keys.parse_member(key)
             if daemon_id == self._daemon_id:
                 continue

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 
 from raftkv.client.kv.compares import Compare
 from raftkv.client.kv.operations import Operation, Put
-from raftkv.client.values import Event, TxnResult
-from raftkv.errors import ContextDeadlineExceededError
+from raftkv.client.space import Text
+from raftkv.client.values import PUT, Event, TxnResult
+from raftkv.errors import CompactedError, ContextDeadlineExceededError
 from raftkv.training.control import Grant, OnEvents, OnLost
 from raftkv.training.keys import RunKeys
 from tests.training.sim.store import Store
@@ -71,7 +72,14 @@ class FakeControl:
         raise NotImplementedError
 
     def watch(
-        self, key: str, end: str, start_revision: int, on_events: OnEvents, on_lost: OnLost
+        self,
+        key: Text,
+        end: Text,
+        start_revision: int,
+        on_events: OnEvents,
+        on_lost: OnLost,
+        *,
+        deletes: bool = True,
     ) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
         store = self._world.store
@@ -82,7 +90,12 @@ class FakeControl:
             nonlocal sent
             if over:
                 return
-            events = store.events(key, end, sent + 1)
+            try:
+                events = [event for event in store.events(key, end, sent + 1) if deletes or event.type == PUT]
+            except CompactedError as error:
+                cancel()
+                on_lost(error)
+                return
             sent = store.revision
             if events:
                 on_events(sent, events)
@@ -101,8 +114,8 @@ class FakeControl:
         self.watches.append((cancel, on_lost))
         return cancel
 
-    def lose_watch(self) -> None:
-        """The oldest watch ends, as when history was compacted."""
+    def lose_watch(self, error: Exception | None = None) -> None:
+        """End the oldest watch: history was compacted, or what ``error`` says."""
         cancel, on_lost = self.watches.pop(0)
         cancel()
-        on_lost(ConnectionError("compacted"))
+        on_lost(error or CompactedError())

@@ -21,6 +21,7 @@ from typing import Any
 from raftkv.client.errors import UnknownStatus
 from raftkv.client.kv.compares import Compare
 from raftkv.client.kv.operations import Operation
+from raftkv.client.space import Text, to_bytes
 from raftkv.client.values import Event, TxnResult
 from raftkv.errors import UNAVAILABLE, CompactedError, StatusError
 from raftkv.training.control import Grant
@@ -243,14 +244,14 @@ class SimWatch:
     def __init__(
         self,
         link: Link,
-        interval: tuple[str, str],
+        interval: tuple[bytes, bytes],
         start_revision: int,
         on_events: Callable[[int, Sequence[Event]], None],
         on_lost: Callable[[Exception], None],
     ) -> None:
         self._link = link
         self._interval = interval
-        self._start, self._end = interval[0].encode(), interval[1].encode()
+        self._start, self._end = interval
         self._next = self._known = start_revision
         self._connection = -1
         self._on_events = on_events
@@ -360,15 +361,17 @@ class SimControl:
 
     def watch(
         self,
-        key: str,
-        end: str,
+        key: Text,
+        end: Text,
         start_revision: int,
         on_events: Callable[[int, Sequence[Event]], None],
         on_lost: Callable[[Exception], None],
+        *,
+        deletes: bool = True,
     ) -> Callable[[], None]:
-        """See ``Control``."""
+        """See ``Control``; whoever is simulated wants deletions."""
         self._link.calls["watch"] += 1
-        return SimWatch(self._link, (key, end), start_revision, on_events, on_lost).cancel
+        return SimWatch(self._link, (to_bytes(key), to_bytes(end)), start_revision, on_events, on_lost).cancel
 
     async def _call(self, kind: str, apply: Callable[[], Any]) -> Any:
         link = self._link

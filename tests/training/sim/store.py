@@ -23,7 +23,7 @@ from typing import Any, Final
 from raftkv.client.kv.compares import Compare
 from raftkv.client.kv.operations import Delete, Get, GetRange, Operation, Put
 from raftkv.client.kv.txn import Txn
-from raftkv.client.space import Space, to_bytes
+from raftkv.client.space import Space, Text, to_bytes
 from raftkv.client.values import DELETE, PUT, DeleteResult, Event, KeyValue, PutResult, RangeResult, TxnResult
 from raftkv.errors import CompactedError, DuplicateKeyError, LeaseNotFoundError
 
@@ -222,7 +222,7 @@ class Store:
         self.compacted = self.revision
         self.history.clear()
 
-    def events(self, key: str, end: str, first_revision: int) -> list[Event]:
+    def events(self, key: Text, end: Text, first_revision: int) -> list[Event]:
         """Changes of an interval from a revision on, without the previous values.
 
         Raises:

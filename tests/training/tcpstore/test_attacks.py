@@ -437,7 +437,7 @@ class _Kv:
     def view(self, prefix: bytes | str) -> _Kv:
         return self
 
-    def watch(self, key: bytes, **_: Any) -> _Watch:
+    def watch(self, key: bytes, end: bytes | None, **_: Any) -> _Watch:
         self.watches += 1
         self.watches_max = max(self.watches_max, self.watches)
         return _Watch(self)
@@ -447,10 +447,7 @@ class _Watch:
     def __init__(self, kv: _Kv) -> None:
         self._kv = kv
 
-    def __aiter__(self) -> _Watch:
-        return self
-
-    async def __anext__(self) -> Any:
+    async def next_batch(self) -> Any:
         await asyncio.Event().wait()
 
     def cancel(self) -> None:
