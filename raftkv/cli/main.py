@@ -96,8 +96,13 @@ def _serve(words: list[str]) -> int:
         print(f"raftkv: {warning}", file=sys.stderr)
     from raftkv.server.main import run
 
+    extend_http = None
+    if options.config.horovod_run:
+        from raftkv.training.horovod.routes import extension
+
+        extend_http = extension(options.config.horovod_run)
     try:
-        return run(options.config)
+        return run(options.config, extend_http)
     except RaftKVError as error:
         raise CommandError(_one_line(str(error)), ERROR) from None
     except OSError as error:

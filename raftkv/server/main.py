@@ -14,7 +14,7 @@ from typing import Final
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, CorruptionError, StorageError, UnknownEntryError
 from raftkv.server import descriptors, logs
-from raftkv.server.member import Member
+from raftkv.server.member import ExtendHttp, Member
 from raftkv.server.turns import LoopTurns, TurnSelector
 
 _log = logging.getLogger(__name__)
@@ -30,8 +30,12 @@ GC_THRESHOLDS: Final = (10_000, 4, 1_000_000)
 full one holds the loop for 0.2 s with 300,000 keys. Cycles that live longer are not freed, so there must be none."""
 
 
-def run(config: ServerConfig) -> int:
+def run(config: ServerConfig, extend_http: ExtendHttp | None = None) -> int:
     """Serve until a signal or a failure.
+
+    Arguments:
+        config: settings of the member.
+        extend_http: see ``Member``.
 
     Returns:
         The exit code: 0 never (a signal ends the process as that signal would), 1 for a failure,
@@ -48,7 +52,7 @@ def run(config: ServerConfig) -> int:
         descriptors.import_early()
         turns = LoopTurns()
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(TurnSelector(turns))) as runner:
-            received, failure = runner.run(_serve(config, turns))
+            received, failure = runner.run(_serve(config, turns, extend_http))
     except (ConfigError, StorageError, CorruptionError) as error:
         return _complain(str(error))
     if isinstance(failure, UnknownEntryError):
@@ -61,8 +65,10 @@ def run(config: ServerConfig) -> int:
     return 1
 
 
-async def _serve(config: ServerConfig, turns: LoopTurns) -> tuple[signal.Signals, BaseException | None]:
-    member = Member(config, turns)
+async def _serve(
+    config: ServerConfig, turns: LoopTurns, extend_http: ExtendHttp | None
+) -> tuple[signal.Signals, BaseException | None]:
+    member = Member(config, turns, extend_http)
     gc.freeze()
     received = signal.SIGTERM
     loop = asyncio.get_running_loop()

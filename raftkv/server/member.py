@@ -35,10 +35,9 @@ from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
+from raftkv.rpc.server.http import HttpHandler
 from raftkv.rpc.server.server import Server
 from raftkv.server import descriptors, tls
-from raftkv.server.horovod.routes import HorovodService
-from raftkv.server.horovod.scopes import Scopes
 from raftkv.server.http import metrics
 from raftkv.server.http.access import HttpAccess
 from raftkv.server.http.routes import HttpService
@@ -75,6 +74,9 @@ from raftkv.storage.backend.writer import ThreadWriter
 
 _log = logging.getLogger(__name__)
 
+ExtendHttp = Callable[[Recipe, HttpHandler], HttpHandler]
+"""Makes a handler of HTTP requests from the member's keys and the handler that answers what is not its own."""
+
 RECEIVE_OVERHEAD_BYTES: Final = 512 * 1024
 """What a message may be larger than max-request-bytes before it is refused unread (etcd: grpcOverheadBytes)."""
 
@@ -102,10 +104,14 @@ class Member:
     Arguments:
         config: its settings.
         turns: of the loop, for ``/metrics``; None: nobody measures them.
+        extend_http: makes what the HTTP requests of clients go through; None: the member's own routes are all.
     """
 
-    def __init__(self, config: ServerConfig, turns: LoopTurns | None = None) -> None:
+    def __init__(
+        self, config: ServerConfig, turns: LoopTurns | None = None, extend_http: ExtendHttp | None = None
+    ) -> None:
         self.config = config
+        self._extend_http = extend_http
         self.failure: BaseException | None = None
         self._stop = asyncio.Event()
         self._cork = Cork()
@@ -246,9 +252,9 @@ class Member:
         header = HeaderEncoder(durable.cluster_id, durable.member_id)
         responder = Responder(self.node, self._applier, header, self._admission)
         self._recipe = Recipe(responder, self._watch_hub, self._lessor)
-        handler = self._http.handle
-        if config.horovod_run:
-            handler = HorovodService(Scopes(self._recipe, config.horovod_run), handler).handle
+        handler: HttpHandler = self._http.handle
+        if self._extend_http is not None:
+            handler = self._extend_http(self._recipe, handler)
         access = HttpAccess(handler, config.host_whitelist, config.cors)
         server = Server(_client_limits(config), access.handle, answers=self._answers, cork=self._cork)
         KVService(responder, config.max_txn_ops).register(server)

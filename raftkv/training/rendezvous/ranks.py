@@ -51,6 +51,33 @@ def first_ranks(members: Sequence[Member]) -> list[int]:
     return firsts
 
 
+def find_slot(members: Sequence[Member], host: str, local_rank: int) -> Placement | None:
+    """Find one of the ``placements`` by its host and local rank, in a time that grows with the members alone.
+
+    Arguments:
+        members: of the generation, in the order of ranks.
+        host: name of the machine.
+        local_rank: of the slot, among those of its host.
+
+    Returns:
+        None: the host has no such slot.
+    """
+    used: dict[str, int] = defaultdict(int)
+    peers: list[str] = []
+    first, member, rank = 0, -1, -1
+    for index, each in enumerate(members):
+        before = used[each.host]
+        used[each.host] += each.slots
+        if before <= local_rank < used[each.host]:
+            peers.append(each.host)
+            if each.host == host:
+                member, rank = index, first + local_rank - before
+        first += each.slots
+    if rank < 0:
+        return None
+    return Placement(member, rank, local_rank, used[host], peers.index(host), len(peers))
+
+
 def placements(members: Sequence[Member]) -> list[Placement]:
     """The places of all slots, by rank."""
     local_sizes: dict[str, int] = defaultdict(int)

@@ -163,7 +163,10 @@ def test_what_is_refused_says_so_in_a_line(cluster: Cluster, kv: raftkv.Client) 
     assert ask(end, "PUT", "/global/0", b"", {"Host": "evil.example"})[0] == 421
     kv.put(RUN.round, b"damage")
     status, text = ask(end, "GET", "/global/0")
-    assert (status, text) == (500, b"/global/0: a record of the run is damaged: no JSON object: b'damage'\n")
+    assert (status, text) == (
+        500,
+        b"/global/0: a record of the run is damaged: not a round record: Expecting value: line 1 column 1 (char 0)\n",
+    )
     kv.delete(RUN.round)
     assert left(kv) == []
 

@@ -1,4 +1,4 @@
-"""Horovod's HTTP rendezvous on the client port: ``GET``, ``PUT``, ``DELETE /<scope>/<key>``.
+"""Horovod's requests on the client port: ``GET``, ``PUT``, ``DELETE /<scope>/<key>``.
 
 For workers that are told ``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT``; served if ``--horovod-run`` names a run:
 
@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from typing import Final
 
 from raftkv import errors
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, text_response
-from raftkv.server.horovod.scopes import Scopes
-from raftkv.server.horovod.world import DamagedRecordError
+from raftkv.training.errors import RecordError
+from raftkv.training.horovod.scopes import LocalStore, Scopes
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class HorovodService:
             return await self._answer(request, scope, key)
         except errors.StatusError as error:
             return text_response(_status_of(error), f"/{scope}/{key}: {error}")
-        except DamagedRecordError as error:
+        except RecordError as error:
             _log.error("horovod: a record of the run is damaged: %s", error)
             return text_response(500, f"/{scope}/{key}: a record of the run is damaged: {error}")
 
@@ -98,7 +99,12 @@ class HorovodService:
         if match is None:
             return text_response(400, f"{key} is not <host>:<local rank>")
         slot = await self._scopes.slot(match[1], int(match[2]))
-        return HttpResponse(200, str(slot).encode(), _OCTETS)
+        return HttpResponse(200, ",".join(map(str, slot)).encode(), _OCTETS)
+
+
+def extension(run_id: str) -> Callable[[LocalStore, HttpHandler], HttpHandler]:
+    """Make what a member's HTTP requests go through, so that it serves Horovod's workers of a run."""
+    return lambda store, otherwise: HorovodService(Scopes(store, run_id), otherwise).handle
 
 
 def _status_of(error: errors.StatusError) -> int:

@@ -21,17 +21,27 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from raftkv.client.keys import prefix_end
 from raftkv.pb import kv_pb2, rpc_pb2
-from raftkv.server.horovod.world import NO_SLOT, Slot, World, read_round, read_state
-from raftkv.server.recipes.local_client import Recipe, prefix_end
+from raftkv.training.errors import RecordError
+from raftkv.training.keys import RunKeys
+from raftkv.training.records import CLOSED, RUNNING, Round, State
+from raftkv.training.rendezvous.ranks import find_slot, world_size
 
 ROOT: Final = "/raftkv/horovod/"
-TRAINING_ROOT: Final = "/raftkv/train/"
 
 SCOPE_KEYS_MAX: Final = 8192
 """Keys of a scope of workers, a few a rank; they are looked at in one turn when a rank has finished."""
+
+SLOTS_MAX: Final = 1_000_000
+"""Slots of a generation: more are damage, and would hold the member's loop."""
+
+Slot = tuple[int, int, int, int, int, int]
+"""Rank, size, local rank, local size, cross rank, cross size: in the order in which Horovod reads them."""
+
+NO_SLOT: Final[Slot] = (-1, -1, -1, -1, -1, -1)
 
 _WORKERS: Final = re.compile(r"global(_.*)?|local_.+|cross_\d+(_.*)?")
 _RANK: Final = re.compile(r"(?:rank_)?(\d+)")
@@ -39,41 +49,66 @@ _ANONYMOUS: Final[Any] = SimpleNamespace(headers=())
 """On whose behalf: plain HTTP has no metadata of a call."""
 
 
+class LocalStore(Protocol):
+    """What a member lets an extension do with its keys; ``server.recipes.local_client.Recipe`` is one."""
+
+    @property
+    def store(self) -> Any:
+        """The applied state; ``revision`` is its last."""
+        ...
+
+    async def confirm(self) -> None:
+        """Wait until the applied state is at least as new as now."""
+        ...
+
+    def find(self, request: rpc_pb2.RangeRequest) -> list[kv_pb2.KeyValue]:
+        """Read the applied state."""
+        ...
+
+    async def txn(self, call: Any, request: rpc_pb2.TxnRequest) -> tuple[int, rpc_pb2.TxnResponse]:
+        """Execute a txn; returns the revision and the response."""
+        ...
+
+    async def changed(self, *keys: bytes) -> None:
+        """Wait until one of these keys may have changed in the applied state."""
+        ...
+
+
 class Scopes:
     """The scopes of one run.
 
     Arguments:
-        recipe: reads and writes keys on this member.
-        run_id: of the training run whose epochs and ranks count.
+        store: reads and writes keys on this member.
+        run_id: of the training run whose generations and ranks count.
     """
 
-    def __init__(self, recipe: Recipe, run_id: str) -> None:
-        self._recipe = recipe
+    def __init__(self, store: LocalStore, run_id: str) -> None:
+        self._store = store
         self._root = f"{ROOT}{run_id}/"
-        self._round_key = f"{TRAINING_ROOT}{run_id}/round".encode()
-        self._state_key = f"{TRAINING_ROOT}{run_id}/state".encode()
+        keys = RunKeys(run_id)
+        self._round_key, self._state_key = keys.round.encode(), keys.state.encode()
 
     async def get(self, scope: str, key: str) -> bytes | None:
         """The value of a key; None: there is none (an empty value is one).
 
         Raises:
             StatusError: there is no quorum that could tell.
-            DamagedRecordError: the record of the run is not readable.
+            RecordError: the record of the run is not readable.
         """
-        await self._recipe.confirm()
-        found = self._find(self._place(scope, key, self._world()[1]))
+        await self._store.confirm()
+        found = self._find(self._place(scope, key, self._round()[1]))
         return found.value if found is not None else None
 
     async def put(self, scope: str, key: str, value: bytes) -> None:
         """Set a key. A rank that puts something has not finished. Raises as ``get``."""
         while True:
-            await self._recipe.confirm()
-            revision, world = self._world()
-            writes = [_put(self._place(scope, key, world), value)]
+            await self._store.confirm()
+            revision, current = self._round()
+            writes = [_put(self._place(scope, key, current), value)]
             rank = _rank(scope, key)
             if rank is not None:
-                writes.append(_delete(self._done(scope, rank, world)))
-            past = self._root.encode(), self._epoch(world).encode()
+                writes.append(_delete(self._done(scope, rank, current)))
+            past = self._root.encode(), self._base(current).encode()
             if self._list(*past, limit=1):
                 writes.append(_delete(*past))
             if await self._write(revision, writes):
@@ -83,55 +118,63 @@ class Scopes:
         """A rank is done with a scope: clear it if all are. In a plain table: delete the key. Raises as ``get``."""
         rank = _rank(scope, key)
         while True:
-            await self._recipe.confirm()
-            revision, world = self._world()
+            await self._store.confirm()
+            revision, current = self._round()
             if rank is None:
-                writes = [_delete(self._place(scope, key, world))]
+                writes = [_delete(self._place(scope, key, current))]
             else:
-                writes = [_put(self._done(scope, rank, world), b"")]
+                writes = [_put(self._done(scope, rank, current), b"")]
             if await self._write(revision, writes):
                 break
         if rank is not None:
-            await self._clear_if_over(scope, world)
+            await self._clear_if_over(scope, current)
 
     async def slot(self, host: str, local_rank: int) -> Slot:
-        """The place of a worker in the present epoch; waits while there is none. Raises as ``get``."""
+        """Find the place of a worker in the present generation; waits while there is none. Raises as ``get``."""
         while True:
-            await self._recipe.confirm()
-            state = self._find(self._state_key)
-            _, world = self._world()
-            if state is not None:
-                epoch, phase = read_state(state.value)
-                if phase == "closed":
+            await self._store.confirm()
+            found = self._find(self._state_key)
+            _, current = self._round()
+            if found is not None:
+                state = State.decode(found.value)
+                if state.phase == CLOSED:
                     return NO_SLOT
-                if phase == "running" and world is not None and world.epoch == epoch:
-                    return world.slot(host, local_rank)
-            await self._recipe.changed(self._round_key, self._state_key)
+                if state.phase == RUNNING and current is not None and current.epoch == state.epoch:
+                    place = find_slot(current.members, host, local_rank)
+                    return NO_SLOT if place is None else (place.rank, world_size(current.members), *place[2:])
+            await self._store.changed(self._round_key, self._state_key)
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
-    def _epoch(self, world: World | None) -> str:
-        return f"{self._root}{world.epoch if world is not None else 0:012d}/"
+    def _base(self, current: Round | None) -> str:
+        return f"{self._root}{current.epoch if current is not None else 0:012d}/"
 
-    def _place(self, scope: str, key: str, world: World | None) -> bytes:
-        return f"{self._epoch(world)}key/{scope}/{key}".encode()
+    def _place(self, scope: str, key: str, current: Round | None) -> bytes:
+        return f"{self._base(current)}key/{scope}/{key}".encode()
 
-    def _done(self, scope: str, rank: str, world: World | None) -> bytes:
-        return f"{self._epoch(world)}done/{scope}/{rank}".encode()
+    def _done(self, scope: str, rank: str, current: Round | None) -> bytes:
+        return f"{self._base(current)}done/{scope}/{rank}".encode()
 
-    def _world(self) -> tuple[int, World | None]:
-        """Revision of the round record (0: there is none), and what it says."""
+    def _round(self) -> tuple[int, Round | None]:
+        """Read the run's record: its mod revision (0: there is none), and what it says."""
         found = self._find(self._round_key)
-        return (0, None) if found is None else (found.mod_revision, read_round(found.value))
+        if found is None:
+            return 0, None
+        current = Round.decode(found.value)
+        if current.epoch < 0 or any(member.slots < 0 for member in current.members):
+            raise RecordError(Round.NAME, "it has negative numbers")
+        if world_size(current.members) > SLOTS_MAX:
+            raise RecordError(Round.NAME, f"it has more than {SLOTS_MAX} slots")
+        return found.mod_revision, current
 
     # -- reading and writing -----------------------------------------------------------------------------------------
 
     def _find(self, key: bytes) -> kv_pb2.KeyValue | None:
-        return next(iter(self._recipe.find(rpc_pb2.RangeRequest(key=key))), None)
+        return next(iter(self._store.find(rpc_pb2.RangeRequest(key=key))), None)
 
     def _list(self, start: bytes, end: bytes, limit: int = 0) -> list[bytes]:
         request = rpc_pb2.RangeRequest(key=start, range_end=end, limit=limit, keys_only=True)
-        return [found.key for found in self._recipe.find(request)]
+        return [found.key for found in self._store.find(request)]
 
     async def _write(self, round_revision: int, writes: Sequence[rpc_pb2.RequestOp]) -> bool:
         """Write, unless another epoch has begun."""
@@ -144,19 +187,19 @@ class Scopes:
         return await self._txn([fence], writes)
 
     async def _txn(self, compares: Sequence[rpc_pb2.Compare], writes: Sequence[rpc_pb2.RequestOp]) -> bool:
-        _, response = await self._recipe.txn(_ANONYMOUS, rpc_pb2.TxnRequest(compare=compares, success=writes))
+        _, response = await self._store.txn(_ANONYMOUS, rpc_pb2.TxnRequest(compare=compares, success=writes))
         return response.succeeded
 
-    async def _clear_if_over(self, scope: str, world: World | None) -> None:
+    async def _clear_if_over(self, scope: str, current: Round | None) -> None:
         """Delete a scope with which all its ranks have finished; one that somebody begins anew meanwhile stays.
 
         One with more keys than ranks can have is left to the next epoch: looking at all of them would hold the member.
         """
-        keys = self._place(scope, "", world)
-        done = self._done(scope, "", world)
+        keys = self._place(scope, "", current)
+        done = self._done(scope, "", current)
         cleared = False
         while not cleared:
-            revision = self._recipe.store.revision
+            revision = self._store.store.revision
             there = self._list(keys, prefix_end(keys), limit=SCOPE_KEYS_MAX + 1)
             ended = self._list(done, prefix_end(done), limit=SCOPE_KEYS_MAX + 1)
             ranks = {_rank(scope, _last_part(key)) for key in there} - {None}

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from raftkv.pb import kv_pb2, rpc_pb2
-from raftkv.server.horovod.scopes import SCOPE_KEYS_MAX, Scopes
+from raftkv.training.horovod.scopes import SCOPE_KEYS_MAX, Scopes
 
 
 class _Store:

@@ -1,1 +1,0 @@
-"""Horovod's rendezvous over HTTP."""
