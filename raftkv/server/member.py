@@ -50,8 +50,8 @@ from raftkv.server.node.disk import Disk
 from raftkv.server.node.housekeeping import Housekeeping
 from raftkv.server.node.leader_log import LeaderLog
 from raftkv.server.node.node import Node, NodeSettings
+from raftkv.server.node.proposals import request_ids
 from raftkv.server.node.readiness import Readiness
-from raftkv.server.node.request_ids import request_ids
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport, peer_metadata
 from raftkv.server.recipes.election import ElectionService

@@ -15,10 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_VERSION
 from raftkv.server.lease.times import TTL_BUCKETS_S, LeaseTimes
 from raftkv.server.node.node import Node
 from raftkv.server.peer.transport import Transport
-from raftkv.server.version import ETCD_CLUSTER_VERSION, ETCD_VERSION
 from raftkv.server.watch.hub import WatchHub
 from raftkv.storage.mvcc import Store
 

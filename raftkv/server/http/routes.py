@@ -17,10 +17,10 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 from raftkv.raft.types import NONE
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
+from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_STORAGE_VERSION, ETCD_VERSION
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
 from raftkv.server.node.readiness import Readiness
-from raftkv.server.version import ETCD_CLUSTER_VERSION, ETCD_STORAGE_VERSION, ETCD_VERSION
 
 _JSON: Final = (("content-type", "application/json"),)
 _CHECKED: Final = (("content-type", "text/plain; charset=utf-8"), ("x-content-type-options", "nosniff"))

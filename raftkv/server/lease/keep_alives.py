@@ -39,6 +39,9 @@ class Requests(Protocol):
     known: dict[bytes, tuple[int, bytes, int]]
     """Requests parsed before."""
 
+    def renew_at_once(self, lease_id: int) -> int:
+        """Renew a lease if that needs nobody else: its TTL in seconds, or 0."""
+
     def keep_alive(self, pending: PendingKeepAlive) -> None:
         """Renew a lease, and answer."""
 
@@ -98,7 +101,13 @@ class KeepAliveStream:
         lease_id, id_field, grace_ms = service.known.get(data) or service.parse_keep_alive(data)
         self._unanswered += 1
         # The header says how things stood before the renewal, as etcd's does.
-        service.keep_alive(_ClientKeepAlive(lease_id, grace_ms, self, service.header() + id_field))
+        head = service.header() + id_field
+        ttl_s = service.renew_at_once(lease_id)
+        if ttl_s:
+            self.kept(lease_id, grace_ms, ttl_s)
+            self.answer(head + integer(3, ttl_s))
+            return
+        service.keep_alive(_ClientKeepAlive(lease_id, grace_ms, self, head))
 
     def kept(self, lease_id: int, grace_ms: int, ttl_s: int) -> None:
         """A keep-alive is about to be answered."""

@@ -38,7 +38,7 @@ from raftkv.rpc.cork import Cork
 from raftkv.server.lease.graces import ConnectionLost
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE, OnLeader, Question
 from raftkv.server.lease.renewals import RENEW_MAX, Done, Expiry, PendingKeepAlive, Renewals
-from raftkv.server.lease.times import BEAT_S, PATIENCE_S, LeaseClock, LeaseTimes
+from raftkv.server.lease.times import BEAT_S, FRESH, PATIENCE_S, LeaseClock, LeaseTimes
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter
 from raftkv.server.services.leader_guard import ELECTIONS
@@ -108,6 +108,10 @@ class Lessor:
         self._expiry = Expiry(self.times, self._propose)
         self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
         self._random = random.SystemRandom()
+        self._cork = cork
+        # Of the keep-alives of this turn; 0: there were none.
+        self._deadline = 0.0
+        self._is_recent = False
         self._arrived: list[PendingKeepAlive] = []
         self._gathering: asyncio.TimerHandle | None = None
         self._promotion: asyncio.Task[None] | None = None
@@ -193,6 +197,7 @@ class Lessor:
     def leader_changed(self) -> None:
         """Take up or lay down the decisions about leases; hand what waits to whoever leads now."""
         node = self._node
+        self.flush()
         self.times.demote()
         self._expiry.surrender()
         self._cancel_confirmations()
@@ -242,16 +247,46 @@ class Lessor:
         """Until when a request that comes now is worth an answer (loop time)."""
         return self._loop.time() + self._node.settings.request_timeout_s
 
+    def renew_at_once(self, lease_id: int) -> int:
+        """Renew a lease that this leader may renew from memory: no turn of the loop lies before the answer.
+
+        Returns:
+            Its TTL in seconds; 0 if the keep-alive has to wait for something (``keep_alive``), or the lease is gone.
+        """
+        if not self._deadline:
+            self._begin_turn()
+        times = self.times
+        if self._is_recent and times.renew(lease_id) == FRESH:
+            times.renewed_total += 1
+            return times.ttl_s(lease_id)
+        return 0
+
     def keep_alive(self, pending: PendingKeepAlive) -> None:
-        """Renew a lease, and answer: at once where that is safe."""
-        now = self._loop.time()
-        pending.deadline = now + self._node.settings.request_timeout_s
-        if not self._arrived and self._on_leader.is_recent(now):
+        """Renew a lease, and answer when that is safe."""
+        if not self._deadline:
+            self._begin_turn()
+        pending.deadline = self._deadline
+        if self._is_recent:
             self._renewals.take_one(pending)
             return
         self._arrived.append(pending)
         if self._gathering is None:
             self._begin_batch()
+
+    def _begin_turn(self) -> None:
+        """Find out once for all keep-alives of a turn whether they may be answered from memory.
+
+        Every turn of the node ends with a flush of the cork, so what holds now holds for as long as this is used.
+        """
+        now = self._loop.time()
+        self._deadline = now + self._node.settings.request_timeout_s
+        self._is_recent = not self._arrived and self._on_leader.is_recent(now)
+        self._cork.touch(self)
+
+    def flush(self) -> None:
+        """End a turn that brought keep-alives: the next one is looked at anew."""
+        self._deadline = 0.0
+        self._is_recent = False
 
     def _begin_batch(self) -> None:
         # Until these are answered, others gather: to another member they cost the same, few or many.

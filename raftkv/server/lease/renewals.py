@@ -88,33 +88,28 @@ class Renewals:
         # Proposals of an earlier leadership may still call back.
         self._leadership = 0
 
+    def take(self, batch: Sequence[PendingKeepAlive]) -> None:
+        """Answer keep-alives, now or later; the leadership of this member was confirmed after they came."""
+        for pending in batch:
+            self.take_one(pending)
+        self.flush()
+
     def take_one(self, pending: PendingKeepAlive) -> None:
         """Answer a keep-alive, now or later; the leadership of this member was confirmed a moment ago.
 
         The RENEW that it may need is proposed at the end of the turn, for all that the turn brings.
         """
-        if self._renew(pending) and len(self._unlogged) == 1:
-            self._cork.touch(self)
-
-    def take(self, batch: Sequence[PendingKeepAlive]) -> None:
-        """Answer keep-alives, now or later; the leadership of this member was confirmed after they came."""
-        for pending in batch:
-            self._renew(pending)
-        self.flush()
-
-    def _renew(self, pending: PendingKeepAlive) -> bool:
-        """Renew a lease here; whether its keep-alive waits for the next RENEW."""
         times, lease_id = self._times, pending.lease_id
         state = times.renew(lease_id)
         if state == lease_times.FRESH:
             times.renewed_total += 1
             pending.answer(times.ttl_s(lease_id))
         elif state == lease_times.UNLOGGED:
+            if not self._unlogged:
+                self._cork.touch(self)
             self._unlogged.append(pending)
-            return True
         else:
             self._settle_over(pending, state)
-        return False
 
     def _settle_over(self, pending: PendingKeepAlive, state: int) -> None:
         if state == lease_times.GONE:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -23,7 +24,7 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.calls import UnaryCall
-from raftkv.rpc.server.server import Server
+from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.lease.graces import ConnectionLost, Graces
 from raftkv.server.lease.keep_alives import KeepAliveStream, MemberBatch
@@ -34,6 +35,8 @@ from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
 
 T = TypeVar("T", bound=Any)
+LeaderHandler = Callable[[Any], Awaitable[list[bytes]]]
+"""Does what only the leader can: from the request to the pieces of the response."""
 
 _METHODS: Final = SERVICES["etcdserverpb.Lease"]
 KNOWN_MAX: Final = 100_000
@@ -57,6 +60,7 @@ class LeaseService:
         self.cork = cork
         self._lessor = lessor
         self.keep_alive = lessor.keep_alive
+        self.renew_at_once = lessor.renew_at_once
         self.known: dict[bytes, tuple[int, bytes, int]] = {}
         self._responder = responder
         self._admission = responder.admission
@@ -180,9 +184,14 @@ class LeaseService:
 
     # -- for other members -------------------------------------------------------------------------------------------
 
-    def for_members(self) -> dict[Method, Callable[[Any], Awaitable[list[bytes]]]]:
-        """What other members may ask this one while it leads: the handler of each method, from request to response."""
-        return {RENEW: self._renew, TIME_TO_LIVE: self._time_to_live, SHORTEN: self._shorten}
+    def for_members(self) -> dict[str, AsyncUnaryHandler]:
+        """What other members may ask this one while it leads: handlers by path, for the peer port."""
+        handlers: dict[Method, LeaderHandler] = {
+            RENEW: self._renew,
+            TIME_TO_LIVE: self._time_to_live,
+            SHORTEN: self._shorten,
+        }
+        return {method.path: partial(_handle, method, handler) for method, handler in handlers.items()}
 
     async def _renew(self, request: raft_pb2.LeaseRenewRequest) -> list[bytes]:
         batch = MemberBatch(request.ids)
@@ -202,6 +211,12 @@ class LeaseService:
         ]
         await self._lessor.shorten(lost, is_local=False)
         return [b""]
+
+
+async def _handle(method: Method, handler: LeaderHandler, data: bytes, _call: UnaryCall) -> list[bytes]:
+    request = parse_or_raise(method.request, data)
+    with refusals():
+        return await handler(request)
 
 
 def _lease_status(end: tuple[float, int]) -> bytes:

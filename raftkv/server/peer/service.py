@@ -8,14 +8,15 @@ otherwise: a message of a stranger could unseat the leader.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
 from raftkv.pb import raft_pb2
-from raftkv.pb.services import SERVICES, Method
+from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
@@ -23,7 +24,6 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.peer.codec import decode
 from raftkv.server.peer.transport import CLUSTER_ID_KEY, FROM_KEY, TO_KEY
-from raftkv.server.services.responder import parse_or_raise, refusals
 
 _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["raftkvpb.Peer"]
@@ -40,10 +40,6 @@ class Databases(Protocol):
         """Note that the loop has been given the message."""
 
 
-LeaderHandler = Callable[[Any], Awaitable[list[bytes]]]
-"""Does what only the leader can: from the request to the pieces of the response, or raises StatusError."""
-
-
 class PeerService:
     """Handlers of raftkvpb.Peer.
 
@@ -52,7 +48,7 @@ class PeerService:
         is_member: whether an id belongs to the cluster.
         receive: takes the messages of a batch.
         snapshots: takes databases.
-        for_leader: what other members may ask this one while it leads.
+        for_leader: what other members may ask this one while it leads: handlers by path.
     """
 
     def __init__(
@@ -62,7 +58,7 @@ class PeerService:
         is_member: Callable[[int], bool],
         receive: Callable[[list[Message]], None],
         snapshots: Databases,
-        for_leader: Mapping[Method, LeaderHandler],
+        for_leader: Mapping[str, AsyncUnaryHandler],
     ) -> None:
         self._cluster_id = cluster_id
         self._member_id = member_id
@@ -77,16 +73,12 @@ class PeerService:
         """Serve the methods."""
         server.stream(_METHODS["Raft"].path, self.raft)
         server.stream(_METHODS["InstallSnapshot"].path, self.install_snapshot)
-        for method, handler in self._for_leader.items():
-            server.unary_async(method.path, self._checked(method, handler))
+        for path, handler in self._for_leader.items():
+            server.unary_async(path, partial(self._checked, handler))
 
-    def _checked(self, method: Method, handler: LeaderHandler) -> AsyncUnaryHandler:
-        async def checked(data: bytes, call: UnaryCall) -> list[bytes]:
-            self._check(call)
-            with refusals():
-                return await handler(parse_or_raise(method.request, data))
-
-        return checked
+    async def _checked(self, handler: AsyncUnaryHandler, data: bytes, call: UnaryCall) -> bytes | list[bytes]:
+        self._check(call)
+        return await handler(data, call)
 
     async def raft(self, call: StreamCall) -> None:
         """Take batches until the sender leaves."""

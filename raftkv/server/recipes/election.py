@@ -19,7 +19,6 @@ from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.rpc.status import RpcError
 from raftkv.server.recipes.local_client import Recipe, created_at, refusal
 from raftkv.server.recipes.lock import LEASE_TTL_S
 from raftkv.server.recipes.observer import Observer
@@ -133,8 +132,6 @@ class ElectionService:
     async def observe(self, call: StreamCall) -> None:
         """Send who leads, and every change of that, until the client goes."""
         message = await call.receive()
-        if message is None:
-            raise RpcError(errors.INTERNAL, "a request is missing")
         request: election_pb2.LeaderRequest = self._recipe.admit(call, _METHODS["Observe"], message)
         observer = Observer(self._recipe, request.name, call)
         end = self._guard.until_leader_lost(call)

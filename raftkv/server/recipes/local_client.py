@@ -23,8 +23,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
-from google.protobuf.message import DecodeError
-
 from raftkv import errors
 from raftkv.apply import check, ranges
 from raftkv.apply.applier import Outcome
@@ -34,7 +32,7 @@ from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.status import RpcError
-from raftkv.server.services.responder import Responder
+from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 from raftkv.server.watch.hub import WatchHub
 
 OPERATIONS_MAX: Final = 4
@@ -105,19 +103,15 @@ class Recipe:
 
         server.unary_async(method.path, run)
 
-    def admit(self, call: ServerCall, method: Method, message: bytes) -> Any:
+    def admit(self, call: ServerCall, method: Method, message: bytes | None) -> Any:
         """The request, parsed, of a caller whom this member serves.
 
         Raises:
             RpcError: it is not one, or not served here; with the code that every service gives.
         """
-        try:
-            request = method.request.FromString(message)
+        request = parse_or_raise(method.request, message)
+        with refusals():
             self.responder.admission.check_read(call, serializable=False)
-        except DecodeError as error:
-            raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
-        except errors.StatusError as error:
-            raise RpcError(error.code, str(error)) from None
         return request
 
     def answer(self, revision: int, response: Any) -> bytes:

@@ -11,7 +11,6 @@ from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.rpc.status import RpcError
 from raftkv.server.services.responder import parse, parse_or_raise
 
 _METHODS: Final = SERVICES["grpc.health.v1.Health"]
@@ -38,10 +37,7 @@ def _check(call: UnaryCall, data: bytes) -> None:
 
 
 async def _watch(call: StreamCall) -> None:
-    data = await call.receive()
-    if data is None:
-        raise RpcError(errors.INTERNAL, "a request is missing")
-    known = not parse_or_raise(health_pb2.HealthCheckRequest, data).service
+    known = not parse_or_raise(health_pb2.HealthCheckRequest, await call.receive()).service
     await call.send(_SERVING if known else _UNKNOWN)
     # The status never changes while the server runs; the stream lasts until one end leaves.
     await asyncio.get_running_loop().create_future()

@@ -18,9 +18,8 @@ from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.status import RpcError
-from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise
-from raftkv.server.version import ETCD_STORAGE_VERSION, ETCD_VERSION
+from raftkv.server import ETCD_STORAGE_VERSION, ETCD_VERSION
+from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
 from raftkv.storage.hash import KVHash, hash_database
 from raftkv.storage.mvcc import Store
 
@@ -104,9 +103,8 @@ class MaintenanceService:
         """Hash of the key space up to a revision; equal on all members that have it."""
         request = parse_or_raise(rpc_pb2.HashKVRequest, data)
         try:
-            result = await self._compute(request.revision)
-        except errors.StatusError as error:
-            raise RpcError(error.code, str(error)) from None
+            with refusals():
+                result = await self._compute(request.revision)
         except errors.InvariantError as error:
             self._responder.node.fatal(error)  # the history here is damaged
             raise

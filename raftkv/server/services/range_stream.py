@@ -9,17 +9,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from google.protobuf.message import DecodeError
-
 from raftkv import errors
 from raftkv.apply import check, response
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.rpc.status import RpcError
 from raftkv.server.node.slices import Work, hold
-from raftkv.server.services.responder import Responder
+from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 from raftkv.storage.key_value import key_of
 from raftkv.storage.mvcc_range import PinnedView
 from raftkv.storage.selection import Selection, collect
@@ -47,11 +44,9 @@ class RangeStreamService:
 
     async def range_stream(self, call: StreamCall) -> None:
         """Read an interval in chunks."""
-        request = await _receive(call)
-        try:
+        request = parse_or_raise(rpc_pb2.RangeRequest, await call.receive())
+        with refusals():
             await self._serve(call, request)
-        except errors.StatusError as error:
-            raise RpcError(error.code, str(error)) from None
 
     async def _serve(self, call: StreamCall, request: rpc_pb2.RangeRequest) -> None:
         check.check_range(request)
@@ -110,16 +105,6 @@ class RangeStreamService:
             return kvs
 
         return hold(self._store.pin, read)
-
-
-async def _receive(call: StreamCall) -> rpc_pb2.RangeRequest:
-    data = await call.receive()
-    if data is None:
-        raise RpcError(errors.INTERNAL, "a request is missing")
-    try:
-        return rpc_pb2.RangeRequest.FromString(data)
-    except DecodeError as error:
-        raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
 
 
 def _check_streamable(request: rpc_pb2.RangeRequest) -> None:

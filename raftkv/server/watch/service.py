@@ -18,6 +18,7 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.admission import Admission
 from raftkv.server.services.leader_guard import LeaderGuard
+from raftkv.server.services.responder import refusals
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream
 
@@ -91,10 +92,8 @@ class WatchService:
 
     async def watch(self, call: StreamCall) -> None:
         """Serve one client until it leaves."""
-        try:
+        with refusals():
             self._admission.check_metadata(call)
-        except errors.StatusError as error:
-            raise RpcError(error.code, str(error)) from None
         end = self._guard.until_leader_lost(call)
         stream = WatchStream(self._hub, call, self._fragment_bytes, lambda error: _fail(end, error))
         tasks = [

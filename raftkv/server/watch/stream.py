@@ -14,13 +14,11 @@ from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import Final, Protocol
 
-from google.protobuf.message import DecodeError
-
 from raftkv import errors
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import PREFIX
-from raftkv.rpc.status import RpcError
+from raftkv.server.services.responder import parse_or_raise
 from raftkv.server.watch import messages
 from raftkv.server.watch.index import WATCHER_BYTES, Watcher
 
@@ -140,10 +138,7 @@ class WatchStream:
         Raises:
             RpcError: the bytes are no WatchRequest.
         """
-        try:
-            request = rpc_pb2.WatchRequest.FromString(data)
-        except DecodeError as error:
-            raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
+        request = parse_or_raise(rpc_pb2.WatchRequest, data)
         kind = None if self.is_closed else request.WhichOneof("request_union")
         if kind == "create_request":
             self._create(request.create_request)

@@ -82,7 +82,7 @@ class Member:
         self.after_outage = False
         self.clock = LeaseClock(lambda: world.now)
         self.times = LeaseTimes(self.clock, self._lease_ended)
-        self.renewals = Renewals(self.times, self.clock, self._propose, world.retry, Cork())
+        self.renewals = Renewals(self.times, self.clock, self._propose, world.retry, Cork(lambda flush: None))
         self.expiry = Expiry(self.times, self._propose)
         self.machine.applier.leases.observer = self.times
 
