@@ -1,6 +1,6 @@
 """How long a rendezvous of many nodes takes, and what it costs the cluster: raftkv, beside torch's own.
 
-    python bench/rdzv_scale.py [--nodes 64,256,1024] [--rounds 3] [--idle 5] [--c10d 64] [--json]
+    python -m bench.rdzv_scale [--nodes 64,256,1024] [--rounds 3] [--idle 5] [--c10d 64] [--json]
 
 Three real members with fsync; the nodes are memberships of `raftkv.training` in processes of 64 threads, each with a
 connection of its own. For every size:
@@ -31,14 +31,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import raftkv
+from bench.compare import machine
+from tests.procs import RAFTKV, Cluster
+
 ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(ROOT))
-
-import raftkv  # noqa: E402
-from bench.compare import machine  # noqa: E402
-from tests.procs import RAFTKV, Cluster  # noqa: E402
-
 RESULTS = ROOT / "bench" / "rdzv_results.json"
 NODES_A_PROCESS = 64
 WAIT_S = 300.0

@@ -23,6 +23,7 @@ import threading
 import time
 from collections import Counter
 from typing import Any
+from unittest import mock
 
 import raftkv
 from raftkv.client.rpc import core, streams
@@ -56,10 +57,8 @@ def count_calls() -> None:
         CALLS[_name(request)] += 1
         send_nowait(self, request)
 
-    core.Client._call = counted_call  # type: ignore[method-assign]
-    core.Client.stream = counted_stream  # type: ignore[method-assign]
-    streams.Stream.send = counted_send  # type: ignore[method-assign]
-    streams.Stream.send_nowait = counted_send_nowait  # type: ignore[method-assign]
+    mock.patch.multiple(core.Client, _call=counted_call, stream=counted_stream).start()
+    mock.patch.multiple(streams.Stream, send=counted_send, send_nowait=counted_send_nowait).start()
 
 
 def _name(request: Any) -> str:

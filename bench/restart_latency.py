@@ -1,6 +1,6 @@
 """How long a training job stands still after a fault: from the kill to the first allreduce of the next world.
 
-    python bench/restart_latency.py [--backend raftkv,c10d,c10d-tuned] [--fault worker,node,...] [--trials 10] [--json]
+    python -m bench.restart_latency [--backend raftkv,c10d,c10d-tuned] [--fault worker,node,...] [--trials 10] [--json]
 
 Three members of raftkv with fsync, three agents of torchrun (`--nnodes=2:4`, one worker each, gloo) that run
 `examples/train_allreduce.py`, all on this machine. `node0` is the node of rank 0, with c10d the one that keeps its
@@ -30,17 +30,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import raftkv
+from bench.compare import machine
+from bench.restart_faults import FAULTS, NODES, Fault, Outcome, run_trial
+from bench.restart_job import BACKENDS, Backend, Job, Unrecovered
+from bench.restart_report import Line, show, write
+from tests.procs import ETCD, RAFTKV, Cluster, data_directory, free_port
+
 ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):  # run as a file
-    sys.path.insert(0, str(ROOT))
-
-import raftkv  # noqa: E402
-from bench.compare import machine  # noqa: E402
-from bench.restart_faults import FAULTS, NODES, Fault, Outcome, run_trial  # noqa: E402
-from bench.restart_job import BACKENDS, Backend, Job, Unrecovered  # noqa: E402
-from bench.restart_report import Line, show, write  # noqa: E402
-from tests.procs import ETCD, RAFTKV, Cluster, data_directory, free_port  # noqa: E402
-
 DEFAULT_BACKENDS = ("raftkv", "c10d", "c10d-tuned")
 C10D_TRIALS = {"c10d": 1, "c10d-tuned": 3}
 """At most so many: each may take two minutes."""

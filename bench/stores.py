@@ -1,6 +1,6 @@
 """torch's own TCPStore, the gateway and ``raftkv.torch.Store``, one beside the other on this machine.
 
-    python bench/stores.py [--calls 500] [--json]
+    python -m bench.stores [--calls 500] [--json]
 
 For each: calls a second of ``set`` (TCPStore's are not answered: so many, then one ``get``), ``get`` and ``add`` by one
 client, and milliseconds from a ``set`` to the return of a ``wait`` of another client, the median. raftkv is three real

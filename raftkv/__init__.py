@@ -91,7 +91,8 @@ _PLACES: Final = {
 }  # fmt: skip
 _MODULES: Final = {name: f"raftkv.{place}" for place, names in _PLACES.items() for name in names}
 
-__all__ = ["Compacted", "__version__", "aio", "errors", *sorted(_MODULES)]  # noqa: PLE0604
+__all__ = ["Compacted", "__version__", "aio", "errors"]
+__all__.extend(sorted(_MODULES))
 
 
 def __getattr__(name: str) -> Any:

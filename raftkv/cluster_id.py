@@ -23,22 +23,19 @@ URL_SCHEMES = ("http", "https", "unix", "unixs")
 
 
 def member_id(peer_urls: Iterable[str], cluster_token: str, added_at_s: int | None = None) -> int:
-    """The id of a member.
+    """Return the id of a member: 64 bits, never printed but in hexadecimal.
 
     Arguments:
         peer_urls: its peer URLs, in any order.
         cluster_token: ``initial-cluster-token``.
         added_at_s: Unix time of a member added at run time; None for a founding member.
-
-    Returns:
-        64 bits, never printed but in hexadecimal.
     """
     text = "".join(sorted(peer_urls)) + cluster_token
     return _head(text.encode() if added_at_s is None else f"{text}{added_at_s}".encode())
 
 
 def cluster_id(member_ids: Iterable[int]) -> int:
-    """The id of a cluster that these members found, in any order."""
+    """Return the id of a cluster that these members found, in any order."""
     return _head(b"".join(member.to_bytes(8, "big") for member in sorted(member_ids)))
 
 
@@ -47,7 +44,11 @@ def _head(data: bytes) -> int:
 
 
 def founding_members(initial_cluster: str, cluster_token: str) -> dict[int, tuple[str, tuple[str, ...]]]:
-    """Every founding member: id to name and peer URLs, in order of id.
+    """Return every founding member: id to name and peer URLs, in order of id.
+
+    Arguments:
+        initial_cluster: ``name=URL,name=URL``.
+        cluster_token: ``initial-cluster-token``.
 
     Raises:
         ConfigError: the text is malformed, or two members share an id (the same URLs twice).
@@ -77,7 +78,7 @@ def parse_initial_cluster(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def format_initial_cluster(cluster: Mapping[str, Iterable[str]]) -> str:
-    """The inverse of ``parse_initial_cluster``, sorted."""
+    """Return the text that ``parse_initial_cluster`` reads, sorted."""
     return ",".join(sorted(f"{name}={url}" for name, urls in cluster.items() for url in urls))
 
 
@@ -109,6 +110,6 @@ def _checked_url(text: str) -> str:
 
 
 def split_url(url: str) -> tuple[str, str, int]:
-    """Scheme, host (without brackets) and port of a checked URL."""
+    """Return scheme, host (without brackets) and port of a checked URL."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or 0

@@ -56,7 +56,7 @@ class TLSFiles:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """One member's settings; see the docstring of each field."""
+    """The settings of one member; each field says its unit and its danger."""
 
     # --- the member
     name: str = DEFAULT_NAME
@@ -207,7 +207,7 @@ class ServerConfig:
         return cluster_id.member_id(urls or self.initial_advertise_peer_urls, self.initial_cluster_token)
 
     def founding_members(self) -> dict[int, tuple[str, tuple[str, ...]]]:
-        """All founding members: id to name and peer URLs."""
+        """Return all founding members: id to name and peer URLs."""
         return cluster_id.founding_members(self.initial_cluster, self.initial_cluster_token)
 
     def check_bootstrap(self) -> None:

@@ -64,7 +64,7 @@ CODE_NAMES: Final[dict[int, str]] = {
 
 
 class RaftKVError(Exception):
-    """Root of the tree."""
+    """The root of the tree."""
 
 
 class InvariantError(RaftKVError):

@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.client.sync.client import Client, connect
@@ -40,12 +40,20 @@ from raftkv.training.records import EXIT, Fault
 from raftkv.training.rendezvous.sync_participant import Membership
 from raftkv.training.rendezvous.world import World
 
-try:
-    from jax._src.clusters import ClusterEnv
-except ImportError as missing:
-    raise ImportError(
-        f"raftkv.jax needs JAX, and finds none that it knows (pip install jax==0.10.2): {missing}"
-    ) from None
+if TYPE_CHECKING:
+
+    class ClusterEnv:
+        """The base of JAX's cluster environments; JAX is not there when types are checked."""
+
+        _cluster_types: ClassVar[list[type[ClusterEnv]]]
+
+else:
+    try:
+        from jax._src.clusters import ClusterEnv
+    except ImportError as missing:
+        raise ImportError(
+            f"raftkv.jax needs JAX, and finds none that it knows (pip install jax==0.10.2): {missing}"
+        ) from None
 
 DEFAULT_NODES: Final = "1:1024"
 WORKER: Final = ("RAFTKV_RUN_ID", "RAFTKV_RANK", "RAFTKV_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -54,13 +62,13 @@ WORKER: Final = ("RAFTKV_RUN_ID", "RAFTKV_RANK", "RAFTKV_WORLD_SIZE", "MASTER_AD
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands.
+    """The place of this process among all.
 
     Attributes:
         coordinator: address of process 0's service.
-        count: of processes.
-        id: of this one.
-        local_id: on its machine; None: it has the machine to itself.
+        count: number of processes.
+        id: number of this one.
+        local_id: its number on its machine; None: it has the machine to itself.
     """
 
     coordinator: str
@@ -69,23 +77,23 @@ class Place:
     local_id: int | None
 
 
-class RaftKVCluster(ClusterEnv):  # type: ignore[misc]
-    """What JAX asks; it finds this class by itself."""
+class RaftKVCluster(ClusterEnv):
+    """The cluster environment that JAX finds by itself and asks who takes part."""
 
     name: str = "raftkv"
     _place: Place | None = None
 
     @classmethod
     def is_env_present(cls) -> bool:
-        """Whether the environment names a run."""
+        """Return whether the environment names a run."""
         return "RAFTKV_JOB" in os.environ or all(name in os.environ for name in WORKER)
 
     @classmethod
     def get_coordinator_address(cls, timeout_secs: int | None, override_coordinator_port: str | None) -> str:
-        """Where process 0 serves; the first question that JAX asks, so here the run begins.
+        """Return where process 0 serves; the first question that JAX asks, so here the run begins.
 
         Arguments:
-            timeout_secs: for the processes to come together; None: 300.
+            timeout_secs: seconds for the processes to come together; None: 300.
             override_coordinator_port: instead of a free one.
 
         Raises:
@@ -102,17 +110,17 @@ class RaftKVCluster(ClusterEnv):  # type: ignore[misc]
 
     @classmethod
     def get_process_count(cls) -> int:
-        """Processes of the run."""
+        """Return the number of processes of the run."""
         return cls._known().count
 
     @classmethod
     def get_process_id(cls) -> int:
-        """This one's."""
+        """Return the number of this process."""
         return cls._known().id
 
     @classmethod
     def get_local_process_id(cls) -> int | None:
-        """This one's on its machine, if it shares it: then JAX gives it one device."""
+        """Return the number of this process on its machine, if it shares it: then JAX gives it one device."""
         return cls._known().local_id
 
     @classmethod
@@ -133,11 +141,12 @@ def join(environment: Mapping[str, str], timeout_s: float, port: str | None = No
     """Take part in the run that the environment names; this process is in it until it ends.
 
     Arguments:
-        environment: see the module.
-        timeout_s: for the other processes to come.
+        environment: the variables that the module lists.
+        timeout_s: seconds for the other processes to come.
         port: of the service, if this is process 0; None: a free one.
 
-    Raises: as ``RaftKVCluster.get_coordinator_address``.
+    Raises:
+        ConfigError, JoinTimeout, RunClosed, RunConflict, StatusError: as of ``RaftKVCluster.get_coordinator_address``.
     """
     endpoints = environment.get("RAFTKV_ENDPOINTS", "127.0.0.1:2379")
     config = run_config(environment, _own_address(endpoints), timeout_s)
@@ -166,7 +175,12 @@ def join(environment: Mapping[str, str], timeout_s: float, port: str | None = No
 
 
 def run_config(environment: Mapping[str, str], address: str, timeout_s: float) -> RunConfig:
-    """The run of an environment.
+    """Return the settings of the run that an environment names.
+
+    Arguments:
+        environment: the variables that the module lists.
+        address: of this process, for the others.
+        timeout_s: seconds for the processes to come together.
 
     Raises:
         ConfigError: a variable cannot be read.

@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def raftkv_session_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
-    """The cluster behind ``raftkv_cluster``, as the tests left it; for fixtures of a wider scope."""
+    """Start the cluster behind ``raftkv_cluster``, as the tests left it; for fixtures of a wider scope."""
     from raftkv.client.local.cluster import local
     from raftkv.errors import RaftKVError
 
@@ -56,7 +56,7 @@ def raftkv_session_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster
 
 @pytest.fixture
 def raftkv_cluster(raftkv_session_cluster: LocalCluster) -> Iterator[LocalCluster]:
-    """A running cluster without keys and leases: ``.endpoints``, ``.connect()``, ``.members``."""
+    """Offer a running cluster without keys and leases: ``.endpoints``, ``.connect()``, ``.members``."""
     raftkv_session_cluster.reset()
     yield raftkv_session_cluster
     raftkv_session_cluster.close_clients()
@@ -64,5 +64,5 @@ def raftkv_cluster(raftkv_session_cluster: LocalCluster) -> Iterator[LocalCluste
 
 @pytest.fixture
 def raftkv_client(raftkv_cluster: LocalCluster) -> Client:
-    """A client of ``raftkv_cluster``, closed after the test."""
+    """Offer a client of ``raftkv_cluster``, closed after the test."""
     return raftkv_cluster.connect()

@@ -15,14 +15,14 @@ def check(history: History, prefix: str) -> list[Violation]:
     final = _final_read(history, prefix)
     if final is None:
         return [Violation("no final read", f"nobody read all of {prefix} at the end")]
-    fate = {op.request.key: op for op in history.operations if isinstance(op.request, Put)}
+    fate = {op.request.key: (op, op.request.value) for op in history.operations if isinstance(op.request, Put)}
     found = []
-    for key, operation in fate.items():
+    for key, (operation, value) in fate.items():
         if operation.kind == "ok" and key not in final:
             found.append(Violation("lost element", f"{key} was acknowledged and is gone", (operation.id,)))
         if operation.kind == "fail" and key in final:
             found.append(Violation("refused but done", f"{key} was refused for certain", (operation.id,)))
-        if key in final and final[key] != operation.request.value:  # type: ignore[union-attr]
+        if key in final and final[key] != value:
             found.append(Violation("wrong value", f"{key} holds {final[key]}", (operation.id,)))
     found += [Violation("phantom element", f"{key}, which nobody added") for key in final if key not in fate]
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from raftkv import errors
 from raftkv.apply import request as requests
@@ -24,13 +24,21 @@ class MetaStore(Protocol):
     """Small records of the member, committed together with the applied index."""
 
     def meta_put(self, bucket: bytes, key: bytes, value: bytes) -> None:
-        """Write a record."""
+        """Write a record.
+
+        Arguments:
+            bucket, key, value: as of ``Store.meta_put``.
+        """
 
     def meta_delete(self, bucket: bytes, key: bytes) -> None:
-        """Remove a record."""
+        """Remove a record, present or not.
+
+        Arguments:
+            bucket, key: as of ``Store.meta_put``.
+        """
 
     def meta_items(self, bucket: bytes) -> Iterable[tuple[bytes, bytes]]:
-        """All records of a bucket, by key."""
+        """Return all records of a bucket, by key."""
 
 
 class Alarms:
@@ -64,7 +72,7 @@ class Alarms:
         self.corrupt = rpc_pb2.CORRUPT in kinds
 
     def execute(self, request: rpc_pb2.AlarmRequest) -> list[rpc_pb2.AlarmMember]:
-        """Carry out GET, ACTIVATE or DEACTIVATE; the alarms that the response lists.
+        """Carry out GET, ACTIVATE or DEACTIVATE; return the alarms that the response lists.
 
         Raises:
             TooManyRequestsError: ``ALARMS_MAX`` are raised.
@@ -78,15 +86,18 @@ class Alarms:
         return []
 
     def raised(self, alarm: int = rpc_pb2.NONE) -> list[rpc_pb2.AlarmMember]:
-        """The raised alarms of a kind, NONE for all, by member id."""
+        """Return the raised alarms of a kind, NONE for all, by member id."""
         return [
-            rpc_pb2.AlarmMember(memberID=member_id, alarm=kind)  # type: ignore[arg-type]
-            for member_id, kind in sorted(self._raised)
-            if alarm in (rpc_pb2.NONE, kind)
+            _alarm_member(member_id, kind) for member_id, kind in sorted(self._raised) if alarm in (rpc_pb2.NONE, kind)
         ]
 
     def refusal(self, kind: int, request: object) -> errors.StatusError | None:
-        """Why a write cannot be applied now, if an alarm forbids it."""
+        """Return why a write cannot be applied now, if an alarm forbids it.
+
+        Arguments:
+            kind: of the request.
+            request: the parsed message.
+        """
         if self.corrupt and kind in _REFUSED_WHEN_CORRUPT:
             return errors.CorruptClusterError()
         if self.no_space and can_grow(kind, request):
@@ -101,7 +112,7 @@ class Alarms:
         self._raised.add((member_id, alarm))
         self._note()
         self._store.meta_put(self._bucket, _KEY.pack(member_id, alarm), b"")
-        return [rpc_pb2.AlarmMember(memberID=member_id, alarm=alarm)]  # type: ignore[arg-type]
+        return [_alarm_member(member_id, alarm)]
 
     def _deactivate(self, member_id: int, alarm: int) -> list[rpc_pb2.AlarmMember]:
         if (member_id, alarm) not in self._raised:
@@ -109,7 +120,12 @@ class Alarms:
         self._raised.remove((member_id, alarm))
         self._note()
         self._store.meta_delete(self._bucket, _KEY.pack(member_id, alarm))
-        return [rpc_pb2.AlarmMember(memberID=member_id, alarm=alarm)]  # type: ignore[arg-type]
+        return [_alarm_member(member_id, alarm)]
+
+
+def _alarm_member(member_id: int, alarm: int) -> rpc_pb2.AlarmMember:
+    # An open enum: the message takes any number, also a kind that this version does not know.
+    return rpc_pb2.AlarmMember(memberID=member_id, alarm=cast("rpc_pb2.AlarmType", alarm))
 
 
 _REFUSED_WHEN_CORRUPT: Final = frozenset(
@@ -127,5 +143,10 @@ _ALWAYS_GROW: Final = frozenset((requests.Kind.PUT, requests.Kind.LEASE_GRANT))
 
 
 def can_grow(kind: int, request: object) -> bool:
-    """Whether applying the request may make the store larger."""
+    """Return whether applying a request may make the store larger.
+
+    Arguments:
+        kind: of the request.
+        request: the parsed message.
+    """
     return kind in _ALWAYS_GROW or (isinstance(request, rpc_pb2.TxnRequest) and txn.has_put(request))

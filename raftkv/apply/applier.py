@@ -38,7 +38,7 @@ Kind = requests.Kind
 
 
 class WriteTxn(txn.WriteView, Protocol):
-    """A write txn with its end."""
+    """A write transaction with its end."""
 
     def end(self) -> object:
         """Make the writes visible to readers."""
@@ -48,33 +48,42 @@ class Store(txn.PathView, ranges.SmallView, MetaStore, Protocol):
     """The part of the MVCC store that applying needs."""
 
     def lease_key_count(self, lease: int) -> int:
-        """How many keys are attached to a lease."""
+        """Return the number of keys attached to a lease."""
 
     def begin(self) -> WriteTxn:
-        """Open a write txn."""
+        """Open a write transaction."""
 
     def poison(self) -> None:
         """Commit nothing any more."""
 
     def compact(self, revision: int, on_done: Callable[[], None] | None = None) -> None:
-        """Make revisions below unreadable and schedule their removal."""
+        """Make revisions below one unreadable and schedule their removal.
+
+        Arguments:
+            revision: the oldest one that stays readable.
+            on_done: called when the removal is durable.
+        """
 
     @property
     def is_compacting(self) -> bool:
         """Whether a removal is not finished yet."""
 
     def pin(self) -> PinnedView:
-        """The present, for reads that take long."""
+        """Return a view of the present, for reads that take long."""
 
     def lease_keys_unordered(self, lease: int) -> list[bytes]:
-        """The keys attached to a lease."""
+        """Return the keys attached to a lease, in any order."""
 
     def known_count(self, key: bytes, range_end: bytes) -> int:
-        """Keys of an interval that a read of it looks at."""
+        """Return the number of keys of an interval that a read of it looks at.
+
+        Arguments:
+            key, range_end: the interval, as on the wire.
+        """
 
 
 class Outcome:
-    """What one applied entry answers.
+    """The answer of one applied entry.
 
     Attributes:
         revision: for the response header.
@@ -114,7 +123,7 @@ PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
 
 
 class Applier:
-    """Executes entries in log order.
+    """The state machine: it executes entries in log order.
 
     Arguments:
         store: the MVCC store.
@@ -162,7 +171,11 @@ class Applier:
         }
 
     def apply(self, kind: int, body: bytes, request: Any = None, *, is_answered: bool = True) -> Outcome:
-        """Execute one entry at once, however long it takes; see ``begin``."""
+        """Execute one entry at once, however long it takes.
+
+        Arguments:
+            kind, body, request, is_answered: as of ``begin``, which also says what is raised.
+        """
         outcome = self.begin(kind, body, request, is_answered=is_answered)
         return outcome if isinstance(outcome, Outcome) else txn.finish(outcome)
 
@@ -190,6 +203,7 @@ class Applier:
         try:
             if request is None:
                 request = PARSERS[kind](body)
+            # The alarms are part of the state, so every member refuses the same entries.
             if self.alarms.any:
                 refusal = self.alarms.refusal(kind, request)
                 if refusal is not None:
@@ -198,6 +212,7 @@ class Applier:
             return outcome if isinstance(outcome, Outcome) else self._drive(kind, outcome)
         except errors.StatusError as error:
             return Outcome(self.store.revision, error=error)
+        # Only a faulty or hostile member proposes such bytes; refusing them alike keeps the members equal.
         except DecodeError:
             return Outcome(self.store.revision, error=errors.MalformedEntryError())
         except BaseException as error:
@@ -261,7 +276,9 @@ class Applier:
             executed = path if self._is_answered else txn.without_answers(path)
             txn.spend_intervals(self.store, executed, budget)
         except txn.Costly:
+            # Nothing was changed yet: the path is chosen again, from the same state and with the same result.
             return self._txn_in_pieces(request, self._is_answered)
+        # The path with its answers, because what is refused must not depend on whether somebody waits here.
         txn.check_path(self.store, path, self.leases)
         write = self.store.begin()
         body = txn.execute(write, executed)
@@ -274,6 +291,7 @@ class Applier:
         yield
         if not is_answered:
             path = txn.without_answers(path)
+        # Sub-revisions have 24 bits; a revision that overflows half-way could not be undone.
         self._check_changes(txn.count_changes(self.store, path))
         write = self.store.begin()
         body = yield from txn.execute_in_pieces(write, path)

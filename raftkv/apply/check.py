@@ -48,7 +48,10 @@ def check_delete_range(request: rpc_pb2.DeleteRangeRequest) -> None:
 
 
 def check_alarm(request: rpc_pb2.AlarmRequest) -> None:
-    """Refuse an unknown action, and to raise an unknown alarm. One of an old log may be listed and disarmed."""
+    """Refuse an unknown action, and to raise an unknown alarm.
+
+    An unknown alarm in an old log may be listed and disarmed.
+    """
     if request.action not in _ACTIONS:
         raise errors.InvalidAlarmError(f"raftkv: unknown alarm action {request.action}")
     if request.action == rpc_pb2.AlarmRequest.ACTIVATE and request.alarm not in _ALARMS:
@@ -56,7 +59,15 @@ def check_alarm(request: rpc_pb2.AlarmRequest) -> None:
 
 
 def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> None:
-    """Refuse a txn that is too large, has an invalid operation, or writes a key twice in one branch."""
+    """Refuse a txn that is too large, has an invalid operation, or writes a key twice in one branch.
+
+    Arguments:
+        request: the txn.
+        operations_max: ``max-txn-ops``, for each list and for nested lists together with those around them.
+
+    Raises:
+        TooManyOperationsError, DuplicateKeyError: and those of the checks of single operations.
+    """
     _check_operations(request, operations_max, [OPERATIONS_TOTAL_MAX])
     for branch in (request.success, request.failure):
         _check_branch(branch)
@@ -91,7 +102,7 @@ def _check_operation(operation: rpc_pb2.RequestOp, operations_max: int, left: li
 
 
 class _Written:
-    """What one branch writes: keys put, and intervals deleted, merged so that each key is in one at most."""
+    """The writes of one branch: keys put, and intervals deleted, merged so that each key is in one at most."""
 
     __slots__ = ("deletes", "puts")
 
@@ -100,11 +111,13 @@ class _Written:
         self.deletes = Intervals()
 
     def size(self) -> int:
-        """How much it is to merge into another."""
+        """Return how much it is to merge into another."""
         return len(self.puts) + len(self.deletes)
 
     def merge(self, other: _Written) -> _Written:
-        """The union; the larger of the two is changed and returned, so that each key moves O(log n) times in all."""
+        """Return the union; the larger of the two is changed and returned, so that each key moves O(log n) times in
+        all.
+        """
         into, one = (self, other) if self.size() >= other.size() else (other, self)
         into.puts |= one.puts
         into.deletes.update(one.deletes)
@@ -124,7 +137,11 @@ class Intervals:
         return len(self._lows)
 
     def add(self, low: bytes, high: bytes) -> None:
-        """Join an interval to those that it overlaps; one that holds no key is none."""
+        """Join an interval to those that it overlaps; one that holds no key is none.
+
+        Arguments:
+            low, high: the interval ``low <= key < high``.
+        """
         if low >= high:
             return
         first = bisect_left(self._highs, low)
@@ -135,7 +152,7 @@ class Intervals:
         self._highs[first:last] = [high]
 
     def update(self, other: Intervals) -> None:
-        """Join all of another's."""
+        """Join all intervals of another set."""
         for low, high in zip(other._lows, other._highs, strict=True):
             self.add(low, high)
 
@@ -144,7 +161,7 @@ class Intervals:
         return position >= 0 and key < self._highs[position]
 
     def touch(self, keys: Collection[bytes]) -> bool:
-        """Whether any of the keys is in one."""
+        """Return whether any of the keys is in an interval."""
         return bool(self._lows) and any(key in self for key in keys)
 
 

@@ -26,31 +26,51 @@ BYTES_PER_PIECE: Final = 256 * 1024
 
 
 class Walk(Protocol):
-    """An interval being gone through."""
+    """A walk through an interval at a revision."""
 
     done: bool
 
     def take(self, keys_max: int) -> list[State]:
-        """What exists of the next known keys."""
+        """Return the states of those of the next known keys that exist at the revision."""
 
 
 class Reader(Protocol):
     """The part of the store's reader used here."""
 
     def state(self, key: bytes, main: int) -> State | None:
-        """A key at a revision."""
+        """Return the state of a key at a revision; ``None`` if it did not exist.
+
+        Arguments:
+            key: the key.
+            main: the main revision.
+        """
 
     def walk(self, key: bytes, end: bytes, main: int) -> Walk:
-        """An interval at a revision."""
+        """Return a walk through an interval.
+
+        Arguments:
+            key, end: the interval, as on the wire.
+            main: the main revision.
+        """
 
     def lease_at(self, key: bytes, revision: int) -> int:
-        """The lease that a value was put with."""
+        """Return the id of the lease that a value was put with, 0 for none.
+
+        Arguments:
+            key: the key.
+            revision: packed revision of the put.
+        """
 
     def record(self, revision: int) -> bytes:
-        """The KeyValue of a packed revision."""
+        """Return the KeyValue of a packed revision."""
 
     def load_all(self, revisions: list[int], size_bytes_max: int) -> list[bytes]:
-        """The first KeyValues of packed revisions."""
+        """Return the first KeyValues of packed revisions.
+
+        Arguments:
+            revisions: packed revisions.
+            size_bytes_max: bytes that are enough; at least one KeyValue is returned.
+        """
 
 
 class View(Protocol):
@@ -69,18 +89,31 @@ class View(Protocol):
 
 
 def holds(view: View, compare: Compare) -> bool:
-    """Whether a predicate on a single key holds."""
+    """Return whether a predicate on a single key holds.
+
+    Arguments:
+        view: what it is evaluated on.
+        compare: the predicate; its ``range_end`` is empty.
+    """
     reader, target = view.reader, compare.target
     state = reader.state(compare.key, view.revision)
+    # etcd compares with zeros for a key that does not exist, but a value that does not exist equals and orders with
+    # nothing.
     if state is None:
         return target != Compare.VALUE and _matches(compare.result, 0, _wanted(compare))
     return _matches(compare.result, _operand(reader, target, state), _wanted(compare))
 
 
 def all_hold(view: View, compares: Iterable[Compare]) -> Generator[None, None, bool]:
-    """Whether all predicates hold, single keys and intervals."""
+    """Return whether all predicates hold, on single keys and on intervals, with a pause after each piece.
+
+    Arguments:
+        view: what they are evaluated on.
+        compares: the predicates.
+    """
     conditions: dict[tuple[bytes, bytes, int], _Condition] = {}
     for compare in compares:
+        # Compares of one interval and target are merged, so that the interval is walked once, however many there are.
         name = compare.key, compare.range_end, compare.target
         condition = conditions.get(name)
         if condition is None:
@@ -109,11 +142,12 @@ def _holds_throughout(
             states = states[len(values) :]
             yield
         yield
+    # An interval without keys counts as one key that does not exist.
     return not is_empty or (target != Compare.VALUE and condition.passes_all((0,)))
 
 
 class _Condition:
-    """What every operand of an interval must satisfy: the conjunction of its compares."""
+    """The conjunction of compares that every operand of an interval must satisfy."""
 
     __slots__ = ("equal", "greater", "is_false", "less", "unequal")
 

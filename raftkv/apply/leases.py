@@ -30,39 +30,56 @@ TTL_MAX_S: Final = 9_000_000_000
 
 
 class WriteTxn(Protocol):
-    """The part of a write txn that deletes the keys of a lease."""
+    """The part of a write transaction that deletes the keys of a lease."""
 
     def delete_range(self, key: bytes, end: bytes = b"") -> object:
-        """Delete a key."""
+        """Delete a key.
+
+        Arguments:
+            key: the key.
+            end: empty.
+        """
 
     def end(self) -> object:
-        """Make it visible."""
+        """Make the deletions visible to readers."""
 
 
 class LeaseStore(MetaStore, Protocol):
     """The part of the store used here."""
 
     def begin(self) -> WriteTxn:
-        """Open a write txn."""
+        """Open a write transaction."""
 
     def lease_keys_unordered(self, lease: int) -> list[bytes]:
-        """The keys attached to a lease, in any order."""
+        """Return the keys attached to a lease, in any order."""
 
 
 class LeaseObserver(Protocol):
-    """Told of changes as they are applied. Must not change any state that applying reads."""
+    """A listener to the leases of a member, called as entries are applied; it must not change any state that applying
+    reads.
+    """
 
     def granted(self, lease_id: int, ttl_s: int) -> None:
-        """A lease exists now."""
+        """Note that a lease exists now.
+
+        Arguments:
+            lease_id: its id.
+            ttl_s: its TTL in seconds.
+        """
 
     def renewed(self, lease_ids: Sequence[int]) -> None:
-        """Leases were renewed; some may be gone."""
+        """Note that leases were renewed; some may be gone."""
 
     def ended(self, lease_id: int, *, expired: bool) -> None:
-        """A lease is gone: it was revoked, or found expired."""
+        """Note that a lease is gone.
+
+        Arguments:
+            lease_id: its id.
+            expired: whether it expired; else it was revoked.
+        """
 
     def reloaded(self, granted: dict[int, int]) -> None:
-        """Everything was replaced by a snapshot."""
+        """Note that everything was replaced by a snapshot: ``granted`` is the TTL in seconds of each lease."""
 
 
 class _Nobody:
@@ -80,14 +97,14 @@ class _Nobody:
 
 
 class Leases:
-    """The leases that exist.
+    """The leases that exist, by id.
 
     Arguments:
         store: where they and their keys are kept.
 
     Attributes:
         granted: id to TTL (seconds).
-        observer: told of changes.
+        observer: called with each change.
     """
 
     def __init__(self, store: LeaseStore) -> None:
@@ -103,11 +120,15 @@ class Leases:
         self.observer.reloaded(self.granted)
 
     def exists(self, lease_id: int) -> bool:
-        """Whether the lease is granted and has not ended."""
+        """Return whether a lease is granted and has not ended."""
         return lease_id in self.granted
 
     def grant(self, lease_id: int, ttl_s: int) -> None:
         """Add a lease.
+
+        Arguments:
+            lease_id: its id, not 0.
+            ttl_s: its TTL in seconds, at most ``TTL_MAX_S``.
 
         Raises:
             LeaseExistsError: the id is in use.
@@ -136,8 +157,13 @@ class Leases:
     def end(self, lease_ids: Iterable[int], changes_max: int, *, expired: bool) -> Generator[None, None, None]:
         """End those of the leases that exist, with a pause after each piece.
 
-        The keys of a lease are deleted, in order, in a revision of its own: none if it has none, several if it has
-        more than ``changes_max``.
+        The keys of a lease are deleted, in order, in a revision of its own: none if it has none, several if it has more
+        than ``changes_max``.
+
+        Arguments:
+            lease_ids: the leases.
+            changes_max: keys deleted in one revision.
+            expired: whether they expired; else they were revoked.
         """
         for lease_id in lease_ids:
             if lease_id in self.granted:
@@ -163,5 +189,5 @@ class Leases:
             left -= changes_max
 
     def renew(self, lease_ids: Sequence[int]) -> None:
-        """Note that leases were renewed. The state stays as it is: time is nothing that members agree on."""
+        """Pass on to the observer that leases were renewed. The state stays as it is: members do not agree on time."""
         self.observer.renewed(lease_ids)

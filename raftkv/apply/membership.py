@@ -41,7 +41,9 @@ class Membership:
             self._save(member)
 
     def set_attributes(self, record: raft_pb2.MemberRecord) -> None:
-        """A member published its name and client URLs; unknown members are ignored, as they may have left."""
+        """Take over the name and the client URLs that a member published; unknown members are ignored, as they may have
+        left.
+        """
         member = self.members.get(record.member.ID)
         if member is None:
             return
@@ -53,7 +55,7 @@ class Membership:
         self._save(changed)
 
     def list(self) -> list[rpc_pb2.Member]:
-        """All members by id."""
+        """Return all members by id."""
         return [self.members[member_id] for member_id in sorted(self.members)]
 
     def _save(self, member: rpc_pb2.Member) -> None:

@@ -21,7 +21,7 @@ Answer = tuple[int, list[bytes]]
 
 
 class RangeResult(Protocol):
-    """What a view answers: stored KeyValue bytes in key order, the size of the interval, the current revision."""
+    """The answer of a view: stored KeyValue bytes in key order, the size of the interval, the current revision."""
 
     @property
     def kvs(self) -> list[bytes]:
@@ -49,7 +49,15 @@ class ReadView(Protocol):
         count_only: bool = False,
         keys_only: bool = False,
     ) -> RangeResult:
-        """Read an interval; ``range_end`` as on the wire, revision and limit <= 0 for current and none."""
+        """Read an interval.
+
+        Arguments:
+            key, range_end: the interval, as on the wire.
+            revision: main revision to read at; 0 or less is the present.
+            limit: return at most so many KeyValues; 0 or less is no limit.
+            count_only: return no KeyValues.
+            keys_only: leave values out.
+        """
 
     def select(
         self,
@@ -60,7 +68,11 @@ class ReadView(Protocol):
         revision: int = 0,
         grow: Callable[[int], None] = no_limit,
     ) -> Pieces:
-        """Begin to read what is selected of an interval."""
+        """Begin to read what is selected of an interval.
+
+        Arguments:
+            key, range_end, selection, revision, grow: as of ``Store.select``.
+        """
 
     @property
     def revision(self) -> int:
@@ -68,7 +80,11 @@ class ReadView(Protocol):
 
 
 def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:
-    """The view's revision and the body of the RangeResponse.
+    """Execute a Range at once; return the view's revision and the body of the RangeResponse.
+
+    Arguments:
+        view: the store, or the write transaction in progress.
+        request: checked already.
 
     Raises:
         CompactedError: the revision asked for is below the compact revision.
@@ -94,13 +110,27 @@ class SmallView(Protocol):
     def small_range(
         self, key: bytes, range_end: bytes, limit: int, keys_max: int, size_bytes_max: int
     ) -> RangeResult | None:
-        """Read an interval, unless it is large."""
+        """Read an interval, unless it is large.
+
+        Arguments:
+            key, range_end, limit, keys_max, size_bytes_max: as of ``Store.small_range``.
+        """
 
 
 def execute_small(
     view: SmallView, request: rpc_pb2.RangeRequest, keys_max: int, size_bytes_max: int
 ) -> tuple[int, bytes] | None:
-    """Like ``execute``, for a plain request for the present of few keys; None for any other, and for large values."""
+    """Execute a Range at once if it is a plain one for the present of few keys; return ``None`` for any other.
+
+    Arguments:
+        view: the store.
+        request: checked already.
+        keys_max: known keys of the interval above which they are not few.
+        size_bytes_max: bytes of KeyValues above which they are not few.
+
+    Returns:
+        as ``execute``.
+    """
     if request.revision > 0 or request.count_only or _is_selection(request):
         return None
     limit = request.limit
@@ -129,11 +159,16 @@ def _is_selection(request: rpc_pb2.RangeRequest) -> bool:
 def in_pieces(
     view: ReadView, request: rpc_pb2.RangeRequest, grow: Callable[[int], None] = no_limit
 ) -> Generator[None, None, Answer]:
-    """Execute it a small piece at a time, with a pause after each.
+    """Execute a Range a small piece at a time, with a pause after each.
 
     Arguments:
         view: must stay as it is meanwhile: a pinned view, or the write txn of the entry that is being applied.
-        grow: told of the bytes that the answer takes more than before (less, if negative); raises when it is too much.
+        request: checked already.
+        grow: called with the bytes that the answer takes more than before (less, if negative); raises when they are too
+            many.
+
+    Returns:
+        the view's revision, and the parts of the body of the RangeResponse.
 
     Raises:
         CompactedError, FutureRevisionError: as ``execute``.
@@ -167,7 +202,7 @@ def in_pieces(
 
 
 def finish(work: Generator[None, None, Answer]) -> Answer:
-    """Do all of it at once."""
+    """Do all the pieces at once and return the answer."""
     while True:
         try:
             next(work)

@@ -19,7 +19,14 @@ _RANGE_ANSWER: Final = 1
 def in_pieces(
     view: txn.PathView, request: rpc_pb2.TxnRequest, grow: Callable[[int], None] = no_limit
 ) -> Generator[None, None, ranges.Answer]:
-    """The view's revision and the body of the TxnResponse; see ``ranges.in_pieces``.
+    """Execute a read-only txn a small piece at a time, with a pause after each.
+
+    Arguments:
+        view, grow: as of ``ranges.in_pieces``.
+        request: checked already; it has ranges only.
+
+    Returns:
+        the view's revision, and the parts of the body of the TxnResponse.
 
     Raises:
         CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.

@@ -24,7 +24,7 @@ VERSIONED_FIRST: Final = 128
 
 
 class Kind(enum.IntEnum):
-    """What the body of an entry is."""
+    """The kinds of entries: what the body is."""
 
     PUT = 1
     DELETE_RANGE = 2
@@ -39,12 +39,20 @@ class Kind(enum.IntEnum):
 
 
 def encode(kind: int, request_id: int, body: bytes) -> bytes:
-    """The data of a log entry."""
+    """Return the data of a log entry.
+
+    Arguments:
+        kind: of the request.
+        request_id: by which its waiter is found.
+        body: the client's protobuf bytes.
+    """
     return _HEADER.pack(kind, request_id) + body
 
 
 def decode(data: bytes) -> tuple[int, int, bytes] | None:
-    """Kind, request id and body of an entry's data; None for one too short to be a request: it changes nothing."""
+    """Return kind, request id and body of an entry's data; ``None`` for one too short to be a request: it changes
+    nothing.
+    """
     if len(data) < HEADER_SIZE_BYTES:
         return None
     kind, request_id = _HEADER.unpack_from(data)
@@ -52,7 +60,11 @@ def decode(data: bytes) -> tuple[int, int, bytes] | None:
 
 
 def needed_version(kind: int, body: bytes) -> str:
-    """The version of raftkv that knows a kind which this one does not, as far as the entry tells."""
+    """Return the version of raftkv that knows a kind which this one does not, as far as the entry tells.
+
+    Arguments:
+        kind, body: of the entry.
+    """
     if kind >= VERSIONED_FIRST and len(body) >= 2:
         return f"{body[0]}.{body[1]} or later"
     return "of a later version"

@@ -23,54 +23,90 @@ _TAGS: Final = tuple(bytes((number,)) for number in range(128))
 
 
 def field(number: int, value: bytes) -> bytes:
-    """A length-delimited field; numbers below 16."""
+    """Return a length-delimited field.
+
+    Arguments:
+        number: of the field, below 16.
+        value: its bytes.
+    """
     return _TAGS[number << 3 | 2] + varint(len(value)) + value
 
 
 def head(number: int, size_bytes: int) -> bytes:
-    """What comes before the bytes of a length-delimited field; numbers below 16."""
+    """Return what comes before the bytes of a length-delimited field.
+
+    Arguments:
+        number: of the field, below 16.
+        size_bytes: number of its bytes.
+    """
     return _TAGS[number << 3 | 2] + varint(size_bytes)
 
 
 def integer(number: int, value: int) -> bytes:
-    """An integer or boolean field, nothing when zero; numbers below 16."""
+    """Return an integer or boolean field, nothing when it is zero.
+
+    Arguments:
+        number: of the field, below 16.
+        value: its value.
+    """
     return _TAGS[number << 3] + varint(value) if value else b""
 
 
 def range_body(kvs: Iterable[bytes], more: bool, count: int) -> bytes:
-    """Body of a RangeResponse: fields kvs=2, more=3, count=4."""
+    """Return the body of a RangeResponse: fields kvs=2, more=3, count=4.
+
+    Arguments:
+        kvs: serialized KeyValues.
+        more: whether the limit left any out.
+        count: keys of the interval.
+    """
     parts = [field(2, kv) for kv in kvs]
     parts.append(range_end(more, count))
     return b"".join(parts)
 
 
 def range_kvs(kvs: Iterable[bytes]) -> bytes:
-    """The KeyValues of a RangeResponse, or some of them: the body may be put together from pieces."""
+    """Return the KeyValues of a RangeResponse, or some of them: the body may be put together from pieces."""
     return b"".join([field(2, kv) for kv in kvs])
 
 
 def range_end(more: bool, count: int) -> bytes:
-    """The rest of the body of a RangeResponse."""
+    """Return the rest of the body of a RangeResponse.
+
+    Arguments:
+        more: whether the limit left any out.
+        count: keys of the interval.
+    """
     return (b"\x18\x01" if more else b"") + integer(4, count)
 
 
 def put_body(prev_kv: bytes | None) -> bytes:
-    """Body of a PutResponse: field prev_kv=2."""
+    """Return the body of a PutResponse: field prev_kv=2."""
     return b"" if prev_kv is None else field(2, prev_kv)
 
 
 def delete_range_body(deleted: int, prev_kvs: Iterable[bytes]) -> bytes:
-    """Body of a DeleteRangeResponse: fields deleted=2, prev_kvs=3."""
+    """Return the body of a DeleteRangeResponse: fields deleted=2, prev_kvs=3.
+
+    Arguments:
+        deleted: number of keys.
+        prev_kvs: serialized KeyValues, if they were asked for.
+    """
     return integer(2, deleted) + b"".join(field(3, kv) for kv in prev_kvs)
 
 
 def txn_body(succeeded: bool, responses: Iterable[bytes]) -> bytes:
-    """Body of a TxnResponse: fields succeeded=2, responses=3."""
+    """Return the body of a TxnResponse: fields succeeded=2, responses=3.
+
+    Arguments:
+        succeeded: whether all compares held.
+        responses: serialized ResponseOps, in order.
+    """
     return (b"\x10\x01" if succeeded else b"") + b"".join(field(3, response) for response in responses)
 
 
 def revision_header(revision: int) -> bytes:
-    """The header of a response inside a txn, which carries only the revision."""
+    """Return the header of a response inside a txn, which carries only the revision."""
     return field(1, integer(3, revision))
 
 
@@ -79,7 +115,7 @@ EMPTY_HEADER: Final = field(1, b"")
 
 
 class HeaderEncoder:
-    """Makes the header field of this member's responses.
+    """An encoder of the header field of this member's responses.
 
     Arguments:
         cluster_id: of the cluster.
@@ -92,7 +128,12 @@ class HeaderEncoder:
         self._term_field = b""
 
     def encode(self, revision: int, term: int) -> bytes:
-        """Field 1 of a response: cluster id, member id, revision, term."""
+        """Return field 1 of a response: cluster id, member id, revision, term.
+
+        Arguments:
+            revision: main revision of the store.
+            term: Raft term of this member.
+        """
         if term != self._term:
             self._term = term
             self._term_field = integer(4, term)

@@ -40,10 +40,10 @@ OPERATIONS_PER_PIECE: Final = 16
 
 
 class Leases(Protocol):
-    """What a put needs to know of leases."""
+    """The part of the leases that a put needs."""
 
     def exists(self, lease_id: int) -> bool:
-        """Whether the lease is granted and not revoked."""
+        """Return whether a lease is granted and not revoked."""
 
 
 class Current(ranges.ReadView, Protocol):
@@ -59,36 +59,52 @@ class Current(ranges.ReadView, Protocol):
 
 
 class WriteView(Current, Protocol):
-    """A write txn of the store; reads inside see its writes, and one more than the revision before them."""
+    """A write transaction of the store; reads inside see its writes, and one more than the revision before them."""
 
     def put(self, key: bytes, value: bytes, lease: int = 0) -> object:
-        """Write a key."""
+        """Write a key.
+
+        Arguments:
+            key, value, lease: as of ``storage.mvcc_txn.WriteTxn.put``.
+        """
 
     def delete_range(self, key: bytes, end: bytes = b"") -> Sized:
-        """Delete an interval, its end as on the wire; what was deleted."""
+        """Delete an interval; return what was deleted.
+
+        Arguments:
+            key, end: the interval, as on the wire.
+        """
 
     def delete_in_pieces(self, key: bytes, end: bytes) -> Iterator[int]:
-        """Delete an interval a piece at a time; yield how many keys were deleted in each."""
+        """Delete an interval a piece at a time; yield the number of keys deleted in each.
+
+        Arguments:
+            key, end: the interval, as on the wire.
+        """
 
 
 class PathView(Current, compares.View, Protocol):
-    """What a path is chosen on: a store, or a pinned view of one."""
+    """The state that a path is chosen on: a store, or a pinned view of one."""
 
     @property
     def revision(self) -> int:
         """What is the present."""
 
     def known_count(self, key: bytes, range_end: bytes) -> int:
-        """Keys of an interval that the store knows: how much work it is."""
+        """Return the number of keys of an interval that the store knows: how much work it is.
+
+        Arguments:
+            key, range_end: the interval, as on the wire.
+        """
 
 
 def is_readonly(request: rpc_pb2.TxnRequest) -> bool:
-    """Whether the txn can skip the log: ranges only. A nested txn counts as a write, as in etcd."""
+    """Return whether a txn can skip the log: it has ranges only. A nested txn counts as a write, as in etcd."""
     return all(op.WhichOneof("request") == _RANGE for op in _both(request))
 
 
 def is_serializable(request: rpc_pb2.TxnRequest) -> bool:
-    """Whether every operation is a serializable range, so that the txn may be answered locally.
+    """Return whether every operation is a serializable range, so that the txn may be answered locally.
 
     A txn of compares alone, or of nothing, has no range that could ask for less than a linearizable answer. (etcd takes
     it for serializable, because all of no ranges are, and may answer it from a state that is behind.)
@@ -98,7 +114,7 @@ def is_serializable(request: rpc_pb2.TxnRequest) -> bool:
 
 
 def has_put(request: rpc_pb2.TxnRequest) -> bool:
-    """Whether the txn can grow the store: refused while the NOSPACE alarm is on."""
+    """Return whether a txn can grow the store: it is refused while the NOSPACE alarm is on."""
     return any(op.HasField(_PUT) or (op.HasField(_TXN) and has_put(op.request_txn)) for op in _both(request))
 
 
@@ -118,7 +134,7 @@ class Path:
 
 
 def without_answers(path: Path) -> Path:
-    """The same path for a member where nobody waits for what it answers: ranges and previous values are not read.
+    """Return the same path for a member where nobody waits for its answer: ranges and previous values are not read.
 
     Only one member then does the work of answering, however much a client asks for in one entry.
     """
@@ -127,11 +143,12 @@ def without_answers(path: Path) -> Path:
 
 
 class Costly(Exception):
-    """A request is too much work for one turn of the loop: do it in pieces."""
+    """The signal that a request is too much work for one turn of the loop: do it in pieces."""
 
 
 class Budget:
-    """What may be done at once. Members may differ in where it ends: how a request is executed changes no outcome.
+    """The work that may be done at once. Members may differ in where it ends: how a request is executed changes no
+    outcome.
 
     Arguments:
         units: keys that may be looked at, and operations.
@@ -143,14 +160,23 @@ class Budget:
         self._left = units
 
     def spend(self, units: int) -> None:
-        """Raise Costly when there is no more."""
+        """Take units from the budget; raises ``Costly`` when there is no more."""
         self._left -= units
         if self._left < 0:
             raise Costly
 
 
 def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> Path:
-    """Pass 1, at once. Raises Costly."""
+    """Choose the path of a txn at once (pass 1).
+
+    Arguments:
+        view: the state before the txn.
+        request: checked already.
+        budget: what may be done at once.
+
+    Raises:
+        Costly: it is more than that.
+    """
     intervals = [compare for compare in request.compare if compare.range_end]
     for compare in intervals:
         budget.spend(view.known_count(compare.key, compare.range_end))
@@ -164,7 +190,12 @@ def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> 
 
 
 def choose_path_in_pieces(view: PathView, request: rpc_pb2.TxnRequest) -> Generator[None, None, Path]:
-    """Pass 1, with a pause after each piece."""
+    """Choose the path of a txn, with a pause after each piece (pass 1).
+
+    Arguments:
+        view: the state before the txn.
+        request: checked already.
+    """
     succeeded = yield from compares.all_hold(view, request.compare)
     path = Path(succeeded, list(request.success if succeeded else request.failure))
     for operation in path.operations:
@@ -175,7 +206,16 @@ def choose_path_in_pieces(view: PathView, request: rpc_pb2.TxnRequest) -> Genera
 
 
 def spend_intervals(view: PathView, path: Path, budget: Budget) -> None:
-    """Charge for the intervals that the operations of a path read or delete. Raises Costly."""
+    """Charge for the intervals that the operations of a path read or delete.
+
+    Arguments:
+        view: the state before the txn.
+        path: its path.
+        budget: what may be done at once.
+
+    Raises:
+        Costly: it is more than that.
+    """
     for operation in path.operations:
         kind = operation.WhichOneof("request")
         if kind == _DELETE and operation.request_delete_range.range_end:
@@ -187,7 +227,12 @@ def spend_intervals(view: PathView, path: Path, budget: Budget) -> None:
 
 
 def count_changes(view: PathView, path: Path) -> int:
-    """How many changes a path makes, or a few more: keys that it puts and deletes again count twice."""
+    """Return how many changes a path makes, or a few more: keys that it puts and deletes again count twice.
+
+    Arguments:
+        view: the state before the txn.
+        path: its path.
+    """
     changes = 0
     for operation in path.operations:
         kind = operation.WhichOneof("request")
@@ -200,7 +245,17 @@ def count_changes(view: PathView, path: Path) -> int:
 
 
 def check_path(view: Current, path: Path, leases: Leases) -> None:
-    """Pass 2 for a txn that writes."""
+    """Refuse a path that cannot be executed to its end (pass 2, for a txn that writes).
+
+    Arguments:
+        view: the state before the txn.
+        path: its path.
+        leases: those that exist.
+
+    Raises:
+        KeyNotFoundError, LeaseNotFoundError: a put cannot be executed.
+        CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
+    """
     _check_puts(view, path, leases, None)
     check_ranges(view, path)
 
@@ -245,6 +300,13 @@ def check_ranges(view: Current, path: Path) -> None:
     """Refuse ranges on the path at revisions that cannot be read.
 
     Only 0 means "current" here: a negative revision is compared with the compact revision like any other.
+
+    Arguments:
+        view: the state before the txn.
+        path: its path.
+
+    Raises:
+        CompactedError, FutureRevisionError: the revision of a range cannot be read.
     """
     nested = iter(path.nested)
     for operation in path.operations:
@@ -259,7 +321,12 @@ def check_ranges(view: Current, path: Path) -> None:
 
 
 def execute(view: WriteView, path: Path) -> bytes:
-    """Pass 3: the body of the TxnResponse; empty if nobody waits for it."""
+    """Execute a path at once (pass 3); return the body of the TxnResponse, empty if nobody waits for it.
+
+    Arguments:
+        view: the write transaction.
+        path: checked already.
+    """
     nested = iter(path.nested)
     if not path.is_answered:
         for operation in path.operations:
@@ -301,7 +368,15 @@ def _change(view: WriteView, operation: rpc_pb2.RequestOp, nested: Iterator[Path
 
 
 def execute_in_pieces(view: WriteView, path: Path) -> Generator[None, None, bytes]:
-    """Pass 3, with a pause after some operations and within those on long intervals."""
+    """Execute a path with a pause after some operations and within those on long intervals (pass 3).
+
+    Arguments:
+        view: the write transaction.
+        path: checked already.
+
+    Returns:
+        as ``execute``.
+    """
     if not path.is_answered:
         yield from _change_in_pieces(view, path)
         return b""
@@ -344,7 +419,12 @@ def _change_in_pieces(view: WriteView, path: Path) -> Generator[None, None, None
 
 
 def put(view: WriteView, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
-    """Write one key; the revision and the body of the PutResponse. Preconditions are checked already."""
+    """Write one key; return the revision and the body of the PutResponse.
+
+    Arguments:
+        view: the write transaction.
+        request: its preconditions are checked already.
+    """
     value, lease = request.value, request.lease
     prev: bytes | None = None
     if request.prev_kv or request.ignore_value or request.ignore_lease:
@@ -358,7 +438,17 @@ def put(view: WriteView, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
 
 
 def check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases) -> None:
-    """Refuse a single put that cannot be executed; a put on its own reports the lease first, as in etcd."""
+    """Refuse a single put that cannot be executed; a put on its own reports the lease first, as in etcd.
+
+    Arguments:
+        view: the state before the put.
+        request: the put.
+        leases: those that exist.
+
+    Raises:
+        LeaseNotFoundError: there is no such lease.
+        KeyNotFoundError: there is no value or lease to keep.
+    """
     if request.lease and not leases.exists(request.lease):
         raise errors.LeaseNotFoundError
     if (request.ignore_value or request.ignore_lease) and not view.range(request.key).kvs:
@@ -366,7 +456,12 @@ def check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases
 
 
 def delete_range(view: WriteView, request: rpc_pb2.DeleteRangeRequest) -> tuple[int, bytes]:
-    """Delete an interval; the revision and the body of the DeleteRangeResponse."""
+    """Delete an interval; return the revision and the body of the DeleteRangeResponse.
+
+    Arguments:
+        view: the write transaction.
+        request: checked already.
+    """
     prev_kvs = view.range(request.key, request.range_end).kvs if request.prev_kv else []
     deleted = len(view.delete_range(request.key, request.range_end))
     return view.revision, response.delete_range_body(deleted, prev_kvs)
@@ -375,7 +470,12 @@ def delete_range(view: WriteView, request: rpc_pb2.DeleteRangeRequest) -> tuple[
 def delete_range_in_pieces(
     view: WriteView, request: rpc_pb2.DeleteRangeRequest
 ) -> Generator[None, None, tuple[int, bytes]]:
-    """Delete an interval as ``delete_range`` does, with a pause after each piece."""
+    """Delete an interval as ``delete_range`` does, with a pause after each piece.
+
+    Arguments:
+        view: the write transaction.
+        request: checked already.
+    """
     prev_kvs: list[bytes] = []
     if request.prev_kv:
         pieces = view.select(request.key, request.range_end, Selection())
@@ -390,7 +490,7 @@ def delete_range_in_pieces(
 
 
 def finish(work: Generator[None, None, T]) -> T:
-    """Do all of it at once."""
+    """Do all the pieces at once and return what they return."""
     while True:
         try:
             next(work)
