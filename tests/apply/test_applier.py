@@ -17,7 +17,7 @@ Alarm = rpc_pb2.AlarmRequest
 
 
 def _alarm(action: int, member_id: int = 0, kind: int = rpc_pb2.NONE) -> rpc_pb2.AlarmRequest:
-    return rpc_pb2.AlarmRequest(action=action, memberID=member_id, alarm=kind)  # type: ignore[arg-type]
+    return rpc_pb2.AlarmRequest(action=action, memberID=member_id, alarm=kind)
 
 
 def _names(response: rpc_pb2.AlarmResponse) -> list[tuple[int, str]]:

@@ -198,7 +198,7 @@ def _random_entry(rng: random.Random) -> tuple[int, bytes]:
             (Kind.DELETE_RANGE, rpc_pb2.DeleteRangeRequest(key=key, range_end=b"d")),
         ]
     )
-    return made[0], made[1].SerializeToString()  # type: ignore[attr-defined]
+    return made[0], made[1].SerializeToString()
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -160,7 +160,7 @@ def _falsified_result(draw: st.DrawFn, result: Result) -> Result:
         case TxnResult():
             position = draw(st.integers(0, len(result.results) - 1))
             parts = list(result.results)
-            parts[position] = _falsified_result(draw, parts[position])  # type: ignore[call-overload]
+            parts[position] = _falsified_result(draw, parts[position])
             return TxnResult(result.succeeded, tuple(parts))
 
 

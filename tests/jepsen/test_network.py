@@ -128,7 +128,7 @@ class Noted(Network):
         self.cuts: set[tuple[int, int]] = set()
 
     def cut(self, pairs: object) -> None:
-        self.cuts |= set(pairs)  # type: ignore[call-overload]
+        self.cuts |= set(pairs)
 
 
 CUTS = {

@@ -27,7 +27,7 @@ def _leader(id: int = 1) -> Member:
 
 def _shrink(raft: Raft) -> None:
     del raft.log.unstable.entries[:]
-    raft.log.reader.append([Entry(1, 1)])  # type: ignore[attr-defined]
+    raft.log.reader.append([Entry(1, 1)])
     raft.log.last_index = 1
     raft.log.committed = raft.log.applying = raft.log.applied = 1
     raft.log.unstable.offset = raft.log.unstable.in_progress = 2

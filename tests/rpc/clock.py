@@ -20,7 +20,7 @@ class Clock:
         loop = asyncio.get_running_loop()
         real = loop.time
         self._ahead_s = 0.0
-        loop.time = lambda: real() + self._ahead_s  # type: ignore[method-assign]
+        loop.time = lambda: real() + self._ahead_s
 
     async def pass_s(self, seconds: float) -> None:
         """Let so much time pass, and what was due in it happen."""
@@ -49,5 +49,5 @@ def on_clock(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
     signature = inspect.signature(function)
     # Without the clock: pytest would look for a fixture of that name.
-    run.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
     return run

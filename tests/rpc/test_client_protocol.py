@@ -29,7 +29,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 async def error_for(script: object, options: ChannelOptions | None = None) -> object:
     """Return the error of one unary call to a fake server."""
-    async with fake_server(script) as target, Channel(target, options=options) as channel:  # type: ignore[arg-type]
+    async with fake_server(script) as target, Channel(target, options=options) as channel:
         return await failure(channel.unary(PATH, b"request", 20))
 
 
@@ -67,7 +67,7 @@ def answering(*pieces: bytes, trailers: Headers | None = OK_TRAILERS, headers: H
 @on_loop
 async def test_answers_that_break_the_protocol(script: object, code: int, text: str) -> None:
     error = await error_for(script)
-    assert (error.code, error.text, error.definite) == (code, text, False)  # type: ignore[attr-defined]
+    assert (error.code, error.text, error.definite) == (code, text, False)
 
 
 @on_loop
@@ -82,7 +82,7 @@ async def test_two_messages_in_two_frames() -> None:
         connection.flush()
 
     error = await error_for(script)
-    assert error.text == "cardinality violation: received multiple response messages for unary RPC"  # type: ignore[attr-defined]
+    assert error.text == "cardinality violation: received multiple response messages for unary RPC"
 
 
 @pytest.mark.parametrize(
@@ -101,20 +101,20 @@ async def test_two_messages_in_two_frames() -> None:
 async def test_http_statuses_of_proxies(status: int, code: Code) -> None:
     head = ((b":status", b"%d" % status), (b"content-type", b"text/html"))
     error = await error_for(answering(b"<html>", headers=head, trailers=None))
-    assert error.code is code  # type: ignore[attr-defined]
-    assert str(status) in error.text  # type: ignore[attr-defined]
+    assert error.code is code
+    assert str(status) in error.text
 
 
 @on_loop
 async def test_content_type_that_is_not_grpc() -> None:
     error = await error_for(answering(b"hello", headers=((b":status", b"200"), (b"content-type", b"text/plain"))))
-    assert error.code is Code.UNKNOWN  # type: ignore[attr-defined]
+    assert error.code is Code.UNKNOWN
 
 
 @on_loop
 async def test_response_above_the_limit_is_refused_by_its_prefix() -> None:
     error = await error_for(answering(frame(bytes(11))), ChannelOptions(max_receive_message_bytes=10))
-    assert (error.code, error.text) == (  # type: ignore[attr-defined]
+    assert (error.code, error.text) == (
         Code.RESOURCE_EXHAUSTED,
         "grpc: received message larger than max (11 vs. 10)",
     )
@@ -138,8 +138,8 @@ async def test_resets(reset: ngh2.ErrorCode, code: Code) -> None:
         connection.flush()
 
     error = await error_for(script)
-    assert (error.code, error.definite) == (code, False)  # type: ignore[attr-defined]
-    assert reset.name in error.text  # type: ignore[attr-defined]
+    assert (error.code, error.definite) == (code, False)
+    assert reset.name in error.text
 
 
 @on_loop
@@ -161,7 +161,7 @@ async def test_a_stream_refused_again_and_again_fails_and_is_definite() -> None:
             connection.flush()
 
     error = await error_for(script)
-    assert (error.code, error.definite) == (Code.UNAVAILABLE, True)  # type: ignore[attr-defined]
+    assert (error.code, error.definite) == (Code.UNAVAILABLE, True)
 
 
 @on_loop
@@ -208,7 +208,7 @@ async def test_connection_lost_after_the_request_left_is_not_definite() -> None:
         connection.drop()
 
     error = await error_for(script)
-    assert (error.code, error.definite) == (Code.UNAVAILABLE, False)  # type: ignore[attr-defined]
+    assert (error.code, error.definite) == (Code.UNAVAILABLE, False)
 
 
 @on_loop
@@ -250,7 +250,7 @@ async def test_deadline_before_a_connection_is_definite() -> None:
 async def test_several_targets_are_tried_in_turn() -> None:
     with silent_port() as dead:
         pass
-    async with fake_server(answering(frame(b"alive"))) as target:  # type: ignore[arg-type]
+    async with fake_server(answering(frame(b"alive"))) as target:
         async with Channel([dead, target]) as channel:
             assert await channel.unary(PATH, b"", 20) == b"alive"
         async with Channel([dead, "nonsense"]) as channel:
@@ -280,7 +280,7 @@ async def test_keepalive_gives_up_a_connection_that_has_gone_silent() -> None:
 
     options = ChannelOptions(keepalive_time_s=0.05, keepalive_timeout_s=0.05)
     error = await error_for(script, options)
-    assert (error.code, error.definite) == (Code.UNAVAILABLE, False)  # type: ignore[attr-defined]
+    assert (error.code, error.definite) == (Code.UNAVAILABLE, False)
 
 
 @on_loop

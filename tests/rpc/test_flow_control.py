@@ -174,7 +174,7 @@ async def test_a_client_connection_whose_window_leaks_is_replaced() -> None:
         if connections == 1:
             await connection.event(ngh2.RequestReceived)  # the lasting stream
         while True:
-            stream_id = (await connection.event(ngh2.RequestReceived)).stream_id  # type: ignore[attr-defined]
+            stream_id = (await connection.event(ngh2.RequestReceived)).stream_id
             connection.h2.send_response(stream_id, OK_HEADERS)
             connection.h2.send_data(stream_id, b"\0\0\0\xff\xff" + bytes(16_000))
             data = connection.h2.data_to_send()

@@ -250,9 +250,9 @@ async def test_answers_of_one_turn_leave_in_one_write() -> None:
         await until(lambda: len(echo.hanging) == 50)
         (connection,) = echo.server.connections
         writes: list[int] = []
-        transport = connection._h2.transport  # type: ignore[union-attr]
+        transport = connection._h2.transport
         original = transport.write
-        transport.write = lambda data: (writes.append(len(data)), original(data))[1]  # type: ignore[method-assign]
+        transport.write = lambda data: (writes.append(len(data)), original(data))[1]
         for call in echo.hanging:
             call.reply(b"")
         await asyncio.gather(*calls)

@@ -106,7 +106,7 @@ def test_what_never_left_memory_is_never_written() -> None:
     backend = MemoryBackend()
     written: list[bytes] = []
     commit = backend.commit
-    backend.commit = lambda batch: (written.extend(batch.records), commit(batch))[1]  # type: ignore[method-assign]
+    backend.commit = lambda batch: (written.extend(batch.records), commit(batch))[1]
     store = Store.open(backend)
     fill(store, 200)
     store.compact(store.revision)
@@ -121,7 +121,7 @@ def test_deletions_go_in_bounded_batches() -> None:
     backend = MemoryBackend()
     sizes: list[int] = []
     commit = backend.commit
-    backend.commit = lambda batch: (sizes.append(len(batch.deletes)), commit(batch))[1]  # type: ignore[method-assign]
+    backend.commit = lambda batch: (sizes.append(len(batch.deletes)), commit(batch))[1]
     store = Store.open(backend)
     fill(store, 3500)
     store.commit()

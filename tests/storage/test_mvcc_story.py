@@ -64,7 +64,7 @@ class Script:
         """``range KEY [END] [revision=N] [limit=N] [keys_only=1] [count_only=1]``; ``ALL`` for an open end."""
         options = {name: int(text) for name, _, text in (word.partition("=") for word in arguments if "=" in word)}
         positional = [word for word in arguments if "=" not in word]
-        result = self.store.range(key.encode(), _end(positional), **options)  # type: ignore[arg-type]
+        result = self.store.range(key.encode(), _end(positional), **options)
         return _listed(result.kvs) + f"count {result.count} revision {result.revision}\n"
 
     def _compact(self, revision: str) -> str:

@@ -65,8 +65,8 @@ class Member:
             self.store.flush(lambda: None)
         elif what == "compaction":
             self.store.compaction_step(2)
-        elif self.writer:  # type: ignore[truthy-bool]
-            self.writer.run_next()  # type: ignore[attr-defined]
+        elif self.writer:
+            self.writer.run_next()
 
     def apply_part(self, part: Part, fails: bool) -> None:
         kind, changes = part

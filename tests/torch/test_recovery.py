@@ -298,19 +298,21 @@ def test_steps_are_repeated_until_they_are_done():
     assert group.last_recovery.epoch == 3
 
 
+def fail_each_step(group: raftkv.torch.ElasticGroup, error: Exception) -> None:
+    for step in group.steps(1):
+        with step:
+            raise error
+
+
 def test_a_failure_that_no_epoch_cures_is_raised_in_the_end():
     run: Any = FakeRun()
-    with raftkv.torch.ElasticGroup(run) as group, pytest.raises(dist.DistNetworkError, match="for good"):  # noqa: PT012
-        for step in group.steps(1):
-            with step:
-                raise dist.DistNetworkError("for good")
+    with raftkv.torch.ElasticGroup(run) as group, pytest.raises(dist.DistNetworkError, match="for good"):
+        fail_each_step(group, dist.DistNetworkError("for good"))
     assert run.epoch == 1 + recovery.RECOVERIES_MAX
 
 
 def test_an_error_of_the_users_is_the_users():
     run: Any = FakeRun()
-    with raftkv.torch.ElasticGroup(run) as group, pytest.raises(ZeroDivisionError):  # noqa: PT012
-        for step in group.steps(1):
-            with step:
-                raise ZeroDivisionError
+    with raftkv.torch.ElasticGroup(run) as group, pytest.raises(ZeroDivisionError):
+        fail_each_step(group, ZeroDivisionError())
     assert run.epoch == 1

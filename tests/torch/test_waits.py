@@ -48,7 +48,7 @@ def over(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
 def test_a_wait_of_a_group_that_goes_on_lasts_as_long_as_it_takes(over: list[bool]) -> None:
     work = Stuck(ends_after=7)
-    assert Work.wait(work)  # type: ignore[call-overload]
+    assert Work.wait(work)
     assert set(work.waited) == {waits.SLICE}
 
 

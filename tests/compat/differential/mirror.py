@@ -62,7 +62,7 @@ class LeaderHistory:
         kv = mirror.oldest(self.prefix)
         leader = (kv.key, kv.mod_revision) if kv is not None else None
         if leader not in (None, self.last):
-            self.seen.append(leader)  # type: ignore[arg-type]
+            self.seen.append(leader)
         self.last = leader
 
 

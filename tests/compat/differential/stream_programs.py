@@ -249,7 +249,7 @@ class Player:
     def _settle(self, op: Op) -> None:
         """Wait until both sides have all that must come, and compare what came."""
         for side, name in zip(self.sides, "ab", strict=True):
-            side.streams.wait(lambda side=side: not side.is_due, f"the streams of {name} after {describe(op)}")  # type: ignore[misc]
+            side.streams.wait(lambda side=side: not side.is_due, f"the streams of {name} after {describe(op)}")
         self._settle_waiting()
         self._compare_streams()
 
@@ -334,7 +334,7 @@ class Player:
         """
         for side in self.sides:
             for endpoint in side.wire.endpoints:
-                wait_for(lambda endpoint=endpoint: _slow_watchers(endpoint) == 0, "watchers that are behind")  # type: ignore[misc]
+                wait_for(lambda endpoint=endpoint: _slow_watchers(endpoint) == 0, "watchers that are behind")
 
     def _compactable(self, revision: int) -> int:
         """This revision, or the last before that was no deletion.
@@ -366,7 +366,7 @@ class Player:
         for side in self.sides:
             stream = side.streams.open(LEASE + "LeaseKeepAlive", self._turn % side.members)
             stream.send(op.request)
-            side.streams.wait(lambda stream=stream: bool(stream.messages or stream.ended), describe(op))  # type: ignore[misc]
+            side.streams.wait(lambda stream=stream: bool(stream.messages or stream.ended), describe(op))
             answers.append(stream.ended or Answer("OK", "", stream.messages[0]))
             stream.close()
         self._compare_answers(op, answers[0], answers[1])
@@ -457,7 +457,7 @@ class Player:
         one, other = (self._start(side, op) for side in self.sides)
         for side, call in zip(self.sides, (one, other), strict=True):
             call.future.add_done_callback(side.streams.tell)
-            side.streams.wait(lambda side=side, call=call: _has_begun(side, call, key, value), describe(op))  # type: ignore[misc]
+            side.streams.wait(lambda side=side, call=call: _has_begun(side, call, key, value), describe(op))
         if one.done or other.done:
             self._compare_answers(op, one.answer(), other.answer())
             self._note_revisions()
@@ -501,7 +501,7 @@ class Player:
         for call in chosen.calls:
             call.future.cancel()
         for side in self.sides:
-            side.streams.wait(lambda side=side: _is_gone(side, chosen), f"the key of {describe(chosen.op)} to go")  # type: ignore[misc]
+            side.streams.wait(lambda side=side: _is_gone(side, chosen), f"the key of {describe(chosen.op)} to go")
         self._note_revisions()
 
 

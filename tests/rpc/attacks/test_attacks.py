@@ -377,7 +377,7 @@ async def test_a_peer_that_reads_nothing_cannot_make_us_hold_its_answers() -> No
     """The attacker opens wide windows, asks for an endless stream, and stops reading its socket."""
     limits = ServerLimits(stream_send_buffer_bytes=200_000, transport_buffer_bytes=100_000)
     async with under_attack(limits) as (echo, attacker):
-        attacker.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        attacker.reader._transport.pause_reading()
         attacker.send(
             raw.settings((4, 2**31 - 1)) + raw.frame(raw.WINDOW_UPDATE, 0, 0, (2**31 - 65_536).to_bytes(4, "big"))
         )
@@ -397,7 +397,7 @@ async def test_a_peer_that_reads_nothing_cannot_make_us_hold_its_answers() -> No
 async def test_a_peer_that_reads_nothing_is_not_read_for_ever_either() -> None:
     limits = ServerLimits(transport_buffer_bytes=65_536, blocked_input_bytes=100_000, ping_strikes_max=10**9)
     async with under_attack(limits) as (echo, attacker):
-        attacker.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        attacker.reader._transport.pause_reading()
         attacker.send(
             raw.settings((4, 2**31 - 1)) + raw.frame(raw.WINDOW_UPDATE, 0, 0, (2**31 - 65_536).to_bytes(4, "big"))
         )
@@ -415,7 +415,7 @@ async def test_a_peer_that_reads_nothing_is_not_read_for_ever_either() -> None:
 async def test_a_stalled_peer_is_disconnected() -> None:
     limits = ServerLimits(transport_buffer_bytes=65_536, write_stall_timeout_s=0.05)
     async with under_attack(limits) as (echo, attacker):
-        attacker.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        attacker.reader._transport.pause_reading()
         attacker.send(
             raw.settings((4, 2**31 - 1)) + raw.frame(raw.WINDOW_UPDATE, 0, 0, (2**31 - 65_536).to_bytes(4, "big"))
         )

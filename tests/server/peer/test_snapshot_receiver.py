@@ -21,6 +21,7 @@ from raftkv.storage import snapshot as storage_snapshot
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import SnapshotInfo, write_snapshot
+from tests.rpc.loop import until
 
 CONF = ConfState(voters=(1, 2))
 CHUNK_BYTES = 10_000
@@ -84,7 +85,7 @@ def receive(directory: Path, *calls: Call, awaited: Callable[[int], bool] = lamb
 
     async def scenario() -> list[Any]:
         taker = SnapshotReceiver(directory, awaited)
-        taking: list[Any] = [taker.receive(call) for call in calls]  # type: ignore[arg-type]
+        taking: list[Any] = [taker.receive(call) for call in calls]
         return list(await asyncio.gather(*taking, return_exceptions=True))
 
     return asyncio.run(scenario())
@@ -217,8 +218,7 @@ def test_when_room_is_needed_it_is_given_up(tmp_path: Path, sent: tuple[Path, Sn
         taker = SnapshotReceiver(tmp_path, lambda index: False)
         call: Any = Call(chunks_of(sent)[:3], hangs=True)
         receiving = asyncio.create_task(taker.receive(call))
-        while not names(tmp_path):  # noqa: ASYNC110 - a file has no events
-            await asyncio.sleep(0.001)
+        await until(lambda: names(tmp_path))
         assert taker.give_up()
         assert not taker.give_up()
         return (await asyncio.gather(receiving, return_exceptions=True))[0]

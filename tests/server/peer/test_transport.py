@@ -36,7 +36,7 @@ def _send_over(stream: Stream | None) -> tuple[Peer, list[int]]:
 
     async def scenario() -> Peer:
         peer = Peer(2, ["http://127.0.0.1:1"], (), None, unreachable.append)
-        peer._stream = stream  # type: ignore[assignment]
+        peer._stream = stream
         network = Transport(1, 1, None, unreachable.append, lambda message: None)
         network.peers[2] = peer
         network.send([BEAT, Message(MessageType.HEARTBEAT, to=9, from_=1)])

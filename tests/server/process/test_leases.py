@@ -116,7 +116,7 @@ def test_every_member_answers_for_the_leader(wire: Wire) -> None:
         assert (response.grantedTTL, list(response.keys)) == (30, [b"any/1", b"any/2"])
         missing = time_to_live(wire, 5, member)
         assert (missing.ID, missing.TTL, missing.grantedTTL, list(missing.keys)) == (5, -1, 0, [])
-        wait_for(lambda: lease_id in ids_known_to(wire, member), "the lease on every member")  # noqa: B023
+        wait_for(lambda member=member: lease_id in ids_known_to(wire, member), "the lease on every member")
     assert wire.call(REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id)).code == "OK"
     assert value_of(wire, "any/1") is None
 

@@ -108,10 +108,10 @@ def test_arbitrary_requests_harm_nobody(cluster: Cluster, seed: int, calls: int)
 def test_unknown_alarms_are_refused_before_they_are_proposed(cluster: Cluster) -> None:
     with Wire(cluster.endpoints) as wire:
         for number in (-1, 7, 2**31 - 1):
-            raised = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, alarm=number)  # type: ignore[arg-type]
+            raised = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, alarm=number)
             answer = wire.call(ALARM, raised)
             assert (answer.code, answer.text) == ("INVALID_ARGUMENT", f"raftkv: unknown alarm {number}")
-            answer = wire.call(ALARM, rpc_pb2.AlarmRequest(action=number))  # type: ignore[arg-type]
+            answer = wire.call(ALARM, rpc_pb2.AlarmRequest(action=number))
             assert (answer.code, answer.text) == ("INVALID_ARGUMENT", f"raftkv: unknown alarm action {number}")
         assert alarms_of(wire) == []
 
@@ -134,7 +134,7 @@ def test_what_another_version_left_in_the_log() -> None:
     with Cluster(RAFTKV) as cluster:
         member = cluster.members[0]
         member.stop()
-        old = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=5, alarm=-1)  # type: ignore[arg-type]
+        old = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=5, alarm=-1)
         _append(cluster, requests.encode(requests.Kind.ALARM, 1, old.SerializeToString()))
         _append(cluster, b"short")
         member.start()

@@ -100,7 +100,7 @@ async def _waiter(member: RecipeMember) -> asyncio.Task[object]:
     waiter = member.lock(b"n", 11)
     await member.settle()
     assert not waiter.done()
-    return waiter  # type: ignore[return-value]
+    return waiter
 
 
 def test_a_waiter_whose_key_is_gone_is_told_at_once() -> None:

@@ -63,7 +63,7 @@ class World:
         return WatchStream(self.hub, call, 1000, self.failures.append), call
 
     def watch(self, stream: WatchStream, **fields: object) -> None:
-        request = rpc_pb2.WatchCreateRequest(**fields)  # type: ignore[arg-type]
+        request = rpc_pb2.WatchCreateRequest(**fields)
         stream.receive(rpc_pb2.WatchRequest(create_request=request).SerializeToString())
         self.cork.flush()
 

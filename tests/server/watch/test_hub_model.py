@@ -164,7 +164,7 @@ class HubMachine(RuleBasedStateMachine):
             key=interval[0], range_end=interval[1], start_revision=start_revision, prev_kv=prev_kv, fragment=fragment,
             progress_notify=progress, watch_id=len(one.watchers) + 1,
         )  # fmt: skip
-        request.filters.extend(filters)  # type: ignore[arg-type]
+        request.filters.extend(filters)
         one.watchers[request.watch_id] = Asked(one, request, start_revision or self.store.revision + 1)
         one.stream.receive(rpc_pb2.WatchRequest(create_request=request).SerializeToString())
         self.cork.flush()
@@ -332,6 +332,4 @@ def _limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("_limits")
 def test_every_watcher_gets_exactly_its_events() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        HubMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
-    )
+    run_state_machine_as_test(HubMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))

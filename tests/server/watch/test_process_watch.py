@@ -160,10 +160,10 @@ def test_streams_that_insist_on_a_leader_end_without_one() -> None:
                 member.kill()
             insisting.wait(lambda: insisting.ended)
             assert insisting.error is not None
-            assert insisting.error.code().name == "UNAVAILABLE"  # type: ignore[attr-defined]
-            assert insisting.error.details() == "etcdserver: no leader"  # type: ignore[attr-defined]
+            assert insisting.error.code().name == "UNAVAILABLE"
+            assert insisting.error.details() == "etcdserver: no leader"
             with Watch(cluster.endpoints[0], metadata=(("hasleader", "true"),)) as refused:
                 refused.create(key=b"k")
                 refused.wait(lambda: refused.ended)
-                assert refused.error.details() == "etcdserver: no leader"  # type: ignore[union-attr]
+                assert refused.error.details() == "etcdserver: no leader"
             assert not patient.ended
