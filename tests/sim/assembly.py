@@ -26,12 +26,13 @@ from raftkv.server.node.admission import Admission
 from raftkv.server.node.bootstrap import memory_log, take_mark
 from raftkv.server.node.housekeeping import Housekeeping
 from raftkv.server.node.node import Node, NodeSettings
+from raftkv.server.node.proposals import request_ids
 from raftkv.server.node.readiness import Readiness
-from raftkv.server.node.request_ids import request_ids
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import peer_metadata
-from raftkv.server.services.kv import KVService, Responder
+from raftkv.server.services.kv import KVService
 from raftkv.server.services.leader_guard import LeaderGuard
+from raftkv.server.services.responder import Responder
 from raftkv.server.snapshots import Installer
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner, WatchService
