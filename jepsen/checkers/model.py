@@ -64,6 +64,13 @@ class Model:
         branch = request.success if succeeded else request.failure
         return TxnResult(succeeded, tuple(self._do(part, rev) for part in branch))
 
+    def copy(self) -> Model:
+        """Return a model that goes its own way from here."""
+        other = Model()
+        other.current, other.log = dict(self.current), list(self.log)
+        other._versions = {key: list(versions) for key, versions in self._versions.items()}
+        return other
+
     def read(self, key: str, end: str = "", rev: int = 0) -> tuple[KeyValue, ...]:
         """Living keys of an interval in order, now or as of a past revision."""
         if end == "":

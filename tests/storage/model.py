@@ -1,75 +1,71 @@
-"""The dumb model of a store: the list of all changes ever made; every answer is a walk through it."""
+"""What a `Store` must answer: the keys of `jepsen.checkers.model`, in bytes, with what only a store has beside them.
+
+The keys are the one model of etcd's semantics that harness, simulator and these tests share. Its text is Latin-1 here,
+so that every byte is a character of the same order.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from jepsen.checkers.model import Model as Keys
+from jepsen.ops import Delete, KeyValue, Put
 from raftkv.storage.key_value import encode
 
 
 @dataclass(frozen=True)
 class Change:
     main: int
-    sub: int
     key: bytes
     value: bytes | None
-    """``None`` for a deletion."""
-    lease: int = 0
+    """`None` for a deletion."""
 
 
 @dataclass
 class Model:
-    """What a store must answer."""
-
-    changes: list[Change] = field(default_factory=list)
+    keys: Keys = field(default_factory=Keys)
     revision: int = 1
     compacted: int = -1
     applied: int = 0
     values: dict[bytes, bytes] = field(default_factory=dict)
 
     def copy(self) -> Model:
-        return replace(self, changes=list(self.changes), values=dict(self.values))
+        return replace(self, keys=self.keys.copy(), values=dict(self.values))
 
-    def write(self, operations: list[tuple[bytes, bytes | None, int]]) -> None:
-        """One transaction: puts, and deletions of single keys."""
-        sub = 0
+    def write(self, operations: list[tuple[bytes, bytes | None, int]]) -> list[Change]:
+        """One transaction of puts, and deletions of single keys; what it changed."""
+        before = len(self.keys.log)
         for key, value, lease in operations:
-            if value is None and self.state_in_txn(key, sub) is None:
-                continue
-            self.changes.append(Change(self.revision + 1, sub, key, value, lease))
-            sub += 1
-        if sub:
-            self.revision += 1
+            request = Delete(_text(key)) if value is None else Put(_text(key), _text(value), lease=lease)
+            self.keys.apply(request, self.revision + 1)
+        self.revision += len(self.keys.log) > before
+        return self.changes(before)
 
-    def state_in_txn(self, key: bytes, sub: int) -> bytes | None:
-        return self.state(self.revision + 1 if sub else self.revision).get(key)
-
-    def state(self, revision: int) -> dict[bytes, bytes]:
-        """Serialized KeyValues as of a revision, by key."""
-        state: dict[bytes, tuple[int, int, Change]] = {}
-        for change in self.changes:
-            if change.main > revision:
-                break
-            if change.value is None:
-                state.pop(change.key, None)
-            else:
-                created, version, _ = state.get(change.key, (change.main, 0, None))
-                state[change.key] = created, version + 1, change
-        return {
-            key: encode(key, created, change.main, version, change.value or b"", change.lease)
-            for key, (created, version, change) in sorted(state.items())
-        }
+    def changes(self, first: int = 0) -> list[Change]:
+        """Every change ever made, in order."""
+        log = self.keys.log[first:]
+        return [Change(main, _bytes(key), None if kv is None else _bytes(kv.value)) for main, key, kv, _ in log]
 
     def range(self, key: bytes, end: bytes, revision: int) -> list[bytes]:
-        return [data for name, data in self.state(revision).items() if in_interval(name, key, end)]
+        """Serialized KeyValues of an interval as of a revision."""
+        return [_encoded(kv) for kv in self.keys.read(_text(key), _text(end), revision)]
+
+    def state(self) -> list[bytes]:
+        """Serialized KeyValues of all keys."""
+        return self.range(b"\x00", b"\x00", self.revision)
 
     def leases(self) -> dict[bytes, int]:
         """The attached keys of the present."""
-        newest = {change.key: change for change in self.changes}
-        return {key: change.lease for key, change in newest.items() if change.value is not None and change.lease}
+        return {_bytes(key): kv.lease for key, kv in self.keys.current.items() if kv.lease}
 
 
-def in_interval(name: bytes, key: bytes, end: bytes) -> bool:
-    if not end:
-        return name == key
-    return name >= key and (end == b"\x00" or name < end)
+def _text(data: bytes) -> str:
+    return data.decode("latin-1")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("latin-1")
+
+
+def _encoded(kv: KeyValue) -> bytes:
+    return encode(_bytes(kv.key), kv.create, kv.mod, kv.version, _bytes(kv.value), kv.lease)

@@ -66,9 +66,7 @@ class StoreMachine(RuleBasedStateMachine):
             else:
                 txn.put(key, value, lease)
         changes = txn.end()
-        before = len(self.model.changes)
-        self.model.write(operations)
-        made = self.model.changes[before:]
+        made = self.model.write(operations)
         assert [(key, deleted) for key, _, deleted, _ in changes] == [(c.key, c.value is None) for c in made]
         self._applied()
 
@@ -179,8 +177,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.revision == self.model.revision
         assert self.store.compact_revision == self.model.compacted
         assert self.store.applied_index == self.model.applied
-        state = self.model.state(self.model.revision)
-        assert self.store.range(b"\x00", b"\x00").kvs == list(state.values())
+        state = self.model.state()
+        assert self.store.range(b"\x00", b"\x00").kvs == state
         assert self.store.key_count == len(state)
         leases = self.model.leases()
         assert self.store.leased_keys() == leases
@@ -191,7 +189,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def same_history(self) -> None:
         first = max(self.model.compacted, 1)
-        changes = [change for change in self.model.changes if change.main > first]
+        changes = [change for change in self.model.changes() if change.main > first]
         records = list(self.store.history(first + 1, self.model.revision))
         found = [KeyValueView(data) for _, data in records]
         assert [(view.key, view.value) for view in found] == [(c.key, c.value or b"") for c in changes]
