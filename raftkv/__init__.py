@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from raftkv.client.local.member import LocalClusterError as LocalClusterError
     from raftkv.client.sync.client import Client as Client
     from raftkv.client.sync.client import connect as connect
+    from raftkv.client.sync.election import Term as Term
     from raftkv.client.sync.lease import Lease as Lease
-    from raftkv.client.sync.lease import Session as Session
     from raftkv.client.sync.lock import Lock as Lock
-    from raftkv.client.sync.lock import Term as Term
     from raftkv.client.sync.loop import Closed as Closed
     from raftkv.client.sync.loop import Forked as Forked
     from raftkv.client.sync.loop import WrongThread as WrongThread
+    from raftkv.client.sync.session import Session as Session
     from raftkv.client.sync.stm import Transaction as Transaction
     from raftkv.client.sync.txn import Txn as Txn
     from raftkv.client.sync.watch import Watch as Watch
@@ -79,8 +79,10 @@ _PLACES: Final = {
     "client.local.member": ("LocalClusterError",),
     "client.kv.operations": ("delete", "get", "get_range", "put"),
     "client.sync.client": ("Client", "connect"),
-    "client.sync.lease": ("Lease", "Session"),
-    "client.sync.lock": ("Lock", "Term"),
+    "client.sync.election": ("Term",),
+    "client.sync.lease": ("Lease",),
+    "client.sync.lock": ("Lock",),
+    "client.sync.session": ("Session",),
     "client.sync.loop": ("Closed", "Forked", "WrongThread"),
     "client.sync.stm": ("Transaction",),
     "client.sync.txn": ("Txn",),

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 
 from raftkv.client.rpc import methods
-from raftkv.client.scope import Scope
+from raftkv.client.scope import Part
 from raftkv.client.values import Alarm, EndpointStatus, Member
 from raftkv.errors import StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name, alarm_number
 
 
-class Admin(Scope):
+class Admin(Part):
     """The part of a client that looks after the cluster."""
 
     async def status(self, endpoint: str | None = None, *, timeout_s: float | None = None) -> list[EndpointStatus]:
@@ -26,13 +26,14 @@ class Admin(Scope):
             endpoint: only this one.
             timeout_s: for all of them; None: the time for one connection.
         """
-        limit_s = self.core.options.dial_timeout_s if timeout_s is None else timeout_s
-        endpoints = [one.text for one in self.core.endpoints] if endpoint is None else [endpoint]
+        limit_s = self.scope.core.options.dial_timeout_s if timeout_s is None else timeout_s
+        endpoints = [one.text for one in self.scope.core.endpoints] if endpoint is None else [endpoint]
         return await asyncio.gather(*(self._status_of(one, limit_s) for one in endpoints))
 
     async def _status_of(self, endpoint: str, timeout_s: float) -> EndpointStatus:
         try:
-            answer = await self.core.call_at(endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=timeout_s)
+            request = rpc_pb2.StatusRequest()
+            answer = await self.scope.core.call_at(endpoint, methods.STATUS, request, timeout_s=timeout_s)
         except StatusError as error:
             return EndpointStatus(endpoint, str(error))
         return EndpointStatus(
@@ -51,9 +52,8 @@ class Admin(Scope):
 
     async def members(self, *, timeout_s: float | None = None) -> list[Member]:
         """The members of the cluster."""
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
         request = rpc_pb2.MemberListRequest(linearizable=True)
-        answer = await self.core.call(methods.MEMBER_LIST, request, timeout_s=limit_s)
+        answer = await self.scope.call(methods.MEMBER_LIST, request, timeout_s)
         return [
             Member(one.ID, one.name, tuple(one.peerURLs), tuple(one.clientURLs), one.isLearner)
             for one in answer.members
@@ -71,9 +71,8 @@ class Admin(Scope):
             Compacted: it was done already.
             FutureRevisionError: there is no such revision yet.
         """
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
         request = rpc_pb2.CompactionRequest(revision=revision, physical=physical)
-        return (await self.core.call(methods.COMPACT, request, timeout_s=limit_s)).header.revision
+        return (await self.scope.call(methods.COMPACT, request, timeout_s)).header.revision
 
     async def alarms(self, *, timeout_s: float | None = None) -> list[Alarm]:
         """Alarms that are on."""
@@ -92,6 +91,5 @@ class Admin(Scope):
         return on
 
     async def _alarm(self, request: rpc_pb2.AlarmRequest, timeout_s: float | None) -> list[Alarm]:
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        answer = await self.core.call(methods.ALARM, request, timeout_s=limit_s)
+        answer = await self.scope.call(methods.ALARM, request, timeout_s)
         return [Alarm(one.memberID, alarm_name(one.alarm)) for one in answer.alarms]

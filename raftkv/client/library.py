@@ -1,4 +1,4 @@
-"""The client that programs use: all its parts in one class, and ``connect``, which makes one.
+"""The client that programs use, put together from its parts, and ``connect``, which makes one.
 
 See ``raftkv.aio`` for the tour.
 """
@@ -6,51 +6,131 @@ See ``raftkv.aio`` for the tour.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from raftkv.client.admin import Admin
+from raftkv.client.kv import compares
 from raftkv.client.kv.bulk import Bulk
-from raftkv.client.kv.pages import Pages
-from raftkv.client.kv.stm import Stm
+from raftkv.client.kv.kv import KV
+from raftkv.client.kv.stm import Txns
 from raftkv.client.lease.keeper import LeaseKeeper
+from raftkv.client.lease.lease import Leases
 from raftkv.client.lease.session import Sessions
 from raftkv.client.lock.election import Elections
 from raftkv.client.lock.lock import Locks
 from raftkv.client.rpc.core import Client as Core
 from raftkv.client.rpc.core import ClientOptions
 from raftkv.client.rpc.endpoints import require_ports
+from raftkv.client.scope import Scope
 from raftkv.client.space import Space, Text, to_bytes
 from raftkv.client.watch.hub import WatchHub
+from raftkv.client.watch.watch import Watches
 from raftkv.errors import ConfigError
 
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 
-class Client(Bulk, Pages, Locks, Elections, Sessions, Stm, Admin):
+
+class _Method(Generic[P, R]):
+    """A method of a part, as a method of the client: with its own name, signature and documentation.
+
+    The first use binds it to the client's part and leaves it in the client, so later ones cost nothing.
+    """
+
+    def __init__(self, part: str, method: Callable[Concatenate[Any, P], R]) -> None:
+        self._part = part
+        self._method = method
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, client: None, owner: type) -> Callable[Concatenate[Any, P], R]: ...
+    @overload
+    def __get__(self, client: object, owner: type) -> Callable[P, R]: ...
+
+    def __get__(self, client: object | None, owner: type) -> Callable[..., R]:
+        if client is None:
+            return self._method
+        bound: Callable[P, R] = getattr(getattr(client, self._part), self._name)
+        client.__dict__[self._name] = bound
+        return bound
+
+
+class Client:
     """A cluster, as programs see it; made by ``connect`` and, for a part of its keys, by ``view``.
 
     Belongs to the event loop that it is first used on. Its connection is opened by the first call.
+
+    Attributes:
+        scope: what all parts work with.
+        kv, bulk, txns, watches, lessor, sessions, locks, elections, admin: the parts, whose methods are the client's.
     """
 
-    _is_view = False
+    def __init__(self, scope: Scope, *, is_view: bool = False) -> None:
+        self.scope = scope
+        self.kv = KV(scope)
+        self.bulk = Bulk(scope)
+        self.txns = Txns(scope)
+        self.watches = Watches(scope)
+        self.lessor = Leases(scope)
+        self.sessions = Sessions(scope)
+        self.locks = Locks(scope)
+        self.elections = Elections(scope)
+        self.admin = Admin(scope)
+        self._is_view = is_view
+
+    put = _Method("kv", KV.put)
+    get = _Method("kv", KV.get)
+    range = _Method("kv", KV.range)
+    count = _Method("kv", KV.count)
+    delete = _Method("kv", KV.delete)
+    put_many = _Method("bulk", Bulk.put_many)
+    get_many = _Method("bulk", Bulk.get_many)
+    pages = _Method("bulk", Bulk.pages)
+    scan = _Method("bulk", Bulk.scan)
+    txn = _Method("txns", Txns.txn)
+    stm = _Method("txns", Txns.stm)
+    version = staticmethod(compares.version)
+    value = staticmethod(compares.value)
+    create_revision = staticmethod(compares.create_revision)
+    mod_revision = staticmethod(compares.mod_revision)
+    lease_of = staticmethod(compares.lease_of)
+    watch = _Method("watches", Watches.watch)
+    lease = _Method("lessor", Leases.lease)
+    lease_info = _Method("lessor", Leases.lease_info)
+    leases = _Method("lessor", Leases.leases)
+    revoke = _Method("lessor", Leases.revoke)
+    session = _Method("sessions", Sessions.session)
+    lock = _Method("locks", Locks.lock)
+    campaign = _Method("elections", Elections.campaign)
+    leader = _Method("elections", Elections.leader)
+    observe = _Method("elections", Elections.observe)
+    status = _Method("admin", Admin.status)
+    members = _Method("admin", Admin.members)
+    compact = _Method("admin", Admin.compact)
+    alarms = _Method("admin", Admin.alarms)
+    disarm = _Method("admin", Admin.disarm)
 
     def __repr__(self) -> str:
-        below = f", keys below {self.space.prefix!r}" if self.space.prefix else ""
-        return f"<raftkv {self.core.describe()}{below}>"
+        prefix = self.scope.space.prefix
+        return f"<raftkv {self.scope.core.describe()}{f', keys below {prefix!r}' if prefix else ''}>"
 
     def view(self, prefix: Text) -> Client:
         """All keys with a prefix, as if there were no others and it were not there; on the same connection."""
-        view = Client(self.core, self.space.inside(prefix), self.timeout_s, self.hub, self.keeper)
-        view._is_view = True
-        return view
+        return Client(self.scope.inside(prefix), is_view=True)
 
     async def close(self) -> None:
         """Close the connection; leases, locks and watches that are left are lost. Does nothing to a view."""
         if self._is_view:
             return
-        await self.hub.close()
-        self.core.begin_close()
-        await self.keeper.close()
-        await self.core.close()
+        scope = self.scope
+        await scope.hub.close()
+        scope.core.begin_close()
+        await scope.keeper.close()
+        await scope.core.close()
 
     async def __aenter__(self) -> Client:
         return self
@@ -111,7 +191,7 @@ def connect(
     )
     core = Core(endpoints, options)
     require_ports(core.endpoints)
-    return Client(core, Space(to_bytes(namespace)), timeout_s, WatchHub(core), LeaseKeeper(core))
+    return Client(Scope(core, Space(to_bytes(namespace)), timeout_s, WatchHub(core), LeaseKeeper(core)))
 
 
 def _tls(tls: ssl.SSLContext | bool | None, ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext | None:

@@ -1,19 +1,32 @@
-"""What every part of the library works with: a way to the cluster, a key space, a default timeout.
+"""What every part of a client works with: a way to the cluster, a key space, a default timeout, watches, keep-alives.
 
-A view of a client is another scope on the same connection: same core, same watch stream, same keeper of leases.
+A view of a client is the same with another space, on the same connection.
+
+    async with open_scope(core, timeout_s=5.0) as scope:
+        lease = await Lease(scope, 10)
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import dataclasses
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from raftkv.client.lease.keeper import LeaseKeeper
 from raftkv.client.rpc.core import Client as Core
-from raftkv.client.space import Space
+from raftkv.client.rpc.methods import Method
+from raftkv.client.space import Space, Text
 from raftkv.client.watch.hub import WatchHub
 
+if TYPE_CHECKING:
+    from raftkv.client.kv.guards import FenceLike
 
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
 class Scope:
     """The common ground of the parts of a client.
 
@@ -23,14 +36,47 @@ class Scope:
         timeout_s: deadline of a call that is given none.
         hub: the watches of the connection.
         keeper: the leases of the connection.
+        fence: what every txn depends on that names no other fence; None: nothing.
     """
 
-    def __init__(self, core: Core, space: Space, timeout_s: float, hub: WatchHub, keeper: LeaseKeeper) -> None:
-        self.core = core
-        self.space = space
-        self.timeout_s = timeout_s
-        self.hub = hub
-        self.keeper = keeper
+    core: Core
+    space: Space
+    timeout_s: float
+    hub: WatchHub
+    keeper: LeaseKeeper
+    fence: FenceLike | None = None
+
+    def inside(self, prefix: Text) -> Scope:
+        """Return the scope of the keys with a prefix."""
+        return dataclasses.replace(self, space=self.space.inside(prefix))
+
+    def fenced(self, fence: FenceLike) -> Scope:
+        """Return the same scope with all its txns dependent on a fence."""
+        return dataclasses.replace(self, fence=fence)
+
+    def call(self, method: Method[T], request: Any, timeout_s: float | None = None) -> Coroutine[Any, Any, T]:
+        """Call a method at any endpoint.
+
+        Arguments:
+            method: what to call.
+            request: its request message, with keys of the store.
+            timeout_s: for all attempts together; None: the scope's.
+
+        Raises:
+            StatusError: the cluster refused, or could not be reached in time.
+        """
+        return self.core.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+
+
+class Part:
+    """Methods of a client about one subject.
+
+    Attributes:
+        scope: what it works with.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
 
 
 @asynccontextmanager

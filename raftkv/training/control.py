@@ -143,7 +143,7 @@ class ClientControl:
 
     async def grant_fixed(self, ttl_s: int) -> int:
         """See ``Control``."""
-        answer = await self._kv.core.call(
+        answer = await self._kv.scope.core.call(
             methods.LEASE_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl_s), timeout_s=CALL_TIMEOUT_S
         )
         return int(answer.ID)

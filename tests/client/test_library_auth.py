@@ -26,7 +26,7 @@ def auth(name):
 
 async def call(kv, method_name, /, **fields):
     method, request = auth(method_name)
-    return await kv.core.call(method, request(**fields), timeout_s=10)
+    return await kv.scope.core.call(method, request(**fields), timeout_s=10)
 
 
 async def enable(kv):

@@ -83,7 +83,7 @@ def test_a_paused_member_is_left(three):
                 first.process.send_signal(19)  # SIGSTOP
                 try:
                     failures = 0
-                    while kv.core.endpoint == first.endpoint:
+                    while kv.scope.core.endpoint == first.endpoint:
                         try:
                             await kv.get("k")
                         except StatusError:

@@ -171,8 +171,8 @@ def test_servers_and_this_library_stand_in_one_line(play):
     async def scenario(kv):
         async with kv.lock("name") as lock:
             lease = await kv.lease(ttl=30)
-            request = lock_pb2.LockRequest(name=kv.space.key("name"), lease=lease.id)
-            server_side = asyncio.ensure_future(kv.core.call(methods.LOCK, request, timeout_s=30))
+            request = lock_pb2.LockRequest(name=kv.scope.space.key("name"), lease=lease.id)
+            server_side = asyncio.ensure_future(kv.scope.core.call(methods.LOCK, request, timeout_s=30))
             await in_line(kv, 2)
             assert not server_side.done()
             ours = asyncio.ensure_future(kv.lock("name").acquire())

@@ -88,7 +88,7 @@ def test_a_watch_ends_with_its_reader(play):
             break
         gc.collect()
         await asyncio.sleep(0)
-        assert not kv.hub.watchers
+        assert not kv.scope.hub.watchers
 
     play(scenario)
 
@@ -215,7 +215,7 @@ def test_an_idle_watch_keeps_ahead_of_compaction(program):
 
     async def scenario(cluster):
         async with connect(cluster.endpoints, timeout_s=20) as kv:
-            kv.hub.progress_interval_s = 0.05
+            kv.scope.hub.progress_interval_s = 0.05
             async with kv.watch("idle") as watch:
                 for _ in range(5):
                     last = (await kv.put("busy", "x")).revision

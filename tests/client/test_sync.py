@@ -90,7 +90,18 @@ def test_both_faces_have_the_same_methods_with_the_same_arguments():
 @pytest.mark.parametrize("name", ["Lease", "Session", "Lock", "Term", "Watch", "Txn", "Transaction"])
 def test_both_faces_of_what_is_held_have_the_same_methods(name):
     ours, theirs = _methods(getattr(raftkv, name)), _methods(getattr(raftkv.aio, name))
-    of_the_loop = {"renewed", "interrupting", "next_batch", "ready", "conditions", "commit", "request", "result"}
+    of_the_loop = {
+        "answered",
+        "refused",
+        "renewed",
+        "interrupting",
+        "next_batch",
+        "ready",
+        "conditions",
+        "commit",
+        "request",
+        "result",
+    }
     assert set(theirs) - set(ours) - of_the_loop == set()
 
 

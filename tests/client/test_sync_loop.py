@@ -15,12 +15,12 @@ import pytest
 from raftkv.client.sync.loop import Closed, LoopThread, WrongThread
 
 
-@pytest.fixture(params=["run", "run_light"])
+@pytest.fixture(params=["run", "run_taskless"])
 def loop(request, monkeypatch):
     """Both ways of running a coroutine."""
     made = LoopThread("under-test")
-    if request.param == "run_light":
-        monkeypatch.setattr(made, "run", made.run_light)
+    if request.param == "run_taskless":
+        monkeypatch.setattr(made, "run", made.run_taskless)
     yield made
     made.close()
 
@@ -160,7 +160,7 @@ print(*sorted(seen), threading.active_count())
 """
 
 
-@pytest.mark.parametrize("way", ["run", "run_light"])
+@pytest.mark.parametrize("way", ["run", "run_taskless"])
 def test_ctrl_c_leaves_at_once_and_cancels_the_call(way):
     program = INTERRUPTED.replace("loop.run(", f"loop.{way}(")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -22,10 +22,8 @@ from raftkv.cli.runs.facts import Facts, read_facts
 from raftkv.client import Client as Core
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Delete
-from raftkv.client.lease.keeper import LeaseKeeper
 from raftkv.client.library import Client
-from raftkv.client.space import Space
-from raftkv.client.watch.hub import WatchHub
+from raftkv.client.scope import open_scope
 from raftkv.errors import CompactedError, ConfigError
 from raftkv.training.errors import TrainingError
 from raftkv.training.history.reader import UnknownRun, follow, list_runs, read_history
@@ -193,22 +191,14 @@ def run(session: Session, use: Callable[[Client], Awaitable[Any]]) -> Any:
     """
 
     async def with_library(core: Core) -> Any:
-        kv = make_library(core, session.timeout_s)
         try:
-            return await use(kv)
+            async with open_scope(core, session.timeout_s) as scope:
+                return await use(Client(scope))
         except TrainingError as error:
             raise CommandError(str(error), ERROR) from None
         except ConfigError as error:
             raise CommandError(str(error), BAD_ARGUMENTS) from None
         except CompactedError:
             raise CommandError("the history was compacted while it was read; try again", ERROR) from None
-        finally:
-            await kv.hub.close()
-            await kv.keeper.close()
 
     return session.run(with_library)
-
-
-def make_library(core: Core, timeout_s: float) -> Client:
-    """The library's client on a connection of the command line."""
-    return Client(core, Space(), timeout_s, WatchHub(core), LeaseKeeper(core))

@@ -1,24 +1,33 @@
-"""Many puts or gets at once: pipelined over the one connection, a bounded number under way.
+"""Many keys: puts and gets pipelined over the one connection, large intervals read piece by piece.
 
 ::
 
     results = await kv.put_many({"a": b"1", "b": b"2"})
-    items = await kv.get_many(["a", "b", "missing"])        # [KeyValue, KeyValue, None]
+    items = await kv.get_many(["a", "b", "missing"])                          # [KeyValue, KeyValue, None]
+    async for page in kv.pages("jobs/", prefix=True, page_size=1000): ...     # RangeResults
+    async for item in kv.scan("jobs/", prefix=True): ...                      # KeyValues
 
-They are single calls, not a transaction: each has its own revision, and they happen in any order. The first failure
-stops the rest and is raised once those under way have ended; what was done before it stays done.
+Puts and gets are single calls, not a transaction: each has its own revision, and they happen in any order. The first
+failure stops the rest and is raised once those under way have ended; what was done before it stays done.
+
+The first page fixes the revision; every other is read at that one, so what is read is a snapshot however long it takes
+and whichever member answers. A page that fails is asked for again elsewhere, as every read. What is not bounded is
+time: once the cluster has compacted that revision, the next page raises ``Compacted``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from raftkv.client.kv.guards import LeaseLike
 from raftkv.client.kv.kv import KV
+from raftkv.client.kv.operations import GetRange
+from raftkv.client.rpc import methods
+from raftkv.client.scope import Part, Scope
 from raftkv.client.space import Text
-from raftkv.client.values import KeyValue, PutResult
+from raftkv.client.values import KeyValue, PutResult, RangeResult
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
@@ -35,10 +44,16 @@ Pairs = (
 
 WINDOW = 128
 """Calls under way at once: enough to fill a member's batches, far below its limit of streams."""
+PAGE_SIZE = 1000
+"""Keys a page: some 100 kB of short values."""
 
 
-class Bulk(KV):
-    """The part of a client that pipelines."""
+class Bulk(Part):
+    """Calls for many keys."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
+        self._kv = KV(scope)
 
     async def put_many(
         self,
@@ -62,7 +77,7 @@ class Bulk(KV):
         pairs: Iterable[tuple[Text, Text]] = items.items() if isinstance(items, Mapping) else items
 
         async def write(pair: tuple[Text, Text]) -> PutResult:
-            return await self.put(pair[0], pair[1], lease=lease, timeout_s=timeout_s)
+            return await self._kv.put(pair[0], pair[1], lease=lease, timeout_s=timeout_s)
 
         return await pipelined(write, pairs, window)
 
@@ -78,9 +93,74 @@ class Bulk(KV):
         """Read many keys, in their order; None for those that do not exist. Arguments as for ``put_many``."""
 
         async def read(key: Text) -> KeyValue | None:
-            return await self.get(key, revision=revision, serializable=serializable, timeout_s=timeout_s)
+            return await self._kv.get(key, revision=revision, serializable=serializable, timeout_s=timeout_s)
 
         return await pipelined(read, keys, window)
+
+    async def pages(
+        self,
+        key: Text,
+        end: Text | None = None,
+        *,
+        prefix: bool = False,
+        page_size: int = PAGE_SIZE,
+        revision: int = 0,
+        keys_only: bool = False,
+        serializable: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[RangeResult, None]:
+        """Read an interval in pages.
+
+        Arguments:
+            key, end, prefix, keys_only, serializable: as for ``range``.
+            page_size: keys a page.
+            revision: as of which; 0: the present one.
+            timeout_s: for each page; None: the client's.
+
+        Raises:
+            Compacted: the revision is gone.
+            StatusError: a page could not be read in time.
+        """
+        if page_size < 1:
+            raise ValueError(f"page_size must be at least 1, not {page_size}")
+        operation = GetRange(
+            key, end, prefix, limit=page_size, revision=revision, keys_only=keys_only, serializable=serializable
+        )
+        request = operation.request(self.scope.space)
+        while True:
+            answer = await self.scope.call(methods.RANGE, request, timeout_s)
+            # Pinned from the first answer on. A member that is behind would refuse it: then it is no snapshot of ours.
+            request.revision = request.revision or answer.header.revision
+            yield operation.result(answer, self.scope.space, request.revision)
+            if not answer.more:
+                return
+            request.key = answer.kvs[-1].key + b"\0"
+
+    async def scan(
+        self,
+        key: Text,
+        end: Text | None = None,
+        *,
+        prefix: bool = False,
+        page_size: int = PAGE_SIZE,
+        revision: int = 0,
+        keys_only: bool = False,
+        serializable: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[KeyValue, None]:
+        """As ``pages``, key by key."""
+        async for page in self.pages(
+            key,
+            end,
+            prefix=prefix,
+            page_size=page_size,
+            revision=revision,
+            keys_only=keys_only,
+            serializable=serializable,
+            timeout_s=timeout_s,
+        ):
+            for item in page.items:
+                yield item
 
 
 async def pipelined(call: Callable[[Given], Awaitable[Result]], given: Iterable[Given], window: int) -> list[Result]:

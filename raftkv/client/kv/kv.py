@@ -18,14 +18,14 @@ from typing import Any
 from raftkv.client.kv.guards import FenceLike, LeaseLike, fence_compares, lost_lease
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put, SortBy
 from raftkv.client.rpc import methods
-from raftkv.client.scope import Scope
+from raftkv.client.scope import Part
 from raftkv.client.space import Text, to_bytes
 from raftkv.client.values import DeleteResult, KeyValue, PutResult, RangeResult
 from raftkv.errors import LeaseNotFoundError
 from raftkv.pb import rpc_pb2
 
 
-class KV(Scope):
+class KV(Part):
     """Reads and writes of keys."""
 
     async def put(
@@ -56,20 +56,20 @@ class KV(Scope):
             FenceLost: the lock or term is over; nothing was written.
             StatusError: the cluster refused, or it is unknown what happened: see ``definite``.
         """
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        scope = self.scope
         if lease is None and fence is None and not (prev_kv or ignore_value or ignore_lease):
-            request = rpc_pb2.PutRequest(key=self.space.key(key), value=to_bytes(value))
-            answer = await self.core.call(methods.PUT, request, timeout_s=timeout_s)
+            request = rpc_pb2.PutRequest(key=scope.space.key(key), value=to_bytes(value))
+            answer = await scope.call(methods.PUT, request, timeout_s)
             return PutResult(answer.header.revision)
         operation = Put(key, value, lease, prev_kv, ignore_value, ignore_lease)
         try:
             if fence is not None:
                 done: PutResult = await self._fenced(operation, fence, timeout_s)
                 return done
-            answer = await self.core.call(methods.PUT, operation.request(self.space), timeout_s=timeout_s)
+            answer = await scope.call(methods.PUT, operation.request(scope.space), timeout_s)
         except LeaseNotFoundError:
             raise lost_lease((lease,)) or LeaseNotFoundError() from None
-        return operation.result(answer, self.space)
+        return operation.result(answer, self.scope.space)
 
     async def get(
         self, key: Text, *, revision: int = 0, serializable: bool = False, timeout_s: float | None = None
@@ -86,13 +86,12 @@ class KV(Scope):
             Compacted: that revision is gone.
             StatusError: the cluster refused, or did not answer in time.
         """
-        request = rpc_pb2.RangeRequest(key=self.space.key(key))
+        scope = self.scope
+        request = rpc_pb2.RangeRequest(key=scope.space.key(key))
         if revision or serializable:
             request.revision, request.serializable = revision, serializable
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        answer = await self.core.call(methods.RANGE, request, timeout_s=timeout_s)
-        kvs = answer.kvs
-        return self.space.key_value(kvs[0]) if kvs else None
+        kvs = (await scope.call(methods.RANGE, request, timeout_s)).kvs
+        return scope.space.key_value(kvs[0]) if kvs else None
 
     async def range(
         self,
@@ -178,23 +177,21 @@ class KV(Scope):
             FenceLost: the lock or term is over; nothing was deleted.
             StatusError: as for ``put``.
         """
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         operation = Delete(key, end, prefix, prev_kv)
         if fence is not None:
             done: DeleteResult = await self._fenced(operation, fence, timeout_s)
             return done
-        answer = await self.core.call(methods.DELETE_RANGE, operation.request(self.space), timeout_s=timeout_s)
-        return operation.result(answer, self.space)
+        answer = await self.scope.call(methods.DELETE_RANGE, operation.request(self.scope.space), timeout_s)
+        return operation.result(answer, self.scope.space)
 
     async def _range(self, operation: GetRange, timeout_s: float | None) -> RangeResult:
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        answer = await self.core.call(methods.RANGE, operation.request(self.space), timeout_s=timeout_s)
-        return operation.result(answer, self.space, answer.header.revision)
+        answer = await self.scope.call(methods.RANGE, operation.request(self.scope.space), timeout_s)
+        return operation.result(answer, self.scope.space, answer.header.revision)
 
-    async def _fenced(self, operation: Operation, fence: FenceLike, timeout_s: float) -> Any:
-        request = rpc_pb2.TxnRequest(compare=fence_compares(fence), success=[operation.to_message(self.space)])
-        answer = await self.core.call(methods.TXN, request, timeout_s=timeout_s)
+    async def _fenced(self, operation: Operation, fence: FenceLike, timeout_s: float | None) -> Any:
+        request = rpc_pb2.TxnRequest(compare=fence_compares(fence), success=[operation.to_message(self.scope.space)])
+        answer = await self.scope.call(methods.TXN, request, timeout_s)
         if not answer.succeeded:
             raise fence.broken()
         revision = answer.header.revision
-        return operation.from_message(answer.responses[0], self.space, revision)
+        return operation.from_message(answer.responses[0], self.scope.space, revision)

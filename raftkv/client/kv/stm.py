@@ -23,12 +23,14 @@ from typing import TypeVar
 
 from raftkv.client.errors import TxnConflict
 from raftkv.client.keys import prefix_end
+from raftkv.client.kv import compares
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.guards import FenceLike, LeaseLike
 from raftkv.client.kv.kv import KV
 from raftkv.client.kv.operations import Delete, Operation, Put
-from raftkv.client.kv.txn import Txns
+from raftkv.client.kv.txn import Txn
 from raftkv.client.rpc.retry import Backoff
+from raftkv.client.scope import Part, Scope
 from raftkv.client.space import FROM_KEY, Text, to_bytes
 from raftkv.client.values import KeyValue
 from raftkv.errors import CompactedError
@@ -42,8 +44,9 @@ RETRIES = 100
 class Transaction:
     """One attempt: what it has read, and what it will write."""
 
-    def __init__(self, ground: Stm) -> None:
-        self._ground = ground
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._kv = KV(scope)
         self._revision = 0
         self._read: dict[bytes, KeyValue | None] = {}
         self._intervals: list[tuple[bytes, bytes]] = []
@@ -56,7 +59,7 @@ class Transaction:
         if write is not None:
             return to_bytes(write.value) if isinstance(write, Put) else None
         if name not in self._read:
-            found = await self._ground.range(name, revision=self._revision)
+            found = await self._kv.range(name, revision=self._revision)
             self._revision = self._revision or found.revision
             self._read[name] = found[0] if found else None
         item = self._read[name]
@@ -64,7 +67,7 @@ class Transaction:
 
     async def range(self, key: Text, end: Text | None = None, *, prefix: bool = False) -> dict[bytes, bytes]:
         """Keys and values of an interval, in order, with this transaction's own writes."""
-        found = await self._ground.range(key, end, prefix=prefix, revision=self._revision)
+        found = await self._kv.range(key, end, prefix=prefix, revision=self._revision)
         self._revision = self._revision or found.revision
         self._read.update((item.key, item) for item in found)
         first, last = to_bytes(key), (prefix_end(to_bytes(key)) if prefix else to_bytes(end or b""))
@@ -97,7 +100,7 @@ class Transaction:
         """Write; False: something that was read has changed."""
         if not self._writes:
             return True  # reads of one revision need no more
-        txn = self._ground.txn(fence=fence).when(*self.conditions()).then(*self._writes.values())
+        txn = Txn(self._scope, fence).when(*self.conditions()).then(*self._writes.values())
         return (await txn.commit(timeout_s=timeout_s)).succeeded
 
 
@@ -107,8 +110,18 @@ def _is_inside(key: bytes, first: bytes, last: bytes) -> bool:
     return key >= first and (last == FROM_KEY or key < last)
 
 
-class Stm(KV, Txns):
-    """The part of a client that runs functions as transactions."""
+class Txns(Part):
+    """Transactions, their conditions, and functions that run as one."""
+
+    version = staticmethod(compares.version)
+    value = staticmethod(compares.value)
+    create_revision = staticmethod(compares.create_revision)
+    mod_revision = staticmethod(compares.mod_revision)
+    lease_of = staticmethod(compares.lease_of)
+
+    def txn(self, *, fence: FenceLike | None = None) -> Txn:
+        """Begin a transaction; ``fence`` makes it depend on a lock or term that must still be held."""
+        return Txn(self.scope, fence)
 
     async def stm(
         self,
@@ -133,7 +146,7 @@ class Stm(KV, Txns):
         """
         backoff = Backoff(base_s=0.001, max_s=0.1)
         for _ in range(retries):
-            attempt = Transaction(self)
+            attempt = Transaction(self.scope)
             try:
                 result = await function(attempt)
                 if await attempt.commit(fence, timeout_s):

@@ -16,7 +16,6 @@ writes is not, unless it certainly did not happen.
 
 from __future__ import annotations
 
-from raftkv.client.kv import compares
 from raftkv.client.kv.compares import Compare
 from raftkv.client.kv.guards import FenceLike, LeaseLike, fence_compares, lost_lease
 from raftkv.client.kv.operations import Operation
@@ -36,12 +35,12 @@ class Txn:
 
     Arguments:
         scope: the client or view that commits it; None for one that is only put inside another.
-        fence: commit only while this lock or term is held.
+        fence: commit only while this lock or term is held; None: the scope's.
     """
 
     def __init__(self, scope: Scope | None = None, fence: FenceLike | None = None) -> None:
         self._scope = scope
-        self._fence = fence
+        self._fence = fence if fence is not None or scope is None else scope.fence
         self._compares: list[Compare] = []
         self._then: list[Operation] = []
         self._otherwise: list[Operation] = []
@@ -87,9 +86,8 @@ class Txn:
         if scope is None:
             raise TypeError("a txn without a client can only be an operation of another; begin with kv.txn()")
         method = methods.TXN if self.writes else _READ_TXN
-        limit_s = scope.timeout_s if timeout_s is None else timeout_s
         try:
-            answer = await scope.core.call(method, self._guarded(scope.space), timeout_s=limit_s)
+            answer = await scope.call(method, self._guarded(scope.space), timeout_s)
         except LeaseNotFoundError:
             raise lost_lease(self.leases()) or LeaseNotFoundError() from None
         return self._unguarded(answer, scope.space)
@@ -144,20 +142,6 @@ class Txn:
     def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> TxnResult:
         """Its result in another txn."""
         return self.result(response.response_txn, space, revision)
-
-
-class Txns(Scope):
-    """The part of a client that makes transactions, and their conditions."""
-
-    version = staticmethod(compares.version)
-    value = staticmethod(compares.value)
-    create_revision = staticmethod(compares.create_revision)
-    mod_revision = staticmethod(compares.mod_revision)
-    lease_of = staticmethod(compares.lease_of)
-
-    def txn(self, *, fence: FenceLike | None = None) -> Txn:
-        """Begin a transaction; ``fence`` makes it depend on a lock or term that must still be held."""
-        return Txn(self, fence)
 
 
 def txn() -> Txn:

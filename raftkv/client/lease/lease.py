@@ -28,7 +28,7 @@ from raftkv.client.errors import LeaseLost
 from raftkv.client.interrupts import Interrupt
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.methods import Method
-from raftkv.client.scope import Scope
+from raftkv.client.scope import Part, Scope
 from raftkv.client.values import LeaseInfo
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.pb import rpc_pb2
@@ -250,16 +250,14 @@ _REVOKE = Method(methods.LEASE_REVOKE.path, methods.LEASE_REVOKE.response, True)
 
 async def lease_info(scope: Scope, id: int, *, keys: bool, timeout_s: float | None) -> LeaseInfo:
     """What the cluster knows of a lease; keys as far as the scope's view goes."""
-    limit_s = scope.timeout_s if timeout_s is None else timeout_s
-    request = rpc_pb2.LeaseTimeToLiveRequest(ID=id, keys=keys)
-    answer = await scope.core.call(methods.LEASE_TIME_TO_LIVE, request, timeout_s=limit_s)
+    answer = await scope.call(methods.LEASE_TIME_TO_LIVE, rpc_pb2.LeaseTimeToLiveRequest(ID=id, keys=keys), timeout_s)
     prefix = scope.space.prefix
     own = tuple(key[len(prefix) :] for key in answer.keys if key.startswith(prefix))
     return LeaseInfo(answer.ID, answer.TTL, answer.grantedTTL, own)
 
 
-class Leases(Scope):
-    """The part of a client that deals in leases."""
+class Leases(Part):
+    """Leases: to get, to look at, to end."""
 
     def lease(
         self,
@@ -284,19 +282,20 @@ class Leases(Scope):
                 whose work must go on through an outage of all of it. Others may then own what it protected before the
                 owner knows: writes that rely on it must carry a fence.
         """
-        lease = Lease(self, ttl, id=id, interrupt=interrupt, disconnect_grace_s=disconnect_grace_s, patient=patient)
+        lease = Lease(
+            self.scope, ttl, id=id, interrupt=interrupt, disconnect_grace_s=disconnect_grace_s, patient=patient
+        )
         if on_lost is not None:
             lease.on_lost(on_lost)
         return lease
 
     async def lease_info(self, id: int, *, keys: bool = False, timeout_s: float | None = None) -> LeaseInfo:
         """What the cluster knows of a lease; its ttl is -1 if there is no such lease."""
-        return await lease_info(self, id, keys=keys, timeout_s=timeout_s)
+        return await lease_info(self.scope, id, keys=keys, timeout_s=timeout_s)
 
     async def leases(self, *, timeout_s: float | None = None) -> list[int]:
         """Ids of all leases."""
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        answer = await self.core.call(methods.LEASE_LEASES, rpc_pb2.LeaseLeasesRequest(), timeout_s=limit_s)
+        answer = await self.scope.call(methods.LEASE_LEASES, rpc_pb2.LeaseLeasesRequest(), timeout_s)
         return [lease.ID for lease in answer.leases]
 
     async def revoke(self, id: int, *, timeout_s: float | None = None) -> None:
@@ -305,5 +304,4 @@ class Leases(Scope):
         Raises:
             LeaseNotFoundError: there is none.
         """
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        await self.core.call(methods.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=id), timeout_s=limit_s)
+        await self.scope.call(methods.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=id), timeout_s)

@@ -20,8 +20,9 @@ from typing import Any
 
 from raftkv.client.errors import LeaseLost
 from raftkv.client.kv.kv import KV
-from raftkv.client.lease.lease import Lease, Leases
+from raftkv.client.lease.lease import Lease
 from raftkv.client.rpc.retry import Backoff
+from raftkv.client.scope import Part, Scope
 from raftkv.client.space import Text, to_bytes
 from raftkv.errors import RaftKVError
 
@@ -38,14 +39,15 @@ class Session:
 
     def __init__(
         self,
-        ground: Sessions,
+        scope: Scope,
         ttl: float,
         on_lost: OnSession | None,
         on_established: OnSession | None,
     ) -> None:
         self.generation = 0
         self.error: Exception | None = None
-        self._ground = ground
+        self._scope = scope
+        self._kv = KV(scope)
         self._ttl = ttl
         self._on_lost = on_lost
         self._on_established = on_established
@@ -100,7 +102,7 @@ class Session:
             StatusError: the cluster did not grant one.
         """
         if self._lease is None:
-            self._lease = await self._ground.lease(self._ttl)
+            self._lease = await Lease(self._scope, self._ttl)
             self.generation = 1
             self._task = asyncio.get_running_loop().create_task(self._stay())
         return self
@@ -124,13 +126,13 @@ class Session:
         """
         name = to_bytes(key)
         self._kept[name] = to_bytes(value)
-        await self._ground.put(name, value, lease=self.lease)
+        await self._kv.put(name, value, lease=self.lease)
 
     async def drop(self, key: Text) -> None:
         """Delete a key and put it no more."""
         name = to_bytes(key)
         self._kept.pop(name, None)
-        await self._ground.delete(name)
+        await self._kv.delete(name)
 
     async def close(self) -> None:
         """End it, with its keys. Its owner is not told: it was the owner's wish."""
@@ -148,7 +150,7 @@ class Session:
             await self.lease.lost.wait()
             self.error = LeaseLost(self.lease.id, "its session is being established again")
             self._tell(self._on_lost)
-            if self._ground.core.closed:
+            if self._scope.core.closed:
                 return
             await self._establish_again()
             self.error = None
@@ -159,9 +161,9 @@ class Session:
         backoff = Backoff()
         while True:
             try:
-                lease = await self._ground.lease(self._ttl)
+                lease = await Lease(self._scope, self._ttl)
                 for key, value in list(self._kept.items()):
-                    await self._ground.put(key, value, lease=lease)
+                    await self._kv.put(key, value, lease=lease)
             except RaftKVError as error:
                 self.error = error
                 await backoff.wait()
@@ -187,8 +189,8 @@ class Session:
         await self.close()
 
 
-class Sessions(KV, Leases):
-    """The part of a client that makes sessions."""
+class Sessions(Part):
+    """Sessions: leases that come back."""
 
     def session(
         self, ttl: float = 10, *, on_lost: OnSession | None = None, on_established: OnSession | None = None
@@ -200,4 +202,4 @@ class Sessions(KV, Leases):
             on_lost: called on the loop, with the session, when its lease is lost.
             on_established: called when it has a new one and its keys are there again.
         """
-        return Session(self, ttl, on_lost, on_established)
+        return Session(self.scope, ttl, on_lost, on_established)

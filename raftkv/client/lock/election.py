@@ -22,11 +22,13 @@ from raftkv.client.errors import TermLost, WatchCanceled
 from raftkv.client.kv.compares import create_revision
 from raftkv.client.kv.kv import KV
 from raftkv.client.kv.operations import GetRange, Put
+from raftkv.client.kv.txn import Txn
 from raftkv.client.lease.lease import Lease
 from raftkv.client.lock.contender import Contender
-from raftkv.client.lock.holder import Holder, Parts
+from raftkv.client.lock.holder import Holder
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import until_answered
+from raftkv.client.scope import Part, Scope
 from raftkv.client.space import Text, to_bytes
 from raftkv.client.values import KeyValue
 from raftkv.client.watch.watch import responses
@@ -36,7 +38,6 @@ from raftkv.pb import kv_pb2, rpc_pb2
 
 if TYPE_CHECKING:
     from raftkv.client.lease.session import Session
-    from raftkv.client.scope import Scope
 
 
 class Term(Holder):
@@ -47,7 +48,7 @@ class Term(Holder):
 
     def __init__(
         self,
-        ground: Elections,
+        scope: Scope,
         name: Text,
         value: Text,
         ttl: float,
@@ -55,7 +56,7 @@ class Term(Holder):
         *,
         interrupt: bool = True,
     ) -> None:
-        super().__init__(ground, name, ttl, lease, interrupt=interrupt)
+        super().__init__(scope, name, ttl, lease, interrupt=interrupt)
         self._value = value
 
     @property
@@ -106,14 +107,14 @@ class Term(Holder):
 
     async def _write(self, value: Text) -> bool:
         ours = create_revision(self.key) == self.fence
-        done = await self._ground.txn().when(ours).then(Put(self.key, value, self.lease)).commit()
+        done = await Txn(self._scope).when(ours).then(Put(self.key, value, self.lease)).commit()
         if done.succeeded:
             self._value = value
         return done.succeeded
 
 
-class Elections(KV, Parts):
-    """The part of a client that elects."""
+class Elections(Part):
+    """Elections: to campaign in, to look at, to follow."""
 
     def campaign(
         self,
@@ -131,11 +132,11 @@ class Elections(KV, Parts):
             value: what everybody sees of the leader, e.g. its address.
             ttl, lease, interrupt: as for ``lock``.
         """
-        return Term(self, name, value, ttl, lease, interrupt=interrupt)
+        return Term(self.scope, name, value, ttl, lease, interrupt=interrupt)
 
     async def leader(self, name: Text) -> KeyValue | None:
         """Who leads at present; None: nobody."""
-        found = await self.range(to_bytes(name) + b"/", prefix=True, limit=1, sort_by="create_revision")
+        found = await KV(self.scope).range(to_bytes(name) + b"/", prefix=True, limit=1, sort_by="create_revision")
         return found[0] if found else None
 
     async def observe(self, name: Text) -> AsyncGenerator[KeyValue, None]:
@@ -144,9 +145,9 @@ class Elections(KV, Parts):
         Raises:
             StatusError: the cluster refuses.
         """
-        async with aclosing(observations(self, name)) as answers:
+        async with aclosing(observations(self.scope, name)) as answers:
             async for answer in answers:
-                yield self.space.key_value(answer.kvs[0])
+                yield self.scope.space.key_value(answer.kvs[0])
 
 
 async def observations(scope: Scope, name: Text) -> AsyncGenerator[rpc_pb2.RangeResponse, None]:
@@ -166,7 +167,7 @@ async def observations(scope: Scope, name: Text) -> AsyncGenerator[rpc_pb2.Range
     oldest = GetRange(line, prefix=True, limit=1, sort_by="create_revision").request(scope.space)
     shown: kv_pb2.KeyValue | None = None
     while True:
-        answer = await until_answered(lambda: scope.core.call(methods.RANGE, oldest, timeout_s=scope.timeout_s))
+        answer = await until_answered(lambda: scope.call(methods.RANGE, oldest))
         try:
             if not answer.kvs:
                 later = Request(oldest.key, oldest.range_end, answer.header.revision + 1, no_delete=True)

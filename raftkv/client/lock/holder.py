@@ -10,19 +10,14 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from raftkv.client.errors import FenceLost, LockNotFree
 from raftkv.client.interrupts import Interrupt
-from raftkv.client.kv.txn import Txns
-from raftkv.client.lease.lease import Lease, Leases
+from raftkv.client.lease.lease import Lease
 from raftkv.client.lock.contender import Contender, within
+from raftkv.client.scope import Scope
 from raftkv.client.space import Text
-from raftkv.client.watch.watch import Watches
 from raftkv.errors import StatusError
 
 if TYPE_CHECKING:
     from raftkv.client.lease.session import Session
-
-
-class Parts(Leases, Txns, Watches):
-    """What a holder needs of a client."""
 
 
 class Holder:
@@ -32,10 +27,10 @@ class Holder:
     _not_first = "it is not held"
 
     def __init__(
-        self, ground: Parts, name: Text, ttl: float, lease: Lease | Session | None, *, interrupt: bool = True
+        self, scope: Scope, name: Text, ttl: float, lease: Lease | Session | None, *, interrupt: bool = True
     ) -> None:
         self.name = name
-        self._ground = ground
+        self._scope = scope
         self._ttl = ttl
         self._given = lease
         self._interrupts = interrupt
@@ -117,7 +112,7 @@ class Holder:
 
     async def _stand_in_line(self, wait: bool) -> bool:
         self._lease = lease = await self._get_lease()
-        self._place = place = Contender(self._ground, self.name, lease, self._error)
+        self._place = place = Contender(self._scope, self.name, lease, self._error)
         with lease.interrupting():
             await self._join(place)
             if wait:
@@ -131,7 +126,7 @@ class Holder:
 
     async def _get_lease(self) -> Lease:
         if self._given is None:
-            return await self._ground.lease(self._ttl)
+            return await Lease(self._scope, self._ttl)
         lease = self._given if isinstance(self._given, Lease) else self._given.lease
         lease.check()
         return lease

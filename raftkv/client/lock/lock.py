@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 from raftkv.client.errors import LockLost, LockNotFree
 from raftkv.client.lease.lease import Lease
 from raftkv.client.lock.contender import Contender
-from raftkv.client.lock.holder import Holder, Parts
+from raftkv.client.lock.holder import Holder
+from raftkv.client.scope import Part
 from raftkv.client.space import Text
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ class Lock(Holder):
             raise LockNotFree(self.name, None, "with the same lease")
 
 
-class Locks(Parts):
-    """The part of a client that locks."""
+class Locks(Part):
+    """Locks."""
 
     def lock(
         self, name: Text, *, ttl: float = 10, lease: Lease | Session | None = None, interrupt: bool = True
@@ -93,4 +94,4 @@ class Locks(Parts):
             lease: use this one instead of one of its own.
             interrupt: its block is interrupted when the lease is lost; else ``LeaseLost`` comes at the end.
         """
-        return Lock(self, name, ttl, lease, interrupt=interrupt)
+        return Lock(self.scope, name, ttl, lease, interrupt=interrupt)

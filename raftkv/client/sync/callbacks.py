@@ -1,7 +1,7 @@
 """Callbacks of the user, run away from the loop's thread: they may block, and may use the client.
 
-A ``Teller`` runs what it is told one after the other, in order, on a thread that lives only while there is something to
-tell. What a callback raises goes to ``threading.excepthook``, as from any thread, and the next one is run all the same.
+A ``CallbackQueue`` runs them one after the other, in order, on a thread that lives only while there are any. What a
+callback raises goes to ``threading.excepthook``, as from any thread, and the next one is run all the same.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Teller:
-    """One line of callbacks."""
+class CallbackQueue:
+    """Callbacks that run in order."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._lock = threading.Lock()
         self._is_running = False
 
-    def tell(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Call back soon; returns at once."""
+    def call_soon(self, callback: Callable[..., Any], *arguments: Any) -> None:
+        """Queue a callback; returns at once.
+
+        Arguments:
+            callback: what to call.
+            arguments: for it.
+        """
         with self._lock:
             self._waiting.append((callback, arguments))
             if self._is_running:

@@ -24,38 +24,36 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from raftkv.client import library
 from raftkv.client.admin import Admin
-from raftkv.client.kv.bulk import WINDOW, Pairs
+from raftkv.client.kv import compares
+from raftkv.client.kv.bulk import Bulk
 from raftkv.client.kv.kv import KV
-from raftkv.client.kv.pages import PAGE_SIZE
-from raftkv.client.kv.txn import Txns
 from raftkv.client.lease.lease import Leases
 from raftkv.client.lock.election import Elections
-from raftkv.client.sync.blocking import blocking, light
+from raftkv.client.sync.blocking import blocking, chunked, iterates_like, iterating, taskless
+from raftkv.client.sync.election import Term
 from raftkv.client.sync.iteration import Drawn, Stream
-from raftkv.client.sync.lease import Lease, Session
-from raftkv.client.sync.lock import Lock, Term, plain_lease
+from raftkv.client.sync.lease import Lease
+from raftkv.client.sync.lock import Lock, plain_lease
 from raftkv.client.sync.loop import Closed, LoopThread
+from raftkv.client.sync.session import Session
 from raftkv.client.sync.stm import RETRIES, Transaction, run_stm
-from raftkv.client.sync.txn import Txn, iterate
+from raftkv.client.sync.txn import Txn
 from raftkv.client.sync.watch import Watch
-from raftkv.client.values import KeyValue, PutResult, RangeResult
+from raftkv.client.values import KeyValue
 from raftkv.client.watch.watcher import QUEUE_BYTES
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.guards import FenceLike, LeaseLike
+    from raftkv.client.kv.guards import FenceLike
     from raftkv.client.space import Text
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-CHUNK = 16 * WINDOW
-"""Items of a bulk call that are handed over to the loop's thread at once."""
 
 
 class _Target(NamedTuple):
@@ -89,125 +87,27 @@ class Client:
 
     # ---- keys and values
 
-    put = light(KV.put)
-    get = light(KV.get)
-    range = light(KV.range)
-    count = light(KV.count)
-    delete = light(KV.delete)
+    put = taskless(KV.put, "kv")
+    get = taskless(KV.get, "kv")
+    range = taskless(KV.range, "kv")
+    count = taskless(KV.count, "kv")
+    delete = taskless(KV.delete, "kv")
+    put_many = chunked(Bulk.put_many, "bulk")
+    get_many = chunked(Bulk.get_many, "bulk")
+    pages = iterating(Bulk.pages, "bulk")
 
-    def put_many(
-        self,
-        items: Pairs,
-        *,
-        lease: LeaseLike | None = None,
-        window: int = WINDOW,
-        timeout_s: float | None = None,
-    ) -> list[PutResult]:
-        """Write many keys, pipelined; results in the order of ``items``. They are single calls, not a transaction.
-
-        Arguments:
-            items: keys and values; an iterator is drawn from on this thread, as room is made.
-            lease: of all of them.
-            window: calls under way at once.
-            timeout_s: of each call; None: the client's.
-
-        Raises:
-            StatusError: of the first that failed; see ``definite``. What was done before it stays done.
-        """
-        loop, kv = self.target()
-        pairs: Iterable[tuple[Text, Text]] = items.items() if isinstance(items, Mapping) else items
-        done: list[PutResult] = []
-        for chunk in _chunks(pairs):
-            done += loop.run(kv.put_many(chunk, lease=lease, window=window, timeout_s=timeout_s))
-        return done
-
-    def get_many(
-        self,
-        keys: Iterable[Text],
-        *,
-        revision: int = 0,
-        serializable: bool = False,
-        window: int = WINDOW,
-        timeout_s: float | None = None,
-    ) -> list[KeyValue | None]:
-        """Read many keys, pipelined, in their order; None: it does not exist. Arguments as for ``put_many``."""
-        loop, kv = self.target()
-        found: list[KeyValue | None] = []
-        for chunk in _chunks(keys):
-            found += loop.run(
-                kv.get_many(chunk, revision=revision, serializable=serializable, window=window, timeout_s=timeout_s)
-            )
-        return found
-
-    def pages(
-        self,
-        key: Text,
-        end: Text | None = None,
-        *,
-        prefix: bool = False,
-        page_size: int = PAGE_SIZE,
-        revision: int = 0,
-        keys_only: bool = False,
-        serializable: bool = False,
-        timeout_s: float | None = None,
-    ) -> Iterator[RangeResult]:
-        """Read an interval in pages, all as of one revision.
-
-        Arguments:
-            key, end, prefix, keys_only, serializable: as for ``range``.
-            page_size: keys a page.
-            revision: as of which; 0: the present one.
-            timeout_s: for each page; None: the client's.
-
-        Raises:
-            Compacted: the revision is gone.
-            StatusError: a page could not be read in time.
-        """
-        loop, kv = self.target()
-        source = kv.pages(
-            key,
-            end,
-            prefix=prefix,
-            page_size=page_size,
-            revision=revision,
-            keys_only=keys_only,
-            serializable=serializable,
-            timeout_s=timeout_s,
-        )
-        return iterate(loop, source)
-
-    def scan(
-        self,
-        key: Text,
-        end: Text | None = None,
-        *,
-        prefix: bool = False,
-        page_size: int = PAGE_SIZE,
-        revision: int = 0,
-        keys_only: bool = False,
-        serializable: bool = False,
-        timeout_s: float | None = None,
-    ) -> Iterator[KeyValue]:
-        """As ``pages``, key by key."""
-        pages = self.pages(
-            key,
-            end,
-            prefix=prefix,
-            page_size=page_size,
-            revision=revision,
-            keys_only=keys_only,
-            serializable=serializable,
-            timeout_s=timeout_s,
-        )
-        return itertools.chain.from_iterable(page.items for page in pages)
+    @iterates_like(Bulk.scan)
+    def scan(self, *args: Any, **kwargs: Any) -> Iterator[KeyValue]:
+        """See ``Bulk.scan``: page by page over to this thread, key by key from there."""
+        return itertools.chain.from_iterable(page.items for page in self.pages(*args, **kwargs))
 
     # ---- transactions
 
-    version = staticmethod(Txns.version)
-    value = staticmethod(Txns.value)
-    create_revision = staticmethod(Txns.create_revision)
-    mod_revision = staticmethod(Txns.mod_revision)
-    lease_of = staticmethod(Txns.lease_of)
+    version = staticmethod(compares.version)
+    value = staticmethod(compares.value)
+    create_revision = staticmethod(compares.create_revision)
+    mod_revision = staticmethod(compares.mod_revision)
+    lease_of = staticmethod(compares.lease_of)
 
     def txn(self, *, fence: FenceLike | None = None) -> Txn:
         """Begin a transaction; ``fence`` makes it depend on a lock or term that must still be held."""
@@ -237,7 +137,7 @@ class Client:
             StatusError: the cluster refused, or it is unknown what happened: see ``definite``.
         """
         loop, kv = self.target()
-        return run_stm(self, loop, kv, function, retries, fence, timeout_s)
+        return run_stm(self, loop, kv.scope, function, retries, fence, timeout_s)
 
     # ---- watches
 
@@ -317,9 +217,9 @@ class Client:
             lease.on_lost(on_lost)
         return lease
 
-    lease_info = blocking(Leases.lease_info)
-    leases = blocking(Leases.leases)
-    revoke = blocking(Leases.revoke)
+    lease_info = blocking(Leases.lease_info, "lessor")
+    leases = blocking(Leases.leases, "lessor")
+    revoke = blocking(Leases.revoke, "lessor")
 
     def session(
         self,
@@ -336,7 +236,7 @@ class Client:
             on_established: called after that, in order, when it has a new one and its keys are there again.
         """
         loop, kv = self.target()
-        return Session.make(self, loop, kv, ttl, on_lost, on_established)
+        return Session.make(self, loop, kv.sessions, ttl, on_lost, on_established)
 
     def lock(self, name: Text, *, ttl: float = 10, lease: Lease | Session | None = None) -> Lock:
         """A lock, to be taken by ``with`` or ``acquire()``.
@@ -360,7 +260,7 @@ class Client:
         loop, kv = self.target()
         return Term(self, loop, kv.campaign(name, value, ttl=ttl, lease=plain_lease(lease), interrupt=False))
 
-    leader = blocking(Elections.leader)
+    leader = blocking(Elections.leader, "elections")
 
     def observe(self, name: Text) -> Stream[KeyValue]:
         """Who leads, then every proclamation and every next leader: a ``Stream`` that resumes and never ends."""
@@ -369,11 +269,11 @@ class Client:
 
     # ---- the cluster
 
-    status = blocking(Admin.status)
-    members = blocking(Admin.members)
-    compact = blocking(Admin.compact)
-    alarms = blocking(Admin.alarms)
-    disarm = blocking(Admin.disarm)
+    status = blocking(Admin.status, "admin")
+    members = blocking(Admin.members, "admin")
+    compact = blocking(Admin.compact, "admin")
+    alarms = blocking(Admin.alarms, "admin")
+    disarm = blocking(Admin.disarm, "admin")
 
     # ---- the client itself
 
@@ -449,12 +349,6 @@ class Client:
 def _drop(loop: LoopThread, kv: library.Client) -> None:
     """A client was forgotten, not closed: end its thread without waiting for it."""
     loop.close(kv.close(), wait=False)
-
-
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    iterator = iter(items)
-    while chunk := list(itertools.islice(iterator, CHUNK)):
-        yield chunk
 
 
 def _connector(make: Callable[P, library.Client]) -> Callable[P, Client]:

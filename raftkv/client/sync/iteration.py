@@ -183,3 +183,18 @@ class Stream(Generic[T]):
 
 def _nothing_came(timeout_s: float | None) -> TimeoutError:
     return TimeoutError(f"nothing came within {timeout_s or 0:g} s")
+
+
+def iterate(loop: LoopThread, source: AsyncIterator[T]) -> Iterator[T]:
+    """Draw from an async generator, one call an item; it is closed with this one."""
+
+    async def draw() -> T:
+        return await anext(source, _NOTHING)
+
+    try:
+        while (item := loop.run(draw())) is not _NOTHING:
+            yield item
+    finally:
+        close = getattr(source, "aclose", None)
+        if close is not None and not loop.is_disowned:
+            loop.post(close())

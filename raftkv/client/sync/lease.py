@@ -1,13 +1,10 @@
-"""Leases and sessions for programs without an event loop.
+"""Leases for programs without an event loop.
 
 ::
 
     with kv.lease(ttl=10) as lease:                 # granted, kept alive by the client's thread, revoked at the end
         kv.put("workers/1", b"here", lease=lease)
         lease.check()                               # raises LeaseLost if it cannot be relied on any more
-
-    with kv.session(ttl=10, on_lost=stop_work, on_established=start_work) as session:
-        session.keep("workers/1", b"here")          # put again whenever the session is established anew
 
 A block is not interrupted when its lease is lost, as one with ``async`` is: a thread cannot be. So the loss is told by
 every call that relies on the lease (``lease=``), by ``check()``, by ``lost`` (a ``threading.Event``), by
@@ -20,18 +17,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from raftkv.client.errors import LeaseLost
 from raftkv.client.lease import lease as aio_lease
-from raftkv.client.lease import session as aio_session
-from raftkv.client.sync.blocking import Face, blocking
-from raftkv.client.sync.callbacks import Teller
+from raftkv.client.sync.blocking import Held, blocking
+from raftkv.client.sync.callbacks import CallbackQueue
 from raftkv.client.sync.loop import LoopThread
 
 
-class Lease(Face[aio_lease.Lease]):
+class Lease(Held[aio_lease.Lease]):
     """One lease; made by ``Client.lease``, granted by ``with`` or ``grant()``.
 
     Attributes:
@@ -82,13 +77,10 @@ class Lease(Face[aio_lease.Lease]):
 
     def check(self) -> None:
         """Raise ``LeaseLost`` if it cannot be relied on, ``Forked`` in a child of its process."""
-        self._loop.check_usable()
         if not self._inner.id:
+            self._loop.check_usable()
             raise LeaseLost(0, "it was never granted: enter it by with, or call grant()")
-        if self._loop.is_current:  # a call that relies on it, already over there
-            self._inner.check()
-        else:
-            self._ask(lambda lease: lease.check())
+        super().check()
 
     def lose(self, reason: str) -> None:
         """The cluster does not know it any more; told by calls that relied on it."""
@@ -100,107 +92,10 @@ class Lease(Face[aio_lease.Lease]):
         Returns how to take that back.
         """
 
-        teller = Teller()
-        take_back = self._ask(lambda lease: lease.on_lost(lambda _: teller.tell(callback, self)))
+        callbacks = CallbackQueue()
+        take_back = self._ask(lambda lease: lease.on_lost(lambda _: callbacks.call_soon(callback, self)))
         return lambda: self._ask(lambda _: take_back())
 
     def __enter__(self) -> Self:
         self.grant()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._loop.is_disowned:
-            self._loop.run(self._inner.__aexit__(kind, error, trace))
-
-
-class Session(Face[aio_session.Session]):
-    """A lease that comes back; made by ``Client.session``, established by ``with`` or ``establish()``."""
-
-    @classmethod
-    def make(
-        cls,
-        owner: object,
-        loop: LoopThread,
-        kv: aio_session.Sessions,
-        ttl: float,
-        on_lost: Callable[[Session], Any] | None,
-        on_established: Callable[[Session], Any] | None,
-    ) -> Session:
-        """A session whose callbacks are called with it, in order, on a thread of their own."""
-        teller = Teller()
-
-        def tell(callback: Callable[[Session], Any] | None) -> Callable[[aio_session.Session], Any] | None:
-            return None if callback is None else lambda _: teller.tell(callback, session)
-
-        async def make() -> aio_session.Session:
-            return kv.session(ttl, on_lost=tell(on_lost), on_established=tell(on_established))
-
-        session = cls(owner, loop, loop.run(make()))
-        return session
-
-    @property
-    def id(self) -> int:
-        """Id of the present lease."""
-        return self._inner.id
-
-    @property
-    def generation(self) -> int:
-        """How many leases it has had; 0: none yet. Locks and terms do not survive a change of it."""
-        return self._inner.generation
-
-    @property
-    def error(self) -> Exception | None:
-        """Why it is not established at present; None while it is."""
-        return self._inner.error
-
-    @property
-    def alive(self) -> bool:
-        """Whether its present lease can be relied on."""
-        return self._ask(lambda session: session.alive)
-
-    @property
-    def lease(self) -> Lease:
-        """The present lease, which may be lost already.
-
-        Raises:
-            LeaseLost: it never had one.
-        """
-        return Lease(self._owner, self._loop, self._inner.lease)
-
-    def check(self) -> None:
-        """Raise ``LeaseLost`` if its present lease cannot be relied on, ``Forked`` in a child of its process."""
-        self._loop.check_usable()
-        if self._loop.is_current:
-            self._inner.check()
-        else:
-            self._ask(lambda session: session.check())
-
-    def lose(self, reason: str) -> None:
-        """The cluster does not know its present lease any more; told by calls that relied on it."""
-        self._inner.lose(reason)
-
-    def establish(self) -> Session:
-        """Get the first lease, without a ``with`` block; ends by ``close()`` or with the client.
-
-        Raises:
-            StatusError: the cluster did not grant one.
-        """
-        self._enter(self._inner.establish(), self._inner.close)
-        return self
-
-    established = blocking(aio_session.Session.established)
-    keep = blocking(aio_session.Session.keep)
-    drop = blocking(aio_session.Session.drop)
-    close = blocking(aio_session.Session.close)
-
-    def __enter__(self) -> Self:
-        self.establish()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._loop.is_disowned:
-            self._loop.run(self._inner.__aexit__(kind, error, trace))

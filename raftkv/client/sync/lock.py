@@ -1,13 +1,9 @@
-"""Locks and elections for programs without an event loop.
+"""Locks for programs without an event loop.
 
 ::
 
     with kv.lock("name", ttl=10) as lock:
         kv.put("x", b"y", fence=lock)               # written only while the lock is held
-
-    with kv.campaign("leader", b"me") as term:      # waits until it leads
-        while work_is_left():
-            kv.put("progress", step(), fence=term)  # raises TermLost or LeaseLost when it does not lead any more
 
 A block is not interrupted when its lease is lost (see ``sync.lease``): every call with ``fence=`` tells it, ``check()``
 does, ``lease.on_lost`` does, and the end of the block.
@@ -15,19 +11,18 @@ does, ``lease.on_lost`` does, and the end of the block.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from raftkv.client.lock import election as aio_election
+from raftkv.client.lock import holder as aio_holder
 from raftkv.client.lock import lock as aio_lock
-from raftkv.client.sync.blocking import Face, blocking
+from raftkv.client.sync.blocking import Blocking, Held, blocking
 from raftkv.client.sync.lease import Lease
 from raftkv.client.sync.loop import LoopThread
 
-Inner = TypeVar("Inner", bound=aio_lock.Lock | aio_election.Term)
+Inner = TypeVar("Inner", bound=aio_holder.Holder)
 
 
-class Holding(Face[Inner]):
+class Holder(Held[Inner]):
     """What a lock and a term have in common: a key in line that others wait behind."""
 
     def __init__(self, owner: object, loop: LoopThread, inner: Inner) -> None:
@@ -61,26 +56,12 @@ class Holding(Face[Inner]):
             self._lease = Lease(self._owner, self._loop, inner)
         return self._lease
 
-    def check(self) -> None:
-        """Raise ``LeaseLost`` or ``FenceLost`` if it cannot be relied on, ``Forked`` in a child of its process."""
-        self._loop.check_usable()
-        if self._loop.is_current:  # a call that relies on it, already over there
-            self._inner.check()
-        else:
-            self._ask(lambda held: held.check())
-
     def broken(self) -> Exception:
         """The cluster has found its key gone or changed; told by writes that relied on it."""
         return self._inner.broken()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._loop.is_disowned:
-            self._loop.run(self._inner.__aexit__(kind, error, trace))
 
-
-class Lock(Holding[aio_lock.Lock]):
+class Lock(Holder[aio_lock.Lock]):
     """One lock of one holder; made by ``Client.lock``. Not reentrant; threads that compete take one object each."""
 
     @property
@@ -110,36 +91,6 @@ class Lock(Holding[aio_lock.Lock]):
         return self
 
 
-class Term(Holding[aio_election.Term]):
-    """One candidacy, and the term that it leads to; made by ``Client.campaign``."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether it leads, as far as this client knows."""
-        return self._ask(lambda term: term.leads)
-
-    def campaign(self, timeout_s: float | None = None) -> Term:
-        """Wait until it leads, without a ``with`` block; end it by ``resign()``.
-
-        Arguments:
-            timeout_s: None: as long as it takes.
-
-        Raises:
-            LockNotFree: others led all that time.
-            LeaseLost: the lease ended while waiting.
-            StatusError: the cluster refused, or could not be reached to begin with.
-        """
-        self._enter(self._inner.campaign(timeout_s), self._inner.resign)
-        return self
-
-    proclaim = blocking(aio_election.Term.proclaim)
-    resign = blocking(aio_election.Term.resign)
-
-    def __enter__(self) -> Self:
-        self.campaign()
-        return self
-
-
 def plain_lease(lease: Any) -> Any:
-    """What the async part takes as ``lease``: that which is behind a face."""
-    return lease.target()[1] if isinstance(lease, Face) else lease
+    """What the async part takes as ``lease``: the async object itself."""
+    return lease.target()[1] if isinstance(lease, Blocking) else lease

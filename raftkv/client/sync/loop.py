@@ -9,7 +9,7 @@ Owns the hand-over between threads, and what becomes of it in a forked child. It
 How a call travels: it is put into a queue; the loop is woken if it does not already know of something in the queue, so
 calls of many threads share one wake-up; a task runs the coroutine and, in the very step in which that ends, opens the
 lock on which the caller waits. No future, no condition, no callback in between: each would cost a turn of the loop.
-The usual calls (``run_light``) do without the task as well.
+The usual calls (``run_taskless``) do without the task as well.
 
 Invariants:
 
@@ -95,7 +95,7 @@ class _Call:
         self.done.release()
 
 
-class _LightCall(_Call):
+class _TasklessCall(_Call):
     """A call whose coroutine awaits plain futures only: driven by their callbacks, without a task.
 
     That saves the task, and the turn of the loop after which a new task would begin.
@@ -104,7 +104,7 @@ class _LightCall(_Call):
     __slots__ = ("awaited", "loop", "under_way")
 
     def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, under_way: set[_LightCall]
+        self, coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, under_way: set[_TasklessCall]
     ) -> None:
         super().__init__(coroutine)
         self.loop = loop
@@ -151,8 +151,8 @@ class LoopThread:
         self._selector = selectors.DefaultSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
         self._queue: deque[_Call] = deque()
-        self._light: set[_LightCall] = set()
-        self._is_told = False
+        self._taskless: set[_TasklessCall] = set()
+        self._is_woken = False
         self._is_closed = False
         self._process = os.getpid()
         self.is_disowned = False
@@ -179,9 +179,9 @@ class LoopThread:
         result: T = self._finish(_Call(coroutine))
         return result
 
-    def run_light(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run_taskless(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """As ``run``, of a coroutine that awaits nothing but futures: no timeouts, task groups, or current task."""
-        result: T = self._finish(_LightCall(coroutine, self._loop, self._light))
+        result: T = self._finish(_TasklessCall(coroutine, self._loop, self._taskless))
         return result
 
     def _finish(self, call: _Call) -> Any:
@@ -256,8 +256,8 @@ class LoopThread:
         self._queue.append(call)
         if self._is_closed:
             self._refuse_queued()
-        elif not self._is_told:
-            self._is_told = True
+        elif not self._is_woken:
+            self._is_woken = True
             try:
                 self._loop.call_soon_threadsafe(self._take_queued)
             except RuntimeError:  # it was closed just now
@@ -286,12 +286,12 @@ class LoopThread:
 
     def _take_queued(self) -> None:
         # First forget that we were told, then look: who comes between tells again, nobody is overlooked.
-        self._is_told = False
+        self._is_woken = False
         queue, create_task = self._queue, self._loop.create_task
         while queue:
             call = queue.popleft()
-            if isinstance(call, _LightCall):
-                self._light.add(call)
+            if isinstance(call, _TasklessCall):
+                self._taskless.add(call)
                 call.step()
             else:
                 call.task = create_task(call.drive())
@@ -318,18 +318,18 @@ class LoopThread:
 
     def _cancel_all(self) -> None:
         self._refuse_queued()
-        for call in list(self._light):
+        for call in list(self._taskless):
             call.cancel()
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks))
-        self._loop.run_until_complete(self._wait_light())
+        self._loop.run_until_complete(self._wait_taskless())
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
 
-    async def _wait_light(self) -> None:
-        while self._light:  # noqa: ASYNC110 - cancelled already: they end within a few turns
+    async def _wait_taskless(self) -> None:
+        while self._taskless:  # noqa: ASYNC110 - cancelled already: they end within a few turns
             await asyncio.sleep(0)
 
     # ---- in a forked child

@@ -19,12 +19,12 @@ from raftkv.client.errors import TxnConflict
 from raftkv.client.kv import stm as aio_stm
 from raftkv.client.kv.stm import RETRIES
 from raftkv.client.rpc.retry import Backoff
-from raftkv.client.sync.blocking import Face, blocking
+from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.errors import CompactedError
 
 if TYPE_CHECKING:
     from raftkv.client.kv.guards import FenceLike, LeaseLike
-    from raftkv.client.library import Client
+    from raftkv.client.scope import Scope
     from raftkv.client.space import Text
     from raftkv.client.sync.loop import LoopThread
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 __all__ = ["RETRIES", "Transaction", "run_stm"]
 
 
-class Transaction(Face[aio_stm.Transaction]):
+class Transaction(Blocking[aio_stm.Transaction]):
     """One attempt: what it has read, and what it will write."""
 
     get = blocking(aio_stm.Transaction.get)
@@ -51,7 +51,7 @@ class Transaction(Face[aio_stm.Transaction]):
 def run_stm(
     owner: object,
     loop: LoopThread,
-    kv: Client,
+    scope: Scope,
     function: Callable[[Transaction], T],
     retries: int,
     fence: FenceLike | None,
@@ -60,7 +60,7 @@ def run_stm(
     """``Client.stm``: the function runs on the caller's thread, so the attempts are counted here."""
     backoff = Backoff(base_s=0.001, max_s=0.1)
     for _ in range(retries):
-        attempt = aio_stm.Transaction(kv)
+        attempt = aio_stm.Transaction(scope)
         try:
             result = function(Transaction(owner, loop, attempt))
             if loop.run(attempt.commit(fence, timeout_s)):

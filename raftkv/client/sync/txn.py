@@ -1,26 +1,24 @@
-"""Transactions and pages for programs without an event loop; see ``txn`` and ``pages`` for what they mean."""
+"""Transactions for programs without an event loop; see ``kv.txn`` for what they mean."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from raftkv.client.kv import txn as aio_txn
-from raftkv.client.sync.blocking import Face, light
+from raftkv.client.sync.blocking import Blocking, taskless
 
 if TYPE_CHECKING:
     from raftkv.client.kv.compares import Compare
     from raftkv.client.kv.guards import LeaseLike
     from raftkv.client.kv.operations import Operation
     from raftkv.client.space import Space
-    from raftkv.client.sync.loop import LoopThread
     from raftkv.client.values import TxnResult
     from raftkv.pb import rpc_pb2
 
 T = TypeVar("T")
 
 
-class Txn(Face[aio_txn.Txn]):
+class Txn(Blocking[aio_txn.Txn]):
     """A transaction to be filled and committed; each method returns it again. Made by ``Client.txn``."""
 
     def when(self, *conditions: Compare) -> Txn:
@@ -42,9 +40,9 @@ class Txn(Face[aio_txn.Txn]):
         self._inner.otherwise(*map(_plain, operations))
         return self
 
-    commit = light(aio_txn.Txn.commit)
+    commit = taskless(aio_txn.Txn.commit)
 
-    # ---- as an operation of another one, as which it is taken out of its face
+    # ---- as an operation of another one, as which it is taken out of its blocking twin
 
     @property
     def writes(self) -> bool:
@@ -66,21 +64,3 @@ class Txn(Face[aio_txn.Txn]):
 
 def _plain(operation: Operation) -> Operation:
     return operation.target()[1] if isinstance(operation, Txn) else operation
-
-
-_NOTHING: Final[Any] = object()
-
-
-def iterate(loop: LoopThread, source: AsyncIterator[T]) -> Iterator[T]:
-    """Draw from an async generator, one call an item; it is closed with this one."""
-
-    async def draw() -> T:
-        return await anext(source, _NOTHING)
-
-    try:
-        while (item := loop.run(draw())) is not _NOTHING:
-            yield item
-    finally:
-        close = getattr(source, "aclose", None)
-        if close is not None and not loop.is_disowned:
-            loop.post(close())

@@ -30,7 +30,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from raftkv.client.scope import Scope
+from raftkv.client.scope import Part
 from raftkv.client.space import Space, Text
 from raftkv.client.values import Event
 from raftkv.client.watch.watcher import QUEUE_BYTES, Request, Watcher
@@ -177,8 +177,8 @@ async def responses(hub: WatchHub, watcher: Watcher) -> AsyncGenerator[rpc_pb2.W
         hub.remove(watcher)
 
 
-class Watches(Scope):
-    """The part of a client that watches."""
+class Watches(Part):
+    """Watches."""
 
     def watch(
         self,
@@ -204,6 +204,6 @@ class Watches(Scope):
         Raises:
             WatchCanceled: the client is closed.
         """
-        first, range_end = self.space.interval(key, end, prefix=prefix)
+        first, range_end = self.scope.space.interval(key, end, prefix=prefix)
         request = Request(first, range_end, start_revision, prev_kv, no_put, no_delete)
-        return Watch(self.hub, self.space, Watcher(request, queue_bytes), self.timeout_s)
+        return Watch(self.scope.hub, self.scope.space, Watcher(request, queue_bytes), self.scope.timeout_s)

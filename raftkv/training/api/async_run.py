@@ -462,7 +462,7 @@ async def _sit_down(
     if config is None:
         raise ConfigError("a node needs a configuration")
     if config.address == config.host:  # nobody has told
-        address = await asyncio.get_running_loop().run_in_executor(None, guess_address, kv.core.endpoints)
+        address = await asyncio.get_running_loop().run_in_executor(None, guess_address, kv.scope.core.endpoints)
         config = replace(config, address=address)
     membership = await Membership.open(kv, config, on_progress=on_progress)
     try:

@@ -128,7 +128,7 @@ class WorkerSeat:
             StatusError: the cluster refused.
         """
         seat = cls(kv, place)
-        record = await until_answered(lambda: kv.range(*seat._keys.record), kv.timeout_s)
+        record = await until_answered(lambda: kv.range(*seat._keys.record), kv.scope.timeout_s)
         seat._cache.load(record, record.revision)
         try:
             seat.world = seat._find_world()

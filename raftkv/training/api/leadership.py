@@ -13,33 +13,19 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from raftkv.client.kv.guards import FenceLike, fence_compares
-from raftkv.client.library import Client
+from raftkv.client.kv.guards import fence_compares
 from raftkv.client.lock.election import Term
 from raftkv.client.space import to_bytes
 from raftkv.training.api.generation import quoted
 from raftkv.training.errors import EpochOver
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.txn import Txn
     from raftkv.client.space import Text
     from raftkv.client.values import KeyValue
     from raftkv.pb import rpc_pb2
     from raftkv.training.api.generation import Epoch
 
 TTL_S = 2
-
-
-class _Ground(Client):
-    """The client, with the epoch's fence about every txn: what a candidacy stands on."""
-
-    def __init__(self, kv: Client, epoch: Epoch) -> None:
-        super().__init__(kv.core, kv.space, kv.timeout_s, kv.hub, kv.keeper)
-        self._is_view = True
-        self._fence = epoch.fence
-
-    def txn(self, *, fence: FenceLike | None = None) -> Txn:
-        return super().txn(fence=self._fence if fence is None else fence)
 
 
 class RunTerm:
@@ -50,7 +36,7 @@ class RunTerm:
         self._epoch = epoch
         self._line = election_key(epoch, name)
         value = to_bytes(value) or str(epoch.rank).encode()
-        self._term = Term(_Ground(epoch.kv, epoch), self._line, value, ttl_s, None, interrupt=False)
+        self._term = Term(epoch.kv.scope.fenced(epoch.fence), self._line, value, ttl_s, None, interrupt=False)
 
     @property
     def leads(self) -> bool:

@@ -26,8 +26,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from raftkv.client.sync import client as sync
-from raftkv.client.sync.blocking import Face, blocking
-from raftkv.client.sync.callbacks import Teller
+from raftkv.client.sync.blocking import Blocking, blocking
+from raftkv.client.sync.callbacks import CallbackQueue
 from raftkv.training.api import async_run, counter
 from raftkv.training.api import leadership as term
 from raftkv.training.api.attachment import client_settings
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from raftkv.training.rendezvous.world import World, WorldFence
 
 
-class Counter(Face[counter.Counter]):
+class Counter(Blocking[counter.Counter]):
     """A sum over all ranks of an epoch; made by ``Run.counter``."""
 
     add = blocking(counter.Counter.add)
@@ -51,7 +51,7 @@ class Counter(Face[counter.Counter]):
         return self._loop.run(self._inner.value())
 
 
-class RunTerm(Face[term.RunTerm]):
+class RunTerm(Blocking[term.RunTerm]):
     """A candidacy among ranks, and its term; made by ``Run.elect`` and ``Run.term``. Usable as ``fence=``."""
 
     resign = blocking(term.RunTerm.resign)
@@ -90,7 +90,7 @@ class RunTerm(Face[term.RunTerm]):
             self._loop.run(self._inner.resign())
 
 
-class Run(Face[async_run.Run]):
+class Run(Blocking[async_run.Run]):
     """One process' part in a run; made by ``join``. See the module.
 
     Attributes:
@@ -101,7 +101,7 @@ class Run(Face[async_run.Run]):
         super().__init__(kv, loop, inner)
         self.kv = kv
         self._owns_client = owns_client
-        self._teller = Teller()
+        self._callbacks = CallbackQueue()
         self._is_over = False
 
     # ---- where this rank is: values of the present epoch, no I/O
@@ -175,7 +175,7 @@ class Run(Face[async_run.Run]):
 
     def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
         """Call back when an epoch ends, once each, on a thread of its own. Returns how to take that back."""
-        return self.on_change_nowait(lambda: self._teller.tell(callback, self))
+        return self.on_change_nowait(lambda: self._callbacks.call_soon(callback, self))
 
     def on_change_nowait(self, callback: Callable[[], object]) -> Callable[[], None]:
         """As ``on_change``, on the loop's own thread, so at once: for what neither blocks nor uses the client."""

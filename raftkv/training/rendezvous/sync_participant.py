@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from raftkv.client.sync.blocking import Face, blocking
+from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.sync.client import Client
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Node, State
@@ -24,7 +24,7 @@ from raftkv.training.rendezvous.participant import OnProgress
 from raftkv.training.rendezvous.world import World
 
 
-class Membership(Face[aio_membership.Membership]):
+class Membership(Blocking[aio_membership.Membership]):
     """See ``membership.Membership``; made by ``open``."""
 
     @classmethod

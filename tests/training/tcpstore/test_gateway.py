@@ -163,8 +163,8 @@ class _LossyCore:
 
 async def _each_write_happens_once(endpoints: list[str]) -> None:
     async with aio.connect(endpoints) as kv, aio.connect(endpoints) as plain:
-        lossy: Any = _LossyCore(kv.core)
-        kv.core = lossy
+        lossy: Any = _LossyCore(kv.scope.core)
+        kv.scope.core = lossy
         store, other = ReplicatedStore(kv, "s/"), ReplicatedStore(plain, "s/")
         sums = [await mine.add(b"n", 1) for _ in range(15) for mine in (store, other)]
         assert sums == list(range(1, 31))
@@ -212,8 +212,8 @@ def test_a_late_copy_whose_conditions_come_true_is_not_done_beside_the_next_atte
         async with aio.connect(raftkv_cluster.endpoints) as kv, aio.connect(raftkv_cluster.endpoints) as plain:
             other = ReplicatedStore(plain, "s/")
             await other.add(b"n", 40)
-            late: Any = _LateCore(kv.core, lambda: other.delete(b"n"))
-            kv.core = late
+            late: Any = _LateCore(kv.scope.core, lambda: other.delete(b"n"))
+            kv.scope.core = late
             # The copy was to make 1 out of nothing. It found 40; then that was deleted, and the copy came.
             assert await ReplicatedStore(kv, "s/").add(b"n", 1) == 1
             assert await other.get(b"n") == b"1"
@@ -250,9 +250,9 @@ def test_waits_go_on_after_their_history_is_gone() -> None:
                 value = group.create_task(store.wait_value(b"value"))
                 assert not await store.arrive(b"barrier", 2)
                 group.create_task(store.wait_all_arrived(b"barrier", 2))
-                while len(kv.hub.watchers) < 6:  # noqa: ASYNC110 - two for each key of the wait, one for each other
+                while len(kv.scope.hub.watchers) < 6:  # noqa: ASYNC110 - two for each key of the wait, one for each other
                     await asyncio.sleep(0.01)
-                for watcher in kv.hub.watchers:
+                for watcher in kv.scope.hub.watchers:
                     watcher.next_revision = 1  # as if no progress had been heard of
                 await store.set_many([(b"other", b"1")])
                 await kv.compact(await store_revision(kv))
