@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from raftkv.cli.top import metrics
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
-from tests.procs import ETCD, RAFTKV, ROOT, Cluster, Member, Program, http_get
+from tests.procs import ETCD, RAFTKV, ROOT, Cluster, Member, Program
 
 SIZE: Final = 3
 SAMPLE_INTERVAL_S: Final = 0.1
@@ -45,13 +46,11 @@ def members(name: str, nofile: int | None = None) -> Iterator[Cluster]:
 
 
 def metrics_of(member: Member) -> dict[str, float]:
-    """All metrics of a member; empty if it does not answer. A scrape begins the longest turn anew."""
+    """Sums of all metrics of a member by name; empty if it does not answer. A scrape begins the longest turn anew."""
     try:
-        text = http_get(member.endpoint, "/metrics", timeout_s=CALL_TIMEOUT_S)[2]
+        return metrics.fetch(member.endpoint, None, CALL_TIMEOUT_S)
     except OSError:
         return {}
-    lines = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
-    return {name: float(value) for name, _, value in lines}
 
 
 def anonymous_bytes(member: Member) -> int:

@@ -19,7 +19,7 @@ from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.exits import BAD_FEATURE, ERROR, INVALID_INPUT, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
-from raftkv.cli.top import metrics_text
+from raftkv.cli.top import metrics
 from raftkv.client import Client, Method
 from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
@@ -225,7 +225,7 @@ async def _defragment(client: Client, endpoints: list[str]) -> None:
 
 def _memory_bytes(session: Session, when: str) -> float:
     try:
-        samples = metrics_text.fetch(session.endpoints[0], session.options.tls, session.timeout_s)
+        samples = metrics.fetch(session.endpoints[0], session.options.tls, session.timeout_s)
     except OSError:
         samples = {}
     if not (value := samples.get(_MEMORY, 0.0)):

@@ -20,7 +20,7 @@ from typing import Any, Final
 from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.top import metrics_text
+from raftkv.cli.top import metrics
 from raftkv.cli.top.model import ANSWERING, Row, Sample, make_rows, total
 from raftkv.cli.top.view import View
 from raftkv.client import Client
@@ -184,7 +184,7 @@ class Looker:
         self.members = listed or self.members or {endpoint: endpoint for endpoint in self.session.endpoints}
 
     async def _sample(self, endpoint: str, name: str) -> Sample:
-        status, metrics = await asyncio.gather(self._status(endpoint), self._metrics(endpoint))
+        status, samples = await asyncio.gather(self._status(endpoint), self._metrics(endpoint))
         now_s = time.monotonic()
         if isinstance(status, str):
             return Sample(name, endpoint, now_s, error=status)
@@ -202,7 +202,7 @@ class Looker:
             revision=header.revision,
             db_size_bytes=status.dbSize,
             alarms=tuple(status.errors),
-            metrics=metrics,
+            metrics=samples,
         )
 
     async def _status(self, endpoint: str) -> rpc_pb2.StatusResponse | str:
@@ -214,7 +214,7 @@ class Looker:
 
     async def _metrics(self, endpoint: str) -> dict[str, float]:
         try:
-            return await asyncio.to_thread(metrics_text.fetch, endpoint, self.session.options.tls, ASK_TIMEOUT_S)
+            return await asyncio.to_thread(metrics.fetch, endpoint, self.session.options.tls, ASK_TIMEOUT_S)
         except OSError:
             return {}
 

@@ -11,7 +11,7 @@ import pytest
 from raftkv.cli.bench.load import Result
 from raftkv.cli.ctl import check as ctl_check
 from raftkv.cli.ctl.check import DataLoad, PerfLoad, judge
-from raftkv.cli.top import metrics_text
+from raftkv.cli.top import metrics
 from tests.cli.runner import run_ctl
 from tests.compat.test_ctl_output import normal, run_etcdctl
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
@@ -115,12 +115,14 @@ def test_nobody_there_is_told_with_the_reason() -> None:
 
 
 def test_metrics_are_read(endpoint: str) -> None:
-    samples = metrics_text.fetch(endpoint, None, 5.0)
+    samples = metrics.fetch(endpoint, None, 5.0)
     assert samples["etcd_server_has_leader"] == 1
     assert samples["process_resident_memory_bytes"] > 1e6
     with pytest.raises(OSError, match="refused"):
-        metrics_text.fetch("127.0.0.1:1", None, 1.0)
+        metrics.fetch("127.0.0.1:1", None, 1.0)
 
 
-def test_metrics_that_are_no_metrics_are_left_out() -> None:
-    assert metrics_text.parse('a 1\nb nonsense\n\n# c 3\nd{x="a b"} 4\n') == {"a": 1.0, "d": 4.0}
+def test_metrics_of_one_name_are_added() -> None:
+    assert metrics.sums('a 1\n\n# c 3\nd{x="a b"} 4\nd{x="}"} 5\n') == {"a": 1.0, "d": 9.0}
+    with pytest.raises(ValueError, match="nonsense"):
+        metrics.sums("b nonsense\n")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from raftkv.cli.top import metrics
 from raftkv.pb import election_pb2, kv_pb2, lock_pb2, rpc_pb2
 from tests.compat.differential.mirror import DELETE
 from tests.compat.differential.requests import Player as Aligner
@@ -29,7 +29,7 @@ from tests.compat.differential.stream_generator import Generator, Op
 from tests.compat.differential.stream_side import Side, WatchSession
 from tests.compat.streams import NothingCameError
 from tests.compat.wire import Answer, Pending, Wire
-from tests.procs import http_get, wait_for
+from tests.procs import wait_for
 
 KV = "etcdserverpb.KV/"
 LEASE = "etcdserverpb.Lease/"
@@ -523,9 +523,7 @@ def _has_begun(side: Side, call: Pending, key: bytes, value: bytes) -> bool:
 
 
 def _slow_watchers(endpoint: str) -> float:
-    _, _, text = http_get(endpoint, "/metrics")
-    found = re.search(rf"^{SLOW_WATCHERS} (\S+)$", text, re.MULTILINE)
-    return float(found[1]) if found is not None else math.nan
+    return metrics.fetch(endpoint, None, 10.0).get(SLOW_WATCHERS, math.nan)
 
 
 def _must_equal(what: str, one: list[Any], other: list[Any]) -> None:

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from raftkv.cli.top import metrics
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
 from tests.procs import Cluster, http_get
@@ -73,10 +74,7 @@ def test_several_requests_on_one_connection(cluster: Cluster) -> None:
 
 
 def _counter(cluster: Cluster, name: str) -> float:
-    body = http_get(cluster.endpoints[0], "/metrics")[2]
-    found = re.search(rf"^{name} (\S+)$", body, re.MULTILINE)
-    assert found is not None, name
-    return float(found[1])
+    return metrics.fetch(cluster.endpoints[0], None, 10.0)[name]
 
 
 def test_operations_are_counted(cluster: Cluster, wire: Wire) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
+from raftkv.cli.top import metrics
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, wait_for
@@ -31,11 +30,7 @@ def wire(one: Cluster) -> Iterator[Wire]:
 
 
 def _metric(cluster: Cluster, name: str) -> float:
-    with urllib.request.urlopen(f"http://{cluster.endpoints[0]}/metrics") as response:
-        text = response.read().decode()
-    found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
-    assert found is not None, name
-    return float(found[1])
+    return metrics.fetch(cluster.endpoints[0], None, 10.0)[name]
 
 
 def _memory_bytes(cluster: Cluster) -> float:

@@ -1,9 +1,6 @@
-"""A member's metrics, fetched and read.
+"""A member's metrics, fetched and added up: samples of one name become their sum, over methods, say.
 
-Owns as much of Prometheus's text format as adding up needs: names, labels are dropped, samples of one name are added
-(a counter with a label for each method becomes the sum over the methods).
-
->>> parse('# HELP x\\nx{a="1"} 2\\nx{a="2"} 3.5e1\\ny 1\\n')
+>>> sums('# HELP x\\nx{a="1"} 2\\nx{a="2"} 3.5e1\\ny 1\\n')
 {'x': 37.0, 'y': 1.0}
 """
 
@@ -18,24 +15,31 @@ if TYPE_CHECKING:
     import ssl
 
 
-def parse(text: str) -> dict[str, float]:
-    """The sum of the samples of each name."""
-    samples: dict[str, float] = {}
-    for line in text.splitlines():
-        if line.startswith("#"):
-            continue
-        name, _, value = line.rpartition(" ")
-        name = name.partition("{")[0]
-        try:
-            samples[name] = samples.get(name, 0.0) + float(value)
-        except ValueError:
-            continue
-    samples.pop("", None)
-    return samples
+def sums(text: str) -> dict[str, float]:
+    """Return the sum of the samples of each name.
+
+    Raises:
+        ValueError: the text is not in Prometheus's format.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
 
 
 def fetch(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> dict[str, float]:
     """Ask a member.
+
+    Arguments:
+        endpoint: of the member.
+        tls: what to trust and to show; None: plain HTTP, unless the endpoint says https.
+        timeout_s: for the connection, and for each read.
+
+    Returns:
+        The sums of its samples, by name.
 
     Raises:
         OSError: it could not be reached, or did not answer with metrics.
@@ -57,4 +61,7 @@ def fetch(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> dict[s
         connection.close()
     if answer.status != http.client.OK:
         raise OSError(f"{endpoint}: status {answer.status}")
-    return parse(body)
+    try:
+        return sums(body)
+    except ValueError as error:
+        raise OSError(f"{endpoint}: no metrics: {error}") from None
