@@ -1,7 +1,7 @@
 """Real server processes for tests: one or three members of etcd 3.5.1 or of raftkv on free loopback ports.
 
-Owns ports, data directories, logs, start, readiness, kill -9, restart and the final clean-up. A cluster is a
-context manager; when the block raises, the tail of every member's log is added to the error.
+Owns ports, data directories and the final clean-up; a member is a ``raftkv.client.local.process.ServerProcess``. A
+cluster is a context manager; when the block raises, the tail of every member's log is added to the error.
 
     with Cluster(RAFTKV, size=3) as cluster:
         cluster.members[1].kill()
@@ -10,8 +10,7 @@ context manager; when the block raises, the tail of every member's log is added 
 
 Invariants:
 - data lies on a real disk (refused on tmpfs: durability tests would prove nothing), in `.pytest_cache/`;
-- nothing outlives the block, nor the interpreter (atexit), and only processes started here are ended;
-- nobody sleeps: readiness is polled, and the poll waits on the process itself, so a death ends it at once.
+- nothing outlives the block, nor the interpreter (atexit), and only processes started here are ended.
 
 Leaves out: faults other than kill -9 and SIGSTOP (see `jepsen/`), and any opinion on what the servers answer.
 """
@@ -34,17 +33,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+from raftkv.client.local.process import READY_TIMEOUT_S, ServerProcess, initial_cluster, log_tail
 
 ROOT = Path(__file__).resolve().parents[1]
-READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.02
-LOG_TAIL_BYTES = 4000
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 
 
 class ProcessError(Exception):
-    """A server did not start, did not become ready or did not stop; the text holds its log's tail."""
+    """A server did not start, did not become ready or did not stop."""
 
 
 @dataclass(frozen=True)
@@ -157,114 +157,36 @@ def http_get(endpoint: str, path: str, method: str = "GET", timeout_s: float = 5
         connection.close()
 
 
-def is_healthy(endpoint: str) -> bool:
-    """Tell whether the member behind `endpoint` answers /health with 200 (it has a leader and serves reads)."""
-    try:
-        return http_get(endpoint, "/health", timeout_s=1.0)[0] == 200
-    except (OSError, http.client.HTTPException):
-        return False
-
-
 # --- members ------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Member:
-    """One server process and what it needs to start again: its flags, its data and its log."""
+class Member(ServerProcess):
+    """One server process of a test."""
 
-    program: Program
-    name: str
-    directory: Path
-    client_port: int
-    peer_port: int
-    environment: Mapping[str, str]
-    peers: str = ""
-    process: subprocess.Popen[bytes] | None = None
-    flags: list[str] = field(default_factory=list)
+    server: Program = RAFTKV
+    environment: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def endpoint(self) -> str:
-        """`host:port` of the client URL."""
-        return f"127.0.0.1:{self.client_port}"
-
-    @property
-    def peer_url(self) -> str:
-        """The peer URL, e.g. `http://127.0.0.1:12380`."""
-        return f"http://127.0.0.1:{self.peer_port}"
+    error = ProcessError
+    token = "raftkv-tests"
 
     @property
     def data_dir(self) -> Path:
         """Where the member keeps its data."""
         return self.directory / f"{self.name}.data"
 
-    @property
-    def log_path(self) -> Path:
-        """What the member prints goes here, over all its lives."""
-        return self.directory / f"{self.name}.log"
-
     def command(self) -> list[str]:
-        """Return the whole command line; etcd's flags, so both programs take it."""
-        client_url = f"http://127.0.0.1:{self.client_port}"
-        return [
-            *self.program.command,
-            *("--name", self.name),
-            *("--data-dir", str(self.data_dir)),
-            *("--listen-client-urls", client_url),
-            *("--advertise-client-urls", client_url),
-            *("--listen-peer-urls", self.peer_url),
-            *("--initial-advertise-peer-urls", self.peer_url),
-            *("--initial-cluster", self.peers),
-            *("--initial-cluster-state", "new"),
-            *("--initial-cluster-token", "raftkv-tests"),
-            *self.program.flags,
-            *self.flags,
-        ]
+        """See `ServerProcess`: the words of the program first, then the flags of this member."""
+        own = super().command()[len(self.program) : -len(self.flags) or None]
+        return [*self.server.command, *own, *self.server.flags, *self.flags]
 
-    def start(self) -> None:
-        """Start the process; does not wait (see `wait_ready`)."""
-        if self.is_running():
-            raise ProcessError(f"{self.name} already runs")
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.directory,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **self.environment},
-            )
+    def spawn_options(self) -> Mapping[str, Any]:
+        """See `ServerProcess`: this checkout comes first."""
+        return {"cwd": self.directory, "env": {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}}
 
     def is_running(self) -> bool:
         """Tell whether the process is alive."""
-        return self.process is not None and self.process.poll() is None
-
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Wait until the member serves: it has a leader.
-
-        :raises ProcessError: it died or took longer than `timeout_s`; the text ends with its log.
-        """
-        deadline = time.monotonic() + timeout_s
-        while not is_healthy(self.endpoint):
-            if self._died_within(POLL_S):
-                raise ProcessError(f"{self.name} died before it was ready\n{self.log_tail()}")
-            if time.monotonic() > deadline:
-                raise ProcessError(f"{self.name} was not ready in {timeout_s:g} s\n{self.log_tail()}")
-
-    def _died_within(self, timeout_s: float) -> bool:
-        if self.process is None:
-            return True
-        try:
-            self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def kill(self) -> None:
-        """`kill -9`: nothing is flushed, nothing is said to anybody."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+        return self.is_alive
 
     def stop(self) -> int:
         """Ask the member to stop (SIGTERM) and return its exit status."""
@@ -285,8 +207,7 @@ class Member:
 
     def log_tail(self) -> str:
         """Return the end of the log, headed by the member's name."""
-        text = self.log_path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace") if self.log_path.exists() else ""
-        return f"--- {self.program.name} {self.name}: last lines of its log\n{text}"
+        return f"--- {self.server.name} {self.name}: last lines of its log\n{log_tail(self.log_path)}"
 
 
 # --- clusters -----------------------------------------------------------------------------------------------
@@ -308,19 +229,18 @@ class Cluster:
         self.directory = data_directory()
         self.members = [
             Member(
-                program=program,
                 name=f"m{number}",
                 directory=self.directory,
                 client_port=free_port(),
                 peer_port=free_port(),
-                environment=environment or {},
                 flags=list(flags),
+                server=program,
+                environment=environment or {},
             )
             for number in range(size)
         ]
-        peers = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
         for member in self.members:
-            member.peers = peers
+            member.initial_cluster = initial_cluster(self.members)
 
     @property
     def endpoints(self) -> list[str]:
@@ -334,7 +254,8 @@ class Cluster:
             for member in self.members:
                 member.start()
             self.wait_ready()
-        except BaseException:
+        except BaseException as error:
+            error.add_note(self.logs())
             self.close()
             raise
         return self

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raftkv.cli.cluster.members import Member, stop_all
+from raftkv.cli.cluster.members import Member
 from raftkv.cli.cluster.view import Row, make_table, news
+from raftkv.client.local.process import stop_all
 from tests.cli.runner import run_ctl, run_server
 from tests.procs import data_directory, free_port
 
@@ -97,7 +98,7 @@ def member_running(tmp_path: Path, on_term: str) -> Member:
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline()  # from here on the handler is there
-    return Member("node1", 1, 2, tmp_path / "node1", process)
+    return Member("node1", tmp_path, 1, 2, process=process)
 
 
 def test_members_are_asked_to_stop_before_they_are_killed(tmp_path):

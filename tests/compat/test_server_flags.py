@@ -109,7 +109,7 @@ def test_ids(size):
             config = read_options(
                 [
                     f"--name={member.name}",
-                    f"--initial-cluster={member.peers}",
+                    f"--initial-cluster={member.initial_cluster}",
                     f"--initial-advertise-peer-urls={member.peer_url}",
                     "--initial-cluster-token=somewhere",
                 ],

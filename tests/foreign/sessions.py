@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from raftkv.client.local.process import is_healthy
 from raftkv.pb import rpc_pb2
 from tests.compat.ctl import Tool
 from tests.compat.wire import Wire
 from tests.foreign.environments import HOME, interpreter
-from tests.procs import Cluster, is_healthy, wait_for
+from tests.procs import Cluster, wait_for
 
 CLIENTS = Path(__file__).resolve().parent / "clients"
 SCRIPT_TIMEOUT_S = 60.0

@@ -27,6 +27,7 @@ from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import INT, LIST, Flag
 from raftkv.client import Client, ClientOptions
+from raftkv.client.local.process import stop_all
 from raftkv.client.rpc import methods
 from raftkv.errors import StatusError
 from raftkv.pb import rpc_pb2
@@ -67,7 +68,7 @@ def main(words: Sequence[str]) -> int:
     try:
         return asyncio.run(_watch(members))
     finally:
-        members_module.stop_all(members)
+        stop_all(members, timeout_s=members_module.STOP_TIMEOUT_S)
 
 
 def _help() -> int:

@@ -1,23 +1,19 @@
 """The members of a local cluster as child processes.
 
-Owns their command lines, ports, log files and their end. A child has its own process group, so that a Ctrl-C in the
-terminal reaches this program alone, which then stops the children in order: asked first, killed if they do not listen.
+Owns their ports, their directory and who founded the cluster in it. A child has a session of its own, so that a Ctrl-C
+in the terminal reaches this program alone, which then stops the children.
 """
 
 from __future__ import annotations
 
-import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from raftkv.cli.exits import CommandError
+from raftkv.client.local.process import HOST, LocalClusterError, ServerProcess, initial_cluster, stop_all
 
-HOST = "127.0.0.1"
 FIRST_CLIENT_PORT = 2379
 FIRST_PEER_PORT = 2380
 PORT_STEP = 10_000
@@ -25,7 +21,6 @@ SIZE_MAX = 6
 STOP_TIMEOUT_S = 10.0
 FOUNDERS = "members"
 """File that says which members the cluster below a directory has: names and peer URLs."""
-_LOG_TAIL_BYTES = 4096
 
 
 def default_ports(first: int, size: int) -> list[int]:
@@ -33,71 +28,14 @@ def default_ports(first: int, size: int) -> list[int]:
     return [first + (number + 1) * PORT_STEP if number else first for number in range(size)]
 
 
-@dataclass
-class Member:
-    """One member: where it is, how it is started, and its process once it is."""
+class Member(ServerProcess):
+    """One member, in a session of its own: a Ctrl-C in the terminal reaches this program alone."""
 
-    name: str
-    client_port: int
-    peer_port: int
-    directory: Path
-    process: subprocess.Popen[bytes] | None = None
+    token = "raftkv-local"
 
-    @property
-    def client_url(self) -> str:
-        """Where clients reach it."""
-        return f"http://{HOST}:{self.client_port}"
-
-    @property
-    def peer_url(self) -> str:
-        """Where the other members reach it."""
-        return f"http://{HOST}:{self.peer_port}"
-
-    @property
-    def log_path(self) -> Path:
-        """What it prints."""
-        return self.directory.with_suffix(".log")
-
-    def command(self, initial_cluster: str, flags: Sequence[str]) -> list[str]:
-        """Its command line."""
-        return [
-            *(sys.executable, "-m", "raftkv", "serve"),
-            f"--name={self.name}",
-            f"--data-dir={self.directory}",
-            f"--listen-client-urls={self.client_url}",
-            f"--advertise-client-urls={self.client_url}",
-            f"--listen-peer-urls={self.peer_url}",
-            f"--initial-advertise-peer-urls={self.peer_url}",
-            f"--initial-cluster={initial_cluster}",
-            "--initial-cluster-token=raftkv-local",
-            *flags,
-        ]
-
-    def start(self, initial_cluster: str, flags: Sequence[str]) -> None:
-        """Start it; its output goes to its log file."""
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command(initial_cluster, flags),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def exit_status(self) -> int | None:
-        """How it ended; None: it runs."""
-        return None if self.process is None else self.process.poll()
-
-    def last_words(self) -> str:
-        """The last line of its log."""
-        try:
-            with self.log_path.open("rb") as log:
-                log.seek(max(self.log_path.stat().st_size - _LOG_TAIL_BYTES, 0))
-                lines = log.read().decode("utf-8", "replace").split("\n")
-        except OSError:
-            return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    def spawn_options(self) -> Mapping[str, Any]:
+        """See ``ServerProcess``."""
+        return {"start_new_session": True}
 
 
 def make_members(directory: Path, client_ports: Sequence[int], peer_ports: Sequence[int]) -> list[Member]:
@@ -116,7 +54,7 @@ def make_members(directory: Path, client_ports: Sequence[int], peer_ports: Seque
     except OSError as error:
         raise CommandError(f"cannot use directory {directory}: {error.strerror}") from None
     members = [
-        Member(f"node{number}", client, peer, directory / f"node{number}")
+        Member(f"node{number}", directory, client, peer)
         for number, (client, peer) in enumerate(zip(client_ports, peer_ports, strict=True), start=1)
     ]
     _check_founders(directory, members)
@@ -146,11 +84,6 @@ def _check_founders(directory: Path, members: Sequence[Member]) -> None:
         raise CommandError(f"{directory} holds a cluster with --peer-ports {ports}: give these, {remedy}")
 
 
-def initial_cluster(members: Sequence[Member]) -> str:
-    """NAME=URL of every member, as ``--initial-cluster`` takes it."""
-    return ",".join(f"{member.name}={member.peer_url}" for member in members)
-
-
 def _check_free(port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -163,31 +96,17 @@ def _check_free(port: int) -> None:
 def start_all(members: Sequence[Member], flags: Sequence[str]) -> None:
     """Start every member; if one cannot be started, stop the others.
 
+    Arguments:
+        members: whom.
+        flags: more of them, for every member.
+
     Raises:
         CommandError: a member cannot be started.
     """
-    founders = initial_cluster(members)
     try:
         for member in members:
-            member.start(founders, flags)
-    except OSError as error:
-        stop_all(members)
-        raise CommandError(f"cannot start {member.name}: {error.strerror}") from None
-
-
-def stop_all(members: Sequence[Member], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-    """Ask every member to stop and wait; kill those that do not in time. Never leaves one running."""
-    running = [member.process for member in members if member.process is not None and member.exit_status is None]
-    try:
-        for process in running:
-            process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + timeout_s
-        for process in running:
-            try:
-                process.wait(max(deadline - time.monotonic(), 0.0))
-            except subprocess.TimeoutExpired:
-                process.kill()
-    finally:  # also when the user presses Ctrl-C again
-        for process in running:
-            process.kill()
-            process.wait()
+            member.initial_cluster, member.flags = initial_cluster(members), flags
+            member.start()
+    except LocalClusterError as error:
+        stop_all(members, timeout_s=STOP_TIMEOUT_S)
+        raise CommandError(str(error)) from None

@@ -24,27 +24,24 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.client.local.member import HOST, READY_TIMEOUT_S, LocalClusterError, LocalMember
+from raftkv.client.local.member import LocalMember
+from raftkv.client.local.process import READY_TIMEOUT_S, LocalClusterError, free_ports, initial_cluster
 from raftkv.errors import ConfigError, LeaseNotFoundError
 
 if TYPE_CHECKING:
     from raftkv.client.sync.client import Client
 
 SIZES: Final = (1, 3, 5, 7)
-_PORTS: Final = range(10_000, 32_000)
-"""Below the range from which the kernel takes ports for outgoing connections: those are taken at any moment."""
 _ATTEMPTS: Final = 3
 _PORT_TAKEN: Final = "address already in use"
 _GUARD: Final = str(Path(__file__).with_name("guard.py"))
@@ -198,14 +195,14 @@ class LocalCluster:
             member.wait_ready(timeout_s=self._timeout_s)
 
     def _make_members(self, directory: Path, group: int) -> list[LocalMember]:
-        with _free_ports(2 * self._size) as ports:
+        with free_ports(2 * self._size) as ports:
+            pairs = zip(ports[::2], ports[1::2], strict=True)
             members = [
-                LocalMember(f"node{number + 1}", directory, ports[2 * number], ports[2 * number + 1], group)
-                for number in range(self._size)
+                LocalMember(f"node{number}", directory, client, peer, flags=self._flags, group=group)
+                for number, (client, peer) in enumerate(pairs, start=1)
             ]
-        initial_cluster = ",".join(f"{member.name}={member.peer_url}" for member in members)
         for member in members:
-            member.initial_cluster, member.flags = initial_cluster, self._flags
+            member.initial_cluster = initial_cluster(members)
         return members
 
     def _forget_guard(self) -> None:
@@ -226,21 +223,6 @@ def _start_guard(directory: Path) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise LocalClusterError(f"cannot start {sys.executable}: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def _free_ports(count: int) -> Iterator[list[int]]:
-    """Ports on which nobody listens, held until the block ends so that no two are equal."""
-    chooser = random.SystemRandom()
-    with contextlib.ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            held = stack.enter_context(socket.socket())
-            port = chooser.choice(_PORTS)
-            with contextlib.suppress(OSError):
-                held.bind((HOST, port))
-                ports.append(port)
-        yield ports
 
 
 _running: set[LocalCluster] = set()

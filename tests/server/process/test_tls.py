@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
+from raftkv.client.local.process import READY_TIMEOUT_S, is_healthy
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import CHANNEL_OPTIONS, Wire
-from tests.procs import RAFTKV, READY_TIMEOUT_S, Cluster, Member, free_port, http_get, is_healthy, wait_for
+from tests.procs import RAFTKV, Cluster, Member, free_port, http_get, wait_for
 from tests.rpc.conftest import Certificates
 from tests.server.process.process import PUT, STATUS, log_of, start_quietly
 
