@@ -105,11 +105,6 @@ def encode(
     )
 
 
-def encode_tombstone(key: bytes) -> bytes:
-    """Return what is stored for a deletion: a KeyValue of the key alone."""
-    return key_head(len(key)) + key
-
-
 def key_of(data: bytes) -> bytes:
     """Return the key of a serialized KeyValue, without looking at the rest."""
     if data[1] < 0x80:

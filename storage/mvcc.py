@@ -451,11 +451,6 @@ class Store:
         return self._overlay.space_error
 
     @property
-    def pending_operations(self) -> int:
-        """Changes that wait for the next batch: the owner may slow its clients by it."""
-        return self._overlay.pending.operations()
-
-    @property
     def size_bytes(self) -> int:
         """Space that the backend takes, as of the last commit; what the quota is compared with."""
         return self.backend.size_bytes

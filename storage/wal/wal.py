@@ -454,11 +454,6 @@ class WAL:
         return self._last_index
 
     @property
-    def unsynced_bytes(self) -> int:
-        """What the next ``sync`` makes durable."""
-        return self._offset - self._durable
-
-    @property
     def segments(self) -> tuple[str, ...]:
         """Names of the segment files, oldest first."""
         return tuple(map(str, self._segments))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from raftkv.errors import CorruptionError
 from raftkv.pb import kv_pb2
-from raftkv.storage.key_value import KeyValueView, encode, encode_tombstone, varint
+from raftkv.storage.key_value import KeyValueView, encode, varint
 from raftkv.storage.record import CorruptRecordError, seal, unseal
 from raftkv.storage.revision import pack, to_key
 
@@ -33,11 +33,6 @@ def test_encoding_is_protobuf_s_canonical_one(
     assert (view.version, view.value, view.lease) == (version, value, lease)
     message.ClearField("value")
     assert view.without_value() == message.SerializeToString(deterministic=True)
-
-
-@given(st.binary(min_size=1, max_size=2000))
-def test_tombstone_is_the_key_alone(key: bytes) -> None:
-    assert encode_tombstone(key) == kv_pb2.KeyValue(key=key).SerializeToString()
 
 
 @pytest.mark.parametrize("bits", range(64))

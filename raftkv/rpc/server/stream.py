@@ -42,7 +42,6 @@ class StreamCall(ServerCall):
         "_on_room",
         "_sent_headers",
         "_task",
-        "_trailers",
         "inbox",
         "sent_bytes",
     )
@@ -56,7 +55,6 @@ class StreamCall(ServerCall):
         self._on_room: Callable[[], None] | None = None
         self._initial: Headers = ()
         self._sent_headers = False
-        self._trailers: Headers = ()
         self._task: asyncio.Task[None] | None = core.spawn(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -145,10 +143,6 @@ class StreamCall(ServerCall):
             self._sent_headers = True
             self._core.h2.send_response(self.stream_id, RESPONSE_HEADERS + metadata)
             self._core.answered()
-
-    def set_trailers(self, trailers: Headers) -> None:
-        """Set the trailing metadata (header form) that goes out with the status."""
-        self._trailers = trailers
 
     @property
     def send_buffer_size(self) -> int:
@@ -271,7 +265,7 @@ class StreamCall(ServerCall):
         self._state = ANSWERED
         try:
             self.send_headers()
-            self._core.h2.send_trailers(self.stream_id, OK_TRAILERS + self._trailers)
+            self._core.h2.send_trailers(self.stream_id, OK_TRAILERS)
         except H2Error:
             self._state = CANCELLED
         self._core.finished(self)
