@@ -33,7 +33,7 @@ def _next_turn(callback: Callable[[], None]) -> None:
 
 
 class Cork:
-    """See the module.
+    """Flushes what a turn has touched, at its end.
 
     Arguments:
         schedule: has a function called at the start of the loop's next turn.

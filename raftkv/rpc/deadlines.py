@@ -4,7 +4,7 @@ A wheel of buckets: adding and removing cost O(1) and leave nothing behind, so a
 deadlines hold no memory. Near deadlines share a bucket of one tick; far ones share coarser buckets (rounded *down*,
 and sorted in again when that time comes), so there are at most 64 buckets for each power of two of ticks.
 
-No clock and no timer inside: the owner calls ``expire(now)`` when it was told to, through ``on_earlier``.
+No clock and no timer inside: the owner calls ``expire(now)`` at the time given through ``on_earlier``.
 A deadline never fires early, and at most one tick late (plus the owner's own delay).
 """
 

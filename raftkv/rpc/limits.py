@@ -127,7 +127,7 @@ class ChannelOptions:
         stream_send_buffer_bytes: ``ClientStream.send`` waits while more than this is queued.
         transport_buffer_bytes: serialized bytes waiting for the socket before we stop serializing.
         queued_calls: calls waiting for a connection or for a free stream; more fail with RESOURCE_EXHAUSTED.
-        assumed_concurrent_streams: streams we open before the server's SETTINGS have told its limit.
+        assumed_concurrent_streams: streams we open before the server's SETTINGS have given its limit.
         header_list_bytes: decoded size of one response header block.
         connect_timeout_s: TCP connect and TLS handshake of one address.
         settings_timeout_s: from connect to the server's SETTINGS; a port that accepts and says nothing fails so.

@@ -6,7 +6,7 @@
 
 What counts is what the peer's kernel has acknowledged, not whether our own buffer has become empty: ten megabytes at
 100 kB/s take longer than any timeout, and a kernel with a large buffer takes nothing from us for a long time while
-its peer reads steadily. Where the kernel does not tell (unix sockets, systems other than Linux), our buffer counts.
+its peer reads steadily. Where the kernel does not say (unix sockets, systems other than Linux), our buffer counts.
 
 Left out: a least speed. A peer that takes one byte now and then holds a connection and one buffer, which are bounded.
 """

@@ -99,7 +99,7 @@ STOP_GRACE_S: Final = 5.0
 
 
 class Member:
-    """A member; ``run`` serves until it is told to stop.
+    """A member; ``run`` serves until ``stop`` is called.
 
     Arguments:
         config: its settings.
@@ -462,7 +462,7 @@ class Member:
         return peer.channel if peer is not None else None
 
     def _name_of(self, member_id: int) -> str:
-        """How people know a member: its name if it has told it, and its id."""
+        """How people know a member: its name if it has published it, and its id."""
         member = self._membership.members.get(member_id)
         return f"{member.name} ({member_id:x})" if member is not None and member.name else f"member {member_id:x}"
 

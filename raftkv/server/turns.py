@@ -107,7 +107,7 @@ class TurnSelector(selectors.DefaultSelector):
     """A selector that times what its loop does between two calls of ``select``.
 
     Arguments:
-        turns: told of every turn.
+        turns: counts every turn.
     """
 
     def __init__(self, turns: LoopTurns) -> None:

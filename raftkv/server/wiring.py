@@ -98,7 +98,7 @@ def wire(parts: Parts) -> None:
     node.on_applied += [hub.applied, lessor.applied]
 
     # The guard only starts or stops a timer. The lessor must know the new role before anybody acts on it: from here on
-    # nothing is answered in the name of a leadership that ended. The log comes last, so that it tells what holds.
+    # nothing is answered in the name of a leadership that ended. The log comes last, so that it says what holds.
     if parts.guard is not None:
         node.on_leader_change.append(parts.guard.leader_changed)
     node.on_leader_change.append(lessor.leader_changed)

@@ -28,7 +28,8 @@ class Recorded:
 def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
     called: list[str] = []
     recorded = {name: Recorded(name, called) for name in ("hub", "graces", "guard", "leader_log", "disk")}
-    node, installer = SimpleNamespace(on_applied=[], on_leader_change=[]), SimpleNamespace(on_swapped=[])
+    log = SimpleNamespace(snapshot=lambda: SnapshotMeta(5, 1))
+    node, installer = SimpleNamespace(on_applied=[], on_leader_change=[], log=log), SimpleNamespace(on_swapped=[])
     store, lessor = SimpleNamespace(on_changes=None), Recorded("lessor", called)
     lessor.__dict__ |= {"on_end": [], "times": object()}
     applier = SimpleNamespace(**{name: Recorded(name, called) for name in ("membership", "alarms", "leases")})
@@ -52,6 +53,7 @@ def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
     meta = SnapshotMeta(5, 1)
     swapped = ["disk.submit", "membership.reload", "alarms.reload", "leases.reload", "hub.restored"]
     assert calls(installer.on_swapped, meta) == swapped
+    assert calls(installer.on_swapped, SnapshotMeta(4, 1)) == swapped[1:], "a newer database came meanwhile"
     assert applier.leases.observer is lessor.__dict__["times"]
 
 

@@ -64,7 +64,7 @@ class UnaryFuture(asyncio.Future[bytes]):
         core.start_unary(self, self.headers, frame(self.request))
 
     def cancel(self, msg: Any = None) -> bool:
-        """Cancel the call: the server is told, and a waiting call is withdrawn."""
+        """Cancel the call: its stream is reset, and a waiting call is withdrawn."""
         if self.done():
             return False
         self._withdraw()

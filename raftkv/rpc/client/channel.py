@@ -52,7 +52,7 @@ class Channel:
         target: ``host:port``, ``unix:/path``, or several of them, tried in turn.
         ssl: speak TLS with this context; ALPN is set to h2.
         options: limits and timings.
-        on_state: told of every change of state.
+        on_state: called with every change of state.
         rng: source of the jitter; give a seeded one for reproducible runs.
 
     Create it on the loop it shall run on.
@@ -108,7 +108,7 @@ class Channel:
         Args:
             path: ``/package.Service/Method``.
             message: serialized request.
-            timeout_s: seconds from now, also told to the server; None waits for ever.
+            timeout_s: seconds from now, also sent to the server; None waits for ever.
             metadata: name and value pairs.
             wait_for_ready: wait for a connection while connecting fails; None takes the channel's option.
         """

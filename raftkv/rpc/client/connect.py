@@ -38,7 +38,7 @@ def split_target(target: str) -> tuple[str, int]:
 
 
 class ClientH2Protocol(H2Protocol[ClientCore]):
-    """A client's HTTP/2 connection: tells its owner when the transport has gone."""
+    """A client's HTTP/2 connection: calls its owner when the transport has gone."""
 
     def __init__(self, connection: ClientConnection, transport: asyncio.Transport, options: ChannelOptions) -> None:
         super().__init__(
@@ -124,7 +124,7 @@ class ClientConnection(asyncio.Protocol):
         release(self.below_tls)
         self.below_tls = self._transport = self._protocol = self._keepalive = None
 
-    # ---- what the core tells
+    # ---- what the core calls
 
     def wake(self) -> None:
         """Flush at the start of the loop's next turn, unless the channel's user does it."""

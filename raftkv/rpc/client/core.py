@@ -54,7 +54,7 @@ class ClientCall(Protocol):
 
 
 class ClientEvents(Protocol):
-    """What the core tells its channel."""
+    """What the core calls of its channel."""
 
     def wake(self) -> None: ...  # noqa: D102
     def ready(self) -> None: ...  # noqa: D102
@@ -382,7 +382,7 @@ class ClientCore:
                 self.wake()
 
     def consume_of(self, stream_id: int, amount: int) -> None:
-        """The same, for a partial that names the stream: an inbox that held its call would never be freed with it."""
+        """Consume, for a partial that names the stream: an inbox that held its call would never be freed with it."""
         self.consume(amount, stream_id)
 
     def released(self) -> None:
@@ -400,7 +400,7 @@ class ClientCore:
         self._drain_watch.add(watcher)
 
     def unwatch_drain(self, watcher: DrainWatcher) -> None:
-        """Stop telling."""
+        """Stop calling ``drained``."""
         self._drain_watch.discard(watcher)
 
 

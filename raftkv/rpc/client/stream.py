@@ -80,7 +80,7 @@ class ClientStream:
         return await self._inbox.get()
 
     def deliver_to(self, listener: Callable[[bytes], None]) -> None:
-        """Hand every message to ``listener`` as it comes; ``receive`` then only tells the end. See ``Inbox``."""
+        """Hand every message to ``listener`` as it comes; ``receive`` then returns only the end. See ``Inbox``."""
         self._inbox.deliver_to(listener)
 
     async def send(self, message: bytes) -> None:
@@ -114,7 +114,7 @@ class ClientStream:
             self._end_request(self._core)
 
     def cancel(self) -> None:
-        """Give up the call: the server is told, unread messages are dropped, reads raise CANCELLED."""
+        """Give up the call: its stream is reset, unread messages are dropped, reads raise CANCELLED."""
         self._give_up(RpcError(Code.CANCELLED, "context canceled", definite=self._core is None))
 
     @property

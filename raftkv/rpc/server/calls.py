@@ -156,7 +156,7 @@ class ServerCall:
         """The core has let go of the call: give back what it holds."""
 
     def expire(self) -> None:
-        """The deadline has passed: answer for the handler, and tell it."""
+        """The deadline has passed: answer for the handler, and cancel it."""
         if self._state == OPEN:
             self._state = CANCELLED
             self._core.send_status(self, RpcError(Code.DEADLINE_EXCEEDED, "context deadline exceeded"))

@@ -84,7 +84,7 @@ class Environment:
         clock: the loop's time, seconds.
         wheel: deadlines of all calls of the server.
         spawn: runs a coroutine as a task that the server waits for at its end.
-        report: told of every exception that a handler let escape.
+        report: called with every exception that a handler let escape.
         translate: makes a status of an exception that is not an RpcError, or None for INTERNAL.
         answers: what all connections may have waiting for their clients.
     """
@@ -539,7 +539,7 @@ class ServerCore:
                 self.wake()
 
     def consume_of(self, stream_id: int, amount: int) -> None:
-        """The same, for a partial that names the stream: an inbox that held its call would never be freed with it."""
+        """Consume, for a partial that names the stream: an inbox that held its call would never be freed with it."""
         self.consume(amount, stream_id)
 
     def assembler(self) -> MessageAssembler:
@@ -560,9 +560,9 @@ class ServerCore:
             budget.drop_greediest()
 
     def watch_drain(self, call: DrainWatcher) -> None:
-        """Tell ``call.drained`` when its send buffer has room."""
+        """Call ``call.drained`` when its send buffer has room."""
         self._drain_watch.add(call)
 
     def unwatch_drain(self, call: DrainWatcher) -> None:
-        """Stop telling."""
+        """Stop calling ``drained``."""
         self._drain_watch.discard(call)

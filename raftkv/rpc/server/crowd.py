@@ -26,7 +26,7 @@ LET_GO: Final = 32
 
 
 class Crowd:
-    """Of one server.
+    """Makes room for connections of one server when there are too many.
 
     Attributes:
         refused_total: connections that were refused.

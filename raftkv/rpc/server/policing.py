@@ -36,7 +36,7 @@ class TokenBucket:
 class UpdateAllowance:
     """How many WINDOW_UPDATE frames a client may send: some at first, and one for every ``UPDATE_BYTES`` sent to it.
 
-    A client has no reason for more: it tells how much it has read. Even one that tells so after each DATA frame, for
+    A client has no reason for more: it says how much it has read. Even one that says so after each DATA frame, for
     stream and connection, stays below.
     """
 

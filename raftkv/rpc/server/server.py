@@ -53,7 +53,7 @@ class Server:
     Args:
         limits: what connections may do.
         http_handler: answers HTTP requests that are not gRPC; None refuses them.
-        report: told of exceptions that escape from handlers (method path, exception); default: the log.
+        report: called with exceptions that escape from handlers (method path, exception); default: the log.
         translate: makes an RpcError of an exception a handler raised, or None for INTERNAL "internal error".
         answers: what all connections may have waiting for clients; servers of one process may share it.
         cork: flushes connections at the end of a turn; may be shared likewise.

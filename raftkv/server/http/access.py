@@ -1,4 +1,4 @@
-"""Who may use plain HTTP: the Host header against DNS rebinding, and what browsers are told (CORS).
+"""Who may use plain HTTP: the Host header against DNS rebinding, and the CORS headers for browsers.
 
 A page that a browser loaded from elsewhere can point its own name at this machine and then read what answers here
 (CVE-2018-5702). So the name that a plain-text request asks for can be limited; encrypted ones prove the name already.
@@ -42,7 +42,7 @@ class HttpAccess:
         self._origins = frozenset(cors)
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Refuse, or pass on and tell browsers who may read the answer."""
+        """Refuse, or pass on and add the headers by which browsers decide who may read the answer."""
         host = host_name(request.header("host"))
         if not request.tls and not _allows(self._hosts, host):
             body = _MISDIRECTED.format(host=json.dumps(host, ensure_ascii=False)).encode()

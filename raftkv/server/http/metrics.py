@@ -1,4 +1,4 @@
-"""What a member tells Prometheus, under etcd's names, so that etcd's dashboards and alerts work.
+"""The metrics of a member for Prometheus, under etcd's names, so that etcd's dashboards and alerts work.
 
 Values are read from the member's own counters when scraped: the hot path counts with plain integers and takes no lock.
 """

@@ -1,17 +1,17 @@
 """Leases that end soon after the connection of their owner breaks, on the member that their keep-alives come to.
 
 A client may say with each keep-alive how long the lease shall outlive a broken connection (``disconnect_grace_ms``).
-This member remembers who said so; when the connection of the last of them breaks, it has the leader told (``report``):
+This member remembers who said so; when the connection of the last of them breaks, the leader hears (``report``):
 
     keep-alive with a grace, answered  -> the stream keeps that lease
     connection of the stream breaks    -> leases that no other stream here keeps are reported
     answer that comes after that       -> nothing: the leader has renewed the lease, which lasts its whole TTL again
     stream ends in any other way       -> forgotten: its client is alive, and may go on elsewhere
 
-Each report carries when the last answer was passed on, so that the leader can tell whether somebody else has kept the
-lease alive since, for example the same client by way of another member. Of a keep-alive that was still under way when
-its connection broke that cannot be told, because the leader may take it after those by which the client went on
-elsewhere, however long ago that was: a lease ends late rather than early. Without I/O and without a clock of its own.
+Each report carries when the last answer was passed on, so that the leader knows whether somebody else has kept the
+lease alive since, for example the same client by way of another member. For a keep-alive that was still under way when
+its connection broke, nobody knows: the leader may take it after those by which the client went on elsewhere. So it is
+not reported, and a lease ends late rather than early. Without I/O and without a clock of its own.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ Report = Callable[[list[ConnectionLost]], None]
 
 
 class Graces:
-    """See the module.
+    """Remembers which streams keep which leases, and reports leases whose last connection was lost.
 
     Arguments:
         clock: loop time.
-        report: told of leases that shall end soon.
+        report: called with leases that shall end soon.
     """
 
     def __init__(self, clock: Callable[[], float], report: Report) -> None:

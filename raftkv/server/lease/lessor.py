@@ -244,7 +244,7 @@ class Lessor:
     # -- keep-alives -------------------------------------------------------------------------------------------------
 
     def _new_deadline(self) -> float:
-        """Until when a request that comes now is worth an answer (loop time)."""
+        """Return until when a request that comes now is worth an answer, in loop time."""
         return self._loop.time() + self._node.settings.request_timeout_s
 
     def renew_at_once(self, lease_id: int) -> int:
@@ -309,7 +309,7 @@ class Lessor:
             self._begin_batch()
 
     def _send_on(self, pending: list[PendingKeepAlive]) -> None:
-        """To whoever leads now."""
+        """Send keep-alives on to whoever leads now."""
         for is_local in (True, False):
             batch = [one for one in pending if one.is_local is is_local]
             if batch:
@@ -434,10 +434,10 @@ class Lessor:
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def grant_request(self, ttl_s: int, lease_id: int = 0, *, exact: bool = False) -> rpc_pb2.LeaseGrantRequest:
-        """The entry that grants a lease: all that is chosen is chosen before it goes into the log.
+        """Make the entry that grants a lease: all that is chosen is chosen before it goes into the log.
 
         Arguments:
-            ttl_s: asked for; raised to the least.
+            ttl_s: asked for, in seconds; raised to the least that is granted.
             lease_id: 0 for a random one.
             exact: grant as little as a second: the owner can stand an election without an answer.
 
@@ -451,10 +451,10 @@ class Lessor:
         return rpc_pb2.LeaseGrantRequest(TTL=max(ttl_s, 1 if exact else self._ttl_min_s), ID=lease_id)
 
     async def grant(self, ttl_s: int) -> int:
-        """Grant a lease to a caller inside this member; its id.
+        """Grant a lease of ``ttl_s`` seconds to a caller inside this member, and return its id.
 
         Raises:
-            StatusError: as LeaseGrant answers.
+            StatusError: the error that LeaseGrant would answer.
         """
         request = self.grant_request(ttl_s)
         await self._through_log(Kind.LEASE_GRANT, request)
@@ -464,7 +464,7 @@ class Lessor:
         """End a lease for a caller inside this member.
 
         Raises:
-            StatusError: as LeaseRevoke answers.
+            StatusError: the error that LeaseRevoke would answer.
         """
         await self._through_log(Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id))
 

@@ -69,7 +69,7 @@ class Question:
 
 
 class OnLeader:
-    """See the module.
+    """Asks the leader, which may be this member.
 
     Arguments:
         node: knows the leader, confirms leadership.

@@ -155,11 +155,11 @@ class Renewals:
                 pending.answer(self._times.ttl_s(pending.lease_id))
 
     def lease_ended(self, lease_id: int) -> None:
-        """A lease is gone, in the entry being applied."""
+        """Note that a lease is gone, in the entry being applied."""
         self._over += self._expiring.pop(lease_id, ())
 
     def applied(self) -> None:
-        """The entries that ended leases are applied: answer who waited for it."""
+        """Answer keep-alives of leases that the entries just applied have ended."""
         if self._over:
             over, self._over = self._over, []
             for pending in over:
@@ -190,7 +190,7 @@ class Expiry:
         self._leadership = 0
 
     def has_work(self) -> bool:
-        """Whether ``sweep`` would do something."""
+        """Return whether ``sweep`` would do something."""
         return not self._in_flight and self._times.has_due()
 
     def sweep(self) -> None:
@@ -212,6 +212,6 @@ class Expiry:
             self.sweep()
 
     def surrender(self) -> None:
-        """This member leads no more."""
+        """Forget what is under way: this member leads no more."""
         self._leadership += 1
         self._in_flight = []

@@ -40,7 +40,8 @@ PATIENCE_S: Final = 1.0
 after the other, and a round may take most of this."""
 
 OUTAGE_GRACE_S: Final = 2.0
-"""The same after an outage in which owners were turned away: they try again every quarter of a second, all of them."""
+"""How long a new leader ends no lease after an outage in which owners were turned away: they try again every quarter of
+a second, all of them."""
 
 UNHEARD_TTLS: Final = 0.5
 """A new leader shortens a lease that it has not heard of yet to no less than this part of its TTL: an owner that went
@@ -67,7 +68,7 @@ FREED_PER_STEP: Final = 50_000
 
 
 class LeaseClock:
-    """See the module.
+    """Counts seconds of lease time: those in which this process was able to hear keep-alives.
 
     Arguments:
         monotonic: seconds that never go back.
@@ -108,11 +109,11 @@ class _Lease:
 
 
 class LeaseTimes:
-    """See the module. Observes ``apply.leases.Leases``.
+    """Knows when each lease was renewed and, on the leader, when it ends. Observes ``apply.leases.Leases``.
 
     Arguments:
         clock: this member's lease clock.
-        on_end: told of every lease that is gone.
+        on_end: called with the id of every lease that is gone.
 
     Attributes:
         is_primary: whether this member decides when leases end.
@@ -145,7 +146,7 @@ class LeaseTimes:
     # -- what was applied --------------------------------------------------------------------------------------------
 
     def granted(self, lease_id: int, ttl_s: int) -> None:
-        """A lease exists now, as if just renewed."""
+        """Note that a lease exists now, as if just renewed; its TTL is in seconds."""
         self.granted_total += 1
         self.ttl_counts[bisect_left(TTL_BUCKETS_S, ttl_s)] += 1
         self.ttl_sum_s += ttl_s
@@ -154,7 +155,7 @@ class LeaseTimes:
             self._push(lease_id, lease)
 
     def renewed(self, lease_ids: Sequence[int]) -> None:
-        """A RENEW was applied."""
+        """Note that a RENEW of these leases was applied."""
         now = self._clock.now()
         for lease_id in lease_ids:
             lease = self._leases.get(lease_id)
@@ -162,7 +163,12 @@ class LeaseTimes:
                 lease.renewed_at = now
 
     def ended(self, lease_id: int, *, expired: bool) -> None:
-        """A lease is gone."""
+        """Note that a lease is gone.
+
+        Arguments:
+            lease_id: of the lease.
+            expired: whether its time was over; else it was revoked.
+        """
         self.revoked_total += 1
         self.expired_total += expired
         self._leases.pop(lease_id, None)
@@ -170,7 +176,10 @@ class LeaseTimes:
         self._on_end(lease_id)
 
     def reloaded(self, granted: dict[int, int]) -> None:
-        """These are the leases now; nobody knows when they were renewed, so they count as renewed just now."""
+        """Begin anew with these leases (TTLs in seconds by id): the database was replaced, or has just been opened.
+
+        Nobody knows when they were renewed, so they count as renewed just now.
+        """
         now = self._clock.now()
         gone = self._leases.keys() - granted.keys()
         self.demote()
@@ -181,7 +190,7 @@ class LeaseTimes:
     # -- leadership --------------------------------------------------------------------------------------------------
 
     def promote(self, *, after_outage: bool = False) -> None:
-        """This member leads, and everything that leaders before it committed is applied.
+        """Begin to decide: this member leads, and everything that leaders before it committed is applied.
 
         Arguments:
             after_outage: there was no leader for so long that owners were turned away, or for nobody knows how long
@@ -195,14 +204,14 @@ class LeaseTimes:
         self.is_primary = True
 
     def demote(self) -> None:
-        """This member does not lead, or does not know that it does."""
+        """Decide nothing more: this member does not lead, or does not know that it does."""
         self.is_primary = False
         self._drop_heap()
         self._unqueued = []
         self._again.clear()
 
     def _known(self, lease_id: int) -> _Lease | None:
-        """A lease, and what this leadership knows of it: at first that it lasts from its last renewal in the log."""
+        """Return a lease as this leadership knows it: at first, that it lasts from its last renewal in the log."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.leadership != self._leadership:
             lease.leadership = self._leadership
@@ -212,14 +221,14 @@ class LeaseTimes:
         return lease
 
     def _end_of(self, lease: _Lease) -> float:
-        """When it ends, if nothing happens."""
+        """Return when it ends, in lease time, if nothing happens."""
         earliest = self._earliest_unheard if lease.kept_at == -math.inf else self._earliest
         return max(lease.ends_at, earliest, self._earliest)
 
     # -- what the primary decides ------------------------------------------------------------------------------------
 
     def renew(self, lease_id: int) -> int:
-        """A keep-alive came, and the leadership of this member was confirmed since.
+        """Renew a lease: a keep-alive came, and the leadership of this member was confirmed since.
 
         Returns:
             GONE: no such lease. EXPIRING: it is over and will be gone soon; nothing can save it. FRESH: renewed, and
@@ -237,7 +246,7 @@ class LeaseTimes:
         return FRESH if lease.kept_at - lease.logged_at < LOGGED_S else UNLOGGED
 
     def shorten(self, lease_id: int, grace_s: float, age_s: float) -> float | None:
-        """The connection of a lease's owner broke: let the lease end soon. Never makes it last longer.
+        """Let a lease end soon, because the connection of its owner broke. Never makes it last longer.
 
         Arguments:
             lease_id: of the lease.
@@ -262,14 +271,19 @@ class LeaseTimes:
         return max(grace_s, self._end_of(lease) - now)
 
     def note_logged(self, lease_ids: Sequence[int], proposed_at: float) -> None:
-        """A RENEW that this leader proposed (monotonic time) is applied."""
+        """Note that a RENEW of this leader is applied.
+
+        Arguments:
+            lease_ids: of the RENEW.
+            proposed_at: when it was proposed, in seconds of the monotonic clock.
+        """
         for lease_id in lease_ids:
             lease = self._known(lease_id)
             if lease is not None:
                 lease.logged_at = proposed_at
 
     def forgive(self, grace_s: float) -> None:
-        """Let no lease end for so long, but those that are expiring."""
+        """Let no lease end for ``grace_s`` seconds, but those that are expiring."""
         self._earliest = max(self._earliest, self._clock.now() + grace_s)
 
     def has_due(self) -> bool:
@@ -277,7 +291,7 @@ class LeaseTimes:
         return bool(self._again) or self._due(self._clock.now()) is not None
 
     def take_due(self, count_max: int) -> list[int]:
-        """Leases that are over now, which are expiring from this call on; the end of each must be proposed."""
+        """Take at most ``count_max`` leases that are over: they are expiring, and each end must be proposed."""
         due: list[int] = []
         while self._again and len(due) < count_max:
             lease_id = self._again.popleft()
@@ -291,7 +305,7 @@ class LeaseTimes:
         return due
 
     def _due(self, now: float) -> int | None:
-        """The lease at the head of the heap, if it is over; what the heap has wrong is put right on the way."""
+        """Return the lease at the head of the heap, if it is over; what the heap has wrong is put right on the way."""
         while self._heap and self._heap[0][0] <= now:
             queued_at, lease_id = self._heap[0]
             lease = self._known(lease_id)
@@ -304,25 +318,29 @@ class LeaseTimes:
         return None
 
     def give_back(self, lease_ids: Sequence[int]) -> None:
-        """The proposal of their end failed: they stay as they are, since it may arrive yet, and become due again."""
+        """Make leases due again whose EXPIRE failed: they stay expiring, since that may be applied yet."""
         self._again.extend(lease_ids)
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def ttl_s(self, lease_id: int) -> int:
-        """Seconds that the lease was granted for; 0 if it is gone."""
+        """Return the seconds that a lease was granted for; 0 if it is gone."""
         lease = self._leases.get(lease_id)
         return 0 if lease is None else lease.ttl_s
 
     def remaining_s(self, lease_id: int) -> float:
-        """Seconds until a lease that exists ends, as this member sees it; 0 if it is over already."""
+        """Return the seconds until a lease ends, as this member sees it; 0 if it is over already.
+
+        Raises:
+            KeyError: there is no such lease.
+        """
         lease = self._known(lease_id)
         if lease is None:
             raise KeyError(lease_id)
         return max(0.0, self._end_of(lease) - self._clock.now())
 
     def ends(self) -> Iterator[tuple[float, int]]:
-        """When each lease ends, and its id; for members that do not lead, as of the last renewal in the log.
+        """Yield when each lease ends, and its id; for members that do not lead, as of the last renewal in the log.
 
         Leases may come and go while it is in use.
         """

@@ -58,7 +58,7 @@ class Owner(Protocol):
         """Apply a membership change."""
 
     def applied_up_to(self, last: Entry, answers: Answers) -> None:
-        """Everything up to an entry is in the state: note it, tell who waits."""
+        """Note that everything up to an entry is in the state, and answer who waits."""
 
     def fatal(self, error: BaseException) -> None:
         """Stop because of an error."""
@@ -76,7 +76,7 @@ class _UnderWay:
 
 
 class Applying:
-    """See the module.
+    """Applies committed entries in order, the long ones in slices.
 
     Arguments:
         node: whose entries these are.
@@ -145,7 +145,7 @@ class Applying:
             under_way.work.close()
             if under_way.waiter is not None:
                 under_way.waiter.fail(error)
-        self._tell_whole()
+        self._call_when_whole()
 
     def _run(self) -> None:
         """Apply what is queued, in runs of one term, up to an entry that takes longer or the end of the turn's time."""
@@ -210,7 +210,7 @@ class Applying:
             self._under_way = None
             waiter = under_way.waiter
             self._node.applied_up_to(under_way.entry, [] if waiter is None else [(waiter, outcome)])
-            self._tell_whole()
+            self._call_when_whole()
             self._until = perf_counter() + TURN_S
             self._run()
         except Exception as error:
@@ -218,7 +218,7 @@ class Applying:
             return
         self._wake()
 
-    def _tell_whole(self) -> None:
+    def _call_when_whole(self) -> None:
         whole, self._whole = self._whole, []
         for callback in whole:
             callback()

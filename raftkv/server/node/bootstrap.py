@@ -4,7 +4,7 @@
     DATA/member/snap/db         database, and snapshots on their way
     DATA/member/snap/applied    how far the log was applied when the member was last seen (``storage/applied_mark``)
 
-The log is made last, so its presence says that the member exists: from then on flags about the cluster are ignored,
+The log is made last: where there is one, the member exists, and from then on flags about the cluster are ignored,
 as etcd does, and the ids are those in the log. A database with history but without its log is refused, because such
 a member would have forgotten its votes and acknowledgements.
 

@@ -57,7 +57,7 @@ class Housekeeping:
         snapshot_entries: applied entries after which the log is cut.
         catchup_entries: entries kept behind the cut for slow followers.
         snapshots: while one is being sent the entries after it must stay, up to ``LOG_HELD_*``.
-        on_no_space: told while the database finds no room for a commit.
+        on_no_space: called while the database finds no room for a commit.
         auto_compaction: compacts by the clock, if the member was asked to.
     """
 

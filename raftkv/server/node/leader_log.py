@@ -1,4 +1,4 @@
-"""What a member's log tells of its cluster: leaders found and lost, and how long there has been none.
+"""Writes leaders found and lost to the log, and how long there has been none.
 
 Owns the words and how often they come: a line for each change of the leader, and while there is none a reminder with
 what is missing, first after ``REMINDER_FIRST_S``, then at twice the interval each time. Nothing here runs while
@@ -6,7 +6,7 @@ requests are served.
 
     LeaderLog(node, loop, name_of, is_connected).start()
 
-Leaves out: connections to other members, which ``transport`` tells of, and snapshots (``snapshots``).
+Leaves out: connections to other members, which ``transport`` logs, and snapshots (``snapshots``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LeaderLog:
     """Follows one node.
 
     Arguments:
-        node: whose leader is told of.
+        node: whose leader it follows.
         loop: that the node runs on.
         name_of: how people know a member.
         is_connected: whether the stream to another member stands.
@@ -51,14 +51,14 @@ class LeaderLog:
         self._reminder: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to tell."""
+        """Begin to remind."""
         if self._leader == NONE:
             self._lost_at = self._loop.time()
             self.stop()
             self._remind_in(REMINDER_FIRST_S)
 
     def stop(self) -> None:
-        """Tell no more."""
+        """Remind no more."""
         if self._reminder is not None:
             self._reminder.cancel()
 

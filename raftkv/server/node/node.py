@@ -6,7 +6,7 @@ each peer. For each ``Ready`` of the Raft core, in this order:
 
 1. messages that depend on nothing (a leader's appends, heartbeats) leave at once, in parallel with the disk;
 2. entries and hard state go to the disk, and into the in-memory log that the core reads;
-3. when they are durable, the core is told, and the messages that promise them (votes, acknowledgements) leave;
+3. when they are durable, the core learns that, and the messages that promise them (votes, acknowledgements) leave;
 4. committed entries, which are durable here by then, are applied, and their callers answered;
 5. confirmed reads are served once everything up to their index is applied.
 
@@ -97,7 +97,7 @@ class NodeSettings:
 
     @property
     def request_timeout_s(self) -> float:
-        """As etcd: 5 s plus two elections, so that a request survives the loss of a leader."""
+        """Longest wait for an answer: as in etcd 5 s and two elections, which outlasts the loss of a leader."""
         return 5.0 + 2.0 * self.election_s
 
 
@@ -140,7 +140,7 @@ class Node(AwaitableNode):
         sender: delivers messages.
         settings: timing.
         ids: fresh request ids.
-        on_fatal: told once, with the error that stopped the member.
+        on_fatal: called once, with the error that stopped the member.
         install_snapshot: replaces the store by a received snapshot, whose marker is in the log, and calls back when it
             has; the loop goes on meanwhile, but for applying and acknowledging.
         note_applied: keeps the index and term of the last applied entry through a kill, before anybody is shown it.
@@ -208,7 +208,7 @@ class Node(AwaitableNode):
         self._installing: Ready | None = None
         self._behind: deque[Ready] = deque()
 
-    # -- doors -------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to tick."""
@@ -288,13 +288,13 @@ class Node(AwaitableNode):
         try:
             self.raw.step(message)
         except ProposalDropped:
-            # A follower passed on what cannot be taken now; whoever proposed it hears of a time-out.
+            # A follower passed on what cannot be taken now; the request of whoever proposed it times out.
             self.proposals_dropped += 1
         except (StepLocalMessage, StepPeerNotFound, InvalidMessage) as error:
             _log.warning("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
 
     def _take_forwarded(self, datas: list[bytes]) -> None:
-        """Keep what a follower passed on for the next turn; of what is dropped it is told nothing, and times out."""
+        """Keep what a follower passed on for the next turn; what is dropped gets no answer, and times out there."""
         if self._forwarded_bytes > FORWARDED_BYTES_MAX:
             self.proposals_dropped += len(datas)
             return
@@ -323,7 +323,7 @@ class Node(AwaitableNode):
         self._wake()
 
     def stop(self) -> None:
-        """Take part no more; whoever waits is told."""
+        """Take part no more, and fail whoever waits."""
         if self.stopped:
             return
         self.stopped = True
@@ -504,7 +504,7 @@ class Node(AwaitableNode):
             self._wake()
 
     def _durable(self, ready: Ready) -> None:
-        """Everything up to this Ready is durable: tell the core, send what promises it."""
+        """Everything up to this Ready is durable: report it to the core, and send what promises it."""
         if self._installing is not None:
             self._behind.append(ready)
             return
@@ -612,7 +612,7 @@ def _is_plain(message: Message) -> bool:
 
 
 def _answer(waiter: Waiter, outcome: Outcome) -> None:
-    """Tell a caller. The entry is applied whatever becomes of the answer, so a failure here harms nobody else."""
+    """Answer a caller. The entry is applied whatever becomes of the answer, so a failure here harms nobody else."""
     try:
         waiter.finish(outcome)
     except errors.InvariantError:

@@ -4,7 +4,7 @@ A proposal is *unsent* until the Raft core took it (there may be no leader for a
 applied here. The caller's answer comes from the entry as this member applies it, wherever the leader is.
 
 A waiter that gives up (client gone, time out) is forgotten. If its proposal was unsent it will never be proposed;
-if it was sent, it may still commit, and the caller is told nothing definite.
+if it was sent, it may still commit, and nobody knows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PENDING_MAX: Final = 20_000
 """Proposals that may wait at a time; more are refused with "too many requests"."""
 
 PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Bytes of unsent proposals; more are refused likewise."""
+"""Bytes of unsent proposals; more are refused with the same error."""
 
 
 class Waiter:
-    """Whoever waits for a proposal.
+    """The callback form of waiting for a proposal: for requests that cannot afford a task each (``waits``).
 
     Attributes:
         request: the parsed request, so that applying need not parse it again.
@@ -38,16 +38,16 @@ class Waiter:
     started_at: float
 
     def finish(self, outcome: Outcome) -> None:
-        """The entry was applied."""
+        """Take the outcome: the entry was applied."""
         raise NotImplementedError
 
     def fail(self, error: errors.StatusError) -> None:
-        """No answer will come."""
+        """Take the reason why no outcome will come."""
         raise NotImplementedError
 
 
 class Proposals:
-    """The proposals of a member.
+    """Queues the proposals of a member, and knows who waits for each.
 
     Arguments:
         ids: fresh request ids.
@@ -72,7 +72,15 @@ class Proposals:
         return bool(self._unsent)
 
     def add(self, kind: int, body: bytes, waiter: Waiter, now: float) -> int:
-        """Queue a proposal; its request id.
+        """Queue a proposal.
+
+        Arguments:
+            kind, body: the request.
+            waiter: gets the outcome.
+            now: loop time.
+
+        Returns:
+            Its request id.
 
         Raises:
             TooManyRequestsError: too much is pending already.
@@ -110,16 +118,16 @@ class Proposals:
         return taken
 
     def give_back(self, unsent: list[tuple[int, bytes]]) -> None:
-        """The core did not take these: there is no leader, or its limit is reached."""
+        """Queue again, in front, what the core did not take: there is no leader, or its limit is reached."""
         self._unsent = unsent + self._unsent
         self._unsent_bytes += sum(len(data) for _, data in unsent)
 
     def pop(self, request_id: int) -> Waiter | None:
-        """Who waits for this id, if anybody here; it waits no more."""
+        """Return who waits for this id, if anybody here, and forget it."""
         return self._waiters.pop(request_id, None)
 
     def take_expired(self, now: float) -> list[tuple[Waiter, bool]]:
-        """Waiters whose time is up, each with whether its proposal was sent."""
+        """Return the waiters whose time is up at ``now`` (loop time), each with whether its proposal was sent."""
         expired: list[tuple[Waiter, bool]] = []
         unsent = {request_id for request_id, _ in self._unsent}
         for request_id, waiter in list(self._waiters.items()):

@@ -140,7 +140,7 @@ class Slices:
 
         Arguments:
             begin: starts it; called when its turn comes.
-            failed: told of an error, begin's included, that ended it.
+            failed: called with an error, begin's included, that ended it.
             size: about how much it is, in keys to be looked at.
         """
         lane = self._long if size > SHORT_KEYS else self._short

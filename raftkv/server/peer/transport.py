@@ -1,7 +1,7 @@
 """Messages to the other members: one long stream to each, over the peer port.
 
 Owns the outgoing half. What a loop turn sends to a peer leaves as one ``MessageBatch``, or several if it is large.
-Raft repairs any loss, so nothing is kept for a peer that is away: its messages are dropped, the core is told that it
+Raft repairs any loss, so nothing is kept for a peer that is away: its messages are dropped, the core learns that it
 is unreachable, and the connection is tried again with backoff and jitter. A peer whose stream holds more than
 ``SEND_BUFFER_MAX_BYTES`` is treated as away, so that a slow one cannot grow our memory.
 
@@ -34,10 +34,10 @@ RAFT_PATH: Final = SERVICES["raftkvpb.Peer"]["Raft"].path
 SEND_BUFFER_MAX_BYTES: Final = 64 * 1024 * 1024
 RECONNECT_MIN_S: Final = 0.02
 RECONNECT_MAX_S: Final = 0.5
-TOLD_EVERY_S: Final = 1.0
+LOG_INTERVAL_S: Final = 1.0
 """The log has at most one line about a peer in so long, whatever becomes of its connection meanwhile."""
-ABSENT_TOLD_S: Final = 5.0
-"""A peer that has never been reached is told of after so long."""
+ABSENT_LOGGED_S: Final = 5.0
+"""A peer that has never been reached is logged after so long."""
 
 PEER_CHANNEL: Final = ChannelOptions(
     stream_send_buffer_bytes=SEND_BUFFER_MAX_BYTES,
@@ -69,7 +69,7 @@ class Peer:
         urls: its peer URLs, all of one scheme.
         metadata: our introduction.
         ssl: TLS context for https URLs.
-        on_unreachable: told each time messages are dropped.
+        on_unreachable: called each time messages are dropped.
     """
 
     def __init__(
@@ -95,20 +95,20 @@ class Peer:
         self._on_unreachable = on_unreachable
         self._stream: ClientStream | None = None
         self._task: asyncio.Task[None] | None = None
-        self._is_told_there = False
-        self._telling: asyncio.TimerHandle | None = None
+        self._is_logged_there = False
+        self._log_timer: asyncio.TimerHandle | None = None
         self._reason = ""
 
     def start(self) -> None:
         """Begin to connect."""
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._keep_connected())
-        loop.call_later(ABSENT_TOLD_S, self._tell_absence)
+        loop.call_later(ABSENT_LOGGED_S, self._log_absence)
 
     async def close(self) -> None:
         """End the stream and the connection."""
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._log_timer is not None:
+            self._log_timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -138,7 +138,7 @@ class Peer:
             self.channel.flush()
         except RpcError:
             self.channel.corked = False
-            # The stream broke, and our own task has not been told yet.
+            # The stream broke, and our own task does not know yet.
             self._stream = None
             self._drop()
 
@@ -158,27 +158,27 @@ class Peer:
             if self.active_since is not None:
                 self.disconnects += 1
             self._stream = self.active_since = None
-            self._tell_change()
+            self._log_change()
             self._on_unreachable(self.peer_id)
             await asyncio.sleep(RECONNECT_MAX_S * random.uniform(0.1, 0.5))
 
-    def _tell_change(self) -> None:
-        """Log that the peer is found or lost; if something was told a moment ago, what holds a moment later."""
-        if self._telling is None and self._is_told_there != (self.active_since is not None):
-            self._is_told_there = not self._is_told_there
-            if self._is_told_there:
+    def _log_change(self) -> None:
+        """Log that the peer is found or lost; if something was logged a moment ago, what holds a moment later."""
+        if self._log_timer is None and self._is_logged_there != (self.active_since is not None):
+            self._is_logged_there = not self._is_logged_there
+            if self._is_logged_there:
                 _log.info("connected to %s", self.label)
             else:
                 _log.warning("lost the connection to %s: %s", self.label, self._reason)
-            self._telling = asyncio.get_running_loop().call_later(TOLD_EVERY_S, self._may_tell_again)
+            self._log_timer = asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._may_log_again)
 
-    def _may_tell_again(self) -> None:
-        self._telling = None
-        self._tell_change()
+    def _may_log_again(self) -> None:
+        self._log_timer = None
+        self._log_change()
 
-    def _tell_absence(self) -> None:
+    def _log_absence(self) -> None:
         if self._task is not None and self.active_since is None and not self.disconnects:
-            _log.warning("no connection to %s within %g s; it is tried again and again", self.label, ABSENT_TOLD_S)
+            _log.warning("no connection to %s within %g s; it is tried again and again", self.label, ABSENT_LOGGED_S)
 
     async def _run_stream(self) -> None:
         stream = self.channel.stream(RAFT_PATH, metadata=self.metadata)
@@ -189,7 +189,7 @@ class Peer:
             self._stream = stream
             self.active_since = asyncio.get_running_loop().time()
             self._reason = "the other end closed it"
-            self._tell_change()
+            self._log_change()
             async for _ in stream:
                 pass
         finally:
@@ -203,7 +203,7 @@ class Transport:
     Arguments:
         cluster_id, member_id: of this member.
         ssl: TLS context for https peers.
-        on_unreachable: told when messages to a peer were dropped.
+        on_unreachable: called when messages to a peer were dropped.
         send_snapshot: carries a SNAPSHOT message, with the database, to its addressee.
     """
 

@@ -1,11 +1,11 @@
 """The Election service: who leads something of the application's (etcd's v3election).
 
-A candidate is a place in a queue (``recipes.queue``) whose value is what it proclaims; the first leads. The queue of
+A candidate is an entry in a queue (``recipes.queue``) whose value is what it proclaims; the first leads. The queue of
 "name" is all keys below "name/".
 
     Campaign  waits to be first        Leader   who is first now
     Proclaim  a new value, if first    Observe  who is first now, and every change of that
-    Resign    leaves the queue
+    Resign    deletes the entry
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.recipes.local_client import Recipe, created_at, refusal
 from raftkv.server.recipes.lock import LEASE_TTL_S
 from raftkv.server.recipes.observer import Observer
-from raftkv.server.recipes.queue import Place, Queue
+from raftkv.server.recipes.queue import Queue, QueueEntry
 from raftkv.server.services.leader_guard import LeaderGuard
 
 _METHODS: Final = SERVICES["v3electionpb.Election"]
@@ -32,7 +32,7 @@ class ElectionService:
     """Handlers of v3electionpb.Election.
 
     Arguments:
-        recipe: the member's doors.
+        recipe: reads and writes on the member.
         guard: ends streams that insist on a leader.
     """
 
@@ -57,21 +57,21 @@ class ElectionService:
             ElectionNotLeaderError: the lease ended, or the candidate's key was deleted, before it led.
         """
         lease_id = await self._recipe.lease(request.lease, LEASE_TTL_S)
-        place = await self._queue.enter(call, request.name, lease_id, request.value)
-        if place.value != request.value:
-            await self._proclaim_or_resign(call, place, lease_id, request.value)
-        if not place.is_first and await self._queue.wait_turn(place) is None:
+        entry = await self._queue.enter(call, request.name, lease_id, request.value)
+        if entry.value != request.value:
+            await self._proclaim_or_resign(call, entry, lease_id, request.value)
+        if not entry.is_first and await self._queue.wait_turn(entry) is None:
             raise errors.ElectionNotLeaderError
-        leader = election_pb2.LeaderKey(name=request.name, key=place.key, rev=place.create_revision, lease=lease_id)
-        return self._recipe.answer(place.revision, election_pb2.CampaignResponse(leader=leader))
+        leader = election_pb2.LeaderKey(name=request.name, key=entry.key, rev=entry.create_revision, lease=lease_id)
+        return self._recipe.answer(entry.revision, election_pb2.CampaignResponse(leader=leader))
 
-    async def _proclaim_or_resign(self, call: UnaryCall, place: Place, lease_id: int, value: bytes) -> None:
-        """Give a place that was found the new value. Who is refused that (the lease is gone, say) loses the place."""
+    async def _proclaim_or_resign(self, call: UnaryCall, entry: QueueEntry, lease_id: int, value: bytes) -> None:
+        """Give an entry that was found the new value. Who is refused that (the lease is gone, say) loses the entry."""
         try:
-            await self._proclaim(call, place.key, place.create_revision, lease_id, value)
+            await self._proclaim(call, entry.key, entry.create_revision, lease_id, value)
         except errors.StatusError as error:
             if error.definite:
-                await self._resign(call, place.key, place.create_revision)
+                await self._resign(call, entry.key, entry.create_revision)
             raise
 
     async def proclaim(self, call: UnaryCall, request: election_pb2.ProclaimRequest) -> bytes:
@@ -117,7 +117,7 @@ class ElectionService:
         return self._recipe.answer(self._recipe.store.revision, election_pb2.LeaderResponse(kv=kv))
 
     async def resign(self, call: UnaryCall, request: election_pb2.ResignRequest) -> bytes:
-        """Leave the queue, first or not; a place that is given up already is as good."""
+        """Leave the queue, first or not; an entry that is given up already is as good."""
         if not request.HasField("leader"):
             raise errors.MissingLeaderKeyError
         revision = await self._resign(call, request.leader.key, request.leader.rev)

@@ -1,7 +1,7 @@
 """What a recipe, a service built of other requests, may do on the member that serves it.
 
 The Lock and Election services keep no state of their own: all of it is keys. A recipe reads and writes these through
-the same doors as any client, only without a wire between:
+the same checks and the same log as any client, only without a wire between:
 
     outcome = await recipe.txn(call, request)      # through the log; what is refused is raised
     await recipe.confirm()                         # this member is now as recent as the cluster was at the call
@@ -49,11 +49,11 @@ class Leases(Protocol):
 
 
 class Recipe:
-    """The doors of recipes.
+    """Reads and writes on the member that serves a recipe.
 
     Arguments:
         responder: the member's shared parts.
-        hub: tells of changed keys.
+        hub: calls back when keys were changed.
         leases: grants leases.
     """
 
@@ -67,13 +67,13 @@ class Recipe:
         self._closed = False
 
     def close(self) -> None:
-        """The member stops: whoever waits is told."""
+        """Fail all waits: the member stops."""
         self._closed = True
         for fail in list(self._waits):
             fail(errors.StoppedError())
 
     def begin_wait(self, fail: Callable[[errors.StatusError], None]) -> None:
-        """Have a wait told when the member stops.
+        """Have a wait failed when the member stops.
 
         Raises:
             StoppedError: it does already.
@@ -130,7 +130,7 @@ class Recipe:
         Arguments:
             call: on whose behalf.
             request: what to execute.
-            undo: told of the outcome if the caller left before it came: the txn may have happened all the same.
+            undo: called with the outcome if the caller left before it came: the txn may have happened all the same.
 
         Raises:
             StatusError: it was refused, or was not applied in time.

@@ -27,7 +27,7 @@ _RESPONSE_OVERHEAD_BYTES: Final = 64
 
 
 class LocalWatch:
-    """See the module.
+    """Watches an interval from within the member.
 
     Arguments:
         hub: of the member.
@@ -91,7 +91,7 @@ class LocalWatch:
 
     @property
     def connection_send_buffer_size(self) -> int:
-        """The same: there is no connection."""
+        """Bytes that nobody has taken: there is no connection beside this stream."""
         return self._queued_bytes
 
     @property

@@ -22,14 +22,14 @@ from raftkv.server.recipes.queue import Queue
 
 _METHODS: Final = SERVICES["v3lockpb.Lock"]
 LEASE_TTL_S: Final = 60
-"""Of the lease that a caller without one is given; nobody keeps it alive."""
+"""TTL of the lease that a caller without one is given; nobody keeps it alive."""
 
 
 class LockService:
     """Handlers of v3lockpb.Lock.
 
     Arguments:
-        recipe: the member's doors.
+        recipe: reads and writes on the member.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -49,12 +49,12 @@ class LockService:
             SessionExpiredError: it ended, or the waiter's key was deleted, before the lock was free.
         """
         lease_id = await self._recipe.lease(request.lease, LEASE_TTL_S)
-        place = await self._queue.enter(call, request.name, lease_id)
-        revision = place.revision if place.is_first else await self._queue.wait_turn(place)
+        entry = await self._queue.enter(call, request.name, lease_id)
+        revision = entry.revision if entry.is_first else await self._queue.wait_turn(entry)
         if revision is None:
             raise errors.SessionExpiredError
         return self._recipe.answer(
-            revision, lock_pb2.LockResponse(key=place.key, create_revision=place.create_revision)
+            revision, lock_pb2.LockResponse(key=entry.key, create_revision=entry.create_revision)
         )
 
     async def unlock(self, call: UnaryCall, request: lock_pb2.UnlockRequest) -> bytes:

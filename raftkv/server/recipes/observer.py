@@ -24,7 +24,7 @@ class Observer:
     """One stream of leaders.
 
     Arguments:
-        recipe: the member's doors.
+        recipe: reads and writes on the member.
         name: of the election.
         call: where they are sent.
     """
@@ -41,7 +41,7 @@ class Observer:
         """Send until the call ends.
 
         Raises:
-            StatusError: the member stops, or could not confirm that its state is recent; or what ``stop`` was told.
+            StatusError: the member stops, could not confirm that its state is recent, or ``stop`` was given this error.
         """
         self._recipe.begin_wait(self.stop)
         try:

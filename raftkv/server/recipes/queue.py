@@ -7,14 +7,13 @@ Who comes adds a key named by its lease, and waits until every key that was crea
 the one just before it alone, so that a release wakes one waiter, not all. The lease ends the key of whoever dies.
 
 Invariants
-- Who is told to be first has a key that was there, unchanged in its create revision, in a read that was confirmed
-  with a quorum after the last wait (etcd issue 11456: a lease can end while its holder waits, and nobody may be told
-  then that he holds the lock).
-- A waiter whose key is gone hears of it at once, not when its turn would have come (etcd lets it wait).
+- Only an entry whose key was still there, with the same create revision, in a read that a quorum confirmed after the
+  last wait is answered to be first (etcd issue 11456: a lease can end while its owner waits for the lock).
+- A waiter whose key is gone is answered at once, not when its turn would have come (etcd lets it wait).
 - A waiter lasts through changes of the leader: it waits for what this member applies, and asks again if a read fails.
 - A waiter that leaves takes its key along, unless that was made anew meanwhile.
 
-The create revision of a place is the fencing token: it rises from holder to holder, so a store that refuses smaller
+The create revision of an entry is the fencing token: it rises from holder to holder, so a store that refuses smaller
 numbers than it has seen is safe from a holder that was paused for longer than its lease.
 """
 
@@ -33,15 +32,15 @@ _Range: Final = rpc_pb2.RangeRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A place in a queue.
+class QueueEntry:
+    """A key in a queue, and what was known of it when it was made or found.
 
     Attributes:
         prefix: of the queue's keys.
-        key: that marks the place.
+        key: of the entry.
         create_revision: of the key; the fencing token.
-        revision: the store's when the place was taken or found.
-        value: of the key when it was taken or found.
+        revision: the store's when the entry was made or found.
+        value: of the key when it was made or found.
         is_first: whether nobody was before it then.
     """
 
@@ -54,19 +53,19 @@ class Place:
 
 
 class Queue:
-    """Takes places in queues and waits for turns.
+    """Makes entries in queues and waits for their turns.
 
     Arguments:
-        recipe: the member's doors.
+        recipe: reads and writes on the member.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
 
-    async def enter(self, call: ServerCall, name: bytes, lease_id: int, value: bytes = b"") -> Place:
-        """Take a place, or find the one that the lease has already.
+    async def enter(self, call: ServerCall, name: bytes, lease_id: int, value: bytes = b"") -> QueueEntry:
+        """Make an entry, or find the one that the lease has already.
 
-        If the caller leaves meanwhile, a place that was taken is given back.
+        If the caller leaves meanwhile, an entry that was made is deleted.
 
         Raises:
             LeaseNotFoundError: there is no such lease.
@@ -81,32 +80,32 @@ class Queue:
         revision, response = await self._recipe.txn(call, _enter_request(prefix, key, lease_id, value), undo)
         owner = response.responses[1].response_range.kvs[0]
         if response.succeeded:
-            return Place(prefix, key, revision, revision, value, owner.create_revision == revision)
+            return QueueEntry(prefix, key, revision, revision, value, owner.create_revision == revision)
         found = response.responses[0].response_range.kvs[0]
         is_first = owner.create_revision == found.create_revision
-        return Place(prefix, key, found.create_revision, revision, found.value, is_first)
+        return QueueEntry(prefix, key, found.create_revision, revision, found.value, is_first)
 
-    async def wait_turn(self, place: Place) -> int | None:
-        """Wait until nobody is before this place; the revision at which that was confirmed, None if the place is lost.
+    async def wait_turn(self, entry: QueueEntry) -> int | None:
+        """Wait until nobody is before this entry; the revision at which that was confirmed, None if the entry is lost.
 
-        If the caller leaves meanwhile the place is given up, so that nobody waits for it.
+        If the caller leaves meanwhile the entry is deleted, so that nobody waits for it.
 
         Raises:
             StoppedError: the member stops.
         """
         try:
-            return await self._wait_turn(place)
+            return await self._wait_turn(entry)
         except BaseException:
-            self._recipe.delete_if_same(place.key, place.create_revision)
+            self._recipe.delete_if_same(entry.key, entry.create_revision)
             raise
 
-    async def _wait_turn(self, place: Place) -> int | None:
-        while self._has(place):
-            ahead = self._just_before(place)
+    async def _wait_turn(self, entry: QueueEntry) -> int | None:
+        while self._has(entry):
+            ahead = self._just_before(entry)
             if ahead is not None:
-                await self._recipe.changed(ahead, place.key)
+                await self._recipe.changed(ahead, entry.key)
             elif await self._is_confirmed():
-                return self._recipe.store.revision if self._has(place) else None
+                return self._recipe.store.revision if self._has(entry) else None
         return None
 
     async def _is_confirmed(self) -> bool:
@@ -119,17 +118,17 @@ class Queue:
             return False
         return True
 
-    def _has(self, place: Place) -> bool:
-        """Whether the place is still the one that was taken, in the state applied here."""
-        kvs = self._recipe.find(_Range(key=place.key))
-        return bool(kvs) and kvs[0].create_revision == place.create_revision
+    def _has(self, entry: QueueEntry) -> bool:
+        """Whether the entry is still the one that was made, in the state applied here."""
+        kvs = self._recipe.find(_Range(key=entry.key))
+        return bool(kvs) and kvs[0].create_revision == entry.create_revision
 
-    def _just_before(self, place: Place) -> bytes | None:
+    def _just_before(self, entry: QueueEntry) -> bytes | None:
         """The youngest key that is older."""
         request = _Range(
-            key=place.prefix,
-            range_end=prefix_end(place.prefix),
-            max_create_revision=place.create_revision - 1,
+            key=entry.prefix,
+            range_end=prefix_end(entry.prefix),
+            max_create_revision=entry.create_revision - 1,
             sort_target=_Range.CREATE,
             sort_order=_Range.DESCEND,
             limit=1,

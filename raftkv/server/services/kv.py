@@ -33,7 +33,7 @@ KEYS_AT_ONCE: Final = 128
 BYTES_AT_ONCE: Final = 512 * 1024
 """Intervals of more keys, or with larger values, are read in slices."""
 KEYS_OF_TXN_AT_ONCE: Final = 8
-"""The same for txns of ranges, where each value may be as large as a request."""
+"""Txns of ranges that look at more keys are read in slices: each value may be as large as a request."""
 LARGE_BYTES: Final = 64 * 1024
 S_PER_BYTE: Final = 1e-9
 """About the time that reading a large value takes: many large ones are not answered in one pass of the loop."""

@@ -21,7 +21,7 @@ ELECTIONS: Final = 3
 
 
 class LeaderGuard:
-    """See the module.
+    """Ends streams that insist on a leader while there is none, and all streams when the member stops.
 
     Arguments:
         node: knows the leader.

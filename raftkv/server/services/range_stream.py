@@ -96,7 +96,7 @@ class RangeStreamService:
     def _page(self, key: bytes, range_end: bytes, selection: Selection, revision: int) -> Work[list[bytes]]:
         """The next keys, until there are enough or they are large.
 
-        Nothing is pinned between two pages: who reads slowly keeps no history, and is told when it is compacted.
+        Nothing is pinned between two pages: who reads slowly keeps no history, and fails when it is compacted.
         """
 
         def read(view: PinnedView) -> Work[list[bytes]]:

@@ -55,7 +55,7 @@ class PendingWrite(Waiter):
             self.service.reply(self.call, outcome.revision, outcome.body)
 
     def fail(self, error: errors.StatusError) -> None:
-        """Tell the client that no answer will come."""
+        """Answer that no outcome will come."""
         fail(self.call, error)
 
     def cancel(self) -> None:
@@ -78,7 +78,7 @@ class PendingRead:
         self.execute(self.call, self.request)
 
     def fail(self, error: errors.StatusError) -> None:
-        """Tell the client that it cannot be served."""
+        """Answer that it cannot be served."""
         fail(self.call, error)
 
 
@@ -128,7 +128,7 @@ def refusals() -> Iterator[None]:
 
 
 class Growth:
-    """What an answer takes while it is put together: it is given up when it would not be taken in the end.
+    """Counts what an answer takes while it is put together, and gives it up when it would not be taken in the end.
 
     Arguments:
         call: whose answer it is.
@@ -156,7 +156,13 @@ class Growth:
 
 
 class Responder:
-    """What services of one member share: the node, the applier, and the header of responses."""
+    """Proposes, reads and answers for the services of one member.
+
+    Arguments:
+        node, applier: of the member.
+        header: makes the header of responses.
+        admission: refuses what this member cannot take.
+    """
 
     def __init__(
         self,
@@ -177,11 +183,17 @@ class Responder:
         return self.applier.store.revision
 
     def reply(self, call: UnaryCall, revision: int, body: bytes = b"") -> None:
-        """Answer with a header and a body."""
+        """Answer with a header and a body.
+
+        Arguments:
+            call: to be answered.
+            revision: for the header.
+            body: the rest of the response.
+        """
         call.reply(self.header.encode(revision, self.node.term) + body)
 
     def reply_many(self, call: UnaryCall, revision: int, pieces: list[bytes]) -> None:
-        """Answer with a header and a body in pieces."""
+        """Answer with a header and a body in pieces: see ``reply``."""
         call.reply_many([self.header.encode(revision, self.node.term), *pieces])
 
     def read_in_slices(
@@ -190,7 +202,8 @@ class Responder:
         """Answer a call with what a long read finds in the present, however long it takes.
 
         Arguments:
-            read: begins it on a view of the present; tells of the bytes that it gathers.
+            call: to be answered.
+            read: begins it on a view of the present; calls the growth with the bytes that it gathers.
             size: about how many keys it looks at.
         """
 
@@ -224,7 +237,13 @@ class Responder:
             _log.error("a read failed", exc_info=error)
 
     def propose(self, call: UnaryCall, kind: int, data: bytes, waiter: PendingWrite) -> None:
-        """Put a request into the log, or answer why not."""
+        """Put a request into the log, or answer why not.
+
+        Arguments:
+            call: to be answered.
+            kind, data: the request.
+            waiter: answers the call with the outcome.
+        """
         try:
             self.admission.check_write(call, kind, data, waiter.request)
             waiter.request_id = self.node.submit(kind, data, waiter)

@@ -82,6 +82,6 @@ async def on_thread(job: Callable[[], T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        running.exception()  # nobody is left to be told
+        running.exception()  # nobody is left who waits for it
         raise cancelled
     return running.result()

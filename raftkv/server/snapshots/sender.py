@@ -44,7 +44,7 @@ class SnapshotSender:
         channel: the connection to a peer.
         metadata: our introduction to a peer.
         is_wanted: whether the core still waits for what a message stands for.
-        report: told of success or failure, for the core.
+        report: called with the member and whether it succeeded, for the core.
     """
 
     def __init__(

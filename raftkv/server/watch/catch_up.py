@@ -32,7 +32,7 @@ BYTES_PER_STEP: Final = 4 * 1024 * 1024
 
 
 class CatchUp:
-    """See the module.
+    """Serves watchers that are behind, from the history in the store.
 
     Arguments:
         store: the history.

@@ -72,7 +72,7 @@ MOVES_PER_STEP: Final = 2_000
 
 
 class WatchHub:
-    """See the module.
+    """Delivers the changes of each turn to the watchers of their keys.
 
     Arguments:
         store: whose changes are watched.

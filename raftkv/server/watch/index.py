@@ -177,7 +177,7 @@ class WatcherIndex:
         self._forget(*group.interval)
 
     def detach_stream(self, group: Group, stream: WatchStream) -> Group:
-        """The same for the watchers of one stream that want every event of a group as it is."""
+        """Take out the watchers of one stream that want every event of a group as it is."""
         detached = Group(group.interval)
         detached.plain[stream] = group.plain.pop(stream)
         self.size -= detached.size

@@ -9,7 +9,7 @@ hold is bounded all the same: views beyond ``REFERENCES_MAX`` and ``PIECE_MAX_BY
         piece.read()                  # a bounded step; others may run between
     for view in piece.views: ...      # watchers, and what they are to get
 
-Between steps the store may be written to, which changes nothing here, or compacted: then ``is_stale`` tells that what
+Between steps the store may be written to, which changes nothing here, or compacted: then ``is_stale`` says that what
 is left to read may have gaps, and the piece is of no use. Leaves out: whose turn it is (``catch_up``), sending.
 """
 

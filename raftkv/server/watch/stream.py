@@ -29,7 +29,7 @@ QUEUED_LOW_BYTES: Final = 64 * 1024
 """Bytes below which watchers that fell behind are served again."""
 
 CONNECTION_QUEUED_MAX_BYTES: Final = 16 * 1024 * 1024
-"""The same for all streams of a connection together."""
+"""Bytes of all streams of a connection that may wait before watchers fall behind."""
 
 BURST_MAX_BYTES: Final = 4 * 1024 * 1024
 """Bytes that one change may put on one stream at once: beyond it, its watchers are served one by one."""
@@ -40,7 +40,7 @@ STREAM_WATCHERS_MAX_BYTES: Final = 256 * 1024 * 1024
 """What the watchers of one stream may take: about 240,000 on keys of 30 bytes (see ``WATCHER_BYTES``)."""
 
 MEMBER_WATCHERS_MAX_BYTES: Final = 1024 * 1024 * 1024
-"""The same for all streams of a member: about 960,000. etcd has no limit but its memory."""
+"""What the watchers of all streams of a member may take: about 960,000. etcd has no limit but its memory."""
 
 INTERRUPTED: Final = "raftkv: the watch was interrupted: watch again"
 
@@ -103,7 +103,7 @@ class Hub(Protocol):
 
 
 class WatchStream:
-    """See the module.
+    """The watchers of one client, its requests, and its responses.
 
     Arguments:
         hub: serves the watchers.
