@@ -1,15 +1,31 @@
 """gRPC and HTTP/1.1 on one port: the RPC layer that server, peers and client library share.
 
+Owns bytes, calls, deadlines and every limit on what a peer can make grow; it knows no request of ours.
+
+    socket bytes -> protocol -> h2 (engine) -> events -> core -> handler(call, message)         bytes in
+    handler: call.reply(message) -> core -> engine -> cork, end of the turn -> one write        bytes out
+
 Read in this order: ``status`` and ``metadata`` (gRPC's vocabulary), ``framing`` (messages in a byte stream), ``h2``
 (the only module that knows the HTTP/2 library), ``server.core`` and ``client.core`` (sans-IO: bytes in, calls out),
-``server`` and ``channel`` (the asyncio shells). ``http1`` answers HTTP/1.1 on the same port.
+``server`` and ``client`` (the asyncio shells). ``cork`` flushes what a turn has touched; ``limits`` has all numbers.
 
-Invariants of the package:
+Laws:
 
 1. The core modules do no I/O and read no clock of their own: bytes, times and wake-ups are given to them.
 2. What one turn of the loop produces for one connection leaves in one write.
 3. Everything a peer can make grow has a named limit in ``limits``.
 4. A failed call says whether the request certainly never reached a handler (``RpcError.definite``).
+5. A connection that is gone is freed by its reference count: the collector hardly ever runs in a member (``gone``).
+
+Example::
+
+    server = Server()
+    server.unary("/pkg.Echo/Say", lambda call, message: call.reply(message))
+    ((_, port),) = await server.listen("127.0.0.1", 0)
+    async with Channel(f"127.0.0.1:{port}") as channel:
+        assert await channel.unary("/pkg.Echo/Say", b"hello", timeout_s=5) == b"hello"
+
+Leaves out: retries, load balancing (the client library), authentication of users, compression.
 
 A name below is imported when it is first used, so that a client does not load the server, nor a server the client.
 """

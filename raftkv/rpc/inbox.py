@@ -53,7 +53,7 @@ class Inbox:
         self._consume = consume
 
     def deliver_to(self, listener: Callable[[bytes], None]) -> None:
-        """Hand every message to ``listener`` as it comes, instead of to a reading task; ``get`` then returns only the end.
+        """Hand every message to ``listener`` as it comes, not to a reading task; ``get`` then returns only the end.
 
         Saves a task switch a message. The listener must keep up by itself: nothing is left in the window for it.
         """

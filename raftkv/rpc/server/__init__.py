@@ -1,1 +1,29 @@
-"""The server's half of the RPC layer."""
+"""The server's half of the RPC layer: one port for gRPC over HTTP/2 (with or without TLS) and HTTP/1.1.
+
+Owns connections from accept to close, calls from their first HEADERS to their status, and what clients may take.
+
+    accept -> Connection (preface, ALPN) -> h2: ServerCore -> router -> UnaryCall | StreamCall -> handler
+                                         -> HTTP/1.1: Http1Protocol -> HttpHandler
+    answers -> AnswerAccount (of the connection) -> AnswerBudget (of the process) -> engine -> cork -> socket
+
+Laws:
+
+- ``ServerCore`` is sans-IO: it has no socket and no clock (``Environment`` gives it both).
+- A call has exactly one end: an answer or a cancellation. To answer a cancelled call does nothing.
+- An answer is paid for when it is made, not when the client reads it (``budget``).
+- A unary call whose handler is a callback costs no task.
+- Who sends pings, resets, empty frames or updates beyond reason is ended with a GOAWAY that says why (``policing``).
+
+Example::
+
+    server = Server(ServerLimits(connections=1_000), http_handler)
+    server.unary(path, handler)                     # handler(call, message): call.reply(bytes) or call.fail(code, text)
+    server.stream(path, stream_handler)             # async def stream_handler(call): one task a call
+    await server.listen("127.0.0.1", 2379)
+    await server.close(grace_s=5)
+
+Modules: ``server`` (listeners, registration), ``accept`` (connections), ``core``, ``router``, ``calls`` and ``stream``
+(the handler's side), ``budget``, ``policing``, ``crowd`` (too many connections), ``http``, ``http1``, ``http2_plain``.
+
+Leaves out: what methods mean; the engine (``rpc.h2``).
+"""

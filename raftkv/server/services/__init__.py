@@ -1,1 +1,26 @@
-"""The gRPC services that need only the store and the loop."""
+"""The gRPC services that need only the store and the loop: KV, Cluster, Maintenance, Health.
+
+Owns the way of a request through this member: parsed, checked, then proposed (writes), confirmed with a quorum
+(linearizable reads) or answered at once (serializable reads, Status).
+
+    Put     parse -> apply.check -> node.admission -> node.submit ... applied -> PendingWrite.finish -> call.reply
+    Range   parse -> apply.check -> node.read ... confirmed, applied -> PendingRead.ready -> read -> call.reply
+            more than 128 keys, or 512 KiB: in slices, on a pinned view of the present
+
+Laws:
+
+- Codes and texts of errors are etcd's.
+- What every service shares (parse, refuse, propose, answer) lies in ``responder``; services differ in meaning alone.
+- Handlers of the hot path are plain callbacks: a call costs no task.
+- A read changes nothing, so what it meets is its own affair; only damage stops the member.
+
+Example::
+
+    responder = Responder(node, applier, header, admission)
+    KVService(responder, txn_operations_max=128).register(server)
+
+Modules: ``kv``, ``range_stream`` (a range in chunks), ``cluster``, ``maintenance``, ``health``, ``responder``,
+``leader_guard`` (ends streams that insist on a leader).
+
+Leaves out: leases, watches and recipes, which have packages of their own.
+"""
