@@ -56,7 +56,7 @@ from raftkv.raft.types import (
 from raftkv.rpc.cork import Cork
 from raftkv.server.node.applying import Applying
 from raftkv.server.node.disk import Batch, Disk, Restore
-from raftkv.server.node.proposals import Proposals, Waiter
+from raftkv.server.node.proposals import Forwarded, Proposals, Waiter
 from raftkv.server.node.reads import Reader, ReadQueue
 from raftkv.server.node.waits import AwaitableNode
 from raftkv.storage.failpoints import failpoint
@@ -76,9 +76,6 @@ PROPOSE_TURN_BYTES_MAX: Final = 8 * 1024 * 1024
 PASS_ON_BACKLOG_MAX_BYTES: Final = 16 * 1024 * 1024
 """Unsent bytes of the stream to the leader above which a follower passes nothing more on: what else it has to say to
 the leader (acknowledgements, heartbeats) shares that stream."""
-
-FORWARDED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Requests that a leader keeps for its followers while its log takes no more; what comes beyond that is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +194,7 @@ class Node(AwaitableNode):
         self._in_turn = False
         self.applying = Applying(self, self._wake)
         self._unwritten_hard_state: HardState | None = None
-        # Proposals that followers passed on, waiting to be appended together with this member's own.
-        self._forwarded: list[bytes] = []
-        self._forwarded_bytes = 0
+        self._forwarded = Forwarded()
         # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
         self._refused = False
         self._ticker: asyncio.TimerHandle | None = None
@@ -283,7 +278,7 @@ class Node(AwaitableNode):
 
     def _step(self, message: Message) -> None:
         if message.type == MessageType.PROPOSE and self.role == StateRole.LEADER and _is_plain(message):
-            self._take_forwarded([entry.data for entry in message.entries])
+            self.proposals_dropped += self._forwarded.add([entry.data for entry in message.entries])
             return
         try:
             self.raw.step(message)
@@ -292,14 +287,6 @@ class Node(AwaitableNode):
             self.proposals_dropped += 1
         except (StepLocalMessage, StepPeerNotFound, InvalidMessage) as error:
             _log.warning("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
-
-    def _take_forwarded(self, datas: list[bytes]) -> None:
-        """Keep what a follower passed on for the next turn; what is dropped gets no answer, and times out there."""
-        if self._forwarded_bytes > FORWARDED_BYTES_MAX:
-            self.proposals_dropped += len(datas)
-            return
-        self._forwarded += datas
-        self._forwarded_bytes += sum(map(len, datas))
 
     def report_unreachable(self, peer_id: int) -> None:
         """Messages to a peer were lost."""
@@ -400,7 +387,7 @@ class Node(AwaitableNode):
         left_bytes = PROPOSE_TURN_BYTES_MAX
         while left_bytes > 0 and (self._forwarded or self.proposals.has_unsent) and not self._refused:
             unsent = self.proposals.take_unsent(PROPOSE_BYTES_MAX)
-            forwarded = self._next_forwarded()
+            forwarded = self._forwarded.take(PROPOSE_BYTES_MAX)
             datas = [data for _, data in unsent]
             datas += forwarded
             if not datas:
@@ -422,28 +409,11 @@ class Node(AwaitableNode):
             if backlog_bytes is None or backlog_bytes > PASS_ON_BACKLOG_MAX_BYTES:
                 raise ProposalDropped("the leader does not keep up")
 
-    def _next_forwarded(self) -> list[bytes]:
-        if self._forwarded_bytes <= PROPOSE_BYTES_MAX:
-            taken, self._forwarded, self._forwarded_bytes = self._forwarded, [], 0
-            return taken
-        count = size_bytes = 0
-        for data in self._forwarded:
-            if count and size_bytes + len(data) > PROPOSE_BYTES_MAX:
-                break
-            count += 1
-            size_bytes += len(data)
-        taken, self._forwarded = self._forwarded[:count], self._forwarded[count:]
-        self._forwarded_bytes -= size_bytes
-        return taken
-
     def _give_back_forwarded(self, datas: list[bytes]) -> None:
         """The log took none of these. A leader tries again; one that leads no more forgets what others sent it."""
-        if self.role == StateRole.LEADER:
-            self._forwarded = datas + self._forwarded
-            self._forwarded_bytes += sum(map(len, datas))
-            return
-        self.proposals_dropped += len(datas) + len(self._forwarded)
-        self._forwarded, self._forwarded_bytes = [], 0
+        self._forwarded.give_back(datas)
+        if self.role != StateRole.LEADER:
+            self.proposals_dropped += self._forwarded.clear()
 
     def _carry_out(self, ready: Ready) -> int:
         """The duties of one Ready; how many entries were applied."""

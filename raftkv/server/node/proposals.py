@@ -24,6 +24,10 @@ PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 """Bytes of unsent proposals; more are refused with the same error."""
 
 
+FORWARDED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Requests that a leader keeps for its followers while its log takes no more; what comes beyond that is dropped."""
+
+
 class Waiter:
     """The callback form of waiting for a proposal: for requests that cannot afford a task each (``waits``).
 
@@ -145,6 +149,50 @@ class Proposals:
         self._unsent, self._unsent_bytes = [], 0
         for waiter in waiters:
             waiter.fail(errors.StoppedError())
+
+
+class Forwarded:
+    """Proposals that followers passed on to this leader, to be appended together with its own."""
+
+    def __init__(self) -> None:
+        self._datas: list[bytes] = []
+        self._size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._datas)
+
+    def add(self, datas: list[bytes]) -> int:
+        """Keep proposals for the next turn; how many were dropped: those get no answer, and time out."""
+        if self._size_bytes > FORWARDED_BYTES_MAX:
+            return len(datas)
+        self._datas += datas
+        self._size_bytes += sum(map(len, datas))
+        return 0
+
+    def take(self, bytes_max: int) -> list[bytes]:
+        """Take the oldest, as many as fit into ``bytes_max``, but at least one."""
+        if self._size_bytes <= bytes_max:
+            taken, self._datas, self._size_bytes = self._datas, [], 0
+            return taken
+        count = size_bytes = 0
+        for data in self._datas:
+            if count and size_bytes + len(data) > bytes_max:
+                break
+            count += 1
+            size_bytes += len(data)
+        taken, self._datas = self._datas[:count], self._datas[count:]
+        self._size_bytes -= size_bytes
+        return taken
+
+    def give_back(self, datas: list[bytes]) -> None:
+        """Keep again, in front, what the log did not take."""
+        self._datas = datas + self._datas
+        self._size_bytes += sum(map(len, datas))
+
+    def clear(self) -> int:
+        """Drop all; how many."""
+        count, self._datas, self._size_bytes = len(self._datas), [], 0
+        return count
 
 
 def request_ids(member_id: int, start_ms: int) -> Iterator[int]:
