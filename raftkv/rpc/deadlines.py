@@ -43,7 +43,12 @@ class DeadlineWheel:
         self._ticks: list[int] = []
 
     def add(self, entry: Expiring, deadline: float, now: float) -> None:
-        """Watch ``entry``; ``deadline`` and ``now`` are times of the owner's clock."""
+        """Watch an entry until its deadline.
+
+        Args:
+            entry: expires then, unless it is forgotten before.
+            deadline, now: times of the owner's clock, in seconds.
+        """
         entry.deadline = deadline
         tick = int(deadline * _PER_S) + 1
         ahead = tick - int(now * _PER_S)

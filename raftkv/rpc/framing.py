@@ -49,7 +49,14 @@ def message_too_large(length: int, limit: int) -> RpcError:
 
 
 def check_prefix(flag: int, length: int, limit: int, encoding: bytes | None, on_server: bool = True) -> None:
-    """Raise the RpcError of grpc-go for a prefix that cannot be accepted."""
+    """Raise the RpcError of grpc-go for a prefix that cannot be accepted.
+
+    Args:
+        flag, length: of the prefix; the length in bytes.
+        limit: on a message, in bytes.
+        encoding: of the call's ``grpc-encoding``.
+        on_server: which side refuses: the texts differ.
+    """
     if flag == 1:
         raise _compressed(encoding, on_server)
     if flag != 0:

@@ -117,6 +117,10 @@ def share_read_buffer(transport: asyncio.BaseTransport | None, buffer: memoryvie
 
     asyncio gives each TLS connection 256 KiB of its own, from the handshake on: 10,000 of them that idle, or never
     finish the handshake, held 2.8 GB. What was read is handed to OpenSSL at once, so one buffer is enough for all.
+
+    Args:
+        transport: of the socket below TLS.
+        buffer: at least as long as asyncio's own.
     """
     protocol = transport.get_protocol() if transport is not None and not transport.is_closing() else None
     if isinstance(protocol, sslproto.SSLProtocol) and hasattr(protocol, "_ssl_buffer_view"):

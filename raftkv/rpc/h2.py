@@ -115,7 +115,12 @@ class H2Connection(ngh2.Connection):
         return max(1, self.window_bytes // (8 * MAX_FRAME_BYTES))
 
     def reset(self, stream_id: int, error_code: int) -> bool:
-        """Reset a stream; True when it is time to ask ``window_leaked``."""
+        """Reset a stream; True when it is time to ask ``window_leaked``.
+
+        Args:
+            stream_id: of the stream.
+            error_code: of HTTP/2.
+        """
         self.reset_stream(stream_id, error_code)
         self._resets_to_audit -= 1
         if self._resets_to_audit > 0:

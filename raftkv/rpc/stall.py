@@ -46,7 +46,12 @@ class StallGuard:
         self._since_s = 0.0
 
     def arm(self, transport: asyncio.Transport, cut: Callable[[], None]) -> None:
-        """Something waits: call ``cut`` once nothing has passed for the timeout. An armed guard goes on."""
+        """Call back once nothing has passed for the timeout, because something waits. An armed guard goes on.
+
+        Args:
+            transport: whose progress is looked at.
+            cut: ends the connection.
+        """
         if self._handle is None:
             self._transport, self._cut = transport, cut
             self._passed = _passed_bytes(transport)

@@ -103,7 +103,13 @@ def decode_binary(value: bytes) -> bytes:
 
 
 def status_headers(code: int, text: str, details: bytes = b"", trailers: Sequence[tuple[bytes, bytes]] = ()) -> Headers:
-    """Return the trailer fields of a status, in gRPC's order: status, message, details, then the user's."""
+    """Return the trailer fields of a status, in gRPC's order: status, message, details, then the user's.
+
+    Args:
+        code, text: of the status.
+        details: a serialized google.rpc.Status.
+        trailers: the user's (header form).
+    """
     fields: list[tuple[bytes, bytes]] = [(b"grpc-status", b"%d" % code)]
     if text:
         fields.append((b"grpc-message", encode_message(text)))
@@ -113,7 +119,12 @@ def status_headers(code: int, text: str, details: bytes = b"", trailers: Sequenc
 
 
 def status_of(fields: dict[bytes, bytes], headers: Iterable[tuple[bytes, bytes]]) -> RpcError | None:
-    """Read a status from trailers: None for OK, else the error; a missing or silly status is UNKNOWN."""
+    """Read a status from trailers: None for OK, else the error; a missing or silly status is UNKNOWN.
+
+    Args:
+        fields: the trailers, by name.
+        headers: the same in order.
+    """
     raw = fields.get(b"grpc-status")
     if raw == b"0":
         return None

@@ -69,7 +69,14 @@ class LoopTurns(Collector):
         self._unreported = 0
 
     def notable(self, seconds: float, own_seconds: float, work: str, now: float) -> None:
-        """A turn above ``notable_s`` is over; ``work`` names what was seen of it."""
+        """Count a turn that took longer than ``notable_s``.
+
+        Arguments:
+            seconds: by the clock.
+            own_seconds: without waits for a processor.
+            work: names what was seen of it.
+            now: monotonic seconds.
+        """
         self.longest_s = max(self.longest_s, seconds)
         self.longest_own_s = max(self.longest_own_s, own_seconds)
         self.notable_s = min(self.longest_own_s, TURN_LIMIT_S)

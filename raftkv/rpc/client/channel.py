@@ -132,7 +132,14 @@ class Channel:
         *,
         wait_for_ready: bool | None = None,
     ) -> ClientStream:
-        """Start a streaming call of any kind; arguments as for ``unary``."""
+        """Start a streaming call of any kind.
+
+        Args:
+            path: ``/package.Service/Method``.
+            metadata: name and value pairs.
+            timeout_s: seconds from now, also sent to the server; None waits for ever.
+            wait_for_ready: wait for a connection while connecting fails; None takes the channel's option.
+        """
         assembler = MessageAssembler(self.options.max_receive_message_bytes, on_server=False)
         call = ClientStream(self, self._headers(path, timeout_s, metadata), assembler)
         if timeout_s is not None:

@@ -192,6 +192,11 @@ class ClientConnection(asyncio.Protocol):
 async def connect(target: str, ssl: ssl_module.SSLContext | None, channel: Channel) -> ClientConnection:
     """Return a connection that is ready for calls.
 
+    Args:
+        target: ``host:port``, or ``unix:`` and a path.
+        ssl: TLS context; None: plain text.
+        channel: owns the connection.
+
     Raises:
         ConnectError: no connection within the channel's time limits, for any reason.
     """

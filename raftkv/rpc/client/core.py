@@ -362,7 +362,11 @@ class ClientCore:
         self.fail_all(Code.UNAVAILABLE, self.goaway_text or "error reading from server: EOF")
 
     def fail_all(self, code: Code, text: str) -> None:
-        """End every open call with a status of our own making."""
+        """End every open call with a status of our own making.
+
+        Args:
+            code, text: of the status.
+        """
         self.closing = True
         self.accepting = False
         calls, self.calls = self.calls, {}

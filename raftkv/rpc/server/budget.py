@@ -112,7 +112,12 @@ class AnswerBudget:
         greediest.end(NOT_FINISHED)
 
     def relieve(self, now_s: float, urgent: bool = False) -> None:
-        """End connections that do not read, those that hold most first, until enough is free."""
+        """End connections that do not read, those that hold most first, until enough is free.
+
+        Args:
+            now_s: seconds of the owner's clock.
+            urgent: a call would fail otherwise: less patience with those that do not read.
+        """
         if now_s < self._relief_at_s:
             return
         self._relief_at_s = now_s + RELIEF_INTERVAL_S
@@ -262,9 +267,13 @@ class AnswerAccount:
         self.answers[stream_id] = self.answers.get(stream_id, 0) + queued
 
     def settle(self, buffered: int, relieve: bool = True) -> None:
-        """Look at what has left, after a flush. ``buffered``: bytes that the transport holds.
+        """Look at what has left, after a flush.
 
         Needless while ``room == allowance`` and the transport holds nothing, and did not the last time either.
+
+        Args:
+            buffered: bytes that the transport holds.
+            relieve: end connections that do not read, if too much waits.
         """
         if self._connection is None:
             return

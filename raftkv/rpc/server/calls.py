@@ -114,7 +114,13 @@ class ServerCall:
             self._callbacks.append(callback)
 
     def fail(self, code: int, text: str = "", *, details: bytes = b"", trailers: Headers = ()) -> None:
-        """Answer with a status other than OK. ``details`` is a serialized google.rpc.Status."""
+        """Answer with a status other than OK.
+
+        Args:
+            code, text: of the status.
+            details: a serialized google.rpc.Status.
+            trailers: further trailing metadata (header form).
+        """
         if self._may_answer():
             self._state = ANSWERED
             self._callbacks = None
@@ -205,7 +211,12 @@ class UnaryCall(ServerCall):
         return self.assembler is not None and self.assembler.crumbled
 
     def reply(self, message: bytes, trailers: Headers = ()) -> None:
-        """Answer OK with the serialized response message, and optional trailing metadata (header form)."""
+        """Answer OK.
+
+        Args:
+            message: the serialized response.
+            trailers: trailing metadata (header form).
+        """
         if self._state:
             self._may_answer()
             return

@@ -289,7 +289,12 @@ class ServerCore:
             call.fail_with(self.translate(call.route.path, error))
 
     def translate(self, path: str, error: BaseException) -> RpcError:
-        """Return the status for an exception of a handler; report it if nobody knows it."""
+        """Return the status for an exception of a handler; report it if nobody knows it.
+
+        Args:
+            path: of the method, for the report.
+            error: what the handler raised.
+        """
         if isinstance(error, RpcError):
             return error
         known = self._environment.translate(error)
@@ -326,7 +331,12 @@ class ServerCore:
             self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_control_frames")
 
     def abort(self, error_code: int, reason: bytes) -> None:
-        """End the connection at once with a GOAWAY that says why."""
+        """End the connection at once with a GOAWAY that says why.
+
+        Args:
+            error_code: of HTTP/2.
+            reason: for people, in ASCII.
+        """
         if not self.closing:
             self._say(lambda: self.h2.send_goaway(error_code, debug_data=reason))
             self.closing = True

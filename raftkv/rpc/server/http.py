@@ -39,7 +39,12 @@ class HttpRequest:
         return self.target.partition("?")[2]
 
     def header(self, name: str, default: str = "") -> str:
-        """Return the first header of that (lower-case) name."""
+        """Return the first header of that (lower-case) name.
+
+        Args:
+            name: in lower case.
+            default: returned where there is none.
+        """
         return next((value for key, value in self.headers if key == name), default)
 
 
@@ -56,5 +61,10 @@ HttpHandler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
 def text_response(status: int, text: str) -> HttpResponse:
-    """Return a short plain-text response."""
+    """Return a short plain-text response.
+
+    Args:
+        status: of HTTP.
+        text: the body.
+    """
     return HttpResponse(status, text.encode() + b"\n")

@@ -77,7 +77,12 @@ class PingPolicy:
         self.forgiven = False
 
     def too_many(self, now: float, has_calls: bool) -> bool:
-        """Count one ping; True when the connection has used up its strikes."""
+        """Count one ping; True when the connection has used up its strikes.
+
+        Args:
+            now: seconds of the owner's clock.
+            has_calls: whether calls are open, for which pings may come more often.
+        """
         interval = self._interval_min_s if has_calls else self._idle_min_s
         early = now - self._last < interval
         self._last = now

@@ -74,7 +74,13 @@ class Refusal:
 
 
 def refuse(fields: dict[bytes, bytes], route: Route | None, router: Router) -> Refusal | None:
-    """Say what is wrong with a gRPC request, in grpc-go's order; None if nothing is."""
+    """Say what is wrong with a gRPC request, in grpc-go's order; None if nothing is.
+
+    Args:
+        fields: headers of the request, by name.
+        route: of its path; None: there is none.
+        router: knows all of them.
+    """
     content_type = fields.get(b"content-type", b"")
     if content_type not in GRPC_CONTENT_TYPES:
         text = f'invalid gRPC request content-type "{content_type.decode("latin-1")}"'

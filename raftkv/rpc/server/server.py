@@ -91,11 +91,21 @@ class Server:
     # ---- registration
 
     def unary(self, path: str, handler: UnaryHandler) -> None:
-        """Register a unary method; ``handler(call, message)`` is called from the loop and must not block."""
+        """Register a unary method.
+
+        Args:
+            path: ``/package.Service/Method``.
+            handler: ``handler(call, message)`` is called from the loop and must not block.
+        """
         self.router.add(Route(path, UnaryCall, handler))
 
     def unary_async(self, path: str, handler: AsyncUnaryHandler) -> None:
-        """Register a unary method whose ``await handler(message, call)`` returns the response message."""
+        """Register a unary method whose handler is a coroutine; each call is a task.
+
+        Args:
+            path: ``/package.Service/Method``.
+            handler: ``await handler(message, call)`` returns the response message.
+        """
 
         def start(call: UnaryCall, message: bytes) -> None:
             task = self.spawn(self._run_async(handler, call, message))
@@ -104,7 +114,12 @@ class Server:
         self.router.add(Route(path, UnaryCall, start))
 
     def stream(self, path: str, handler: StreamHandler) -> None:
-        """Register a streaming method of any kind; one task runs ``await handler(call)`` for each call."""
+        """Register a streaming method of any kind; each call is a task.
+
+        Args:
+            path: ``/package.Service/Method``.
+            handler: ``await handler(call)`` receives and sends.
+        """
         self.router.add(Route(path, StreamCall, handler))
 
     async def _run_async(self, handler: AsyncUnaryHandler, call: UnaryCall, message: bytes) -> None:

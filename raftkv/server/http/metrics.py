@@ -46,7 +46,14 @@ class DiskHistogram(Collector):
 
 
 def histogram_family(name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Metric:
-    """A histogram of counts per bucket, one more than bounds."""
+    """Make a histogram family of counts for each bucket.
+
+    Arguments:
+        name, text: of the family.
+        bounds: upper bounds of the buckets, ascending.
+        counts: for each bucket, and one more for what is above all bounds.
+        total: sum of all observed values.
+    """
     names = [*(floatToGoString(bound) for bound in bounds), "+Inf"]  # type: ignore[no-untyped-call]  # theirs
     buckets = list(zip(names, map(float, accumulate(counts)), strict=True))
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=total)

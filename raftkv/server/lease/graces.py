@@ -88,7 +88,12 @@ class Graces:
             self._keepers.setdefault(entry.lease_id, {})[stream] = entry
 
     def stream_ended(self, stream: Hashable, *, severed: bool) -> None:
-        """Forget a stream; if its connection broke, report the leases that nobody else keeps."""
+        """Forget a stream; if its connection broke, report the leases that nobody else keeps.
+
+        Arguments:
+            stream: by which keep-alives came.
+            severed: whether its connection broke, so that its client could not end it.
+        """
         lost = []
         for lease_id in self._kept.pop(stream, ()):
             keepers = self._keepers[lease_id]

@@ -110,7 +110,12 @@ class KeepAliveStream:
         service.keep_alive(_ClientKeepAlive(lease_id, grace_ms, self, head))
 
     def kept(self, lease_id: int, grace_ms: int, ttl_s: int) -> None:
-        """A keep-alive is about to be answered."""
+        """Note that a keep-alive is about to be answered.
+
+        Arguments:
+            lease_id, ttl_s: as answered.
+            grace_ms: as asked for, in milliseconds.
+        """
         if not self._ended:
             self._service.graces.answered(self, lease_id, grace_ms, ttl_s)
 

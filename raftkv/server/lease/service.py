@@ -81,7 +81,12 @@ class LeaseService:
     # -- writes ------------------------------------------------------------------------------------------------------
 
     def grant(self, call: UnaryCall, data: bytes) -> None:
-        """Grant a lease."""
+        """Grant a lease.
+
+        Arguments:
+            call: to be answered.
+            data: a LeaseGrantRequest.
+        """
         asked = parse(call, rpc_pb2.LeaseGrantRequest, data)
         if asked is None:
             return
@@ -95,7 +100,12 @@ class LeaseService:
         self._responder.propose(call, Kind.LEASE_GRANT, request.SerializeToString(), waiter)
 
     def revoke(self, call: UnaryCall, data: bytes) -> None:
-        """End a lease and delete its keys."""
+        """End a lease and delete its keys.
+
+        Arguments:
+            call: to be answered.
+            data: a LeaseRevokeRequest.
+        """
         request = parse(call, rpc_pb2.LeaseRevokeRequest, data)
         if request is not None:
             self._responder.propose(call, Kind.LEASE_REVOKE, data, PendingWrite(self._responder, call, request))
@@ -103,7 +113,12 @@ class LeaseService:
     # -- questions ---------------------------------------------------------------------------------------------------
 
     async def time_to_live(self, data: bytes, call: UnaryCall) -> list[bytes]:
-        """How long a lease has left, and its keys: as the leader sees it."""
+        """Return how long a lease has left, and its keys, as the leader sees it.
+
+        Arguments:
+            data: a LeaseTimeToLiveRequest.
+            call: whose metadata are checked.
+        """
         request = parse_or_raise(rpc_pb2.LeaseTimeToLiveRequest, data)
         with refusals():
             self._admission.check_read(call, serializable=False)
@@ -111,7 +126,12 @@ class LeaseService:
         return await self._with_items(self.header() + body, keys, _lease_key, len(keys))
 
     async def leases(self, data: bytes, call: UnaryCall) -> list[bytes]:
-        """The ids of all leases, as this member knows them, the first to end first."""
+        """Return the ids of all leases, as this member knows them, the first to end first.
+
+        Arguments:
+            data: a LeaseLeasesRequest.
+            call: whose metadata are checked.
+        """
         parse_or_raise(rpc_pb2.LeaseLeasesRequest, data)
         with refusals():
             self._admission.check_read(call, serializable=False)

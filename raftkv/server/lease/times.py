@@ -146,7 +146,12 @@ class LeaseTimes:
     # -- what was applied --------------------------------------------------------------------------------------------
 
     def granted(self, lease_id: int, ttl_s: int) -> None:
-        """Note that a lease exists now, as if just renewed; its TTL is in seconds."""
+        """Note that a lease exists now, as if just renewed.
+
+        Arguments:
+            lease_id: of the lease.
+            ttl_s: its TTL in seconds.
+        """
         self.granted_total += 1
         self.ttl_counts[bisect_left(TTL_BUCKETS_S, ttl_s)] += 1
         self.ttl_sum_s += ttl_s

@@ -81,13 +81,24 @@ class Admission:
                 raise errors.InvalidClientAPIVersionError
 
     def check_read(self, call: ServerCall, serializable: bool) -> None:
-        """Before a read."""
+        """Refuse a read that this member cannot serve.
+
+        Arguments:
+            call: whose metadata are checked.
+            serializable: whether any state will do.
+        """
         self.check_metadata(call)
         if self.is_learner and not serializable:
             raise errors.NotSupportedForLearnerError
 
     def check_write(self, call: ServerCall, kind: int, data: bytes, request: Any) -> None:
-        """Before a proposal."""
+        """Refuse a write that this member cannot take.
+
+        Arguments:
+            call: whose metadata are checked.
+            kind, data: the request.
+            request: the same parsed.
+        """
         self.check_metadata(call)
         if self.is_learner:
             raise errors.NotSupportedForLearnerError

@@ -83,6 +83,11 @@ class Durable:
 def open_durable(config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseException], None]) -> Durable:
     """Open what is there, or begin.
 
+    Arguments:
+        config: where it lies, and what a new member is to be.
+        writer: writes batches of the database.
+        on_fatal: called with an error of the writer, after which the member must stop.
+
     Raises:
         ConfigError: the flags do not describe a cluster with this member in it.
         StorageError: a directory or file cannot be used, or belongs to another process.
@@ -204,6 +209,10 @@ def _applied_index(backend: LMDBBackend) -> int:
 
 def memory_log(recovered: Recovered, store: Store) -> MemoryLog:
     """Make the log that the core reads, agreeing with what is applied already.
+
+    Arguments:
+        recovered: what the write-ahead log holds.
+        store: what is applied.
 
     Raises:
         CorruptionError: the log ends before what is in the database.

@@ -47,10 +47,20 @@ class Log(Protocol):
     """The part of the write-ahead log used here."""
 
     def append(self, hard_state: HardState | None, entries: Sequence[Entry]) -> None:
-        """Write records."""
+        """Write records; they are not durable before ``sync``.
+
+        Arguments:
+            hard_state: None: it has not changed.
+            entries: behind those written before.
+        """
 
     def save_snapshot(self, meta: SnapshotMeta, hard_state: HardState | None = None) -> None:
-        """Mark what is durable elsewhere."""
+        """Mark what is durable elsewhere.
+
+        Arguments:
+            meta: the point up to which it is.
+            hard_state: written with the marker, unless None.
+        """
 
     def release(self, index: int) -> int:
         """Drop segments below an index."""

@@ -119,7 +119,11 @@ class DurableState(Protocol):
         """Current revision."""
 
     def set_applied(self, index: int, term: int) -> None:
-        """Everything up to the entry is in the state; closes the unit that is committed as one."""
+        """Note that everything up to an entry is in the state; closes the unit that is committed as one.
+
+        Arguments:
+            index, term: of the entry.
+        """
 
     def set_conf_state(self, conf_state: ConfState) -> None:
         """The configuration as of the entry being applied."""
@@ -294,7 +298,12 @@ class Node(AwaitableNode):
             self.raw.report_unreachable(peer_id)
 
     def report_snapshot(self, peer_id: int, ok: bool) -> None:
-        """A snapshot was delivered to a peer, or failed."""
+        """Report to the core what became of a snapshot.
+
+        Arguments:
+            peer_id: to whom it was sent.
+            ok: whether it was delivered.
+        """
         if not self.stopped:
             self.raw.report_snapshot(peer_id, ok)
             self._wake()
@@ -533,7 +542,12 @@ class Node(AwaitableNode):
     # -- applying ----------------------------------------------------------------------------------------------------
 
     def applied_up_to(self, last: Entry, answers: list[tuple[Waiter, Outcome]]) -> None:
-        """Everything up to an entry is in the state: for ``applying``."""
+        """Note that everything up to an entry is in the state, and answer: for ``applying``.
+
+        Arguments:
+            last: the entry.
+            answers: callers and their outcomes, in order.
+        """
         self.applied = last.index
         # Before anything else may happen to the store: what was changed goes to disk under this index.
         self.store.set_applied(last.index, last.term)

@@ -64,7 +64,12 @@ class ReadQueue:
         self.reads_failed = 0
 
     def add(self, reader: Reader, now: float) -> None:
-        """Queue a reader; ``start`` begins its round."""
+        """Queue a reader; ``start`` begins its round.
+
+        Arguments:
+            reader: called when it may read.
+            now: loop time.
+        """
         if not self._waiting:
             self._waiting_since = now
         self._waiting.append(reader)
@@ -77,7 +82,14 @@ class ReadQueue:
             self._ask_round(self._round, now)
 
     def confirm(self, context: bytes, index: int, applied: int, now: float) -> None:
-        """A quorum confirmed a round at ``index``; an answer to no round of ours is ignored."""
+        """Take the confirmation of a round; an answer to no round of ours is ignored.
+
+        Arguments:
+            context: id of the round.
+            index: what was committed when a quorum confirmed it.
+            applied: what is applied here now.
+            now: loop time.
+        """
         current = self._round
         if current is None or context not in current.contexts:
             return

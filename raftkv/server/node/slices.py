@@ -164,6 +164,10 @@ class Slices:
     async def result(self, begin: Callable[[], Work[T]], size: int) -> T:
         """Do some work for a coroutine; cancelled with it.
 
+        Arguments:
+            begin: makes the work.
+            size: about how many keys or items it looks at.
+
         Raises:
             Exception: whatever the work raises.
         """
@@ -226,7 +230,12 @@ V = TypeVar("V", bound=Pinned)
 
 
 def hold(pin: Callable[[], V], work_on: Callable[[V], Work[T]]) -> Work[T]:
-    """Work on a pinned view, which is let go at the end of it, or after ``HOLD_MAX_S`` if it takes longer."""
+    """Work on a pinned view, which is let go at the end of it, or after ``HOLD_MAX_S`` if it takes longer.
+
+    Arguments:
+        pin: makes the view.
+        work_on: works on it, with pauses.
+    """
     view = pin()
     until = perf_counter() + HOLD_MAX_S
     work = work_on(view)

@@ -57,7 +57,12 @@ TO_KEY: Final = "raftkv-to"
 
 
 def peer_metadata(cluster_id: int, from_id: int, to_id: int) -> tuple[tuple[str, str], ...]:
-    """How a member introduces itself to another."""
+    """Make the metadata by which a member introduces itself to another.
+
+    Arguments:
+        cluster_id: of both.
+        from_id, to_id: of the members.
+    """
     return ((CLUSTER_ID_KEY, f"{cluster_id:x}"), (FROM_KEY, f"{from_id:x}"), (TO_KEY, f"{to_id:x}"))
 
 
@@ -122,7 +127,12 @@ class Peer:
         return None if stream is None or stream.done else stream.send_buffer_size
 
     def send(self, messages: list[Message], encoder: BatchEncoder) -> None:
-        """Send what one turn has for this peer, or drop it."""
+        """Send what one turn has for this peer, or drop it.
+
+        Arguments:
+            messages: in order.
+            encoder: shared by all peers: entries that go to several are encoded once.
+        """
         stream = self._stream
         # A stream may have ended without its task having run since: then there is nobody to send to either.
         if stream is None or stream.done or stream.send_buffer_size > SEND_BUFFER_MAX_BYTES:
@@ -224,7 +234,12 @@ class Transport:
         self.peers: dict[int, Peer] = {}
 
     def add_peer(self, peer_id: int, urls: Iterable[str]) -> None:
-        """Connect to a member."""
+        """Connect to a member.
+
+        Arguments:
+            peer_id: of the member.
+            urls: its peer URLs.
+        """
         metadata = peer_metadata(self._cluster_id, self._member_id, peer_id)
         peer = Peer(peer_id, urls, metadata, self._ssl, self._on_unreachable)
         self.peers[peer_id] = peer

@@ -52,6 +52,10 @@ class ElectionService:
     async def campaign(self, call: UnaryCall, request: election_pb2.CampaignRequest) -> bytes:
         """Wait until the candidate leads. The answer's revision is the store's when it began to wait.
 
+        Arguments:
+            call: cancelled with its client.
+            request: name, lease (0: a new one) and value.
+
         Raises:
             LeaseNotFoundError: there is no such lease.
             ElectionNotLeaderError: the lease ended, or the candidate's key was deleted, before it led.
@@ -76,6 +80,10 @@ class ElectionService:
 
     async def proclaim(self, call: UnaryCall, request: election_pb2.ProclaimRequest) -> bytes:
         """Change the leader's value.
+
+        Arguments:
+            call: cancelled with its client.
+            request: the leader's key, and its new value.
 
         Raises:
             ElectionNotLeaderError: the key is not that leader's.
@@ -105,7 +113,11 @@ class ElectionService:
         return revision
 
     async def leader(self, call: UnaryCall, request: election_pb2.LeaderRequest) -> bytes:
-        """Who leads.
+        """Return who leads.
+
+        Arguments:
+            call: cancelled with its client.
+            request: the name.
 
         Raises:
             ElectionNoLeaderError: nobody does.
@@ -117,7 +129,12 @@ class ElectionService:
         return self._recipe.answer(self._recipe.store.revision, election_pb2.LeaderResponse(kv=kv))
 
     async def resign(self, call: UnaryCall, request: election_pb2.ResignRequest) -> bytes:
-        """Leave the queue, first or not; an entry that is given up already is as good."""
+        """Delete an entry, first or not; one that is gone already is as good.
+
+        Arguments:
+            call: cancelled with its client.
+            request: the entry.
+        """
         if not request.HasField("leader"):
             raise errors.MissingLeaderKeyError
         revision = await self._resign(call, request.leader.key, request.leader.rev)

@@ -89,7 +89,13 @@ class Recipe:
     # -- serving -----------------------------------------------------------------------------------------------------
 
     def serve(self, server: Server, method: Method, handler: Callable[[UnaryCall, Any], Awaitable[bytes]]) -> None:
-        """Register a unary method; ``handler(call, request)`` returns the response's bytes or raises StatusError."""
+        """Register a unary method of a recipe.
+
+        Arguments:
+            server: answers it.
+            method: of the wire contract.
+            handler: ``handler(call, request)`` returns the response's bytes or raises StatusError.
+        """
 
         async def run(message: bytes, call: UnaryCall) -> bytes:
             request = self.admit(call, method, message)
@@ -104,7 +110,12 @@ class Recipe:
         server.unary_async(method.path, run)
 
     def admit(self, call: ServerCall, method: Method, message: bytes | None) -> Any:
-        """The request, parsed, of a caller whom this member serves.
+        """Parse a request, and check that this member serves its caller.
+
+        Arguments:
+            call: whose metadata are checked.
+            method: gives the type.
+            message: the bytes; None: there were none.
 
         Raises:
             RpcError: it is not one, or not served here; with the code that every service gives.
@@ -115,7 +126,12 @@ class Recipe:
         return request
 
     def answer(self, revision: int, response: Any) -> bytes:
-        """The bytes of a response, headed by the revision."""
+        """Make the bytes of a response.
+
+        Arguments:
+            revision: for its header.
+            response: the message, without a header.
+        """
         header = self.responder.header.encode(revision, self.responder.node.term)
         body: bytes = response.SerializeToString()
         return header + body
@@ -144,7 +160,12 @@ class Recipe:
         return outcome.revision, rpc_pb2.TxnResponse.FromString(outcome.body)
 
     def delete_if_same(self, key: bytes, create_revision: int) -> None:
-        """Delete a key unless it is gone or was made anew; nobody waits for it, and it is tried until decided."""
+        """Delete a key unless it is gone or was made anew; nobody waits for it, and it is tried until decided.
+
+        Arguments:
+            key: to be deleted.
+            create_revision: of the key that is meant.
+        """
         request = rpc_pb2.TxnRequest(
             compare=[created_at(key, create_revision)],
             success=[rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))],
@@ -166,7 +187,12 @@ class Recipe:
                 pass  # it may have happened, or not
 
     async def lease(self, lease_id: int, ttl_s: int) -> int:
-        """The lease that was given, or a new one of ``ttl_s`` if that is 0."""
+        """Return the lease that was given, or grant a new one.
+
+        Arguments:
+            lease_id: 0: none was given.
+            ttl_s: of a new one, in seconds.
+        """
         return lease_id or await self.leases.grant(ttl_s)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -185,7 +211,12 @@ class Recipe:
         return list(rpc_pb2.RangeResponse.FromString(body).kvs)
 
     def oldest(self, prefix: bytes, revision: int = 0) -> kv_pb2.KeyValue | None:
-        """The key below a prefix that was created first, now or as of a revision."""
+        """Return the key below a prefix that was created first.
+
+        Arguments:
+            prefix: ends with a slash.
+            revision: as of this one; 0: now.
+        """
         request = rpc_pb2.RangeRequest(
             key=prefix, range_end=prefix_end(prefix), revision=revision, sort_target=rpc_pb2.RangeRequest.CREATE
         )
@@ -224,7 +255,12 @@ def _let_be(outcome: Outcome) -> None:
 
 
 def created_at(key: bytes, revision: int) -> rpc_pb2.Compare:
-    """Holds while the key is the one made at this revision; at 0: while there is none."""
+    """Make a compare that holds while the key is the one made at a revision.
+
+    Arguments:
+        key: of the compare.
+        revision: create revision; 0: there is no such key.
+    """
     return rpc_pb2.Compare(
         key=key,
         target=rpc_pb2.Compare.CREATE,

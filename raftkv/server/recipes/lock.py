@@ -44,6 +44,10 @@ class LockService:
     async def lock(self, call: UnaryCall, request: lock_pb2.LockRequest) -> bytes:
         """Wait until the lock is the lease's.
 
+        Arguments:
+            call: cancelled with its client.
+            request: name, and lease (0: a new one).
+
         Raises:
             LeaseNotFoundError: there is no such lease.
             SessionExpiredError: it ended, or the waiter's key was deleted, before the lock was free.
@@ -58,7 +62,12 @@ class LockService:
         )
 
     async def unlock(self, call: UnaryCall, request: lock_pb2.UnlockRequest) -> bytes:
-        """Delete a key; one that is missing is as good."""
+        """Delete a key; one that is missing is as good.
+
+        Arguments:
+            call: cancelled with its client.
+            request: the key.
+        """
         deletion = rpc_pb2.DeleteRangeRequest(key=request.key)
         revision, _ = await self._recipe.txn(
             call, rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_delete_range=deletion)])

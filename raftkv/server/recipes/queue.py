@@ -67,6 +67,12 @@ class Queue:
 
         If the caller leaves meanwhile, an entry that was made is deleted.
 
+        Arguments:
+            call: on whose behalf; cancelled with its client.
+            name: of the queue.
+            lease_id: to which the key is attached, and after which it is named.
+            value: of the key.
+
         Raises:
             LeaseNotFoundError: there is no such lease.
         """

@@ -83,12 +83,23 @@ class PendingRead:
 
 
 def fail(call: UnaryCall, error: errors.StatusError) -> None:
-    """Answer with an error's own code and text."""
+    """Answer with an error's own code and text.
+
+    Arguments:
+        call: to be answered.
+        error: has both.
+    """
     call.fail(error.code, str(error))
 
 
 def parse(call: UnaryCall, message: type[Any], data: bytes) -> Any | None:
-    """The request, or None after the call was refused because its bytes are none."""
+    """Return the request, or None after the call was refused because its bytes are none.
+
+    Arguments:
+        call: to be refused.
+        message: type of the request.
+        data: its bytes.
+    """
     try:
         return message.FromString(data)
     except DecodeError as error:
@@ -193,7 +204,13 @@ class Responder:
         call.reply(self.header.encode(revision, self.node.term) + body)
 
     def reply_many(self, call: UnaryCall, revision: int, pieces: list[bytes]) -> None:
-        """Answer with a header and a body in pieces: see ``reply``."""
+        """Answer with a header and a body in pieces.
+
+        Arguments:
+            call: to be answered.
+            revision: for the header.
+            pieces: of the body, in order.
+        """
         call.reply_many([self.header.encode(revision, self.node.term), *pieces])
 
     def read_in_slices(
@@ -223,6 +240,10 @@ class Responder:
         """Answer a read that failed: as it says, or, if it found damage, by stopping the member.
 
         A read changes nothing, so an unforeseen failure is this request's alone.
+
+        Arguments:
+            call: to be answered.
+            error: what ended the read.
         """
         if isinstance(error, errors.StatusError):
             fail(call, error)

@@ -44,7 +44,12 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def remove_received(directory: Path, index: int) -> None:
-    """Delete received databases that a state of entry ``index`` makes useless."""
+    """Delete received databases that a state of entry ``index`` makes useless.
+
+    Arguments:
+        directory: where they lie.
+        index: of the last entry in the state.
+    """
     for path in directory.glob("*.snap.db"):
         if int(path.name.partition(".")[0], 16) <= index:
             remove_database(path)
@@ -58,6 +63,10 @@ def remove_database(path: Path) -> None:
 
 def check_room(directory: Path, size_bytes: int) -> None:
     """Refuse a copy that would leave too little of the disk.
+
+    Arguments:
+        directory: on the disk.
+        size_bytes: of the copy.
 
     Raises:
         SpaceError: says how much there is and how much is needed.

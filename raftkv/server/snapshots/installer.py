@@ -45,7 +45,12 @@ class Installer:
         self._task: asyncio.Task[None] | None = None
 
     def install(self, meta: SnapshotMeta, done: Callable[[], None]) -> None:
-        """Begin; ``done`` is called in the turn of the swap. No entry may be applied until then."""
+        """Begin; ``done`` is called in the turn of the swap. No entry may be applied until then.
+
+        Arguments:
+            meta: of the received database.
+            done: called in the turn of the swap.
+        """
         self._task = asyncio.get_running_loop().create_task(self._install(meta, done))
 
     async def close(self) -> None:

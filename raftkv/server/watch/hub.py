@@ -107,7 +107,12 @@ class WatchHub:
     # -- the store's side --------------------------------------------------------------------------------------------
 
     def changed(self, revision: int, changes: list[Change]) -> None:
-        """Note the changes of a write txn: they are delivered when its entry and those of its turn are applied."""
+        """Note the changes of a write txn: they are delivered when its entry and those of its turn are applied.
+
+        Arguments:
+            revision: of the txn.
+            changes: in order.
+        """
         if self._index.size or self._on_change:
             self._pending.append((revision, changes))
 
@@ -364,6 +369,10 @@ class WatchHub:
         """Call back after turns in which a key was written or deleted, or may have been.
 
         For recipes inside the server, which read the store again then. Returns the function that ends it.
+
+        Arguments:
+            key: to be watched.
+            callback: reads the store again.
         """
         self._on_change.setdefault(key, {})[callback] = None
 

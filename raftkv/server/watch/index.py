@@ -139,7 +139,12 @@ class WatcherIndex:
         return self.size > 0
 
     def add(self, watcher: Watcher, *, special: bool) -> None:
-        """Add a watcher; ``special`` if events must not reach it unseen."""
+        """Add a watcher; ``special`` if events must not reach it unseen.
+
+        Arguments:
+            watcher: has everything so far.
+            special: events must not reach it unseen.
+        """
         group = self._group(watcher.key, watcher.range_end)
         if special:
             group.special[watcher] = None
@@ -177,7 +182,12 @@ class WatcherIndex:
         self._forget(*group.interval)
 
     def detach_stream(self, group: Group, stream: WatchStream) -> Group:
-        """Take out the watchers of one stream that want every event of a group as it is."""
+        """Take out the watchers of one stream that want every event of a group as it is.
+
+        Arguments:
+            group: of the same key or interval.
+            stream: of the watchers.
+        """
         detached = Group(group.interval)
         detached.plain[stream] = group.plain.pop(stream)
         self.size -= detached.size

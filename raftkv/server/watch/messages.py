@@ -41,22 +41,43 @@ def id_field(watch_id: int) -> bytes:
 
 
 def created(header: bytes, watch_id: int) -> bytes:
-    """The answer to a create request that was accepted."""
+    """Make the answer to a create request that was accepted.
+
+    Arguments:
+        header: of the response.
+        watch_id: of the new watcher.
+    """
     return header + id_field(watch_id) + _CREATED
 
 
 def refused(header: bytes, reason: str) -> bytes:
-    """The answer to a create request that was not: created and canceled at once, as etcd says it."""
+    """Make the answer to a create request that was refused: created and canceled at once, as in etcd.
+
+    Arguments:
+        header: of the response.
+        reason: for people.
+    """
     return header + id_field(-1) + _CREATED + _CANCELED + field(6, reason.encode())
 
 
 def canceled(header: bytes, watch_id: int) -> bytes:
-    """A watcher ended because its client asked for it."""
+    """Make the answer to a cancel request.
+
+    Arguments:
+        header: of the response.
+        watch_id: of the watcher that ended.
+    """
     return header + id_field(watch_id) + _CANCELED
 
 
 def compacted(header: bytes, watch_id: int, compact_revision: int) -> bytes:
-    """A watcher ended because the history it still needed is gone."""
+    """Make the end of a watcher that still needed history which is gone.
+
+    Arguments:
+        header: of the response.
+        watch_id: of the watcher.
+        compact_revision: up to where it is gone.
+    """
     return header + id_field(watch_id) + _CANCELED + integer(5, compact_revision)
 
 

@@ -258,14 +258,26 @@ class WatchStream:
         self._queued_bytes += len(message)
 
     def send_events(self, watcher: Watcher, header: bytes, events: list[bytes]) -> None:
-        """Queue the events of one watcher as one response, or as fragments where the watcher allows it."""
+        """Queue the events of one watcher as one response, or as fragments where the watcher allows it.
+
+        Arguments:
+            watcher: on this stream.
+            header: of the response.
+            events: elements of its field.
+        """
         if self.is_to_be_split(watcher, header, len(events), sum(map(len, events))):
             self.send_fragments(watcher, list(self.fragments(watcher, header, events)))
         else:
             self.send_joined(watcher, header, b"".join(events))
 
     def send_joined(self, watcher: Watcher, header: bytes, events: bytes) -> None:
-        """Queue events that were put together as one response of a watcher."""
+        """Queue events that were put together as one response of a watcher.
+
+        Arguments:
+            watcher: on this stream.
+            header: of the response.
+            events: elements of its field, put together.
+        """
         watcher.is_quiet = False
         self._touch()
         size_bytes = len(header) + len(watcher.id_field) + len(events)
@@ -275,7 +287,13 @@ class WatchStream:
         self._queued_bytes += size_bytes
 
     def is_to_be_split(self, watcher: Watcher, header: bytes, count: int, size_bytes: int) -> bool:
-        """Whether a watcher allows fragments, and so many events are too large for one response."""
+        """Return whether a watcher allows fragments, and so many events are too large for one response.
+
+        Arguments:
+            watcher: on this stream.
+            header: of the response.
+            count, size_bytes: of the events.
+        """
         size_bytes += len(header) + len(watcher.id_field)
         return watcher.fragment and count > 1 and size_bytes >= self._fragment_bytes
 
@@ -293,7 +311,13 @@ class WatchStream:
             self._queued_bytes += len(message)
 
     def fan_out(self, header: bytes, id_fields: dict[int, bytes], event: bytes) -> bool:
-        """Queue one event for many watchers; False if there is no room and nothing was queued."""
+        """Queue one event for many watchers; False if there is no room and nothing was queued.
+
+        Arguments:
+            header: of the responses.
+            id_fields: the field ``watch_id`` of each, by watch id.
+            event: elements of the field ``events``.
+        """
         if self.is_closed:
             return True
         size_bytes = len(header) + len(event)
