@@ -1,0 +1,142 @@
+"""A stream of keep-alives: callbacks of the loop between a request and its answer, and what an error ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from raftkv import errors
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.cork import Cork
+from raftkv.rpc.framing import MessageAssembler
+from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.status import RpcError
+from raftkv.server.lease import keep_alives
+from raftkv.server.lease.graces import Graces
+from raftkv.server.lease.keep_alives import KeepAliveStream, MemberBatch
+from raftkv.server.lease.renewals import PendingKeepAlive
+
+
+class Call:
+    """The RPC of a stream: what was sent, one entry a write."""
+
+    severed = False
+    send_buffer_size = 0
+
+    def __init__(self) -> None:
+        self.writes: list[list[int]] = []
+
+    def send_frames_nowait(self, frames: bytes) -> None:
+        messages = MessageAssembler(2**20).feed(frames)
+        self.writes.append([rpc_pb2.LeaseKeepAliveResponse.FromString(message).ID for message in messages])
+
+
+class Service:
+    """Answers leases below 100 at once, keeps the others waiting."""
+
+    def __init__(self) -> None:
+        self.scheduled: list[Callable[[], None]] = []
+        self.cork = Cork(self.scheduled.append)
+        self.graces = Graces(lambda: 0.0, lambda lost: None)
+        self.known: dict[bytes, tuple[int, bytes, int]] = {}
+        self.waiting: list[PendingKeepAlive] = []
+
+    def renew_at_once(self, lease_id: int) -> int:
+        return 10 if lease_id < 100 else 0
+
+    def keep_alive(self, pending: PendingKeepAlive) -> None:
+        self.waiting.append(pending)
+
+    def parse_keep_alive(self, data: bytes) -> tuple[int, bytes, int]:
+        request = rpc_pb2.LeaseKeepAliveRequest.FromString(data)
+        return request.ID, rpc_pb2.LeaseKeepAliveResponse(ID=request.ID).SerializeToString(), 0
+
+    def header(self) -> bytes:
+        return b""
+
+
+class World:
+    """One stream, and what surrounds it."""
+
+    def __init__(self) -> None:
+        self.service, self.call = Service(), Call()
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stream = KeepAliveStream(self.service, cast(StreamCall, self.call), self.end)
+
+    def receive(self, *lease_ids: int) -> None:
+        for lease_id in lease_ids:
+            self.stream.receive(rpc_pb2.LeaseKeepAliveRequest(ID=lease_id).SerializeToString())
+
+
+def _run(scenario: Callable[[World], None]) -> None:
+    async def main() -> None:
+        scenario(World())
+
+    asyncio.run(main())
+
+
+def test_one_callback_lies_between_the_requests_of_a_turn_and_one_write_of_their_answers() -> None:
+    def scenario(world: World) -> None:
+        world.receive(1, 2, 3)
+        assert (len(world.service.scheduled), world.call.writes) == (1, [])
+        world.service.scheduled[0]()
+        assert (len(world.service.scheduled), world.call.writes) == (1, [[1, 2, 3]])
+        assert not world.service.waiting, "nothing that waits is made for what is answered at once"
+
+    _run(scenario)
+
+
+def test_answers_that_had_to_wait_leave_with_the_turn_that_has_them() -> None:
+    def scenario(world: World) -> None:
+        world.receive(100, 101)
+        assert world.service.scheduled == []
+        with world.service.cork:
+            for pending in world.service.waiting:
+                pending.answer(10)
+            assert world.call.writes == []
+        assert world.call.writes == [[100, 101]]
+        world.stream.half_closed()
+        assert world.end.done()
+
+    _run(scenario)
+
+
+def test_an_error_ends_the_stream_behind_what_was_answered() -> None:
+    def scenario(world: World) -> None:
+        world.receive(1, 100)
+        world.service.waiting[0].fail(errors.NoLeaderError())
+        assert world.call.writes == [[1]]
+        with pytest.raises(RpcError, match="no leader"):
+            world.end.result()
+
+    _run(scenario)
+
+
+def test_a_stream_has_a_limit_of_unanswered_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_alives, "UNANSWERED_MAX", 2)
+
+    def scenario(world: World) -> None:
+        world.receive(100, 101)
+        with pytest.raises(RpcError, match="more than 2 keep-alives"):
+            world.receive(102)
+
+    _run(scenario)
+
+
+def test_a_batch_of_another_member_is_answered_whole_or_fails_whole() -> None:
+    async def main() -> None:
+        batch, failed = MemberBatch([7, 8, 7]), MemberBatch([1, 2])
+        for ttl_s, pending in enumerate(batch.pending, 10):
+            assert not batch.answered.done()
+            pending.answer(ttl_s)
+        assert await batch.answered == [10, 11, 12]
+        failed.pending[0].answer(10)
+        failed.pending[1].fail(errors.NotLeaderError())
+        failed.pending[0].fail(errors.NotLeaderError())
+        with pytest.raises(errors.NotLeaderError):
+            await failed.answered
+
+    asyncio.run(cast(Any, main()))
