@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def duration_s(text: str) -> float:
-    """Seconds in a duration such as ``30s`` or ``5m``."""
+    """Return the seconds in a duration such as ``30s`` or ``5m``."""
     for unit, seconds in _UNITS_S.items():
         number = text.removesuffix(unit)
         if number != text and number.replace(".", "", 1).isdigit():

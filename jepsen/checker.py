@@ -37,7 +37,7 @@ class Verdict:
 
 
 def sequential_clients(history: History) -> list[Violation]:
-    """The harness's own promise: a client has one operation outstanding."""
+    """Check the harness's own promise: a client has one operation outstanding."""
     last: dict[str, int] = {}
     found = []
     for operation in sorted(history.operations, key=lambda op: op.call):

@@ -34,12 +34,12 @@ _ENDED = "the stream ended without an answer"
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """A connection of its own to a member's address."""
+    """Open a connection of its own to a member's address."""
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 class Gate:
-    """Lets requests pass, or holds them back at a quiet point."""
+    """The gate of all clients: it lets requests pass, or holds them back at a quiet point."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
@@ -58,14 +58,14 @@ class Gate:
 
 
 class Client:
-    """One client.
+    """A client: one request outstanding at a time, each noted with how it ended.
 
     Arguments:
         name: unique in the run; values made by ``fresh_value`` start with it.
         members: whom to ask; more than one means going round.
         recorder: where operations go.
         gate: held at quiet points.
-        timeout_s: after which an answer counts as lost.
+        timeout_s: seconds after which an answer counts as lost.
         rng: this client's source of choices.
     """
 
@@ -90,12 +90,17 @@ class Client:
         self._values = 0
 
     def fresh_value(self) -> str:
-        """A value that nobody else in the run writes."""
+        """Return a value that nobody else in the run writes."""
         self._values += 1
         return f"{self.name}.{self._values}"
 
     async def call(self, request: Request, timeout_s: float | None = None) -> Operation:
-        """Send one request to one member and wait for how it ends; ``timeout_s`` if not the usual one."""
+        """Send one request to one member and wait for how it ends.
+
+        Arguments:
+            request: what to ask.
+            timeout_s: seconds after which the answer counts as lost; None: the usual ones.
+        """
         await self._gate.wait_open()
         member = self._members[self._at]
         operation = self._recorder.begin(self.name, member.number, member.lives, request)

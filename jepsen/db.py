@@ -35,21 +35,23 @@ _STOP_S = 10.0
 
 
 class DbError(Exception):
-    """The cluster cannot be brought up or down; one line says why."""
+    """The failure to bring a cluster up or down; one line says why."""
 
 
 def programs() -> dict[str, list[str]]:
-    """What to run for each system under test."""
+    """Return the command of each system under test."""
     etcd = Path(sys.executable).parent / "etcd"
     return {"raftkv": [sys.executable, "-m", "raftkv"], "etcd": [str(etcd)]}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How members are run.
+    """The way members are run.
 
-    heartbeat_ms, election_ms: Raft's times; snapshot_count: entries between snapshots, small enough to happen in a run.
-    network: put the harness's relays between members, and between them and clients (needed for network faults).
+    Attributes:
+        heartbeat_ms, election_ms: Raft's times.
+        snapshot_count: entries between snapshots, few enough to happen in a run.
+        network: put the harness's relays between members, and between them and clients (needed for network faults).
     """
 
     system: str = "raftkv"
@@ -63,7 +65,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Member:
-    """One member: where it lives, and its process while it runs."""
+    """One member: its ports and folder, and its process while it runs."""
 
     number: int
     folder: Path
@@ -103,7 +105,7 @@ class Member:
 
 
 class Cluster:
-    """All members of one cluster."""
+    """The members of one cluster and their processes."""
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self.settings = settings
@@ -139,11 +141,16 @@ class Cluster:
             await self.network.close()
 
     def serving(self) -> list[Member]:
-        """Members that run and are not paused."""
+        """Return the members that run and are not paused."""
         return [member for member in self.members if member.up and not member.paused]
 
     def start(self, members: Iterable[Member], environment: Mapping[str, str] | None = None) -> None:
-        """Start members, in the given order, with more environment variables if any are given."""
+        """Start members, in the given order.
+
+        Arguments:
+            members: which ones.
+            environment: variables beside those of this process.
+        """
         for member in members:
             if member.up:
                 raise DbError(f"{member.name} runs already")
@@ -159,7 +166,7 @@ class Cluster:
             )
 
     def kill(self, members: Iterable[Member]) -> None:
-        """``kill -9``; returns when the processes are gone. Killing several is as near to one instant as can be."""
+        """End members with ``kill -9``, as near to one instant as can be; return when the processes are gone."""
         self._signal_and_reap(members, signal.SIGKILL)
 
     def stop(self, members: Iterable[Member]) -> None:
@@ -167,14 +174,14 @@ class Cluster:
         self._signal_and_reap(members, signal.SIGTERM)
 
     def pause(self, members: Iterable[Member]) -> None:
-        """SIGSTOP."""
+        """Stop members with SIGSTOP."""
         for member in members:
             if member.process is not None:
                 member.process.send_signal(signal.SIGSTOP)
                 member.paused = True
 
     def resume(self, members: Iterable[Member]) -> None:
-        """SIGCONT."""
+        """Let paused members go on, with SIGCONT."""
         for member in members:
             if member.process is not None:
                 member.process.send_signal(signal.SIGCONT)
@@ -187,7 +194,7 @@ class Cluster:
         shutil.rmtree(member.folder / "data", ignore_errors=True)
 
     def died(self) -> list[tuple[Member, int]]:
-        """Members that ended although nobody told them to, with exit statuses; they count as down from now on."""
+        """Return the members that ended by themselves, with exit statuses; they count as down from now on."""
         gone = []
         for member in self.members:
             status = member.process.poll() if member.process is not None else None
@@ -253,7 +260,7 @@ def _member(folder: Path, number: int, ports: list[int]) -> Member:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now."""
+    """Return ports nobody listens on now."""
     found: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe:
@@ -268,7 +275,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def filesystem_of(path: Path) -> str:
-    """Type of the filesystem that holds a path, such as ``ext4``."""
+    """Return the type of the filesystem that holds a path, such as ``ext4``."""
     place = os.path.realpath(path)
     best, kind = "", "unknown"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -36,7 +36,7 @@ _START_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of the put; ``acked_s`` is None when it was not acknowledged while the log was held."""
+    """The fate of the put; ``acked_s`` is None when it was not acknowledged while the log was held."""
 
     acked_s: float | None
     kept: bool
@@ -49,6 +49,10 @@ class Answer:
 
 async def ask(system: str, what: str) -> Answer:
     """Hold writes or syncs of a fresh cluster of one, put, kill, look.
+
+    Arguments:
+        system: ``raftkv`` or ``etcd``.
+        what: what is held, ``write`` or ``sync``.
 
     Raises:
         DbError: there is no strace, or the member does not come up.

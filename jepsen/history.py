@@ -64,7 +64,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the store says of one revision: keys written in it, keys deleted in it (where that was looked up)."""
+    """The account that the store gives of one revision: keys written, keys deleted (where that was looked up)."""
 
     kvs: tuple[KeyValue, ...]
     deleted: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class History:
 
 
 class Recorder:
-    """Collects a history while it happens, and lets others wait for progress."""
+    """The record of a run while it happens; others can wait for its progress."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -102,13 +102,25 @@ class Recorder:
         self._progress = asyncio.Condition()
 
     def begin(self, client: str, member: int, life: int, request: Request) -> Operation:
-        """Note that a client is about to send a request."""
+        """Note that a client is about to send a request, and return the operation.
+
+        Arguments:
+            client: its name.
+            member: number of the member asked.
+            life: how often that member was started.
+            request: what is asked.
+        """
         self._next_id += 1
         self.outstanding += 1
         return Operation(self._next_id, client, member, time.monotonic_ns(), request, (life, life))
 
     async def end(self, operation: Operation, life: int) -> None:
-        """Note how it ended (``result`` or ``failure`` is set)."""
+        """Note how an operation ended (``result`` or ``failure`` is set).
+
+        Arguments:
+            operation: of ``begin``.
+            life: how often the member was started by now.
+        """
         operation.returned = time.monotonic_ns()
         operation.lives = (operation.lives[0], life)
         self.operations.append(operation)
@@ -123,7 +135,15 @@ class Recorder:
         self.events.append({"event": name, "at": time.monotonic_ns(), **details})
 
     async def wait_acked(self, count: int, timeout_s: float) -> bool:
-        """Wait until ``count`` more writes were called *and* acknowledged; False when time ran out."""
+        """Wait until more writes were called *and* acknowledged.
+
+        Arguments:
+            count: how many more.
+            timeout_s: seconds to wait.
+
+        Returns:
+            False when time ran out.
+        """
         now = time.monotonic_ns()
         looked_at = len(self.acked_calls)
         left = count
@@ -137,7 +157,7 @@ class Recorder:
         return await self._wait(enough, timeout_s)
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no request is outstanding; False when time ran out."""
+        """Wait until no request is outstanding; return False when time (seconds) ran out."""
         return await self._wait(lambda: self.outstanding == 0, timeout_s)
 
     async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -150,7 +170,12 @@ class Recorder:
 
 
 def save(history: History, path: Path) -> None:
-    """Write a history as JSON lines."""
+    """Write a history as JSON lines.
+
+    Arguments:
+        history: of a finished run.
+        path: of the file, replaced if it is there.
+    """
     with path.open("w", encoding="utf-8") as file:
         for line in _lines(history):
             file.write(json.dumps(line, separators=(",", ":")) + "\n")

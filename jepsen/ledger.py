@@ -13,13 +13,18 @@ LEDGER = ROOT / "jepsen" / "LEDGER.jsonl"
 
 
 def add(entry: dict[str, Any], path: Path = LEDGER) -> None:
-    """Append a line; the commit is added."""
+    """Append a line to the ledger.
+
+    Arguments:
+        entry: its fields; the commit is added.
+        path: of the ledger.
+    """
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"commit": commit(), **entry}, separators=(", ", ": ")) + "\n")
 
 
 def commit() -> str:
-    """The commit under test, with ``-dirty`` when files of the product differ from it."""
+    """Return the commit under test, with ``-dirty`` when files of the product differ from it."""
     described = _git("rev-parse", "--short=12", "HEAD")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", "raftkv", "storage", "proto", "jepsen/*.py")
     return described + ("-dirty" if changed else "")

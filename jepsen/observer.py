@@ -31,7 +31,15 @@ _RECONNECT_S = 0.1
 
 
 async def observe(name: str, members: Sequence[Member], recorder: Recorder, rng: random.Random, ending: Ending) -> None:
-    """Observe an election on one member after the other until the run ends."""
+    """Observe an election on one member after the other until the run ends.
+
+    Arguments:
+        name: of the election.
+        members: whom to ask, in turn.
+        recorder: where the streams go.
+        rng: how long each stream lasts.
+        ending: of the run.
+    """
     attempt = 0
     while not ending.over.is_set():
         member = members[attempt % len(members)]

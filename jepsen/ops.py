@@ -84,7 +84,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Txn:
-    """If all guards hold do ``success``, else ``failure``; one revision for all writes."""
+    """A transaction: if all guards hold do ``success``, else ``failure``; one revision for all writes."""
 
     compares: tuple[Compare, ...]
     success: tuple[Part, ...]
@@ -179,21 +179,21 @@ Request = Part | Txn | Special
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """Answer to ``Put``."""
+    """The answer to ``Put``."""
 
     previous: KeyValue | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """Answer to ``Range``."""
+    """The answer to ``Range``."""
 
     kvs: tuple[KeyValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteResult:
-    """Answer to ``Delete``."""
+    """The answer to ``Delete``."""
 
     deleted: int
     previous: tuple[KeyValue, ...] = ()
@@ -201,7 +201,7 @@ class DeleteResult:
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """Answer to ``Txn``: which branch ran, and the answers of its operations."""
+    """The answer to ``Txn``: which branch ran, and the answers of its operations."""
 
     succeeded: bool
     results: tuple[PartResult, ...]
@@ -209,12 +209,12 @@ class TxnResult:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Answer that says nothing more: to ``Revoke``, ``Unlock``, ``Proclaim`` and ``Resign``."""
+    """The answer that says nothing more: to ``Revoke``, ``Unlock``, ``Proclaim`` and ``Resign``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseResult:
-    """Answer to ``Grant``, ``KeepAlive`` (TTL 0: there is no such lease) and ``TimeToLive`` (TTL -1: the same)."""
+    """The answer to ``Grant``, ``KeepAlive`` (TTL 0: there is no such lease) and ``TimeToLive`` (TTL -1: the same)."""
 
     ttl_s: int
     granted_s: int = 0
@@ -222,7 +222,9 @@ class LeaseResult:
 
 @dataclass(frozen=True, slots=True)
 class HeldResult:
-    """Answer to ``Lock`` and ``Campaign``: the key held, and its creation, which is the token (0: not told)."""
+    """The answer to ``Lock`` and ``Campaign``: the key held, and its creation, which is the token (0: not in the
+    answer).
+    """
 
     key: str
     token: int = 0
@@ -260,21 +262,31 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def is_in(key: str, start: str, end: str) -> bool:
-    """Whether ``key`` lies in the interval of a Range or Delete."""
+    """Return whether a key lies in the interval of a Range or Delete.
+
+    Arguments:
+        key: the key.
+        start, end: the interval, as on the wire.
+    """
     if end == "":
         return key == start
     return key >= start and (end == END_OF_KEYS or key < end)
 
 
 def branches(request: Request) -> tuple[Part, ...]:
-    """Every operation that a request may run, in either branch."""
+    """Return every operation that a request may run, in either branch."""
     if isinstance(request, Txn):
         return (*request.success, *request.failure)
     return (request,) if isinstance(request, Part) else ()
 
 
 def ran(request: Request, result: Result) -> Iterator[tuple[Part, PartResult]]:
-    """The operations that an answered request did run, with their answers."""
+    """Iterate over the operations that an answered request did run, with their answers.
+
+    Arguments:
+        request: what was asked.
+        result: what was answered.
+    """
     if isinstance(request, Txn) and isinstance(result, TxnResult):
         yield from zip(request.success if result.succeeded else request.failure, result.results, strict=True)
     elif isinstance(request, Part) and isinstance(result, PartResult):
@@ -282,14 +294,19 @@ def ran(request: Request, result: Result) -> Iterator[tuple[Part, PartResult]]:
 
 
 def may_write(request: Request) -> bool:
-    """Whether a request could change the store, or what the server does to it later."""
+    """Return whether a request could change the store, or what the server does to it later."""
     if isinstance(request, Special):
         return not isinstance(request, TimeToLive | Leader)
     return any(isinstance(part, Put | Delete) for part in branches(request))
 
 
 def did_write(request: Request, result: Result) -> bool:
-    """Whether an answered request changed the store (a delete of nothing and an unlucky txn do not)."""
+    """Return whether an answered request changed the store (a delete of nothing and an unlucky txn do not).
+
+    Arguments:
+        request: what was asked.
+        result: what was answered.
+    """
     return any(
         isinstance(part, Put) or (isinstance(answer, DeleteResult) and answer.deleted > 0)
         for part, answer in ran(request, result)
@@ -297,17 +314,17 @@ def did_write(request: Request, result: Result) -> bool:
 
 
 def is_serializable(request: Request) -> bool:
-    """Whether the answer may be stale: a local read, or a txn of nothing but local reads."""
+    """Return whether the answer may be stale: a local read, or a txn of nothing but local reads."""
     return all(isinstance(part, Range) and part.serializable for part in branches(request))
 
 
 def puts(request: Request) -> Iterator[Put]:
-    """Every put that a request may run."""
+    """Iterate over every put that a request may run."""
     return (part for part in branches(request) if isinstance(part, Put))
 
 
 def encode(value: Any) -> Any:
-    """A request or result (or a tuple of them) as JSON data: ``[kind, field, ...]`` without trailing defaults."""
+    """Return requests or results as JSON data: ``[kind, field, ...]``, trailing defaults left out."""
     if isinstance(value, tuple):
         return [encode(item) for item in value]
     name = _NAMES.get(type(value))
@@ -317,7 +334,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(data: Any) -> Any:
-    """The reverse of ``encode``."""
+    """Return the request or result of ``encode``'s data."""
     if not isinstance(data, list):
         return data
     if data and isinstance(data[0], str) and data[0] in _KINDS:

@@ -51,7 +51,7 @@ class Failure:
 
 
 def classify(code: str, text: str, writes: bool) -> Failure:
-    """The failure of one request.
+    """Return the failure of one request.
 
     Arguments:
         code: gRPC status code name, such as ``UNAVAILABLE``.

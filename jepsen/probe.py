@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 class ProbeError(Exception):
-    """The cluster did not answer in time."""
+    """The failure of a cluster to answer in time."""
 
 
 class Probe:
-    """Asks members about themselves."""
+    """The harness's own client, which asks members about themselves."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -41,7 +41,12 @@ class Probe:
             await channel.close()
 
     async def status(self, member: Member, timeout_s: float = _CALL_S) -> Any:
-        """A member's Status, or None when it does not answer."""
+        """Return a member's Status, or None when it does not answer.
+
+        Arguments:
+            member: whom to ask.
+            timeout_s: seconds to wait.
+        """
         try:
             return await self.ask(
                 member, "/etcdserverpb.Maintenance/Status", rpc_pb2.StatusRequest(), rpc_pb2.StatusResponse, timeout_s
@@ -50,7 +55,7 @@ class Probe:
             return None
 
     async def leader(self) -> Member | None:
-        """The serving member that believes to lead in the highest term; None when there is none."""
+        """Return the serving member that believes to lead in the highest term; None when there is none."""
         serving = self._cluster.serving()
         answers = await asyncio.gather(*(self.status(member, 0.5) for member in serving))
         claims = [
@@ -61,12 +66,12 @@ class Probe:
         return self._cluster.members[max(claims)[1] - 1] if claims else None
 
     async def term(self) -> int:
-        """The highest Raft term that a member answers with; 0 when none does."""
+        """Return the highest Raft term that a member answers with; 0 when none does."""
         answers = await asyncio.gather(*(self.status(member, 1.0) for member in self._cluster.serving()))
         return max((answer.raftTerm for answer in answers if answer is not None), default=0)
 
     async def describe(self) -> str:
-        """What each member says of itself, for a report of why a cluster does not work."""
+        """Return what each member says of itself, for a report of why a cluster does not work."""
         answers = await asyncio.gather(*(self.status(member, 1.0) for member in self._cluster.members))
         return "; ".join(
             f"{member.name} " + _describe(answer) for member, answer in zip(self._cluster.members, answers, strict=True)
@@ -77,11 +82,16 @@ class Probe:
         return await _until(self._all_healthy, timeout_s)
 
     async def wait_revision(self, rev: int, timeout_s: float) -> bool:
-        """Wait until every member has applied a revision."""
+        """Wait until every member has applied a revision; return False when time ran out.
+
+        Arguments:
+            rev: the revision.
+            timeout_s: seconds to wait.
+        """
         return await _until(lambda: self._all_at(rev), timeout_s)
 
     async def revision(self, timeout_s: float = 30.0) -> int:
-        """The store's revision, read linearizably.
+        """Return the store's revision, read linearizably.
 
         Raises:
             ProbeError: no member answered in time.
@@ -90,7 +100,13 @@ class Probe:
         return int(response.header.revision)
 
     async def hash_kv(self, member: Member, rev: int, timeout_s: float = 10.0) -> tuple[int, int] | None:
-        """Hash of the store up to a revision, and the compact revision; None when the member gives none."""
+        """Return the hash of the store up to a revision, and the compact revision; None when the member gives none.
+
+        Arguments:
+            member: whom to ask.
+            rev: the revision.
+            timeout_s: seconds to wait.
+        """
         try:
             response = await self.ask(
                 member,
@@ -105,6 +121,10 @@ class Probe:
 
     async def retry(self, message: Any, timeout_s: float) -> Any:
         """Send a Range, Txn or Compact to one member after the other until one answers.
+
+        Arguments:
+            message: the request.
+            timeout_s: seconds in all.
 
         Raises:
             ProbeError: time ran out; with the last failure.
@@ -132,7 +152,16 @@ class Probe:
         timeout_s: float,
         wait_for_ready: bool = True,
     ) -> Any:
-        """One call to one member."""
+        """Make one call to one member.
+
+        Arguments:
+            member: whom to ask.
+            path: of the method.
+            message: the request.
+            response_class: of the answer.
+            timeout_s: seconds to wait.
+            wait_for_ready: wait for a connection instead of failing without one.
+        """
         call = self._channels[member.number].unary_unary(
             path,
             request_serializer=lambda request: request.SerializeToString(),

@@ -42,14 +42,17 @@ ClientClass = Callable[..., Client]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to run.
+    """The description of a run.
 
-    faults and time_s: the run ends after so many faults or so long, whichever is first; None is no limit.
-    rate: operations per second wanted of all clients together. timeout_s: of one request.
-    quiet_every: faults between quiet points. acked_min: fewer acknowledged writes fail the run.
-    compact_every: acknowledged writes between compactions; 0: never compact.
-    read_back_s: how long each read of the store at the end may be retried.
-    client_class: how clients are made; tests put liars here, to see them caught.
+    Attributes:
+        faults, time_s: the run ends after so many faults or seconds, whichever is first; None is no limit.
+        rate: operations per second wanted of all clients together.
+        timeout_s: seconds after which the answer to a request counts as lost.
+        quiet_every: faults between quiet points.
+        acked_min: acknowledged writes below which the run fails.
+        compact_every: acknowledged writes between compactions; 0: never compact.
+        read_back_s: seconds that each read of the store at the end may be retried.
+        client_class: how clients are made; tests put liars here, to see them caught.
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -72,7 +75,7 @@ class Options:
 
 @dataclass(slots=True)
 class Report:
-    """How a run went."""
+    """The result of a run: its verdict and its figures."""
 
     verdict: Verdict
     figures: dict[str, Any]
@@ -300,7 +303,7 @@ class _Run:
 
 
 def failovers_s(recorder: Recorder) -> list[float]:
-    """For each loss of a leader, seconds until a write called after it was acknowledged."""
+    """Return, for each loss of a leader, the seconds until a write called after it was acknowledged."""
     acked = sorted((op.call, op.returned) for op in recorder.operations if op.wrote)
     waits = []
     for at in nemeses.leader_losses(recorder.events):
@@ -311,7 +314,12 @@ def failovers_s(recorder: Recorder) -> list[float]:
 
 
 def quantile(values: list[float], share: float) -> float | None:
-    """The value that a share of all do not exceed (nearest rank)."""
+    """Return the value that a share of all do not exceed (nearest rank); None if there are none.
+
+    Arguments:
+        values: in any order.
+        share: between 0 and 1.
+    """
     if not values:
         return None
     rank = max(0, min(len(values) - 1, -(-int(share * 1000) * len(values) // 1000) - 1))

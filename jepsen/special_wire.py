@@ -39,7 +39,7 @@ STREAMING = frozenset({KeepAlive})
 
 
 def message(request: Special) -> Any:
-    """The message that asks a request."""
+    """Return the message of a request."""
     match request:
         case Grant():
             return rpc_pb2.LeaseGrantRequest(ID=request.id, TTL=request.ttl_s)
@@ -65,7 +65,12 @@ def message(request: Special) -> Any:
 
 
 def result(request: Special, response: Any) -> Result:
-    """The answer in a response message."""
+    """Return the answer in a response message.
+
+    Arguments:
+        request: what was asked.
+        response: the message.
+    """
     match request:
         case Grant() | KeepAlive():
             return LeaseResult(response.TTL)

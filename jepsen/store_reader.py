@@ -33,7 +33,7 @@ _WHOLE: Interval = (END_OF_KEYS, END_OF_KEYS)
 
 
 class StoreReader:
-    """Fills a ``StoreRecord`` through linearizable reads."""
+    """A reader that fills a ``StoreRecord`` through linearizable reads."""
 
     def __init__(self, probe: Probe) -> None:
         self.record = StoreRecord(last=1)
@@ -84,7 +84,7 @@ class StoreReader:
 
 
 class Compactor:
-    """Compacts again and again under load and faults, each time after reading what will be gone.
+    """A task that compacts again and again under load and faults, each time after reading what will be gone.
 
     Arguments:
         every: acknowledged writes between compactions.
@@ -96,7 +96,7 @@ class Compactor:
         self._probe, self._reader, self._recorder, self._every = probe, reader, recorder, every
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Compact until cancelled."""
         while True:
             await self._recorder.wait_acked(self._every, _FOREVER_S)
             async with self.busy:

@@ -36,7 +36,7 @@ _FILTERS = {"put": "NOPUT", "delete": "NODELETE"}
 
 @dataclass(slots=True)
 class Ending:
-    """Tells watchers that the run is over, and the revision that each has to reach."""
+    """The end of a run: what watchers wait for, and the revision that each has to reach."""
 
     over: asyncio.Event = field(default_factory=asyncio.Event)
     rev: int = 0
@@ -44,10 +44,12 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How a client behaves.
+    """The habits of a watching client.
 
-    lives_s: streams are ended by the client itself after a time between these. slow_s: pause after each message, for
-    a reader that does not keep up. lasting: resume until the end of the run; else one stream is all.
+    Attributes:
+        lives_s: streams are ended by the client itself after a time (seconds) between these.
+        slow_s: pause after each message (seconds), for a reader that does not keep up.
+        lasting: resume until the end of the run; else one stream is all.
     """
 
     lives_s: tuple[float, float] = (2.0, 15.0)
@@ -56,7 +58,7 @@ class Habits:
 
 
 class WatchingClient:
-    """Watchers that share streams.
+    """A client with watchers that share streams.
 
     Arguments:
         name: unique in the run; watcher i is called ``<name>/<i>``.

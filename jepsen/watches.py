@@ -25,10 +25,12 @@ Kind = Literal["created", "events", "progress", "canceled"]
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is asked: events of a key or of ``[key, end)`` from ``start`` (0: from now) on.
+    """The request of a watcher: events of a key or of ``[key, end)`` from ``start`` (0: from now) on.
 
-    previous: with what each event replaced. without: kinds of events to leave out. fragment: large responses may come
-    in parts.
+    Attributes:
+        previous: with what each event replaced.
+        without: kinds of events to leave out.
+        fragment: large responses may come in parts.
     """
 
     key: str
@@ -39,7 +41,12 @@ class Watched:
     fragment: bool = False
 
     def wants(self, kind: Change, key: str) -> bool:
-        """Whether an event is asked for."""
+        """Return whether an event is asked for.
+
+        Arguments:
+            kind: put or delete.
+            key: its key.
+        """
         return is_in(key, self.key, self.end) and kind not in self.without
 
 
@@ -56,7 +63,9 @@ class Event:
 class Message:
     """One message of the server: when it came (ns), and the revision in its header.
 
-    fragment: the response goes on in the next message. compact: of a watcher canceled because its past is gone.
+    Attributes:
+        fragment: the response goes on in the next message.
+        compact: compact revision, of a watcher canceled because its past is gone.
     """
 
     at: int
@@ -72,8 +81,10 @@ class Message:
 class Stream:
     """One watcher on one stream to one member.
 
-    attempt: counts a watcher's streams. lasting: the watcher stays until the end of the run, where it must have
-    everything. lives: as in ``history.Operation``.
+    Attributes:
+        attempt: counts a watcher's streams.
+        lasting: the watcher stays until the end of the run, where it must have everything.
+        lives: as in ``history.Operation``.
     """
 
     watcher: str
@@ -105,7 +116,9 @@ class Stream:
         return next((message for message in self.messages if message.kind == "canceled"), None)
 
     def whole(self) -> Iterator[Message]:
-        """Messages with the parts of fragmented responses put together; a response that broke off is left out."""
+        """Iterate over the messages with the parts of fragmented responses put together; one that broke off is left
+        out.
+        """
         parts: list[Event] = []
         for message in self.messages:
             parts += message.events
@@ -114,19 +127,19 @@ class Stream:
                 parts = []
 
     def position(self) -> int:
-        """The revision up to which everything was sent: by an event, by a bookmark, or because it was asked so."""
+        """Return the revision up to which everything was sent: by an event, by a bookmark, or as it was asked for."""
         marks = [message for message in self.whole() if message.kind in ("events", "progress")]
         return max([self.first - 1, *(mark for message in marks for mark in _marks(message))], default=0)
 
     def next_start(self) -> int:
-        """Where the next stream of this watcher has to start; 0 for a watcher from now on that never was created."""
+        """Return where the next stream of this watcher has to start; 0 for one from now on that never was created."""
         canceled = self.canceled
         if canceled is not None and canceled.compact:
             return canceled.compact
         return self.position() + 1 if self.first else self.request.start
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON data."""
+        """Return the stream as JSON data."""
         return {
             "watcher": self.watcher,
             "attempt": self.attempt,
@@ -141,7 +154,7 @@ class Stream:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Stream:
-        """The reverse."""
+        """Return the stream of ``to_json``'s data."""
         key, end, start, previous, without, fragment = data["request"]
         first_life, last_life = data["life"]
         return cls(
@@ -158,7 +171,7 @@ class Stream:
 
 
 def chains(streams: Iterable[Stream]) -> dict[str, list[Stream]]:
-    """The streams of each watcher, in order."""
+    """Return the streams of each watcher, in order."""
     found: dict[str, list[Stream]] = {}
     for stream in streams:
         found.setdefault(stream.watcher, []).append(stream)

@@ -50,7 +50,7 @@ _TARGETS: dict[Target, tuple[str, str]] = {
 
 
 def request_message(request: Request) -> Any:
-    """The message that asks a request."""
+    """Return the message of a request."""
     if isinstance(request, Special):
         return special_wire.message(request)
     if not isinstance(request, Txn):
@@ -63,7 +63,12 @@ def request_message(request: Request) -> Any:
 
 
 def result_of(request: Request, response: Any) -> Result:
-    """The answer in a response message."""
+    """Return the answer in a response message.
+
+    Arguments:
+        request: what was asked.
+        response: the message.
+    """
     if isinstance(request, Leader):
         return RangeResult(key_values([response.kv] if response.HasField("kv") else []))
     if isinstance(request, Special):
@@ -77,7 +82,7 @@ def result_of(request: Request, response: Any) -> Result:
 
 
 def key_values(kvs: Iterable[Any]) -> tuple[KeyValue, ...]:
-    """Keys as the wire carries them."""
+    """Return keys as histories have them, from the wire."""
     return tuple(
         KeyValue(kv.key.decode(), kv.value.decode(), kv.create_revision, kv.mod_revision, kv.version, kv.lease)
         for kv in kvs

@@ -35,7 +35,7 @@ Element = int | str
 
 @dataclass(slots=True)
 class Transaction:
-    """What one transaction read and appended, by key."""
+    """The reads and appends of one transaction, by key."""
 
     id: int
     call: int
@@ -51,7 +51,7 @@ def check(history: History) -> list[Violation]:
 
 
 def check_transactions(transactions: list[Transaction]) -> list[Violation]:
-    """Violations among transactions."""
+    """Return the violations among transactions."""
     book = _Book(transactions)
     if book.violations:  # without an order of versions there are no edges to speak of
         return book.violations
@@ -67,7 +67,7 @@ def check_transactions(transactions: list[Transaction]) -> list[Violation]:
 
 
 def transaction_of(operation: Operation) -> Transaction:
-    """The lists that an operation read and the elements that it appended."""
+    """Return the lists that an operation read and the elements that it appended."""
     answered = operation.result is not None
     transaction = Transaction(operation.id, operation.call, operation.returned if answered else None)
     transaction.aborted = operation.kind == "fail"

@@ -21,26 +21,40 @@ class Graph:
         self._edges: list[dict[int, set[str]]] = [{} for _ in range(size)]
 
     def add(self, first: int, then: int, kind: str) -> None:
-        """Add an edge."""
+        """Add an edge.
+
+        Arguments:
+            first, then: its nodes.
+            kind: its kind.
+        """
         if first != then:
             self._edges[first].setdefault(then, set()).add(kind)
 
     def after(self, node: int, kinds: Collection[str]) -> list[int]:
-        """Nodes reached by one edge of the given kinds."""
+        """Return the nodes reached by one edge of the given kinds.
+
+        Arguments:
+            node: where the edges begin.
+            kinds: of the edges.
+        """
         return [then for then, have in self._edges[node].items() if not have.isdisjoint(kinds)]
 
     def kinds(self, first: int, then: int) -> set[str]:
-        """Kinds of one edge."""
+        """Return the kinds of one edge.
+
+        Arguments:
+            first, then: its nodes.
+        """
         return self._edges[first].get(then, set())
 
     def of_kind(self, kind: str) -> Iterator[tuple[int, int]]:
-        """All edges of one kind."""
+        """Iterate over all edges of one kind."""
         for node, edges in enumerate(self._edges):
             yield from ((node, then) for then, kinds in edges.items() if kind in kinds)
 
 
 def find_cycles(graph: Graph) -> list[tuple[str, list[int]]]:
-    """Named cycles, the gravest name first; each component is reported once, under its gravest name."""
+    """Return named cycles, the gravest name first; each component is reported once, under its gravest name."""
     found: list[tuple[str, list[int]]] = []
     for suffix, extra in (("", frozenset[str]()), ("-realtime", frozenset({REAL_TIME}))):
         found += _components_as("G0" + suffix, graph, {"ww"} | extra, found)
@@ -81,7 +95,14 @@ def _single_anti(
 
 
 def shortest_path(graph: Graph, start: int, goal: int, kinds: set[str], inside: set[int]) -> list[int]:
-    """Nodes of a shortest way from ``start`` to ``goal``, goal left out; empty when there is none."""
+    """Return the nodes of a shortest way, the goal left out; empty when there is none.
+
+    Arguments:
+        graph: the graph.
+        start, goal: nodes.
+        kinds: of the edges that may be used.
+        inside: nodes that may be used.
+    """
     came_from: dict[int, int] = {}
     queue = deque([start])
     while queue:
@@ -103,7 +124,12 @@ def _walk_back(came_from: dict[int, int], start: int, node: int) -> list[int]:
 
 
 def components(graph: Graph, kinds: Collection[str]) -> list[list[int]]:
-    """Strongly connected components of more than one node."""
+    """Return the strongly connected components of more than one node (Tarjan's algorithm).
+
+    Arguments:
+        graph: the graph.
+        kinds: of the edges that count.
+    """
     search = _Tarjan(graph, kinds)
     for node in range(graph.size):
         search.visit(node)

@@ -39,7 +39,7 @@ Span = tuple[int, int]
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of leases in a history."""
+    """Return all violations of leases in a history."""
     true = replayed(history)
     ends, found = _ends(true)
     times = _Times(history)
@@ -49,7 +49,9 @@ def check(history: History) -> list[Violation]:
 
 
 def lateness_s(history: History) -> list[float]:
-    """For each lease with keys that ended by itself: from its last renewal's call plus TTL until that was seen."""
+    """Return, for each lease with keys that ended by itself, the seconds from its last renewal's call plus TTL until
+    seen.
+    """
     ends, _ = _ends(replayed(history))
     times = _Times(history)
     found = []

@@ -51,7 +51,7 @@ State = str | None
 
 
 class Refused(Exception):
-    """The register in this state cannot have given this answer."""
+    """The finding that the register in this state cannot have given this answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,12 @@ class Step:
 
 
 def check(history: History, steps_max: int = STEPS_MAX) -> list[Violation]:
-    """Violations, key by key."""
+    """Return the violations, key by key.
+
+    Arguments:
+        history: what happened.
+        steps_max: steps of the search for a key, after which it is undecided.
+    """
     found = []
     for key, operations in sorted(_by_key(history.operations).items()):
         verdict = is_linearizable(prepare(operations), steps_max)
@@ -79,7 +84,7 @@ def check(history: History, steps_max: int = STEPS_MAX) -> list[Violation]:
 
 
 def prepare(operations: list[Operation]) -> list[Step]:
-    """Operations of one key as steps, with the unknown ones dropped or bounded (see the module's text)."""
+    """Return the operations of one key as steps, with the unknown ones dropped or bounded (the module says how)."""
     written = Counter(put.value for operation in operations for put in puts(operation.request))
     seen = _first_seen(operations)
     blind = any(_notices_blindly(operation) for operation in operations)
@@ -102,7 +107,12 @@ def prepare(operations: list[Operation]) -> list[Step]:
 
 
 def is_linearizable(steps: list[Step], steps_max: int = STEPS_MAX) -> bool | None:
-    """Whether one order of the steps, true to real time, explains all answers; None when undecided."""
+    """Return whether one order of the steps, true to real time, explains all answers; None when undecided.
+
+    Arguments:
+        steps: the operations of one key.
+        steps_max: steps of the search, after which it is undecided.
+    """
     search = _Search(steps)
     for _ in range(steps_max):
         verdict = search.advance()
@@ -196,7 +206,7 @@ class _Search:
 
 
 def next_state(state: State, request: Request, result: Result | None) -> State:
-    """The register after a request.
+    """Return the register after a request.
 
     Arguments:
         state: value before.

@@ -56,13 +56,18 @@ Log = list[tuple[int, str, KeyValue | None, KeyValue | None]]
 
 
 def check(history: History) -> list[Violation]:
-    """All violations of locks and elections in a history."""
+    """Return all violations of locks and elections in a history."""
     log = replayed(history).model.log
     return _Check(history, log).run()
 
 
 def lost(history: History, key: str) -> list[str]:
-    """Elements of a list (a JSON list, written whole) whose addition was acknowledged, missing in its last read."""
+    """Return the elements of a list whose addition was acknowledged, but which are missing in its last read.
+
+    Arguments:
+        history: what happened.
+        key: of the list, a JSON list that is written whole.
+    """
     final: list[str] | None = None
     added: dict[str, int] = {}
     for operation in sorted(history.operations, key=lambda op: op.returned):

@@ -11,7 +11,9 @@ from jepsen.history import History
 
 
 def check_hashes(history: History) -> list[Violation]:
-    """At every quiet point all members gave the same hash and compact revision. No answer is not an equal one."""
+    """Check that at every quiet point all members gave the same hash and compact revision; no answer is not an equal
+    one.
+    """
     found = []
     for event in history.events:
         if event["event"] == "hashes":
@@ -46,7 +48,7 @@ class _Shown:
 
 
 def check_monotone(history: History) -> list[Violation]:
-    """What a member shows never goes back, whatever happens to its process: not the revision, not the applied index.
+    """Check that what a member shows never goes back, whatever happens to its process: revision and applied index.
 
     An answer is compared with those that were returned before its request was called; kills and restarts in between
     excuse nothing, because whoever asks a member cannot see them.

@@ -46,7 +46,7 @@ _RELATIONS: dict[Relation, Callable[[Any, Any], bool]] = {
 
 
 class Model:
-    """Keys and their versions, as of the last revision applied."""
+    """The keys and their versions, as of the last revision applied."""
 
     def __init__(self) -> None:
         self.current: dict[str, KeyValue] = {}
@@ -55,7 +55,12 @@ class Model:
         self._versions: dict[str, list[tuple[int, KeyValue | None]]] = {}
 
     def apply(self, request: Request, rev: int) -> Result:
-        """Do a request whose writes, if any, get revision ``rev``; return the right answer."""
+        """Do a request and return the right answer.
+
+        Arguments:
+            request: what was asked.
+            rev: revision that its writes, if any, get.
+        """
         if isinstance(request, Special):
             raise TypeError(f"the model knows nothing of {request}")
         if not isinstance(request, Txn):
@@ -72,7 +77,12 @@ class Model:
         return other
 
     def read(self, key: str, end: str = "", rev: int = 0) -> tuple[KeyValue, ...]:
-        """Living keys of an interval in order, now or as of a past revision."""
+        """Return the living keys of an interval in order.
+
+        Arguments:
+            key, end: the interval, as on the wire.
+            rev: a past revision; 0 is now.
+        """
         if end == "":
             found = self._at(key, rev)
             return (found,) if found is not None else ()
@@ -80,12 +90,23 @@ class Model:
         return tuple(kv for k in inside if (kv := self._at(k, rev)) is not None)
 
     def written_at(self, rev: int, keys: set[str]) -> dict[str, KeyValue | None]:
-        """What the last revision did to some keys: the new version, or None for deleted."""
+        """Return what the last revision did to some keys: the new version, or None for deleted.
+
+        Arguments:
+            rev: the last revision.
+            keys: which keys.
+        """
         last = {key: self._versions.get(key, [(0, None)])[-1] for key in keys}
         return {key: kv for key, (at, kv) in last.items() if at == rev}
 
     def force(self, rev: int, kvs: tuple[KeyValue, ...], deleted: tuple[str, ...]) -> None:
-        """Take over what the store says of a revision nobody can explain, so that checking can go on."""
+        """Take over what the store says of a revision nobody can explain, so that checking can go on.
+
+        Arguments:
+            rev: the revision.
+            kvs: keys written in it.
+            deleted: keys deleted in it.
+        """
         for kv in kvs:
             self._set(kv.key, rev, kv)
         for key in deleted:

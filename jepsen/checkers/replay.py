@@ -35,7 +35,7 @@ FIRST_REVISION = 1
 
 
 def check(history: History) -> list[Violation]:
-    """All violations found by replaying the history against the store read back."""
+    """Return all violations found by replaying the history against the store read back."""
     if history.store is None:
         return [Violation("unreadable", "the store was not read back: nothing can be checked")]
     replay = _Replay(history.operations, history.store)
@@ -47,7 +47,9 @@ def check(history: History) -> list[Violation]:
 class Replayed:
     """The store as the history explains it: what other checkers compare answers with.
 
-    model: with the log of all changes. servers: revisions that no request explains, of keys that the server writes.
+    Attributes:
+        model: with the log of all changes.
+        servers: revisions that no request explains, of keys that the server writes.
     """
 
     model: Model
@@ -194,7 +196,7 @@ class _Replay:
 
 
 def real_time(order: Iterable[list[Operation]]) -> list[Violation]:
-    """Operations that returned before one placed earlier was called.
+    """Return the operations that returned before one placed earlier was called.
 
     Arguments:
         order: groups of operations, earliest first; those in one group may be ordered freely.

@@ -11,7 +11,12 @@ from jepsen.ops import Put, Range, RangeResult
 
 
 def check(history: History, prefix: str) -> list[Violation]:
-    """Compare the elements added under ``prefix`` with the last whole read of it."""
+    """Compare the elements of a set with the last whole read of it.
+
+    Arguments:
+        history: what happened.
+        prefix: of the elements' keys.
+    """
     final = _final_read(history, prefix)
     if final is None:
         return [Violation("no final read", f"nobody read all of {prefix} at the end")]

@@ -35,7 +35,7 @@ Mark = tuple[int, str]
 
 
 def check(history: History) -> list[Violation]:
-    """All violations in the streams of a history."""
+    """Return all violations in the streams of a history."""
     truth = Truth.of(replayed(history).model, history)
     found: list[Violation] = []
     for stream in history.streams:
@@ -49,7 +49,7 @@ def check(history: History) -> list[Violation]:
 
 @dataclass(slots=True)
 class Truth:
-    """What happened, as events in order, and which compactions were asked for when."""
+    """The true events in order, and which compactions were asked for when."""
 
     events: list[Event]
     compactions: list[tuple[int, int]]
@@ -57,18 +57,27 @@ class Truth:
 
     @classmethod
     def of(cls, model: Model, history: History) -> Truth:
-        """From the replayed store."""
+        """Return the truth of the replayed store.
+
+        Arguments:
+            model: the replayed store.
+            history: with the compactions.
+        """
         events = [_event(rev, key, now, before) for rev, key, now, before in model.log]
         compactions = [(event["at"], event["rev"]) for event in history.events if event["event"] == "compacting"]
         return cls(events, compactions, history.store.last if history.store else 0)
 
     def between(self, first: int, last: int) -> list[Event]:
-        """Events of an interval of revisions, both ends included."""
+        """Return the events of an interval of revisions.
+
+        Arguments:
+            first, last: both included.
+        """
         start = bisect_left(self.events, first, key=lambda event: event.kv.mod)
         return self.events[start : bisect_right(self.events, last, key=lambda event: event.kv.mod)]
 
     def compacted(self, at: int) -> int:
-        """The highest revision that may have been compacted by then."""
+        """Return the highest revision that may have been compacted by a time (ns)."""
         return max((rev for when, rev in self.compactions if when <= at), default=0)
 
 

@@ -1,1 +1,26 @@
-"""Faults of members and of the network, and their schedule from a seed."""
+"""Faults of members and of the network, and their schedule from a seed.
+
+Owns what goes wrong in a run, and when:
+
+    nemesis      kill, pause, wipe; the schedule; inject -> hold -> heal -> the cluster must work again
+    partitions   cut, offline, deaf, mute, bridge, slow, reset: what each cuts and delays
+    network      the relays that cut and delay, between members and between them and clients
+    failpoints   the points at which members die, and which of them a storm can reach
+
+    seed -> schedule -> Step(fault, target, how long)
+                           |
+    cluster works --> inject --> hold until more writes are acknowledged --> heal --> acknowledged again? --> next
+                                                                               |
+                                                                               +-- not within 30 s: "not live"
+
+Laws: the same seed gives the same faults in the same order; a fault comes when the cluster has acknowledged more
+writes, never after a time; every fault is undone, and a cluster that does not work again after it is a violation; no
+fault needs privileges or leaves anything behind.
+
+Example::
+
+    steps = schedule(parse("kill,pause-leader", size=3), seed=7)
+    await nemesis.carry_out(next(steps))
+
+Left out: loss of power (SIGKILL loses nothing that the kernel has), and clocks that step.
+"""

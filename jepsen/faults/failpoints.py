@@ -84,20 +84,25 @@ ELSEWHERE: Final = {
 
 
 class Crash:
-    """Die at a point. The nemesis carries it out step by step: see ``Nemesis``."""
+    """The death of a member at a failpoint; the nemesis carries it out step by step (``Nemesis``)."""
 
     targets: ClassVar[tuple[str, ...]] = (*OFTEN, *RECEIVING, *SELDOM)
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Kill, so that the next start can be an armed one."""
+        """Implement ``Fault.inject``: kill, so that the next start can be an armed one."""
         cluster.kill(members)
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Start without the point."""
+        """Implement ``Fault.heal``: start without the point."""
         cluster.start([member for member in members if not member.up])
 
 
 def environment(point: str, shuffle: int) -> dict[str, str]:
-    """What arms a point of a member about to start."""
+    """Return the variables that arm a point of a member about to start.
+
+    Arguments:
+        point: name of the failpoint.
+        shuffle: seed of how often the point is passed before the member dies at it.
+    """
     hits = Random(shuffle).randrange(HITS_MAX) if point in OFTEN else 0
     return {ENVIRONMENT: f"{point}=after-{hits} panic"}

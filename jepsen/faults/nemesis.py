@@ -36,11 +36,21 @@ class Fault(Protocol):
     targets: ClassVar[tuple[str, ...]]
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Do it."""
+        """Make the trouble.
+
+        Arguments:
+            cluster: the members and their network.
+            members: whom it hits.
+        """
         ...
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Undo it, in the order given."""
+        """Undo the trouble.
+
+        Arguments:
+            cluster: the members and their network.
+            members: whom it hit, in the order in which to heal them.
+        """
         ...
 
 
@@ -50,11 +60,11 @@ class Kill:
     targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "quorum", "all")
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Kill."""
+        """Implement ``Fault.inject``: kill."""
         cluster.kill(members)
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Start."""
+        """Implement ``Fault.heal``: start."""
         cluster.start(members)
 
 
@@ -64,27 +74,27 @@ class Pause:
     targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "quorum", "all")
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Stop."""
+        """Implement ``Fault.inject``: stop."""
         cluster.pause(members)
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Go on."""
+        """Implement ``Fault.heal``: go on."""
         cluster.resume(members)
 
 
 class Wipe:
-    """Kill and destroy the data. No store survives this on all members: it shows that the checkers see a loss."""
+    """The destruction of data. No store survives this on all members: it shows that the checkers see a loss."""
 
     targets: ClassVar[tuple[str, ...]] = ("all",)
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Kill and destroy."""
+        """Implement ``Fault.inject``: kill, and destroy the data."""
         cluster.kill(members)
         for member in members:
             cluster.wipe(member)
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Start."""
+        """Implement ``Fault.heal``: start."""
         cluster.start(members)
 
 
@@ -108,10 +118,11 @@ _KILLING = frozenset({"kill", "wipe", CRASHING})
 class Step:
     """One entry of a schedule.
 
-    hold_s: keep the fault until more writes are acknowledged, for so long at most; 0: heal at once.
-    acks: acknowledged writes to wait for, before healing (if held) and after.
-    settle: afterwards wait for the health of every member too.
-    shuffle: seed of the order in which members are healed.
+    Attributes:
+        hold_s: seconds to keep the fault until more writes are acknowledged, at most; 0: heal at once.
+        acks: acknowledged writes to wait for, before healing (if held) and after.
+        settle: afterwards wait for the health of every member too.
+        shuffle: seed of the order in which members are healed.
     """
 
     fault: str
@@ -123,7 +134,11 @@ class Step:
 
 
 def parse(names: str, size: int) -> list[tuple[str, str]]:
-    """Faults and targets of a list such as ``kill,pause-leader``, for a cluster of ``size``.
+    """Return the faults and targets of a list such as ``kill,pause-leader``.
+
+    Arguments:
+        names: the list.
+        size: members of the cluster.
 
     Raises:
         ValueError: an unknown name.
@@ -141,7 +156,7 @@ def parse(names: str, size: int) -> list[tuple[str, str]]:
 
 
 def uses_network(names: str) -> bool:
-    """Whether a list of faults has any of the network."""
+    """Return whether a list of faults has any of the network."""
     return any(name.partition("-")[0] in partitions.FAULTS for name in _expand(names))
 
 
@@ -151,7 +166,12 @@ def _expand(names: str) -> Iterator[str]:
 
 
 def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
-    """Steps without end: each round has every fault once, in a new order."""
+    """Iterate over steps without end: each round has every fault once, in a new order.
+
+    Arguments:
+        wanted: faults and targets.
+        seed: of the order.
+    """
     rng = random.Random(f"schedule {seed}")
     while wanted:
         for fault, target in rng.sample(wanted, len(wanted)):
@@ -164,7 +184,7 @@ def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
 
 
 class Nemesis:
-    """Carries out steps and notes them in the history."""
+    """The executor of a schedule: it carries out steps and notes them in the history."""
 
     def __init__(self, cluster: Cluster, probe: Probe, recorder: Recorder) -> None:
         self.faults = 0
@@ -210,7 +230,12 @@ class Nemesis:
         self._cluster.kill([member])
 
     async def settle(self, acks: int, everyone: bool) -> None:
-        """Wait until writes are acknowledged again, and if ``everyone``, until every member is well."""
+        """Wait until writes are acknowledged again.
+
+        Arguments:
+            acks: how many.
+            everyone: wait until every member is well too.
+        """
         self._calm = everyone
         if not await self._recorder.wait_acked(acks, LIVE_S):
             await self._unhealthy(f"fewer than {acks} writes acknowledged within {LIVE_S} s of healing")
@@ -256,7 +281,7 @@ class Nemesis:
 
 
 def leader_losses(events: list[dict[str, Any]]) -> list[int]:
-    """When (ns) a leader was killed while all others were well and went on: faults whose cost is one failover."""
+    """Return when (ns) a leader was killed while all others were well and went on: each costs one failover."""
     return [
         event["at"]
         for event in events

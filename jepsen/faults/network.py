@@ -93,7 +93,12 @@ class Network:
         self._cut |= set(pairs)
 
     def slow(self, pairs: Iterable[Pair], least_s: float, most_s: float) -> None:
-        """Hold what passes for a while, drawn anew each time."""
+        """Hold what passes for a while, drawn anew each time.
+
+        Arguments:
+            pairs: from whom, to whom.
+            least_s, most_s: bounds of the delay in seconds.
+        """
         self._delay_s |= dict.fromkeys(pairs, (least_s, most_s))
 
     def reset(self) -> None:

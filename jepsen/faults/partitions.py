@@ -22,83 +22,83 @@ SLOW_LEAST_S, SLOW_MOST_S = 0.025, 0.25
 
 
 class _NetworkFault:
-    """Heals everything."""
+    """The base of all faults of the network: healing one heals everything."""
 
     def heal(self, cluster: Cluster, members: list[Member]) -> None:
-        """Undo all cuts and delays."""
+        """Implement ``Fault.heal``: undo all cuts and delays."""
         _network(cluster).heal()
 
 
 class Cut(_NetworkFault):
-    """Both ways, from all other members."""
+    """A cut both ways, from all other members."""
 
     targets: ClassVar[tuple[str, ...]] = ("one", "leader", "follower", "all")
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Cut."""
+        """Implement ``Fault.inject``: cut."""
         _network(cluster).cut(both_ways(_outwards(cluster, members)))
 
 
 class Offline(_NetworkFault):
-    """Both ways, from all other members and from clients."""
+    """A cut both ways, from all other members and from clients."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Cut."""
+        """Implement ``Fault.inject``: cut."""
         pairs = [*_outwards(cluster, members), *((member.number, CLIENTS) for member in members)]
         _network(cluster).cut(both_ways(pairs))
 
 
 class Deaf(_NetworkFault):
-    """What others send does not arrive."""
+    """A cut one way: what others send does not arrive."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Cut inwards."""
+        """Implement ``Fault.inject``: cut inwards."""
         _network(cluster).cut((there, here) for here, there in _outwards(cluster, members))
 
 
 class Mute(_NetworkFault):
-    """What it sends to others does not arrive."""
+    """A cut one way: what the member sends to others does not arrive."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Cut outwards."""
+        """Implement ``Fault.inject``: cut outwards."""
         _network(cluster).cut(_outwards(cluster, members))
 
 
 class Bridge(_NetworkFault):
-    """The other members fall into two halves, which only the one chosen reaches."""
+    """A cut of the other members into two halves, which only the chosen one reaches."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "follower")
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Cut the halves apart."""
+        """Implement ``Fault.inject``: cut the halves apart."""
         others = [member.number for member in cluster.members if member not in members]
         half = len(others) // 2
         _network(cluster).cut(both_ways(product(others[:half], others[half:])))
 
 
 class Slow(_NetworkFault):
-    """What goes to and from other members takes its time."""
+    """A delay of what goes to and from other members."""
 
     targets: ClassVar[tuple[str, ...]] = ("leader", "all")
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Slow down."""
+        """Implement ``Fault.inject``: slow down."""
         _network(cluster).slow(both_ways(_outwards(cluster, members)), SLOW_LEAST_S, SLOW_MOST_S)
 
 
 class Reset(_NetworkFault):
-    """Connections break, and may be made again at once."""
+    """A break of all connections, which may be made again at once."""
 
     targets: ClassVar[tuple[str, ...]] = ("all",)
 
     def inject(self, cluster: Cluster, members: list[Member]) -> None:
-        """Break them."""
+        """Implement ``Fault.inject``: break them."""
         _network(cluster).reset()
 
 
@@ -122,7 +122,7 @@ FAULTS: dict[str, Callable[[], _Partition]] = {
 
 
 def both_ways(pairs: Iterable[Pair]) -> Iterator[Pair]:
-    """Each pair and its reverse."""
+    """Iterate over each pair and its reverse."""
     for here, there in pairs:
         yield here, there
         yield there, here

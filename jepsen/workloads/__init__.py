@@ -1,4 +1,24 @@
-"""The workloads: what clients ask, and what is checked beyond the common checkers. One workload a file."""
+"""The workloads: what clients ask, and what is checked beyond the common checkers. One workload a file.
+
+Owns the requests of a run. A workload is a class with ``step`` (the next request of a client), ``finish`` (last reads)
+and ``checkers``; ``companions``, if it has any, are tasks beside the load, such as watchers.
+
+    register, set, append, txn, mixed    keys          checked by replay and search; append by cycles, set by its own
+    watch                                streams       of watchers on every member, compared with the replayed store
+    lease                                leases        granted, renewed, revoked, forsaken; ends by the clients' clocks
+    lock, election                       recipes       who held, who led, and what was lost without a fence
+
+Laws: a value is written once in a run (``Client.fresh_value``), because the checkers find requests by it; a txn that
+deletes also puts; no key's history grows long (``Rotation``), because search takes time that grows steeply with it.
+
+Example::
+
+    workload = WORKLOADS["register"]()
+    await workload.step(client)
+    verdict = check_history(history, workload.checkers)
+
+Left out: how fast clients ask and when they stop (``jepsen.runner``).
+"""
 
 from __future__ import annotations
 

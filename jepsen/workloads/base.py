@@ -15,7 +15,7 @@ from jepsen.watcher import Ending
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What companions of the load need to know: whom to talk to, where to note it, and when it is over."""
+    """The surroundings of companions of the load: whom to talk to, where to note it, and when it is over."""
 
     members: list[Member]
     recorder: Recorder
@@ -38,7 +38,7 @@ class Workload(Protocol):
         ...
 
     async def finish(self, client: Client) -> None:
-        """Last reads, when all faults are healed and all other clients have ended."""
+        """Do the last reads, when all faults are healed and all other clients have ended."""
         ...
 
 
@@ -46,7 +46,7 @@ class Accompanied(Workload, Protocol):
     """A workload with tasks of its own beside the load, such as watchers."""
 
     def companions(self, scene: Scene) -> Iterable[Coroutine[Any, Any, None]]:
-        """Tasks that go on through all faults and end soon after ``scene.ending`` says so."""
+        """Return tasks that go on through all faults and end soon after ``scene.ending`` says so."""
         ...
 
 

@@ -33,7 +33,7 @@ _PATIENCE_S = 6.0
 
 
 class Election:
-    """A few elections."""
+    """Candidates and observers of a few elections."""
 
     name = "election"
 
@@ -43,7 +43,7 @@ class Election:
         self._keys = Rotation("k", active=5, uses_max=100)
 
     async def step(self, client: Client) -> None:
-        """One candidacy, or a look at who leads and a write for the log to go on."""
+        """Be a candidate once, or ask who leads and write something for the log to go on."""
         name = client.rng.choice(_NAMES)
         if client.rng.random() < 0.8:
             await client.call(Leader(name))
@@ -55,14 +55,14 @@ class Election:
             await self._run(client, name, lease_id)
 
     def companions(self, scene: Scene) -> Iterable[Coroutine[Any, Any, None]]:
-        """An observer of each election."""
+        """Return an observer of each election."""
         for name in _NAMES:
             rng = random.Random(f"{scene.seed} observe {name}")
             members = rng.sample(scene.members, len(scene.members))
             yield observe(name, members, scene.recorder, rng, scene.ending)
 
     async def finish(self, client: Client) -> None:
-        """Who leads at last."""
+        """Ask who leads at last."""
         for name in _NAMES:
             await client.call(Leader(name))
 

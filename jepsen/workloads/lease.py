@@ -61,7 +61,7 @@ class Lease:
         self._keys = Rotation("k", active=5, uses_max=100)
 
     def figures(self, history: History) -> dict[str, Any]:
-        """How late leases ended by themselves, as clients saw it; negative is early."""
+        """Return how late leases ended by themselves, as clients saw it; negative is early."""
         late_s = lease.lateness_s(history)
         if not late_s:
             return {"leases_ended": 0}
@@ -73,7 +73,7 @@ class Lease:
         }
 
     async def step(self, client: Client) -> None:
-        """One request about one lease, or the few that begin one."""
+        """Send one request about one lease, or the few that begin one."""
         own = self._own.setdefault(client.name, _Own(len(self._own) + 1))
         choice = client.rng.random()
         if not own.kept or (len(own.kept) < _OWN_MAX and choice < 0.1):
@@ -106,7 +106,7 @@ class Lease:
             await asyncio.sleep(_ASK_S)
 
     def companions(self, scene: Scene) -> Iterable[Coroutine[Any, Any, None]]:
-        """A watcher on each member."""
+        """Return a watcher on each member."""
         for member in scene.members:
             rng = random.Random(f"{scene.seed} lease {member.name}")
             wanted = (Watched("\0", END_OF_KEYS, previous=True), Watched(_PREFIX, _END, without=("put",)))

@@ -47,7 +47,7 @@ _POLL_S = 0.05
 
 
 class LockedLists:
-    """Read, modify, write, under locks."""
+    """Lists that are read, changed and written back under locks."""
 
     name = "lock"
 
@@ -56,12 +56,12 @@ class LockedLists:
         self._leases = 0
 
     def figures(self, history: History) -> dict[str, Any]:
-        """What was lost where nothing fences."""
+        """Return what was lost where nothing fences."""
         held = sum(isinstance(op.result, HeldResult) for op in history.operations)
         return {"held": held, "lost_unfenced": sum(len(lock.lost(history, _plain(name))) for name in _NAMES)}
 
     async def step(self, client: Client) -> None:
-        """One turn: lease, lock, some updates, unlock."""
+        """Take one turn: lease, lock, some updates, unlock."""
         self._leases += 1
         lease_id = self._leases
         if not isinstance((await client.call(Grant(lease_id, _TTL_S))).result, LeaseResult):

@@ -26,7 +26,7 @@ class Mixed:
         self._txn_keys = Rotation(_START + "t", active=10, uses_max=600)
 
     async def step(self, client: Client) -> None:
-        """One request."""
+        """Send one request."""
         kind = client.rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
         key = self._keys.take(client.rng.choice(self._keys.active))
         await client.call(self._request(client, kind, key))

@@ -16,7 +16,7 @@ _PUT, _GET = 0.3, 0.65
 
 
 class Register:
-    """Single-key put, get and cas."""
+    """Puts, gets and compare-and-sets of single keys."""
 
     name = "register"
 
@@ -26,7 +26,7 @@ class Register:
         self._seen: dict[tuple[str, str], KeyValue] = {}
 
     async def step(self, client: Client) -> None:
-        """One operation on one key."""
+        """Send one operation on one key."""
         key = self._keys.take(client.rng.choice(self._keys.active))
         choice = client.rng.random()
         if choice < _PUT:

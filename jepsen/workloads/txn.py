@@ -28,7 +28,7 @@ class Transactions:
         self._keys = Rotation(_START, active=6, uses_max=400)
 
     async def step(self, client: Client) -> None:
-        """One transaction, or a read of all keys."""
+        """Send one transaction, or a read of all keys."""
         rng = client.rng
         if rng.random() < 0.1:
             await client.call(Range(_START, _END, rev=max(0, client.last_rev - rng.randint(0, 40))))

@@ -42,7 +42,7 @@ class Watch(Mixed):
         self.checkers: dict[str, Checker] = {"watch": watch.check}
 
     async def step(self, client: Client) -> None:
-        """One request of the mixed load, or a txn with many events."""
+        """Send one request of the mixed load, or a txn with many events."""
         if client.rng.random() < 0.02:
             keys = client.rng.sample(self._txn_keys.active, 8)
             await client.call(Txn((), tuple(Put(key, client.fresh_value()) for key in keys)))
@@ -50,7 +50,7 @@ class Watch(Mixed):
             await super().step(client)
 
     def companions(self, scene: Scene) -> Iterable[Coroutine[Any, Any, None]]:
-        """The watchers."""
+        """Return the watchers."""
         for member in scene.members:
             rng = random.Random(f"{scene.seed} watch {member.name}")
             wanted = (_ALL, _FROM_START, _DELETES, _PLAIN, Watched("k00003"))
