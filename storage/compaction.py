@@ -122,6 +122,7 @@ class Compactor:
             ``False`` when there is nothing to do before a commit is reported or a hold ended, or at all.
         """
         job = self._next_job()
+        # A later compaction has the greater revision, so what holds this one back holds that one too.
         if job is None or self._is_held(job.revision):
             return False
         if self._visit(job, keys_max):
@@ -146,6 +147,7 @@ class Compactor:
             return False
         room = DROPS_PER_STEP
         for _ in range(min(keys_max, len(job.dirty))):
+            # Popped as it is visited: the work may pause after any key, and begins where it stopped.
             key, _none = job.dirty.popitem()
             dropped = self._index.compact_key(key, job.revision, room)
             is_on_disk = self._drop(job, dropped, key in job.on_disk)

@@ -34,6 +34,7 @@ def ensure_private_directory(path: str | os.PathLike[str]) -> str:
         raise StorageError(f"cannot make directory {path}: {error.strerror}") from error
     if not stat.S_ISDIR(mode):
         raise StorageError(f"{path} is not a directory")
+    # Checked and not corrected: somebody gave these rights, and may be using them.
     if mode & _WRITABLE_BY_OTHERS:
         raise StorageError(
             f"directory {path} has mode {stat.S_IMODE(mode):04o}: group or others may write to it; use chmod 0700"
@@ -61,6 +62,7 @@ def refuse_etcd(data_dir: str, wal_dir: str) -> None:
     segments = sorted(name for name in _names(wal_dir) if name.endswith(".wal"))
     log = os.path.join(wal_dir, segments[0]) if segments else ""
     database = os.path.join(data_dir, "member", "snap", "db")
+    # Recognised by the bytes and not by the names, which are the same for both programs.
     if _begins(database, _BOLT_MAGIC, _BOLT_MAGIC_AT) or (log and _is_etcd_log(log)):
         raise StorageError(
             f"{data_dir} is the data directory of an etcd member, which raftkv cannot read: give raftkv a --data-dir "

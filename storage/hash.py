@@ -70,6 +70,7 @@ def _records(read: ReadTxn, first: int, last: int) -> Iterator[tuple[bytes, byte
 
 
 def _hash(read: ReadTxn, compacted: int, revision: int, compacting: bool) -> int:
+    # etcd begins with the name of the bucket.
     hashed: int = crc32c(schema.KEY)
     # Records above the compacted revision all count, in order. Those at or below it are compared with what a finished
     # compaction leaves, which is what other members may have.

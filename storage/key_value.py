@@ -107,6 +107,7 @@ def encode(
 
 def key_of(data: bytes) -> bytes:
     """Return the key of a serialized KeyValue, without looking at the rest."""
+    # The key is field 1, so it comes first: tag, length, bytes. Nearly all keys are shorter than 128 bytes.
     if data[1] < 0x80:
         return data[2 : 2 + data[1]]
     size, start = _read_varint(data, 1)
@@ -141,6 +142,7 @@ class KeyValueView:
                     position += number
                 else:
                     self._set_integer(tag, number)
+        # A field runs beyond the end.
         except IndexError:
             position = -1
         if position != size:
@@ -150,6 +152,7 @@ class KeyValueView:
         if tag == _KEY_TAG:
             self.key = self.data[start:end]
         else:
+            # A value may be a megabyte, and most callers want something else: note where it is, copy nothing.
             self.value_start, self.value_end = start, end
 
     def _set_integer(self, tag: int, number: int) -> None:
@@ -160,6 +163,7 @@ class KeyValueView:
         elif tag == _VERSION_TAG:
             self.version = number
         elif tag == _LEASE_TAG:
+            # An int64 on the wire: negative ids are in two's complement.
             self.lease = number - (1 << 64) if number & _SIGN_BIT else number
         else:
             raise CorruptionError(f"KeyValue has a field with tag {tag:#x}")

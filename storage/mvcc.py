@@ -82,6 +82,8 @@ class Store:
         self._overlay = Overlay(backend, writer, self._stamp, on_fatal)
         self._attachments = Attachments()
         self._leases = self._attachments.of_key
+        # One of each for the life of the store, sharing tables: the hot path makes no object but the record and its
+        # change.
         self._index = Index()
         self._reader = Reader(self._index, self._overlay, self._leases)
         self._txn = WriteTxn(self._index, self._overlay, self._reader, self._attachments, self._changed)
@@ -99,7 +101,7 @@ class Store:
         self.changes_total = 0
         """Changes made since the store was opened."""
         self.on_changes: Callable[[int, list[Change]], None] | None = None
-        """Told of every transaction that changed something: its main revision and its changes in order."""
+        """Called after each transaction that changed something, with its main revision and its changes in order."""
         self.conf_state = ConfState()
         """Members of the cluster as of ``applied_index``."""
         try:
@@ -201,6 +203,7 @@ class Store:
 
     def poison(self) -> None:
         """Stop all commits and refuse every change, because applying an entry failed half-way."""
+        # Both ends: what is pending must not go to disk, and nothing more may come.
         self._overlay.poison()
         self._txn.poison()
 
@@ -259,6 +262,7 @@ class Store:
 
     @staticmethod
     def _checked(bucket: bytes, key: bytes) -> tuple[bytes, bytes]:
+        # ``key`` and ``meta`` are the store's own: they must agree with the index and with the stamp of each batch.
         if bucket not in schema.BUCKETS or bucket in (schema.KEY, schema.META):
             raise InvariantError(f"bucket {bucket!r} is not open to others")
         if not 0 < len(key) <= schema.META_KEY_BYTES_MAX:
@@ -372,6 +376,7 @@ class Store:
         Returns:
             the result, or ``None`` if it is much work or a transaction is open: then ``select`` reads it in pieces.
         """
+        # The index is ahead of the present, and this path reads the newest that the index has.
         if self.is_writing:
             return None
         found = self._reader.small(key, range_end, limit, keys_max, size_bytes_max)
@@ -398,6 +403,7 @@ class Store:
         """
         main = revision if revision > 0 else self.revision
         check_revision(main, self.revision, self.compact_revision)
+        # While something is being written, the index also counts keys that the present does not have yet.
         is_present = main == self.revision and not self.is_writing
         return self._reader.select(main, key, range_end, selection, is_present=is_present, grow=grow)
 
@@ -501,6 +507,7 @@ class Store:
         # In effect at once, on every member at the same entry: whatever work is left, the same reads are refused
         # everywhere.
         self.compact_revision = revision
+        # In the batch of the entry that asked for it: after a crash the same reads are refused again.
         scheduled = schema.encode_integer(revision)
         self._overlay.pending.values[schema.META, schema.META_SCHEDULED_COMPACT] = scheduled
         self._compactor.schedule(revision, on_done)
@@ -569,6 +576,7 @@ class Store:
             if applied < self.applied_index:
                 raise InvariantError(f"a snapshot of entry {applied} for the state of entry {self.applied_index}")
             restored = yield from _paced(scan_steps(read))
+        # Built aside, while the present state is served from the old ones.
         index, attachments = Index(), Attachments()
         yield from _paced(fill_index_steps(index, restored))
         for count, (key, lease) in enumerate(restored.leases.items(), 1):
@@ -606,6 +614,7 @@ class Store:
         """
 
         def finish(error: BaseException | None) -> None:
+            # After a success the copy has been moved over the database, and nothing is left of it.
             copy.unlink(missing_ok=True)
             on_done(error)
 

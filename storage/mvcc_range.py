@@ -196,6 +196,7 @@ class Reader:
         """
         kvs: list[bytes] = []
         latest, leases = self._index.latest, self._leases
+        # Only what must be read from disk counts: the rest is in memory and costs microseconds.
         room = size_bytes_max
         for name, revision in pairs:
             if room < 0:
@@ -233,6 +234,7 @@ class Reader:
             grow: called with bytes that are held until the end beside what was yielded; raises when they are too many.
         """
         self.ranges_total += 1
+        # At the present the count is two subtractions; at an older revision it is known only after the walk.
         count = self._index.count(key, end) if is_present else None
         return Selector(self, main, key, end, selection, count, check, grow).pieces()
 

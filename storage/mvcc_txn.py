@@ -115,6 +115,7 @@ class WriteTxn:
         """
         if self.is_open:
             raise InvariantError("the store is poisoned" if self._poisoned else "a write transaction is open already")
+        # To drop the last reference to hundreds of thousands of tuples would hold the loop for a tenth of a second.
         if len(self.changes) > FREED_AT_ONCE:
             self._free_changes()
         self.is_open = True
@@ -241,6 +242,7 @@ class WriteTxn:
         data = (KEY_HEADS[key_size] if key_size < _SMALL else key_head(key_size)) + key
         revision_key = pack_key(self.main, _SEPARATOR, revision & SUB_MASK) + TOMBSTONE_MARK
         self._records[revision_key] = pack_seal(crc32c(revision_key + data)) + data
+        # A key that does not exist is attached to nothing.
         if self._leases and key in self._leases:
             self._attachments.detach(key)
         self.deleted_total += 1

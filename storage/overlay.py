@@ -119,6 +119,7 @@ class Overlay:
         """
         if self.is_poisoned:
             raise InvariantError("the store is poisoned: an entry failed while it was applied")
+        # Also an entry that changed nothing moves the applied index, which belongs on disk.
         self._touched = True
         self.is_changing = False
         if self._wanted:
@@ -282,6 +283,7 @@ class Overlay:
         else:
             self._on_fatal(error)
             return
+        # After an error the owner's timer tries again: at once would be a busy loop on a full disk.
         if error is None and (self._commit_again or self._waiters):
             self._commit_again = False
             self.commit()
@@ -322,6 +324,7 @@ class Overlay:
 
     def _tell_waiters(self) -> None:
         while self._waiters and self._waiters[0][0] <= self._durable:
+            # Taken out before it is called: a callback may flush again.
             self._waiters.popleft()[1]()
 
     def _renew(self) -> None:
@@ -376,6 +379,7 @@ class Overlay:
         self._writer.submit(job, finish)
 
     def _swap(self, swap: Callable[[], None]) -> StorageError | None:
+        # ``swap`` waits until nobody reads, and this transaction is ours.
         self._read.close()
         try:
             swap()

@@ -67,6 +67,7 @@ def scan_steps(read: ReadTxn) -> Generator[None, None, Restored]:
     for count, (revision_key, record) in enumerate(read.items(schema.KEY), 1):
         if not count % STEP_RECORDS:
             yield
+        # Every record, read anyway: damage is found at the start, not when a client asks for the key.
         data = unseal(revision_key, record)
         revision = from_key(revision_key)
         # A record of 18 bytes of key is a tombstone; a plain record of a key seen before is a put after a deletion.
@@ -151,6 +152,7 @@ def fill_index(index: Index, entries: dict[bytes, int | KeyIndex]) -> None:
         index: replaced by what was scanned.
         entries: the history of each key; the index takes the dict over.
     """
+    # Nearly all entries are integers: alive, and with nothing to compact.
     histories = [(key, entry) for key, entry in entries.items() if isinstance(entry, KeyIndex)]
     index.restore(
         entries,

@@ -95,6 +95,7 @@ def encode_conf_state(conf: ConfState) -> bytes:
         "learners_next": conf.learners_next,
         "auto_leave": conf.auto_leave,
     }
+    # Sorted and without blanks: equal configurations must be equal bytes, because the hash of the database covers them.
     return json.dumps(fields, separators=(",", ":"), sort_keys=True).encode()
 
 

@@ -161,6 +161,7 @@ class Selector:
 
     def _walk(self, wanted: int) -> Iterator[list[State]]:
         """The keys of the interval in pieces; ``wanted`` of them may do (0: all)."""
+        # Only an answer in descending order of keys is walked downward: ties of other sorts stay in order of key.
         reverse = self._selection.target == KEY and self._selection.order == DESCEND
         walk = self._reader.walk(self._key, self._end, self._main, reverse=reverse)
         size = KEYS_PER_PIECE
@@ -190,6 +191,7 @@ class Selector:
                 passing = passing[: limit - taken]
             taken += len(passing)
             yield from self._load([(state[0], state[1]) for state in passing])
+            # Nothing more is wanted of the interval, not even its count.
             if more and not self._counts:
                 break
         return Selected(self._count(), more)
@@ -232,6 +234,7 @@ class Selector:
         # The index knows all targets but the value.
         if target != VALUE:
             values: Iterable[Any]
+            # Main revisions, as on the wire: keys of one transaction are equal, and stay in order of key.
             if target == MOD:
                 values = [state[1] >> SUB_BITS for state in states]
             else:
@@ -249,6 +252,7 @@ class Selector:
 
     def _load(self, pairs: list[tuple[bytes, int]]) -> Generator[list[bytes], None, None]:
         """The answer for keys and revisions, in pieces; at least one, so that each walk has its pause."""
+        # A piece in which nothing was selected was work as well, and pauses.
         if not pairs:
             yield []
         elif not self._selection.keys_only:
@@ -279,7 +283,7 @@ class _Sorted:
         self._runs: list[list[Item]] = []
         self._added = 0
         self._held_bytes = 0
-        self._told_bytes = 0
+        self._reported_bytes = 0
         self._worst: Item | None = None
 
     def add(self, values: Iterable[Any], states: list[State], *, by_value: bool = False) -> None:
@@ -307,12 +311,13 @@ class _Sorted:
 
     def take_growth(self) -> int:
         """Return the bytes held more than at the last call; negative if some were dropped."""
-        growth = self._held_bytes - self._told_bytes
-        self._told_bytes = self._held_bytes
+        growth = self._held_bytes - self._reported_bytes
+        self._reported_bytes = self._held_bytes
         return growth
 
     def _end_run(self, by_value: bool) -> None:
         self._run.sort(reverse=self._descending)
+        # Only the best so far can be in the answer: the rest of the run is dropped, and its memory with it.
         if self._keep:
             self._held_bytes -= _size_bytes(self._run[self._keep :], by_value)
             del self._run[self._keep :]

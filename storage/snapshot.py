@@ -66,6 +66,7 @@ def write_snapshot(backend: Backend, path: Path) -> SnapshotInfo:
     try:
         backend.copy_to(path)
         return describe_snapshot(path)
+    # Half a copy is of no use to anybody, and takes the room of a whole database.
     except BaseException:
         path.unlink(missing_ok=True)
         raise

@@ -48,6 +48,7 @@ class LMDBReadTxn:
     def __init__(
         self, environment: lmdb.Environment, handles: dict[bytes, lmdb._Database], on_close: Callable[[], None]
     ) -> None:
+        # The bucket of revisions is the default one, so that ``get_record`` needs no second argument.
         self._txn = environment.begin(db=handles[schema.KEY])
         self._handles = handles
         self._on_close = on_close
@@ -145,6 +146,7 @@ class LMDBBackend:
         open_bucket = self._environment.open_db
         if self._read_only:
             return {name: open_bucket(name, create=False) for name in schema.BUCKETS}
+        # All at once, before any reader: a read transaction sees only buckets that were there when it began.
         with self._environment.begin(write=True) as txn:
             return {name: open_bucket(name, txn=txn) for name in schema.BUCKETS}
 
@@ -152,11 +154,13 @@ class LMDBBackend:
         with self._environment.begin() as txn:
             pages = sum(_pages(txn.stat(handle)) for handle in self._handles.values())
             pages += _pages(self._environment.stat()) + _META_PAGES
+        # What the file takes: every page up to the last one ever used, free ones in between included.
         self._size_bytes = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
         self._size_in_use_bytes = pages * self._page_bytes
 
     def begin_read(self) -> LMDBReadTxn:
         """Implement ``Backend.begin_read``."""
+        # ``replace`` must not close the environment between the two.
         with self._idle:
             read = LMDBReadTxn(self._environment, self._handles, self._leave)
             self._users += 1
@@ -195,6 +199,7 @@ class LMDBBackend:
 
     def _delete(self, txn: lmdb.Transaction, keys: list[bytes]) -> None:
         handle = self._handles[schema.KEY]
+        # One that is absent is no error: after a crash a compaction deletes again what is gone already.
         for key in keys:
             txn.delete(key, db=handle)
 

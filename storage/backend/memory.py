@@ -77,6 +77,7 @@ class MemoryBackend:
         """Implement ``Backend.commit``."""
         last = self._last_record()
         for key, record in batch.records.items():
+            # The same refusal as LMDB's append.
             if key <= last:
                 raise InvariantError(f"record {key.hex()} is not after {last.hex()}")
             last = key

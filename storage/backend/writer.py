@@ -38,6 +38,7 @@ class Writer(Protocol):
 def _outcome(job: Job) -> BaseException | None:
     try:
         job()
+    # Not ``BaseException``: a ``FailpointPanic`` stands for the death of the process, and is no failure of the job.
     except Exception as error:
         return error
     return None
@@ -110,6 +111,7 @@ class ThreadWriter:
     def drain(self) -> None:
         """Implement ``Writer.drain``."""
         drained = threading.Event()
+        # A job like any other: when it runs, all before it have run.
         self._jobs.put((drained.set, _ignore))
         drained.wait()
 

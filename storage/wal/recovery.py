@@ -77,6 +77,7 @@ class Recovery:
         self.offset, self.crc, self.seed = reader.offset, reader.crc, reader.seed
 
     def _check_link(self, reader: SegmentReader) -> None:
+        # A head carries the checksum of the last frame before it, so the chain goes through all segments.
         if reader.previous != self.crc:
             raise WALCorruptError(self.reader_path, self.offset, f"{reader.path} goes on from other contents")
         if reader.metadata != self.metadata:

@@ -41,6 +41,7 @@ def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Re
         OSError: the system refused an operation.
     """
     failpoint("walBeforeRepair")
+    # What is behind the last byte that is not zero was never written, or is zero already.
     end = written_end(data)
     saved_as = _save_copy(disk, path, data[:end])
     failpoint("walAfterRepairCopy")

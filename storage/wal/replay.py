@@ -82,6 +82,7 @@ class LogReplay:
     def _term_before(self, index: int) -> int:
         if self.entries:
             return self.entries[-1].term
+        # The entry before the first one behind a marker is the last one of the snapshot.
         return self.snapshot.term if index == self.snapshot.index + 1 else 0
 
     def _hard_state(self, state: HardState) -> None:
@@ -97,6 +98,7 @@ class LogReplay:
             self.entries.clear()
             self.first_index = meta.index + 1
             self.last_index = meta.index
+        # The head of every segment repeats the last marker: it is listed once.
         if meta != self.snapshot:
             self.markers.append(meta)
         self.snapshot = meta

@@ -77,6 +77,7 @@ def list_segments(disk: Disk, directory: str) -> list[SegmentName]:
     matches = map(_NAME.fullmatch, disk.list_names(directory))
     names = sorted(SegmentName(int(match[1], 16), int(match[2], 16)) for match in matches if match)
     for before, after in itertools.pairwise(names):
+        # ``release`` removes the oldest first and syncs each removal, so no crash leaves a hole.
         if after.sequence != before.sequence + 1:
             path = os.path.join(directory, str(after))
             raise WALCorruptError(path, 0, f"the segment between {before} and this one is missing or doubled")
@@ -102,6 +103,7 @@ def create_temporary(disk: Disk, path: str, size_bytes: int) -> int:
         disk.sync_data(fd)
     except OSError as error:
         disk.close(fd)
+        # The part that was allocated takes room that others need now.
         if error.errno in _NO_SPACE:
             disk.remove(path)
             raise WALSpaceError(f"no room for {size_bytes} bytes of write-ahead log at {path}") from error
@@ -160,6 +162,7 @@ class SegmentReader:
         self.path = path
         self.data = data
         frame = read_frame(data, 0, 0)
+        # A file gets a segment's name only after its head is durable: no crash leaves one without.
         if frame is None:
             raise WALCorruptError(path, 0, "the head of the segment is damaged")
         self.head_frame = frame
@@ -186,6 +189,7 @@ class SegmentReader:
         name = str(SegmentName(head.sequence, head.first_index))
         if name != os.path.basename(self.path):
             raise WALCorruptError(self.path, 0, f"its head says that it is {name}")
+        # A file cut short must not pass for a log that ends earlier.
         if head.size_bytes != len(self.data):
             reason = f"the file has {len(self.data)} bytes where its head says {head.size_bytes}"
             raise WALCorruptError(self.path, min(len(self.data), head.size_bytes), reason)

@@ -43,6 +43,7 @@ class SpareSegment:
             OSError: the system refused an operation.
         """
         with self.lock:
+            # A file made after ``close`` would be left behind.
             if self._fd is None and not self._closed:
                 self._fd = create_temporary(self._disk, self.path, self._size_bytes)
 

@@ -287,6 +287,7 @@ class WAL:
         return last_index
 
     def _check_hard_state(self, state: HardState, last_index: int) -> None:
+        # Raft's terms and commit indexes only grow; a caller that is confused is stopped before it harms the log.
         if state.term < self._hard_state.term or state.commit < self._hard_state.commit:
             raise InvariantError(f"{state} follows {self._hard_state}")
         if state.commit > last_index:
@@ -315,6 +316,7 @@ class WAL:
     @property
     def needs_next(self) -> bool:
         """Whether the segment is more than half full and its successor not allocated: call ``prepare_next``."""
+        # Half, so that the allocation on its own thread has the time in which the other half is filled.
         return self._offset * 2 > self._size and not self._spare.ready
 
     def prepare_next(self) -> None:
@@ -436,6 +438,7 @@ class WAL:
         self._failure = f"{step} failed: {error}"
         if isinstance(error, OSError):
             raise WALFailedError(f"write-ahead log in {self._directory}: {self._failure}") from error
+        # A bug, or the end of the process, is not reported as a failure of the disk.
         raise error
 
     def _refuse(self) -> NoReturn:
