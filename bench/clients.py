@@ -91,8 +91,8 @@ def measure(library: Library, row: Row, endpoint: str, seconds: float) -> dict[s
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode != 0:
         raise SystemExit(f"{library.name}, {row.name}: {done.stderr.strip() or done.stdout.strip()}")
-    told = json.loads(done.stdout)
-    return {"rate": told["calls"] / told["seconds"], "p50_ms": told["p50_ms"], "p99_ms": told["p99_ms"]}
+    summary = json.loads(done.stdout)
+    return {"rate": summary["calls"] / summary["seconds"], "p50_ms": summary["p50_ms"], "p99_ms": summary["p99_ms"]}
 
 
 def compare(rounds: int, rows: tuple[Row, ...], seconds: float) -> dict[str, Any]:
@@ -132,9 +132,9 @@ def make_row(row: Row, seen: dict[str, list[dict[str, float]]]) -> dict[str, Any
     def median(name: str, key: str) -> float:
         return round(float(statistics.median(one[key] for one in seen[name])), 3)
 
-    told = {name: {key: median(name, key) for key in ("rate", "p50_ms", "p99_ms")} for name in seen}
-    best = max(one["rate"] for name, one in told.items() if name != "raftkv")
-    return {"row": row.name, "libraries": told, "ratio": round(told["raftkv"]["rate"] / best, 2)}
+    summary = {name: {key: median(name, key) for key in ("rate", "p50_ms", "p99_ms")} for name in seen}
+    best = max(one["rate"] for name, one in summary.items() if name != "raftkv")
+    return {"row": row.name, "libraries": summary, "ratio": round(summary["raftkv"]["rate"] / best, 2)}
 
 
 def table(results: dict[str, Any]) -> str:

@@ -56,16 +56,16 @@ def work(endpoints: str, ranks: int, grace_s: float) -> None:
         "bench", endpoints=endpoints, min_nodes=2, max_nodes=ranks, expected_nodes=ranks, disconnect_grace_s=grace_s,
         address="127.0.0.1", fault_limit=0,
     )  # fmt: skip
-    told, last = 0, time.monotonic()
+    seen_epoch, last = 0, time.monotonic()
     with run, raftkv.torch.ElasticGroup(run) as group:
         for step in group.steps(sys.maxsize):
             with step:
                 dist.all_reduce(torch.ones(1000))
             now = time.monotonic()
-            if step.failure is None and group.epoch != told:
-                told = group.epoch
+            if step.failure is None and group.epoch != seen_epoch:
+                seen_epoch = group.epoch
                 parts = asdict(group.last_recovery) if group.last_recovery else {}
-                tell(event="epoch", epoch=told, rank=group.rank, size=group.world_size, at=now, parts=parts)
+                tell(event="epoch", epoch=seen_epoch, rank=group.rank, size=group.world_size, at=now, parts=parts)
             elif now - last > LONG_STEP_S:
                 tell(event="long", seconds=now - last, at=now)
             last = now
@@ -81,7 +81,7 @@ def tell(**facts: Any) -> None:
 
 @dataclass
 class Rank:
-    """A process, and what it has told."""
+    """A process, and the events that it has reported."""
 
     process: subprocess.Popen[str]
     rank: int = -1

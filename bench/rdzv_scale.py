@@ -48,9 +48,9 @@ CALLS_MAX = 6
 class Process:
     """One process of nodes."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", "bench.rdzv_scale_nodes", json.dumps(told)]
-        self.count: int = told["count"]
+    def __init__(self, task: dict[str, Any]) -> None:
+        command = [sys.executable, "-m", "bench.rdzv_scale_nodes", json.dumps(task)]
+        self.count: int = task["count"]
         self.lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
@@ -90,10 +90,10 @@ class Process:
 def measure(nodes: int, rounds: int, idle_s: float, ttl_s: int) -> dict[str, Any]:
     """One size, on a cluster of its own."""
     with Cluster(RAFTKV.with_flags("--log-level", "error", "--lease-min-ttl=1"), size=3) as cluster:
-        told = {"endpoints": cluster.endpoints, "run": RUN, "nodes": nodes, "ttl": ttl_s}
+        task = {"endpoints": cluster.endpoints, "run": RUN, "nodes": nodes, "ttl": ttl_s}
         sizes = [(first, min(NODES_A_PROCESS, nodes - first)) for first in range(0, nodes, NODES_A_PROCESS)]
         started = time.monotonic()
-        processes = [Process({**told, "first": first, "count": count}) for first, count in sizes]
+        processes = [Process({**task, "first": first, "count": count}) for first, count in sizes]
         try:
             return {"nodes": nodes, **first_world(processes, started), **more(processes, cluster, rounds, idle_s)}
         finally:
@@ -163,8 +163,8 @@ def idle_revisions(processes: list[Process], cluster: Cluster, idle_s: float) ->
 
 def measure_c10d(nodes: int, rounds: int, limit_s: float) -> dict[str, Any]:
     """Torch's own, as far as it gets."""
-    told = json.dumps({"nodes": nodes, "rounds": rounds, "limit_s": limit_s})
-    command = [sys.executable, "-m", "bench.rdzv_scale_c10d", told]
+    task = json.dumps({"nodes": nodes, "rounds": rounds, "limit_s": limit_s})
+    command = [sys.executable, "-m", "bench.rdzv_scale_c10d", task]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=limit_s * (rounds + 1) + 60

@@ -50,7 +50,7 @@ def measure(nodes: int, rounds: int, limit_s: float) -> dict[str, Any]:
 
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
     handlers = [make_handler(server.port, nodes, limit_s) for _ in range(nodes)]
-    told: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     for _ in range(rounds):
         CALLS.clear()
         started = time.monotonic()
@@ -61,10 +61,10 @@ def measure(nodes: int, rounds: int, limit_s: float) -> dict[str, Any]:
             thread.join(max(started + limit_s - time.monotonic(), 0.0))
         finished = not any(thread.is_alive() for thread in threads)
         seconds = round(time.monotonic() - started, 3)
-        told.append({"seconds": seconds, "finished": finished, "calls_per_node": round(CALLS.total() / nodes, 2)})
+        measured.append({"seconds": seconds, "finished": finished, "calls_per_node": round(CALLS.total() / nodes, 2)})
         if not finished:
             break
-    return {"nodes": nodes, "rounds": told}
+    return {"nodes": nodes, "rounds": measured}
 
 
 def main() -> None:

@@ -69,11 +69,11 @@ def _name(request: Any) -> str:
 class Nodes:
     """The nodes of this process, and what they have reached."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self.told = told
+    def __init__(self, task: dict[str, Any]) -> None:
+        self.task = task
         self.memberships: list[Membership] = []
         self.threads = [
-            threading.Thread(target=self._live, args=(number,), daemon=True) for number in range(told["count"])
+            threading.Thread(target=self._live, args=(number,), daemon=True) for number in range(task["count"])
         ]
         self._lock = threading.Lock()
         self._reached: Counter[str] = Counter()
@@ -82,17 +82,17 @@ class Nodes:
         try:
             self._take_part(number)
         except RaftKVError as error:
-            say(event="failed", reason=f"node {self.told['first'] + number}: {error}")
+            say(event="failed", reason=f"node {self.task['first'] + number}: {error}")
 
     def _take_part(self, number: int) -> None:
-        endpoints = self.told["endpoints"]
-        place = (self.told["first"] + number) % len(endpoints)
-        name = f"n{self.told['first'] + number:05d}"
+        endpoints = self.task["endpoints"]
+        place = (self.task["first"] + number) % len(endpoints)
+        name = f"n{self.task['first'] + number:05d}"
         config = RunConfig(
-            run_id=self.told["run"],
-            min_nodes=self.told["nodes"],
-            max_nodes=self.told["nodes"],
-            lease_ttl_s=self.told["ttl"],
+            run_id=self.task["run"],
+            min_nodes=self.task["nodes"],
+            max_nodes=self.task["nodes"],
+            lease_ttl_s=self.task["ttl"],
             join_timeout_s=WAIT_S,
             host=name,
         )

@@ -61,7 +61,7 @@ class Result:
         return not self.limit_s or statistics.median(self.excess or self.gaps) <= self.limit_s
 
     def as_json(self) -> str:
-        told = {
+        summary = {
             "service": self.service,
             "fault": self.fault,
             "trials": len(self.gaps),
@@ -69,11 +69,11 @@ class Result:
             "max_s": round(max(self.gaps), 4),
         }
         if self.excess:
-            told["excess_median_s"] = round(statistics.median(self.excess), 4)
-            told["excess_max_s"] = round(max(self.excess), 4)
+            summary["excess_median_s"] = round(statistics.median(self.excess), 4)
+            summary["excess_max_s"] = round(max(self.excess), 4)
         if self.limit_s:
-            told |= {"limit_s": self.limit_s, "ok": self.ok}
-        return json.dumps(told)
+            summary |= {"limit_s": self.limit_s, "ok": self.ok}
+        return json.dumps(summary)
 
     def as_text(self) -> str:
         line = f"{self.service:<11} {self.fault:<12} {len(self.gaps):>5} x"

@@ -88,10 +88,10 @@ def main() -> None:
     with raftkv.local(size=3, flags=["--horovod-run", JOB]) as cluster:
         workers = []
         for rank in range(SIZE):
-            told = environment(rank, cluster.endpoints[rank])
-            print(f"rank {rank}:", *(f"{name}={value}" for name, value in told.items() if "GLOO_R" in name))
+            place = environment(rank, cluster.endpoints[rank])
+            print(f"rank {rank}:", *(f"{name}={value}" for name, value in place.items() if "GLOO_R" in name))
             command = [sys.executable, __file__, "worker"]
-            workers.append(subprocess.Popen(command, env={**os.environ, **told}, stdout=subprocess.PIPE, text=True))
+            workers.append(subprocess.Popen(command, env={**os.environ, **place}, stdout=subprocess.PIPE, text=True))
         for worker in workers:
             print(worker.communicate()[0], end="")
         with cluster.connect() as kv:

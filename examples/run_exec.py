@@ -61,8 +61,8 @@ def main() -> None:
         nodes = [start_node(endpoints, name) for name in ("machine-a", "machine-b")]
         print("exit codes:", [node.wait(60) for node in nodes])
         words = ["--endpoints", endpoints, "run", "timeline", JOB, "--json"]
-        told = subprocess.check_output([sys.executable, "-m", "raftkv.cli.ctl", *words])
-        for epoch in json.loads(told)["epochs"]:
+        timeline_json = subprocess.check_output([sys.executable, "-m", "raftkv.cli.ctl", *words])
+        for epoch in json.loads(timeline_json)["epochs"]:
             root = epoch["root_fault"]
             why = f"rank {root['rank']}: {root['signal']}" if root else epoch["reason"]
             print(f"epoch {epoch['epoch']}: {len(epoch['members'])} nodes, over because: {why}")

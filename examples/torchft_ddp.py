@@ -67,7 +67,7 @@ def train(name: str) -> None:
 
 
 class Replica:
-    """A replica as a process, and the steps it has told."""
+    """A replica as a process, and the steps it has reported."""
 
     def __init__(self, name: str, lighthouse: str) -> None:
         environment = {**os.environ, "TORCHFT_LIGHTHOUSE": lighthouse, "REPLICA": name, "OMP_NUM_THREADS": "1"}
@@ -96,14 +96,16 @@ class Replica:
         """Wait until it has done a step behind that one, together with so many."""
 
         def found() -> dict[str, float] | None:
-            return next((told for told in self.steps if told["step"] > after and told["replicas"] == replicas), None)
+            return next(
+                (report for report in self.steps if report["step"] > after and report["replicas"] == replicas), None
+            )
 
         with self.changed:
             self.changed.wait_for(lambda: found() or self.over, timeout=90)
-            told = found()
-        if told is None:
+            report = found()
+        if report is None:
             sys.exit(f"no step of {replicas} replicas after {after:g}; the last one was {self.steps[-1:]}")
-        return told
+        return report
 
 
 def show() -> None:

@@ -74,9 +74,9 @@ def test_a_cluster_needs_raftkv_and_nothing_else(checkout: Path) -> None:
 
 def test_an_old_python_is_told_in_a_line_and_leaves_nothing(checkout: Path) -> None:
     done = make(checkout, "cluster", python(checkout, "old", "3, 9"))
-    told, failed = done.stderr.splitlines()
+    message, failed = done.stderr.splitlines()
     text = "raftkv needs Python 3.11 or newer, and ./old is 3.9; name another one: make PYTHON=python3.12"
-    assert (done.returncode, told, "Error" in failed) == (2, text, True)
+    assert (done.returncode, message, "Error" in failed) == (2, text, True)
     assert not (checkout / ".venv").exists()
     assert make(checkout, "cluster", python(checkout, "python")).returncode == 0
     assert calls(checkout) == WANTED

@@ -15,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def extras() -> dict[str, list[str]]:
     """Extra to what it asks for, as setup.py says: the installed metadata may be of an earlier day."""
-    told: dict[str, dict[str, list[str]]] = {}
+    asked: dict[str, dict[str, list[str]]] = {}
     source = (ROOT / "setup.py").read_text(encoding="utf-8")
     exec(re.sub(r"^from setuptools.*$", "", source, flags=re.MULTILINE), {
-        "setup": lambda **words: told.update(extras=words["extras_require"], install={"": words["install_requires"]}),
+        "setup": lambda **words: asked.update(extras=words["extras_require"], install={"": words["install_requires"]}),
         "find_packages": lambda *_, **__: [],
     })  # fmt: skip
-    return {**told["extras"], **told["install"]}
+    return {**asked["extras"], **asked["install"]}
 
 
 @pytest.mark.parametrize("extra", ["", "torch", "bench"])

@@ -56,7 +56,7 @@ class Scheduler:
         now_ticks: the time.
         random: decides between what happens at the same tick.
         loops: all loops ever made, crashed ones too.
-        failures: what the loops' exception handlers were told, as text.
+        failures: what the loops' exception handlers got, as text.
     """
 
     def __init__(self, source: random.Random) -> None:

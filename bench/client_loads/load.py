@@ -91,5 +91,10 @@ class Load:
 
     def _tell(self) -> None:
         cuts = statistics.quantiles(self.times_s, n=100) if len(self.times_s) > 1 else [0.0] * 99
-        told = {"calls": len(self.times_s), "seconds": self.seconds, "p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
-        print(json.dumps(told))
+        result = {
+            "calls": len(self.times_s),
+            "seconds": self.seconds,
+            "p50_ms": cuts[49] * 1e3,
+            "p99_ms": cuts[98] * 1e3,
+        }
+        print(json.dumps(result))

@@ -69,11 +69,11 @@ async def run(options: argparse.Namespace, console: Console) -> int:
             missed = live_misses(raftkv) if options.live_only else misses(raftkv, etcd)
         rows.append((raftkv, etcd, missed))
     if options.json:
-        told = [
+        rows_json = [
             {"raftkv": raftkv and raftkv.as_json(), "etcd": etcd and etcd.as_json(), "misses": missed}
             for raftkv, etcd, missed in rows
         ]
-        print(json.dumps(told, indent=2))
+        print(json.dumps(rows_json, indent=2))
     else:
         print_table(rows, Console(width=max(160, console.width)))
     return int(any(missed for _, _, missed in rows))

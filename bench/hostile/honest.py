@@ -66,9 +66,9 @@ class Window:
 
     def as_json(self) -> dict[str, Any]:
         names = (("put", self.put_s), ("read", self.read_s), ("event", self.event_s))
-        told: dict[str, Any] = {name: _summary(times) for name, times in names}
+        summaries: dict[str, Any] = {name: _summary(times) for name, times in names}
         slowest = sorted(self.slowest, reverse=True)
-        return {**told, "errors": self.errors_total, "error_texts": self.errors, "slowest": slowest}
+        return {**summaries, "errors": self.errors_total, "error_texts": self.errors, "slowest": slowest}
 
 
 def _summary(times_s: list[float]) -> dict[str, float]:
@@ -97,7 +97,7 @@ class Honest:
         self._acknowledged: dict[bytes, int] = {}
         """The newest revision at which a put of a key was acknowledged."""
         self.on_put: list[Callable[[int, bytes, float], None]] = []
-        """Told of acknowledged puts: revision, value, when."""
+        """Note an acknowledged put: revision, value, when."""
 
     async def run(self) -> None:
         """Put and read for ever."""

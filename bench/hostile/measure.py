@@ -107,7 +107,7 @@ async def _attack(cluster: Cluster, row: Row, attacker: Attacker, seconds: float
             await asyncio.wait_for(_rounds(row, attacker, outcome), ATTACK_TIMEOUT_S)
             outcome.attack_s = round(monotonic() - began, 2)
             await asyncio.sleep(AFTER_S)
-            told = await honest.tell()
+            summary = await honest.tell()
         after = [metrics_of(member) for member in cluster.members]
         turns = [
             turn for member, size in zip(cluster.members, logged, strict=True) for turn in long_turns(member, size)
@@ -115,7 +115,7 @@ async def _attack(cluster: Cluster, row: Row, attacker: Attacker, seconds: float
         outcome.work = [f"{own_ms} ms: {work}" for own_ms, work in sorted(turns, reverse=True)[:4]]
     finally:
         honest.close()
-    _note(outcome, told, before, after)
+    _note(outcome, summary, before, after)
     largest = max(range(len(cluster.members)), key=lambda number: max(sample[number] for sample in sampler.memory))
     memory = [sample[largest] for sample in sampler.memory]
     outcome.peak_mb = round(max(memory) / 2**20, 1)
@@ -131,10 +131,10 @@ async def _rounds(row: Row, attacker: Attacker, outcome: Outcome) -> None:
 
 
 def _note(
-    outcome: Outcome, told: dict[str, Any], before: list[dict[str, float]], after: list[dict[str, float]]
+    outcome: Outcome, summary: dict[str, Any], before: list[dict[str, float]], after: list[dict[str, float]]
 ) -> None:
-    outcome.put, outcome.read = told["put"], told["read"]
-    outcome.errors, outcome.error_texts = told["errors"], told["error_texts"]
+    outcome.put, outcome.read = summary["put"], summary["read"]
+    outcome.errors, outcome.error_texts = summary["errors"], summary["error_texts"]
     changes = [
         new[_LEADER_CHANGES] - old[_LEADER_CHANGES] for old, new in zip(before, after, strict=True) if old and new
     ]

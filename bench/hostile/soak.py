@@ -70,8 +70,8 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """For people and programs."""
-        told = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**told, "refusals": dict(self.refusals.most_common(20))}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**values, "refusals": dict(self.refusals.most_common(20))}
 
 
 class Soak:

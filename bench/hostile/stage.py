@@ -138,8 +138,8 @@ class HonestProcess:
         self._say("tell")
         assert self._process.stdout is not None
         line = await asyncio.to_thread(self._process.stdout.readline)
-        told: dict[str, Any] = json.loads(line)
-        return told
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def _say(self, word: str) -> None:
         assert self._process.stdin is not None
@@ -211,5 +211,5 @@ async def _status(channel: Channel) -> rpc_pb2.StatusResponse:
 async def _hash(channel: Channel, revision: int) -> tuple[int, int]:
     request = rpc_pb2.HashKVRequest(revision=revision).SerializeToString()
     answer = await channel.unary("/etcdserverpb.Maintenance/HashKV", request, CALL_TIMEOUT_S)
-    told = rpc_pb2.HashKVResponse.FromString(answer)
-    return told.hash, told.compact_revision
+    reply = rpc_pb2.HashKVResponse.FromString(answer)
+    return reply.hash, reply.compact_revision

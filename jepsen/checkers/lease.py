@@ -137,8 +137,8 @@ class _LeaseCheck:
     def _gone_at(self, granted: int) -> float:
         """When it had ended for certain."""
         seen = self._times.seen_at(self._lease.ended_rev) if self._lease.ended_rev else math.inf
-        told = [op.returned for op in self._lease.operations if op.call > granted and _says_gone(op)]
-        return min([seen, *told])
+        answered_at = [op.returned for op in self._lease.operations if op.call > granted and _says_gone(op)]
+        return min([seen, *answered_at])
 
     def _check_end(self, gone: float) -> None:
         revoked = any(op.kind != "fail" and op.call < gone for op in self._lease.asked(Revoke))
@@ -158,13 +158,13 @@ class _LeaseCheck:
     def _check_late(self) -> None:
         """Against the last time when it was certainly alive."""
         lease, times = self._lease, self._times
-        told = [op.call for op in lease.asked(TimeToLive) if op.kind == "ok" and not _says_gone(op)]
-        told = [call for call in told if lease.ended_rev == 0 or call < times.seen_at(lease.ended_rev)]
+        answered_at = [op.call for op in lease.asked(TimeToLive) if op.kind == "ok" and not _says_gone(op)]
+        answered_at = [call for call in answered_at if lease.ended_rev == 0 or call < times.seen_at(lease.ended_rev)]
         if lease.ended_rev:
-            told.append(int(max(times.not_yet_at(lease.ended_rev), 0)))
+            answered_at.append(int(max(times.not_yet_at(lease.ended_rev), 0)))
         elif lease.has_keys:
-            told.append(times.last)
-        alive = max(told, default=0)
+            answered_at.append(times.last)
+        alive = max(answered_at, default=0)
         due = self._due()
         if alive > due:
             self._report("L3 late", f"alive {(alive - due) / _S:.3f} s after it had to be over")

@@ -225,7 +225,7 @@ def _ended(history: History, truth: Truth) -> list[Violation]:
                 found.append(Violation("W10 canceled", text))
         last = chain[-1]
         if last.lasting and not (last.first and last.position() >= end):
-            text = f"{watcher} is at {last.position()} after {last.name}, told to reach {end}"
+            text = f"{watcher} is at {last.position()} after {last.name}, it has to reach {end}"
             found.append(Violation("W10 never caught up", text))
     return found
 
@@ -235,8 +235,8 @@ def _end(history: History, truth: Truth) -> int:
 
     The store may end above it: a write whose client has given up can be applied at any later time.
     """
-    told = [event["rev"] for event in history.events if event["event"] == "ending"]
-    return int(told[-1]) if told else truth.last
+    endings = [event["rev"] for event in history.events if event["event"] == "ending"]
+    return int(endings[-1]) if endings else truth.last
 
 
 def _justified(stream: Stream, message: Message, truth: Truth) -> bool:

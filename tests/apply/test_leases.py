@@ -16,7 +16,7 @@ from tests.apply.machine import Machine
 TERM = 5
 
 
-class Told:
+class Recorder:
     """Records the calls that an observer of leases gets."""
 
     def __init__(self) -> None:
@@ -138,15 +138,15 @@ def test_leases_end_each_in_its_own_revision_and_those_that_are_gone_do_no_harm(
 @pytest.mark.parametrize("term", [TERM - 1, TERM + 1])
 def test_what_the_leader_of_another_term_decided_has_no_effect(machine: Machine, kind: int, term: int) -> None:
     machine.answer(grant(7))
-    told = machine.applier.leases.observer = Told()
+    recorder = machine.applier.leases.observer = Recorder()
     outcome = decide(machine, kind, 7, term=term)
     assert isinstance(outcome.error, errors.LeaderChangedError)
     assert machine.applier.leases.exists(7)
-    assert told.events == []
+    assert recorder.events == []
 
 
 def test_the_observer_is_told_everything_in_order(machine: Machine) -> None:
-    told = machine.applier.leases.observer = Told()
+    recorder = machine.applier.leases.observer = Recorder()
     machine.answer(grant(1))
     machine.answer(grant(2))
     decide(machine, Kind.LEASE_RENEW, 1, 2)
@@ -154,7 +154,7 @@ def test_the_observer_is_told_everything_in_order(machine: Machine) -> None:
     decide(machine, Kind.LEASE_EXPIRE, 2)
     machine.answer(grant(3, 4))
     machine.applier.leases.reload()
-    assert told.events == [
+    assert recorder.events == [
         ("granted", 1, 10),
         ("granted", 2, 10),
         ("renewed", 1, 2),
@@ -206,7 +206,7 @@ def test_the_same_entries_make_the_same_leases_everywhere(seed: int) -> None:
     """One member runs through; the other is read back from its disk now and then, and nobody observes it."""
     rng = random.Random(seed)
     plain, other = Machine(), Machine()
-    plain.applier.leases.observer = Told()
+    plain.applier.leases.observer = Recorder()
     ended = 0
     for index in range(1, 600):
         kind, body = _random_entry(rng)

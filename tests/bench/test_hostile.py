@@ -37,13 +37,13 @@ async def _attack_with_every_row() -> None:
                     await attacker.close()
                 # A row whose request is invalid in itself would measure nothing.
                 assert not any("INVALID_ARGUMENT" in text for text in attacker.refusals), (row.name, attacker.refusals)
-            told = await honest.tell()
+            summary = await honest.tell()
         finally:
             honest.close()
         assert (await agreement(cluster)).problem == ""
         assert [metrics_of(member)[CHANGES] for member in cluster.members] == before
-        assert told["errors"] == 0, told["error_texts"]
-        assert min(told[name]["count"] for name in ("put", "read", "event")) > 0
+        assert summary["errors"] == 0, summary["error_texts"]
+        assert min(summary[name]["count"] for name in ("put", "read", "event")) > 0
 
 
 def test_small_attacks_of_every_row_leave_members_alive_equal_and_the_leader_where_it_is() -> None:
@@ -102,8 +102,8 @@ def test_a_verdict_is_told_as_json() -> None:
     verdict = Verdict(1, 2.0)
     verdict.rounds["hash"] += 1
     verdict.refusals["too many"] += 3
-    told = json.loads(json.dumps(verdict.as_json()))
-    assert (told["rounds"], told["refusals"]) == ({"hash": 1}, {"too many": 3})
+    summary = json.loads(json.dumps(verdict.as_json()))
+    assert (summary["rounds"], summary["refusals"]) == ({"hash": 1}, {"too many": 3})
 
 
 def test_durations() -> None:

@@ -128,9 +128,9 @@ class Tool:
 
     def checked(self, version: str) -> Tool:
         """Return self after checking that the program's version begins with `version`."""
-        told = self._execute(["version"], b"").stdout.decode()
-        if not told.startswith(f"etcdctl version: {version}"):
-            raise ToolError(f"{self.path} is {told!r}, not {version}")
+        answer = self._execute(["version"], b"").stdout.decode()
+        if not answer.startswith(f"etcdctl version: {version}"):
+            raise ToolError(f"{self.path} is {answer!r}, not {version}")
         return self
 
     def run(self, target: Target, arguments: Sequence[str], standard_input: str = "") -> Outcome:

@@ -1,4 +1,4 @@
-"""Run one script of a foreign client against a cluster and return what it told, step by step.
+"""Run one script of a foreign client against a cluster and return what it reported, step by step.
 
 A script plays the scenarios of one area (kv, watch, lease, ...) in its own environment and tells each step as a line
 of JSON (`clients/shared/report.py`). It may order the death or the restart of a member and waits until that is done.
@@ -68,13 +68,15 @@ class Script:
 def follower_first(cluster: Cluster) -> list[str]:
     """Return the endpoints, a follower's first: clients that know one endpoint only then try the harder path."""
     with Wire(cluster.endpoints) as wire:
-        told = [
+        statuses = [
             wire.call("etcdserverpb.Maintenance/Status", rpc_pb2.StatusRequest(), member)
             for member in range(len(cluster.endpoints))
         ]
-    followers = [index for index, answer in enumerate(told) if answer.message.leader != answer.message.header.member_id]
+    followers = [
+        index for index, answer in enumerate(statuses) if answer.message.leader != answer.message.header.member_id
+    ]
     first = followers[0] if followers else 0
-    return [cluster.endpoints[(first + offset) % len(told)] for offset in range(len(told))]
+    return [cluster.endpoints[(first + offset) % len(statuses)] for offset in range(len(statuses))]
 
 
 def play(script: Script, cluster: Cluster) -> dict[str, Steps]:

@@ -1,7 +1,7 @@
 """Other people's clients on raftkv and on real etcd 3.5.1: the same scenarios, the same observations.
 
 Every script plays on etcd, on one member of raftkv and on three. All must tell the same steps, and these must be the
-ones in `testdata/<client>-<area>.txt`, which real etcd told (`pytest --rewrite` writes them anew): a script that
+ones in `testdata/<client>-<area>.txt`, which come from real etcd (`pytest --rewrite` writes them anew): a script that
 plays nothing cannot pass.
 """
 
@@ -74,16 +74,16 @@ def raftkv_three() -> Iterator[Cluster]:
         yield cluster
 
 
-def write_down(told: dict[str, Steps]) -> str:
+def write_down(steps_of: dict[str, Steps]) -> str:
     """Return steps as the text of a golden file: a heading a scenario, a line a step."""
     parts = []
-    for scenario, steps in told.items():
+    for scenario, steps in steps_of.items():
         lines = [json.dumps(step, ensure_ascii=False, sort_keys=True) for step in steps]
         parts.append("\n".join([f"== {scenario}", *lines, ""]))
     return "\n".join(parts)
 
 
-def _told_by(script: Script, cluster: Cluster) -> str:
+def _report_of(script: Script, cluster: Cluster) -> str:
     try:
         return write_down(play(script, cluster))
     except Exception as error:
@@ -93,22 +93,22 @@ def _told_by(script: Script, cluster: Cluster) -> str:
 
 def _check(script: Script, clusters: list[Cluster], rewrite: bool) -> None:
     golden = TESTDATA / f"{script.name}.txt"
-    etcd, *raftkv = _told_by_all(script, clusters)
+    etcd, *raftkv = _reports_of_all(script, clusters)
     if rewrite:
         assert "RAISED" not in etcd, etcd
         golden.write_text(etcd, encoding="utf-8")
     expected = golden.read_text(encoding="utf-8")
     if etcd != expected:
         # The program was too slow for its own timing, or met one of etcd's own races: then nothing was compared.
-        etcd, *raftkv = _told_by_all(script, clusters)
+        etcd, *raftkv = _reports_of_all(script, clusters)
     assert etcd == expected, "real etcd tells something else than expected, twice"
-    for told, cluster in zip(raftkv, clusters[1:], strict=True):
-        assert told == expected, f"raftkv differs from etcd\n{cluster.logs()}"
+    for steps_of, cluster in zip(raftkv, clusters[1:], strict=True):
+        assert steps_of == expected, f"raftkv differs from etcd\n{cluster.logs()}"
 
 
-def _told_by_all(script: Script, clusters: list[Cluster]) -> list[str]:
+def _reports_of_all(script: Script, clusters: list[Cluster]) -> list[str]:
     with ThreadPoolExecutor(max_workers=len(clusters)) as pool:
-        return list(pool.map(lambda cluster: _told_by(script, cluster), clusters))
+        return list(pool.map(lambda cluster: _report_of(script, cluster), clusters))
 
 
 @pytest.mark.parametrize("script", long_except(SCRIPTS, SHORT), ids=lambda s: s.name)

@@ -30,22 +30,22 @@ def error_of(**environment):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
-told = {"first": ClusterEnv._cluster_types[0].__name__}
-told["unreadable"] = error_of(RAFTKV_NNODES="two")
-told["too few"] = error_of(RAFTKV_NNODES="2")
+results = {"first": ClusterEnv._cluster_types[0].__name__}
+results["unreadable"] = error_of(RAFTKV_NNODES="two")
+results["too few"] = error_of(RAFTKV_NNODES="2")
 del os.environ["RAFTKV_JOB"]
-told["no job"] = RaftKVCluster.is_env_present()
+results["no job"] = RaftKVCluster.is_env_present()
 os.environ.update(RAFTKV_RUN_ID="j", RAFTKV_RANK="3", RAFTKV_WORLD_SIZE="4", LOCAL_WORLD_SIZE="2", LOCAL_RANK="1",
                   MASTER_ADDR="::1", MASTER_PORT="29400")
 address = RaftKVCluster.get_coordinator_address(None, None)
-told["worker"] = [RaftKVCluster.is_env_present(), address, RaftKVCluster.get_process_count(),
+results["worker"] = [RaftKVCluster.is_env_present(), address, RaftKVCluster.get_process_count(),
                   RaftKVCluster.get_process_id(), RaftKVCluster.get_local_process_id()]
 del os.environ["LOCAL_RANK"]
 try:
     RaftKVCluster.get_coordinator_address(None, None)
 except Exception as error:
-    told["no worker"] = f"{type(error).__name__}: {error}"
-print(json.dumps(told))
+    results["no worker"] = f"{type(error).__name__}: {error}"
+print(json.dumps(results))
 """
 
 
@@ -82,10 +82,10 @@ def test_processes_of_a_job_find_each_other_and_leave_nothing(raftkv_cluster: Lo
 
 @pytest.mark.long
 def test_what_cannot_work_is_told_in_one_line(raftkv_cluster: LocalCluster):
-    told = json.loads(ended(start(raftkv_cluster, REFUSALS)))
-    assert told["first"] == "RaftKVCluster"
-    assert told["unreadable"].startswith("ConfigError: RAFTKV_NNODES is N or MIN:MAX (set to 'two')")
-    assert told["too few"].startswith("JoinTimeout: run 'j' did not begin within 1 s: 1 of at least 2")
-    assert told["no job"] is False
-    assert told["worker"] == [True, "[::1]:29400", 4, 3, 1]
-    assert told["no worker"].startswith("ConfigError: the environment is none of a worker")
+    results = json.loads(ended(start(raftkv_cluster, REFUSALS)))
+    assert results["first"] == "RaftKVCluster"
+    assert results["unreadable"].startswith("ConfigError: RAFTKV_NNODES is N or MIN:MAX (set to 'two')")
+    assert results["too few"].startswith("JoinTimeout: run 'j' did not begin within 1 s: 1 of at least 2")
+    assert results["no job"] is False
+    assert results["worker"] == [True, "[::1]:29400", 4, 3, 1]
+    assert results["no worker"].startswith("ConfigError: the environment is none of a worker")

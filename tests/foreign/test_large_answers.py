@@ -66,12 +66,12 @@ class Size:
             word = f"{self.name}-{number:05d} ".encode()
             yield f"{self.prefix}{number:05d}", (word * (self.value_bytes // len(word) + 1))[: self.value_bytes]
 
-    def told(self) -> list[object]:
+    def digest(self) -> list[object]:
         """What a reader says that got them all."""
-        return told_by(value for _, value in self.items())
+        return digest_of(value for _, value in self.items())
 
 
-def told_by(values: Iterable[bytes]) -> list[object]:
+def digest_of(values: Iterable[bytes]) -> list[object]:
     """What a reader of these values says: how many, and the SHA-256 of all their bytes."""
     digest, count = hashlib.sha256(), 0
     for value in values:
@@ -163,9 +163,9 @@ def _read(name: str, endpoint: str, store: Store, sizes: tuple[Size, ...]) -> No
     done = subprocess.run(
         command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=False
     )
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    expected = [size.told() for _, size in reads]
-    assert (told, done.returncode) == (expected, 0), done.stderr.decode(errors="replace")[-3000:]
+    read = [json.loads(line) for line in done.stdout.splitlines()]
+    expected = [size.digest() for _, size in reads]
+    assert (read, done.returncode) == (expected, 0), done.stderr.decode(errors="replace")[-3000:]
 
 
 def _paced(messages: Iterable[bytes]) -> Iterator[bytes]:
@@ -212,12 +212,12 @@ def test_a_slow_reader_on_grpcio_gets_every_chunk_and_event(one: Store) -> None:
     with Wire(one.cluster.endpoints) as wire:
         chunks = wire.channel().unary_stream(RANGE_STREAM)(request.SerializeToString(), timeout=TIMEOUT_S)
         parts = [rpc_pb2.RangeStreamResponse.FromString(part) for part in _paced(chunks)]
-        assert told_by(kv.value for part in parts for kv in part.range_response.kvs) == size.told()
+        assert digest_of(kv.value for part in parts for kv in part.range_response.kvs) == size.digest()
         asked: queue.Queue[bytes] = queue.Queue()
         asked.put(_watch_request(one, size))
         responses = wire.channel().stream_stream(WATCH)(iter(asked.get, None), timeout=TIMEOUT_S)
         values = itertools.islice(_values(_paced(responses)), size.values)
-        assert told_by(values) == size.told()
+        assert digest_of(values) == size.digest()
         responses.cancel()
 
 
@@ -240,14 +240,14 @@ def test_a_slow_reader_on_our_own_channel_gets_every_chunk_and_event(one: Store)
         async with Channel(one.cluster.endpoints[0]) as channel:
             parts = [part async for part in taken(channel, RANGE_STREAM, request.SerializeToString())]
             kvs = (kv for part in parts for kv in rpc_pb2.RangeStreamResponse.FromString(part).range_response.kvs)
-            assert told_by(kv.value for kv in kvs) == size.told()
+            assert digest_of(kv.value for kv in kvs) == size.digest()
             values: list[bytes] = []
             async with contextlib.aclosing(taken(channel, WATCH, _watch_request(one, size))) as responses:
                 async for response in responses:
                     values.extend(_values([response]))
                     if len(values) == size.values:
                         break
-            assert told_by(values) == size.told()
+            assert digest_of(values) == size.digest()
 
     asyncio.run(read())
 

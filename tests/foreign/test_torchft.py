@@ -24,10 +24,10 @@ print(client.quorum("asks", timedelta(seconds=60), step=1, data={"told": "on"}).
 def leader_of(cluster: LocalCluster) -> LocalMember:
     """The member that leads now."""
     with cluster.connect() as kv:
-        told = kv.status()
+        statuses = kv.status()
     return next(
         member
-        for member, status in zip(cluster.members, told, strict=True)
+        for member, status in zip(cluster.members, statuses, strict=True)
         if not status.error and status.member_id == status.leader_id
     )
 

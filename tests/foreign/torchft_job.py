@@ -51,7 +51,7 @@ class Step:
 
 
 class Replica:
-    """One replica and what it has told."""
+    """One replica and what it has reported."""
 
     def __init__(self, name: str, lighthouse: str, log: Path) -> None:
         self.steps: list[Step] = []
@@ -104,7 +104,7 @@ class Replica:
         return self.steps[-1]
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is gone and all that it told is read."""
+        """SIGKILL; returns when it is gone and all that it reported is read."""
         self.process.kill()
         self.process.wait()
         self._reader.join()

@@ -28,7 +28,7 @@ REFUSED = Failure("INVALID_ARGUMENT", "etcdserver: key is not provided", definit
 
 
 class Story:
-    """The true order of writes, from revision 2 on, and the operations told from it.
+    """The true order of writes, from revision 2 on, and the operations that follow from it.
 
     >>> story = Story(Put("k", "1"), Put("k", "2"))
     >>> story.write(2, 0, 10).read("k", 3, 20, 30).history().store.last
@@ -64,7 +64,7 @@ class Story:
         result = RangeResult(self._model.read(key, rev=rev))
         return self._tell(Range(key, serializable=True), rev, result, call, returned, changes)
 
-    def told(self, request: Request, result: Result, rev: int, call: int, returned: int, **changes: Any) -> Story:
+    def answered(self, request: Request, result: Result, rev: int, call: int, returned: int, **changes: Any) -> Story:
         """Any answered operation."""
         return self._tell(request, rev, result, call, returned, changes)
 

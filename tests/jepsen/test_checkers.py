@@ -57,7 +57,7 @@ GOOD = {
     .read("k", 3, 4, 5)
     .write(4, 6, 7)
     .read("k", 4, 8, 9),
-    "delete of nothing": Story().told(Delete("k"), DeleteResult(0), 1, 0, 10),
+    "delete of nothing": Story().answered(Delete("k"), DeleteResult(0), 1, 0, 10),
     "lost put that happened": Story(Put("k", "a")).lost(Put("k", "a"), 0, 10).read("k", 2, 20, 30),
     "lost put that never happened": Story().lost(Put("k", "a"), 0, 10).read("k", 1, 20, 30),
     "lost put that happened much later": Story(Put("k", "b"), Put("k", "a"))
@@ -78,7 +78,7 @@ GOOD = {
     "swap that held": Story(Put("k", "a"), swap("k", "a", "b")).write(2, 0, 10).write(3, 20, 30),
     "swap that failed": Story(Put("k", "a"))
     .write(2, 0, 10)
-    .told(swap("k", "z", "b"), TxnResult(False, (found(kv("k", "a", 2)),)), 2, 20, 30),
+    .answered(swap("k", "z", "b"), TxnResult(False, (found(kv("k", "a", 2)),)), 2, 20, 30),
     "lost swap, seen": Story(Put("k", "a"), swap("k", "a", "b"))
     .write(2, 0, 10)
     .lost(swap("k", "a", "b"), 20, 30)
@@ -90,7 +90,7 @@ GOOD = {
     .write(2, 0, 1)
     .write(3, 2, 3)
     .write(4, 4, 5)
-    .told(Range("k", rev=3), found(kv("k", "b", 3, 2, 2)), 4, 6, 7),
+    .answered(Range("k", rev=3), found(kv("k", "b", 3, 2, 2)), 4, 6, 7),
     "interval delete": Story(Txn((), (Put("a", "1"), Put("b", "2"))), Delete("a", "c"))
     .write(2, 0, 10)
     .write(3, 20, 30)
@@ -108,7 +108,7 @@ def test_good_stories_pass(story: Story) -> None:
 def silent_loss() -> Story:
     """Acknowledged at revision 3, but the store ends at 2."""
     story = Story(Put("k", "a")).write(2, 0, 10)
-    return story.told(Put("k", "b"), PutResult(), 3, 20, 30).read("k", 2, 40, 50)
+    return story.answered(Put("k", "b"), PutResult(), 3, 20, 30).read("k", 2, 40, 50)
 
 
 def twice() -> Story:
@@ -140,11 +140,11 @@ def torn() -> Story:
 BAD_REPLAY = {
     "acknowledged write beyond the end": (silent_loss(), "lost write"),
     "acknowledged write replaced": (
-        Story(Put("k", "other")).told(Put("k", "a"), PutResult(), 2, 0, 10).lost(Put("k", "other"), 0, 10),
+        Story(Put("k", "other")).answered(Put("k", "a"), PutResult(), 2, 0, 10).lost(Put("k", "other"), 0, 10),
         "wrong write",
     ),
     "two acknowledgements of one revision": (
-        Story(Put("k", "a")).write(2, 0, 10).told(Put("j", "b"), PutResult(), 2, 20, 30),
+        Story(Put("k", "a")).write(2, 0, 10).answered(Put("j", "b"), PutResult(), 2, 20, 30),
         "duplicate revision",
     ),
     "applied twice": (twice(), "applied twice"),
@@ -185,7 +185,7 @@ BAD_REPLAY = {
         .write(2, 0, 1)
         .write(3, 2, 3)
         .write(4, 4, 5)
-        .told(Range("k", rev=2), found(kv("k", "c", 4, 2, 3)), 4, 6, 7),
+        .answered(Range("k", rev=2), found(kv("k", "c", 4, 2, 3)), 4, 6, 7),
         "wrong read",
     ),
     "stale read that never was": (
@@ -200,13 +200,13 @@ BAD_REPLAY = {
     "failed swap that should hold": (
         Story(Put("k", "a"))
         .write(2, 0, 10)
-        .told(swap("k", "a", "b"), TxnResult(False, (found(kv("k", "a", 2)),)), 2, 20, 30),
+        .answered(swap("k", "a", "b"), TxnResult(False, (found(kv("k", "a", 2)),)), 2, 20, 30),
         "wrong read",
     ),
     "swap that should fail": (
         Story(Put("k", "a"), Put("k", "b"))
         .write(2, 0, 10)
-        .told(swap("k", "z", "b"), TxnResult(True, (found(kv("k", "a", 2)), PutResult())), 3, 20, 30),
+        .answered(swap("k", "z", "b"), TxnResult(True, (found(kv("k", "a", 2)), PutResult())), 3, 20, 30),
         "wrong answer",
     ),
     "wrong previous value": (
@@ -220,10 +220,10 @@ BAD_REPLAY = {
         "wrong answer",
     ),
     "deleted nothing, says the answer": (
-        Story(Put("k", "a")).write(2, 0, 10).told(Delete("k"), DeleteResult(0), 2, 20, 30),
+        Story(Put("k", "a")).write(2, 0, 10).answered(Delete("k"), DeleteResult(0), 2, 20, 30),
         "wrong read",
     ),
-    "answer from beyond the end": (Story().told(Range("k"), found(), 5, 0, 10), "lost revision"),
+    "answer from beyond the end": (Story().answered(Range("k"), found(), 5, 0, 10), "lost revision"),
     "revision not read back": (unread(), "unreadable"),
     "a key out of nowhere": (state_differs(), "wrong state"),
 }
@@ -247,34 +247,34 @@ BAD_LINEAR = {
     "read of an old value": three().write(2, 0, 1).write(3, 2, 3).read("k", 2, 4, 5),
     "read of a future value": Story(Put("k", "a")).read("k", 2, 0, 1).write(2, 2, 3),
     "read of nothing after put": Story(Put("k", "a")).write(2, 0, 1).read("k", 1, 2, 3),
-    "value of nobody": Story(Put("k", "a")).write(2, 0, 1).told(Range("k"), value("z"), 2, 2, 3),
+    "value of nobody": Story(Put("k", "a")).write(2, 0, 1).answered(Range("k"), value("z"), 2, 2, 3),
     "new, then old again": three().write(2, 0, 1).write(3, 2, 90).read("k", 3, 10, 20).read("k", 2, 30, 40),
     "two readers disagree on order": three()
     .write(2, 0, 90)
     .write(3, 0, 90)
-    .told(Range("k"), value("a"), 0, 91, 92)
-    .told(Range("k"), value("b"), 0, 93, 94),
+    .answered(Range("k"), value("a"), 0, 91, 92)
+    .answered(Range("k"), value("b"), 0, 93, 94),
     "two swaps from one value": Story(Put("k", "a"), swap("k", "a", "b"), swap("k", "b", "c"))
     .write(2, 0, 1)
     .write(3, 10, 20)
-    .told(swap("k", "a", "c"), TxnResult(True, (value("a"), PutResult())), 4, 10, 20),
+    .answered(swap("k", "a", "c"), TxnResult(True, (value("a"), PutResult())), 4, 10, 20),
     "swap failed on its own value": Story(Put("k", "a"))
     .write(2, 0, 1)
-    .told(swap("k", "a", "b"), TxnResult(False, (value("a"),)), 2, 2, 3),
+    .answered(swap("k", "a", "b"), TxnResult(False, (value("a"),)), 2, 2, 3),
     "lost put vanishes after it was seen": Story(Put("k", "a"))
     .lost(Put("k", "a"), 0, 1)
     .read("k", 2, 2, 3)
     .read("k", 1, 4, 5),
     "lost put seen before its call": Story(Put("k", "a")).read("k", 2, 0, 1).lost(Put("k", "a"), 2, 3),
-    "refused put seen": Story().refused(Put("k", "a"), 0, 1).told(Range("k"), value("a"), 2, 2, 3),
+    "refused put seen": Story().refused(Put("k", "a"), 0, 1).answered(Range("k"), value("a"), 2, 2, 3),
     "delete did nothing": Story(Put("k", "a"), Delete("k")).write(2, 0, 1).write(3, 2, 3).read("k", 2, 4, 5),
-    "delete of what is not there": Story().told(Delete("k"), DeleteResult(1), 2, 0, 1),
+    "delete of what is not there": Story().answered(Delete("k"), DeleteResult(1), 2, 0, 1),
     "wrong previous value": Story(Put("k", "a"), Put("k", "b", previous=True))
     .write(2, 0, 1)
     .write(3, 2, 3, result=PutResult(kv("k", "z", 2))),
     "failed blind guard": Story(Put("k", "a"))
     .write(2, 0, 1)
-    .told(Txn((Compare("k", "value", "=", "a"),), (Put("k", "b"),)), TxnResult(False, ()), 2, 2, 3),
+    .answered(Txn((Compare("k", "value", "=", "a"),), (Put("k", "b"),)), TxnResult(False, ()), 2, 2, 3),
 }
 
 
@@ -292,7 +292,7 @@ def test_search_out_of_steps_is_a_violation() -> None:
 def test_an_unseen_lost_put_may_explain_a_blind_failure() -> None:
     guarded = Txn((Compare("k", "value", "=", "a"),), (Put("k", "b"),))
     story = Story(Put("k", "a"), Put("k", "lost"))
-    story.write(2, 0, 1).lost(Put("k", "lost"), 2, 3).told(guarded, TxnResult(False, ()), 3, 4, 5)
+    story.write(2, 0, 1).lost(Put("k", "lost"), 2, 3).answered(guarded, TxnResult(False, ()), 3, 4, 5)
     assert linear.check(story.history()) == []
 
 
@@ -314,7 +314,7 @@ def added(number: int, kind: str = "ok") -> Operation:
     story = Story()
     request = Put(f"s/{number}", str(number))
     if kind == "ok":
-        story.told(request, PutResult(), number + 2, number, number + 1)
+        story.answered(request, PutResult(), number + 2, number, number + 1)
     else:
         (story.lost if kind == "info" else story.refused)(request, number, number + 1)
     return story.operations[0]
@@ -324,7 +324,7 @@ def read_of(*numbers: int, at: int = 100) -> Operation:
     """The last read of a set."""
     return (
         Story()
-        .told(Range("s/", "s0"), found(*(kv(f"s/{n}", str(n), n + 2) for n in numbers)), 9, at, at + 1)
+        .answered(Range("s/", "s0"), found(*(kv(f"s/{n}", str(n), n + 2) for n in numbers)), 9, at, at + 1)
         .operations[0]
     )
 

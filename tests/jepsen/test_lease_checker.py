@@ -36,7 +36,7 @@ LOST = Failure("UNAVAILABLE", "Socket closed", definite=False)
 
 
 class Life:
-    """A lease and its key: times in seconds; every request takes 0.1 s unless told otherwise.
+    """A lease and its key: times in seconds; every request takes 0.1 s unless a test says otherwise.
 
     The store begins with the key at revision 2 (see ``keyed``), and ``ended`` deletes it at the next revision.
     """
@@ -83,7 +83,7 @@ class Life:
         """A read of the store as it is now."""
         return self.ask(at, Range("~l/", "~l0"), RangeResult(tuple(self._living.values())), took=took)
 
-    def told(self, at: float, ttl: int) -> Life:
+    def time_to_live(self, at: float, ttl: int) -> Life:
         """What is left of it."""
         return self.ask(at, TimeToLive(ID), LeaseResult(ttl, 2 if ttl >= 0 else 0))
 
@@ -102,8 +102,8 @@ class Life:
 
     def rules(self) -> set[str]:
         self.store.states[self.store.last] = tuple(self._living.values())
-        told = History(self.operations, self.events, self.store, self.streams)
-        return {violation.rule for violation in lease.check(told)}
+        history = History(self.operations, self.events, self.store, self.streams)
+        return {violation.rule for violation in lease.check(history)}
 
     def _become(self, rev: int, change: Change) -> None:
         self.store.last = rev
@@ -128,8 +128,8 @@ GOOD = {
     "revoked, unanswered": born().ask(1, Revoke(ID), LOST).ended().read(1.2),
     "renewal too late": born().read(1.9).ended().read(2.1).ask(2.3, KeepAlive(ID), LeaseResult(0)),
     "put too late": born().ended().read(2.3).ask(3, Put("~l/b", "x", lease=ID), GONE),
-    "without keys": Life().grant(0).told(1, 1).told(2.2, -1),
-    "zero left": born().told(2.0, 0).ended().read(2.2),
+    "without keys": Life().grant(0).time_to_live(1, 1).time_to_live(2.2, -1),
+    "zero left": born().time_to_live(2.0, 0).ended().read(2.2),
     "all keys at once": Life().grant(0).keyed(0.2, "a", "b").keyed(0.4, "c").ended("a", "b", "c").read(2.3),
     "two leases": Life()
     .grant(0)
@@ -164,7 +164,7 @@ BAD = {
     ),
     "read too early": (born().ended().read(1.8), "L2 early"),
     "watched too early": (born().ended().watched(1.9), "L2 early"),
-    "told too early": (Life().grant(0).told(1, -1), "L2 early"),
+    "answered too early": (Life().grant(0).time_to_live(1, -1), "L2 early"),
     "renewal refused too early": (born().ask(1, KeepAlive(ID), LeaseResult(0)), "L2 early"),
     "put refused too early": (born().ask(1, Put("~l/b", "x", lease=ID), GONE), "L2 early"),
     "early after a renewal": (born().renew(1).ended().read(2.5), "L2 early"),
@@ -173,10 +173,10 @@ BAD = {
     "early after a fault": (born().fault(0.5, 1).ended().read(1.5), "L2 early"),
     "late": (born().read(5.2).ended().read(5.4), "L3 late"),
     "never": (born().read(60), "L3 late"),
-    "late without keys": (Life().grant(0).told(5.2, 0), "L3 late"),
+    "late without keys": (Life().grant(0).time_to_live(5.2, 0), "L3 late"),
     "late after a fault": (born().fault(1, 3).ask(3.1, Put("q", "q"), LOST).read(6.3).ended().read(7), "L3 late"),
     "renewed after its end": (born().ended().read(2.2).renew(3), "L5 after its end"),
-    "told alive after its end": (born().ended().read(2.2).told(3, 1), "L5 after its end"),
+    "answered alive after its end": (born().ended().read(2.2).time_to_live(3, 1), "L5 after its end"),
     "renewed after it was refused": (
         born().ask(2.2, KeepAlive(ID), LeaseResult(0)).ask(3, KeepAlive(ID), LeaseResult(2)),
         "L5 after its end",
@@ -202,5 +202,5 @@ def test_every_guarantee_is_broken_at_least_twice() -> None:
 def test_lateness_is_counted_from_the_last_renewal() -> None:
     life = born().renew(1).ended().read(3.2)
     life.rules()
-    told = History(life.operations, life.events, life.store, life.streams)
-    assert lease.lateness_s(told) == [pytest.approx(0.3)]
+    history = History(life.operations, life.events, life.store, life.streams)
+    assert lease.lateness_s(history) == [pytest.approx(0.3)]

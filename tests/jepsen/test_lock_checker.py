@@ -84,7 +84,7 @@ class Story:
         return self
 
     def held(self, key: str, call: float, back: float, token: int = 0, lease: int = 9) -> Story:
-        """Told to hold the lock."""
+        """Record that the lock was answered."""
         return self.ask(call, Lock(NAME, lease), HeldResult(f"{NAME}/{key}", token), back - call)
 
     def elected(self, key: str, call: float, back: float, token: int) -> Story:
@@ -133,7 +133,7 @@ GOOD = {
     "with tokens": two().held("a", 0.5, 1.5, 2).held("b", 1.5, 3.5, 3),
     "answer late": two().held("a", 0.5, 9, 2).held("b", 1.5, 3.5, 3),
     "held between": two().held("a", 0.5, 2.5).held("b", 1.5, 4.5),
-    "not told": two().ask(0.5, Lock(NAME, 9), LOST).held("b", 1.5, 3.5),
+    "not answered": two().ask(0.5, Lock(NAME, 9), LOST).held("b", 1.5, 3.5),
     "asked again for what it holds": two().held("a", 0.5, 1.5, 2).held("a", 1.6, 1.8, 2),
     "given up, then another": two()
     .ask(0, *ALIVE)
@@ -158,9 +158,9 @@ def test_good_stories_pass(story: Story) -> None:
 
 
 BAD = {
-    "told to hold after its key was gone": (two().held("a", 3.5, 4.5), "M2 not held"),
-    "told to hold while an older key lives": (two().held("b", 1.5, 1.9), "M2 not held"),
-    "told to hold what never was": (two().held("c", 0.5, 1.5), "M2 not held"),
+    "got the lock after its key was gone": (two().held("a", 3.5, 4.5), "M2 not held"),
+    "got the lock while an older key lives": (two().held("b", 1.5, 1.9), "M2 not held"),
+    "got a lock that never was": (two().held("c", 0.5, 1.5), "M2 not held"),
     "lease ended while it waited": (Story().come("a", "b").go("b").go("a").tick().held("b", 1.5, 3.5), "M2 not held"),
     "elected after its key was gone": (led().elected("a", 3.5, 4.5, 2), "M2 not held"),
     "wrong token": (two().held("a", 0.5, 1.5, 3), "M1 wrong token"),

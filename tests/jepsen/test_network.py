@@ -165,7 +165,7 @@ def leader_cut_off(system: str) -> Callable[[Path], None]:
         options = Options(settings, "register", "cut-leader", seed=3, faults=1, time_s=None, runs=runs)
         report = asyncio.run(run(options))
         assert report.verdict.lines() == []
-        # Somebody else had to be elected, for the leader heard and told nobody.
+        # Somebody else had to be elected, for the leader heard and reached nobody.
         assert report.figures["terms"] > FIRST_TERM[system]
 
     return go

@@ -77,7 +77,7 @@ def stream(
     attempt: int = 0,
     lasting: bool = False,
 ) -> Stream:
-    """A watcher of everything, unless told otherwise."""
+    """A watcher of everything, unless a test says otherwise."""
     request = dataclasses.replace(wanted or Watched("\0", "\0"), start=start)
     whole = [first or created(), *messages]
     return Stream("w", attempt, member, request, 40, whole, (1, 1), 200, lasting)
@@ -89,13 +89,13 @@ ALL = (*tuple(sent(event) for event in EVENTS[:4]), sent(PUT_X, PUT_Y), sent(PUT
 
 def history(*streams: Stream, compacting: int = 0, ending: int = 0) -> History:
     """The true story, watched; at the end watchers had to reach `ending`, if that is given."""
-    told = truth().history()
+    run = truth().history()
     if compacting:
-        told.events.append({"event": "compacting", "at": 60, "rev": compacting})
+        run.events.append({"event": "compacting", "at": 60, "rev": compacting})
     if ending:
-        told.events.append({"event": "ending", "at": 70, "rev": ending})
-    told.streams = list(streams)
-    return told
+        run.events.append({"event": "ending", "at": 70, "rev": ending})
+    run.streams = list(streams)
+    return run
 
 
 PREVIOUS = Watched("\0", "\0", previous=True)
@@ -188,7 +188,7 @@ BAD: dict[str, tuple[History, str]] = {
         "W7 wrong previous",
     ),
     "from before the start": (history(stream(*ALL[1:], start=4, first=created(7))), "W8 before start"),
-    "future watcher told the past": (history(stream(*ALL[4:], start=7, first=created(3))), "W8 before start"),
+    "future watcher sent the past": (history(stream(*ALL[4:], start=7, first=created(3))), "W8 before start"),
     "future watcher given a bookmark": (history(stream(mark(3), start=7)), "W8 bookmark before start"),
     "bookmark would lead back": (history(stream(mark(2), ALL[4], start=6)), "W8 bookmark before start"),
     "header goes back": (history(stream(sent(PUT_2, rev=6), sent(PUT_3, rev=5))), "W9 went back"),
@@ -260,7 +260,7 @@ def test_any_response_dropped_repeated_or_swapped_is_flagged(
 
 
 @pytest.mark.parametrize(
-    ("told", "start"),
+    ("stream_before", "start"),
     [
         (stream(*ALL[:3]), 5),
         (stream(*ALL[:3], mark(6)), 7),
@@ -272,8 +272,8 @@ def test_any_response_dropped_repeated_or_swapped_is_flagged(
         (stream(mark(3), start=7), 7),
     ],
 )
-def test_where_a_watcher_resumes(told: Stream, start: int) -> None:
-    assert told.next_start() == start
+def test_where_a_watcher_resumes(stream_before: Stream, start: int) -> None:
+    assert stream_before.next_start() == start
 
 
 def test_streams_survive_their_file(tmp_path: Path) -> None:

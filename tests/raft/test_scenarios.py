@@ -1,4 +1,4 @@
-"""Runs the golden scenarios: each file of ``testdata/`` is one story of the protocol, told by its name."""
+"""Runs the golden scenarios: each file of ``testdata/`` is one story of the protocol, which its name sums up."""
 
 from __future__ import annotations
 

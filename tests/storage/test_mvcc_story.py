@@ -1,4 +1,4 @@
-"""Stories of a store, told in commands with the answers beside them; each runs on both engines."""
+"""Stories of a store: commands with the answers beside them; each runs on both engines."""
 
 from __future__ import annotations
 

@@ -135,14 +135,14 @@ def test_a_running_store_becomes_a_received_one(tmp_path: Path) -> None:
     writer = ScriptedWriter()
     store = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES), writer)
     fill(store, 50)
-    told: list[str] = []
-    store.compact(40, lambda: told.append("compacted"))
+    called: list[str] = []
+    store.compact(40, lambda: called.append("compacted"))
     store.set_applied(store.applied_index, store.applied_term)
     store.commit()
     fill(store, 3)
-    store.flush(lambda: told.append("flushed"))
+    store.flush(lambda: called.append("flushed"))
     store.install(tmp_path / "received")
-    assert told == ["flushed"]
+    assert called == ["flushed"]
     writer.run_all()
     assert (store.applied_index, store.durable_index, store.compact_revision) == (300, 300, 280)
     assert store.range(b"\x00", b"\x00").kvs == sender.range(b"\x00", b"\x00").kvs
@@ -152,7 +152,7 @@ def test_a_running_store_becomes_a_received_one(tmp_path: Path) -> None:
         store.compaction_step()
         store.commit()
         writer.run_all()
-    assert told == ["flushed", "compacted"]
+    assert called == ["flushed", "compacted"]
     finish(sender)
     jobs: list = []
     store.hash_kv(0, lambda job: jobs.append(job()))

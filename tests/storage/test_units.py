@@ -160,14 +160,14 @@ def test_a_poisoned_store_commits_nothing_more() -> None:
 def test_what_was_asked_for_in_the_middle_of_an_entry_happens_at_its_end() -> None:
     backend, writer = MemoryBackend(), ScriptedWriter()
     store = Store.open(backend, writer)
-    told: list[int] = []
+    called: list[int] = []
     txn = store.begin()
     txn.put(b"a", b"1")
-    store.flush(lambda: told.append(store.durable_index))
+    store.flush(lambda: called.append(store.durable_index))
     assert (len(writer), store.is_changing) == (0, True)
     txn.end()
     assert store.is_changing
     store.set_applied(1, 1)
     assert (len(writer), store.is_changing) == (1, False)
     writer.run_all()
-    assert told == [1]
+    assert called == [1]

@@ -33,8 +33,8 @@ async def _watched(task: Task) -> list[bytes]:
     async with _connect(task) as client:
         ready, values = CondVar(), []
         writer = asyncio.create_task(_write(client, ready, task))
-        async for told in client.watch_prefix(task.prefix.encode(), ready_event=ready):
-            values.append(bytes(told.value))
+        async for event in client.watch_prefix(task.prefix.encode(), ready_event=ready):
+            values.append(bytes(event.value))
             if len(values) == task.count:
                 break
         await writer

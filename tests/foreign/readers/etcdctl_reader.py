@@ -18,8 +18,8 @@ def ranged(task: Task) -> Iterator[bytes]:
 
 def watched(task: Task) -> Iterator[bytes]:
     """The values of the events under a prefix since a revision: the last of an event's three lines."""
-    told = _ctl(task, "watch", "--prefix", task.prefix, "--rev", str(task.revision), lines=3 * task.count)
-    for number, line in enumerate(told):
+    output = _ctl(task, "watch", "--prefix", task.prefix, "--rev", str(task.revision), lines=3 * task.count)
+    for number, line in enumerate(output):
         if number % 3 == 2:
             yield line
 

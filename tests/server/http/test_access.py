@@ -55,7 +55,7 @@ def test_another_host_is_refused(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cors", "origin", "told"),
+    ("cors", "origin", "allow_origin"),
     [
         (("*",), "", "*"),
         (("*",), "http://b:1", "*"),
@@ -64,8 +64,8 @@ def test_another_host_is_refused(method: str) -> None:
         (("http://a:1",), "", None),
     ],
 )
-def test_what_browsers_are_told(cors: tuple[str, ...], origin: str, told: str | None) -> None:
+def test_which_cors_header_browsers_get(cors: tuple[str, ...], origin: str, allow_origin: str | None) -> None:
     access = HttpAccess(_serve, ("*",), cors)
     status, body, headers = _ask(access, (("origin", origin),) if origin else ())
-    assert (status, body, headers.get("access-control-allow-origin")) == (200, b"served", told)
+    assert (status, body, headers.get("access-control-allow-origin")) == (200, b"served", allow_origin)
     assert _ask(access, (("origin", origin),), "OPTIONS")[:2] == (200, b"")

@@ -65,7 +65,7 @@ class Sender:
 
 
 class MemoryDisk:
-    """Durable at once, or when told."""
+    """Durable at once, or when the test says so."""
 
     def __init__(self) -> None:
         self.held: list[Batch] | None = None

@@ -87,13 +87,13 @@ def test_an_entry_under_way_holds_back_what_follows_and_nothing_else() -> None:
         applied = world.node.applied
         read, later = _Read(world), propose(world, put(b"new"), Kind.PUT)
         world.node.read(read)
-        told: list[str] = []
-        world.node.applying.when_whole(lambda: told.append("whole"))
+        called: list[str] = []
+        world.node.applying.when_whole(lambda: called.append("whole"))
         for _ in range(3):
             await asyncio.sleep(0)
         # The log goes on: the put is committed, but not applied, and readers see what was before.
         assert world.node.raw.raft.log.committed == applied + 2
-        assert (world.node.applied, deletion.outcome, later.outcome, told) == (applied, None, None, [])
+        assert (world.node.applied, deletion.outcome, later.outcome, called) == (applied, None, None, [])
         assert count(world) == KEYS
         assert world.machine.store.durable_index <= applied
         await passes(world, lambda: later.outcome is not None and read.found is not None)
@@ -101,7 +101,7 @@ def test_an_entry_under_way_holds_back_what_follows_and_nothing_else() -> None:
         assert deletion.outcome.error is None
         assert read.found in (0, 1)  # the deletion is seen, the put perhaps
         assert count(world) == 1
-        assert (world.node.applied, told) == (applied + 2, ["whole"])
+        assert (world.node.applied, called) == (applied + 2, ["whole"])
         assert world.failures == []
         assert world.machine.reopened().store.applied_index == applied + 2
 

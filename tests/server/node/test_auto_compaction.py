@@ -21,7 +21,7 @@ HOUR_S = 3600.0
 
 @dataclass
 class FakeMember:
-    """Proposes at once, and answers as told."""
+    """Proposes at once, and answers as the test says."""
 
     policy: Policy
     revision: int = 0

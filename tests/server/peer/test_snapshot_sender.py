@@ -160,10 +160,10 @@ def test_every_send_ends_in_one_report_unless_another_follows(
                 await asyncio.sleep(0.001)
                 world.sender.give_up("a test says so")
         for to in (2, 3):
-            told = "".join(what[0] for peer, what in events if peer == to)
-            assert "rr" not in told, "a report that nobody waits for"
-            assert not told.startswith("r"), "a report that nobody waits for"
-            assert not told.endswith("s"), f"member {to} would stay in SNAPSHOT for ever"
+            sequence = "".join(what[0] for peer, what in events if peer == to)
+            assert "rr" not in sequence, "a report that nobody waits for"
+            assert not sequence.startswith("r"), "a report that nobody waits for"
+            assert not sequence.endswith("s"), f"member {to} would stay in SNAPSHOT for ever"
         assert not world.sender.in_flight
         assert world.files == []
 

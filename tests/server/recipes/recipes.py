@@ -1,4 +1,4 @@
-"""The Lock and Election services on a member that is only a store: entries and reads are carried out when told to.
+"""The Lock and Election services on a member that is only a store: entries and reads are carried out on command.
 
 member = RecipeMember(leases=(10, 11))
 waiting = member.lock(b"n", 11)          # a task, already at its first wait
@@ -56,7 +56,7 @@ class Granted:
 
 
 class ManualNode(AwaitableNode):
-    """Keeps proposals and reads until told what becomes of them."""
+    """Keeps proposals and reads until the test says what becomes of them."""
 
     term = 3
 

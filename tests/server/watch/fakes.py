@@ -1,4 +1,4 @@
-"""A client's end of a watch stream, in memory: it reads when told, so that a test decides who is slow."""
+"""A client's end of a watch stream, in memory: it reads on command, so that a test decides who is slow."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from report import Report, run
 async def status_and_members(report: Report) -> None:
     """The library reads the status and finds the leader among the members."""
     async with connect(report) as client:
-        told = await client.status()
-        report.step("status", told.version.count("."), told.db_size > 0, told.raft_index > 0, told.raft_term > 0)
-        report.step("leader", told.leader.name.startswith("m"))
+        found = await client.status()
+        report.step("status", found.version.count("."), found.db_size > 0, found.raft_index > 0, found.raft_term > 0)
+        report.step("leader", found.leader.name.startswith("m"))
         urls = sorted([url async for member in client.members() for url in member.client_urls])
         report.step("client URLs", urls == sorted(f"http://{endpoint}" for endpoint in report.endpoints))
         report.step("hash", await client.hash() > 0)

@@ -29,11 +29,11 @@ def failure(error: BaseException) -> Any:
     return [type(error).__name__, str(error)]
 
 
-def event(report: Report, told: Any) -> list[Any]:
+def event(report: Report, raw: Any) -> list[Any]:
     """Describe an event: kind, key, value, revision from the scenario's start, version, previous value."""
-    previous = text(told.prev_kv.value) if told.prev_kv and told.prev_kv.mod_revision else None
-    kv = told.kv
-    return [told.kind, report.name(kv.key), text(kv.value), report.rev(kv.mod_revision), kv.version, previous]
+    previous = text(raw.prev_kv.value) if raw.prev_kv and raw.prev_kv.mod_revision else None
+    kv = raw.kv
+    return [raw.kind, report.name(kv.key), text(kv.value), report.rev(kv.mod_revision), kv.version, previous]
 
 
 async def take(events: AsyncIterator[Any], count: int) -> list[Any]:
@@ -41,7 +41,7 @@ async def take(events: AsyncIterator[Any], count: int) -> list[Any]:
     return [await asyncio.wait_for(anext(events), WAIT_S) for _ in range(count)]
 
 
-async def told(report: Report, events: AsyncIterator[Any], count: int) -> list[list[Any]]:
+async def next_events(report: Report, events: AsyncIterator[Any], count: int) -> list[list[Any]]:
     """Take and describe `count` events."""
     return [event(report, one) for one in await take(events, count)]
 

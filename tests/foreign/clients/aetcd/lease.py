@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from common import connect, failure, key, told, until
+from common import connect, failure, key, next_events, until
 from report import Report, run
 
 
@@ -22,7 +22,7 @@ async def life(report: Report) -> None:
         report.step("refresh", answer.TTL, lease.id == answer.ID)
         events = aiter(await client.watch_prefix(report.prefix.encode(), prev_kv=True))
         await lease.revoke()
-        report.step("deleted in one revision", await told(report, events, 2))
+        report.step("deleted in one revision", await next_events(report, events, 2))
         report.step("ttl", await lease.remaining_ttl(), await lease.granted_ttl(), await lease.keys())
         report.step("refresh", (await lease.refresh()).TTL)
         await report.afails("revoke again", lease.revoke(), failure)
@@ -51,7 +51,7 @@ async def expiry(report: Report) -> None:
             return not alive or await client.get(key(report, "left")) is None
 
         await until(refreshed_and_gone, client, report)
-        report.step("expired", await told(report, events, 1))
+        report.step("expired", await next_events(report, events, 1))
         report.step("not early", time.monotonic() - begun >= 2)
         report.step("ttl", await left.remaining_ttl(), (await left.refresh()).TTL)
         report.step("kept", (await client.get(key(report, "kept"))).value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from common import connect, failure, key, take, told
+from common import connect, failure, key, next_events, take
 from report import WAIT_S, Report, run
 
 # Without these, grpc would wait longer and longer before it tries a dead member again.
@@ -31,7 +31,7 @@ async def member_dies(report: Report) -> None:
         report.step("value", (await client.get(a)).value)
         events = aiter(await client.watch(a, start_revision=seen.kv.mod_revision + 1))
         await client.put(a, b"2")
-        report.step("goes on", await told(report, events, 1))
+        report.step("goes on", await next_events(report, events, 1))
         report.step("the lease lives", (await lease.refresh()).TTL)
         await lease.revoke()
         report.step("and ends", await client.get(key(report, "leased")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import aetcd
-from common import connect, failure, key, take, told
+from common import connect, failure, key, next_events, take
 from report import Report, run
 
 
@@ -19,7 +19,7 @@ async def one_key(report: Report) -> None:
         await client.put(key(report, "ab"), b"not watched")
         await client.put(a, b"2")
         await client.delete(a)
-        report.step("events", await told(report, events, 3))
+        report.step("events", await next_events(report, events, 3))
         await watch.cancel()
         await client.put(a, b"3")
         report.step("after cancel", [one async for one in events])
@@ -34,9 +34,9 @@ async def prefix_and_txn(report: Report) -> None:
         puts = [t.put(key(report, name), name.encode()) for name in "bad"]
         await client.transaction(compare=[], success=[*puts, t.delete(key(report, "c"))], failure=[])
         await client.delete_prefix(report.prefix.encode())
-        report.step("put", await told(report, events, 1))
-        report.step("txn", await told(report, events, 4))
-        report.step("delete", await told(report, events, 3))
+        report.step("put", await next_events(report, events, 1))
+        report.step("txn", await next_events(report, events, 4))
+        report.step("delete", await next_events(report, events, 3))
 
 
 async def from_old_revision(report: Report) -> None:
@@ -52,9 +52,9 @@ async def from_old_revision(report: Report) -> None:
         deletes = aiter(await client.watch(a, start_revision=start, kind=aetcd.EventKind.DELETE))
         await client.put(a, b"4")
         await client.delete(a)
-        report.step("everything", await told(report, everything, 5))
-        report.step("puts", await told(report, puts, 3))
-        report.step("deletes", await told(report, deletes, 2))
+        report.step("everything", await next_events(report, everything, 5))
+        report.step("puts", await next_events(report, puts, 3))
+        report.step("deletes", await next_events(report, deletes, 2))
 
 
 async def compacted_start(report: Report) -> None:
@@ -70,7 +70,7 @@ async def compacted_start(report: Report) -> None:
         except aetcd.RevisionCompactedError as error:
             report.step("lost", report.rev(error.compacted_revision))
         events = aiter(await client.watch(a, start_revision=report.base + 3))
-        report.step("at the edge", await told(report, events, 2))
+        report.step("at the edge", await next_events(report, events, 2))
 
 
 async def once(report: Report) -> None:

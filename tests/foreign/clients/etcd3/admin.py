@@ -12,10 +12,10 @@ REFUSALS = ("FAILED_PRECONDITION", "UNIMPLEMENTED")
 
 def status(report: Report) -> None:
     """The library reads every field of the status, and finds the leader among the members."""
-    told = connect(report).status()
-    report.step("version", told.version.count("."), told.version[0].isdigit())
-    report.step("numbers", told.db_size > 0, told.raft_index > 0, told.raft_term > 0)
-    report.step("leader", told.leader.name.startswith("m"), len(list(told.leader.client_urls)))
+    answer = connect(report).status()
+    report.step("version", answer.version.count("."), answer.version[0].isdigit())
+    report.step("numbers", answer.db_size > 0, answer.raft_index > 0, answer.raft_term > 0)
+    report.step("leader", answer.leader.name.startswith("m"), len(list(answer.leader.client_urls)))
 
 
 def members(report: Report) -> None:

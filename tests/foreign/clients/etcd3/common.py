@@ -25,11 +25,11 @@ def failure(error: BaseException) -> Any:
     return [type(error).__name__, str(error)]
 
 
-def event(report: Report, told: Any) -> list[Any]:
+def event(report: Report, raw: Any) -> list[Any]:
     """Describe an event: its kind, key, value, revisions from the scenario's start, previous value."""
-    kind = type(told).__name__.removesuffix("Event")
-    previous = text(told.prev_value) if told._event.HasField("prev_kv") else None
-    return [kind, report.name(told.key), text(told.value), report.rev(told.mod_revision), told.version, previous]
+    kind = type(raw).__name__.removesuffix("Event")
+    previous = text(raw.prev_value) if raw._event.HasField("prev_kv") else None
+    return [kind, report.name(raw.key), text(raw.value), report.rev(raw.mod_revision), raw.version, previous]
 
 
 def take(events: Iterator[Any], count: int) -> list[Any]:
@@ -64,9 +64,9 @@ class Inbox:
         return found
 
 
-def metadata(report: Report, told: Any) -> list[int]:
+def metadata(report: Report, raw: Any) -> list[int]:
     """Describe a key's revisions and version."""
-    return [report.rev(told.create_revision), report.rev(told.mod_revision), told.version, told.lease_id]
+    return [report.rev(raw.create_revision), report.rev(raw.mod_revision), raw.version, raw.lease_id]
 
 
 def until(condition: Callable[[], bool], client: etcd3.Etcd3Client, report: Report) -> None:

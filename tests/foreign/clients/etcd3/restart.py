@@ -33,7 +33,7 @@ def member_dies(report: Report) -> None:
     resumed = Inbox()
     _watch_again(client, key, resumed, seen.mod_revision + 1)
     client.put(key, "2")
-    report.step("goes on", [event(report, told) for told in resumed.events(1)])
+    report.step("goes on", [event(report, raw) for raw in resumed.events(1)])
     report.step("the lease lives", lease.refresh()[0].TTL, [report.name(name) for name in lease.keys])
     lease.revoke()
     report.step("and ends", client.get(report.key("leased")))

@@ -17,7 +17,7 @@ def one_key(report: Report) -> None:
     client.put(report.key("ab"), "not watched")
     client.put(key, "2")
     client.delete(key)
-    report.step("events", [event(report, told) for told in take(events, 3)])
+    report.step("events", [event(report, raw) for raw in take(events, 3)])
     cancel()
     client.put(key, "3")
     report.step("after cancel", list(events))
@@ -33,8 +33,8 @@ def prefix_and_txn(report: Report) -> None:
     client.transaction(compare=[], success=[*puts, t.delete(report.key("c"))], failure=[])
     client.delete_prefix(report.prefix)
     for response in take(responses, 3):
-        told = [event(report, one) for one in response.events]
-        report.step("response", told, revision=report.rev(response.header.revision))
+        raw = [event(report, one) for one in response.events]
+        report.step("response", raw, revision=report.rev(response.header.revision))
     cancel()
 
 
@@ -47,7 +47,7 @@ def from_old_revision(report: Report) -> None:
     client.put(key, "4")
     events, cancel = client.watch(key, start_revision=report.base + 2, prev_kv=True)
     client.put(key, "5")
-    report.step("events", [event(report, told) for told in take(events, 5)])
+    report.step("events", [event(report, raw) for raw in take(events, 5)])
     cancel()
 
 
@@ -63,7 +63,7 @@ def several_on_one_stream(report: Report) -> None:
     for name in "abc":
         client.put(report.key(name), name)
     report.step("a and c", [event(report, inboxes[name].events(1)[0]) for name in "ac"])
-    report.step("everything", [event(report, told) for told in everything.events(3)])
+    report.step("everything", [event(report, raw) for raw in everything.events(3)])
     client.put(report.key("b"), "again")
     everything.events(1)
     report.step("b saw nothing", inboxes["b"]._queue.empty())
@@ -81,7 +81,7 @@ def compacted_start(report: Report) -> None:
     report.step("lost", type(error).__name__, report.rev(error.compacted_revision))
     at_the_edge = Inbox()
     client.add_watch_callback(key, at_the_edge, start_revision=report.base + 3)
-    report.step("at the edge", [event(report, told) for told in at_the_edge.events(2)])
+    report.step("at the edge", [event(report, raw) for raw in at_the_edge.events(2)])
 
 
 def future_start(report: Report) -> None:
@@ -91,7 +91,7 @@ def future_start(report: Report) -> None:
     client.add_watch_callback(key, inbox, start_revision=report.base + 3)
     for value in "1234":
         client.put(key, value)
-    report.step("events", [event(report, told) for told in inbox.events(2)])
+    report.step("events", [event(report, raw) for raw in inbox.events(2)])
 
 
 def once(report: Report) -> None:
@@ -111,8 +111,8 @@ def once(report: Report) -> None:
     while waiter.is_alive():
         client.put(key, "1")
         waiter.join(0.05)
-    told = found.next()
-    report.step("happened", type(told).__name__, told.value)
+    raw = found.next()
+    report.step("happened", type(raw).__name__, raw.value)
 
 
 def many(report: Report) -> None:
@@ -131,9 +131,9 @@ def many(report: Report) -> None:
     events = inbox.events(1000)
     for writer in writers:
         writer.join()
-    revisions = [report.rev(told.mod_revision) for told in events]
+    revisions = [report.rev(raw.mod_revision) for raw in events]
     report.step("all, in order", revisions == list(range(1, 1001)))
-    of_one = [told.value.decode() for told in events if report.name(told.key) == "3"]
+    of_one = [raw.value.decode() for raw in events if report.name(raw.key) == "3"]
     report.step("each writer's too", of_one == [str(number) for number in range(125)])
     replayed = Inbox()
     client.add_watch_prefix_callback(report.prefix, replayed, start_revision=report.base + 1)
@@ -151,9 +151,9 @@ def large_events(report: Report) -> None:
     for number in range(64):
         client.put(report.key(f"{number:02}"), bytes([number]) * 65536)
     events = inbox.events(64)
-    report.step("live", [len(told.value) for told in events] == [65536] * 64)
+    report.step("live", [len(raw.value) for raw in events] == [65536] * 64)
     client.add_watch_prefix_callback(report.prefix, replayed, start_revision=report.base + 1)
-    report.step("replayed", [told.value for told in replayed.events(64)] == [told.value for told in events])
+    report.step("replayed", [raw.value for raw in replayed.events(64)] == [raw.value for raw in events])
     client.delete_prefix(report.prefix)
 
 
@@ -165,7 +165,7 @@ def empty_range(report: Report) -> None:
     client.put(report.key("b"), "1")
     other = Inbox()
     client.add_watch_callback(report.key("b"), other, start_revision=report.base + 1)
-    report.step("another watch", [event(report, told) for told in other.events(1)])
+    report.step("another watch", [event(report, raw) for raw in other.events(1)])
     report.step("this one", inbox._queue.empty())
 
 
@@ -176,7 +176,7 @@ def with_leader_required(report: Report) -> None:
     inbox = Inbox()
     client.add_watch_callback(key, inbox, progress_notify=True)
     client.put(key, "1")
-    report.step("events", [event(report, told) for told in inbox.events(1)])
+    report.step("events", [event(report, raw) for raw in inbox.events(1)])
     report.step("keep-alive", client.lease(60).refresh()[0].TTL)
 
 

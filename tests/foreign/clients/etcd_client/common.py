@@ -16,8 +16,8 @@ from report import run as run_in_turn
 def run(*scenarios: Callable[[Report], Any]) -> NoReturn:
     """Play every scenario in order and end the process at once.
 
-    Threads of this client's tokio that go on while the interpreter ends may abort it, all steps told: that says
-    nothing of the server.
+    Threads of this client's tokio that go on while the interpreter ends may abort it, after all steps were reported:
+    that says nothing of the server.
     """
     run_in_turn(*scenarios, around=asyncio.run)
     os._exit(0)
@@ -51,10 +51,10 @@ def failure(error: BaseException) -> Any:
     return [type(error).__name__, str(error)]
 
 
-def event(report: Report, told: Any) -> list[Any]:
+def event(report: Report, raw: Any) -> list[Any]:
     """Describe an event."""
-    kind = "PUT" if told.event == type(told.event).PUT else "DELETE"
-    return [kind, report.name(told.key), text(told.value), None if told.prev_value is None else text(told.prev_value)]
+    kind = "PUT" if raw.event == type(raw.event).PUT else "DELETE"
+    return [kind, report.name(raw.key), text(raw.value), None if raw.prev_value is None else text(raw.prev_value)]
 
 
 class Watched:
@@ -67,8 +67,8 @@ class Watched:
 
     async def _read(self, open_watch: Callable[..., Any]) -> None:
         try:
-            async for told in open_watch(ready_event=self._ready):
-                self.events.put_nowait(told)
+            async for raw in open_watch(ready_event=self._ready):
+                self.events.put_nowait(raw)
         except GRPCStatusError as error:
             self.events.put_nowait(error)
 

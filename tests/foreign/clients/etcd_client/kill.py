@@ -58,7 +58,7 @@ async def watch_is_told(report: Report) -> None:
     one = Client([f"http://{report.endpoints[0]}"]).connect(QUICK)
     async with one as c, Watched(partial(c.watch, key(report, "a"))) as watched:
         report.order("kill", 0)
-        report.step("told", failure((await watched.take(1))[0])[0] != 0)
+        report.step("reported", failure((await watched.take(1))[0])[0] != 0)
         report.order("restart", 0)
 
 

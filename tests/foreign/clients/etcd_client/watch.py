@@ -18,7 +18,7 @@ async def one_key(report: Report) -> None:
         await c.put(key(report, "ab"), b"not watched")
         await c.put(key(report, "a"), b"2")
         await c.delete(key(report, "a"))
-        report.step("events", [event(report, told) for told in await watched.take(3)])
+        report.step("events", [event(report, raw) for raw in await watched.take(3)])
 
 
 async def prefix_and_txn(report: Report) -> None:
@@ -28,7 +28,7 @@ async def prefix_and_txn(report: Report) -> None:
         await c.put(key(report, "c"), b"0")
         await c.txn(Txn().and_then([*(TxnOp.put(key(report, n), b"1") for n in "bad"), TxnOp.delete(key(report, "c"))]))
         await c.delete_prefix(prefix)
-        report.step("events", [event(report, told) for told in await watched.take(8)])
+        report.step("events", [event(report, raw) for raw in await watched.take(8)])
 
 
 async def once(report: Report) -> None:
@@ -36,7 +36,7 @@ async def once(report: Report) -> None:
     async with connect(report) as c, Watched(partial(c.watch, key(report, "a"), once=True)) as watched:
         await c.put(key(report, "a"), b"1")
         await c.put(key(report, "a"), b"2")
-        report.step("events", [event(report, told) for told in await watched.take(1)])
+        report.step("events", [event(report, raw) for raw in await watched.take(1)])
         await watched._task
         report.step("no more", watched.events.empty())
 
@@ -53,7 +53,7 @@ async def many(report: Report) -> None:
 
         for number in range(10):
             group.create_task(write(number))
-        seen = [[(told.key, told.value) for told in await watch.take(1000)] for watch in watches]
+        seen = [[(raw.key, raw.value) for raw in await watch.take(1000)] for watch in watches]
         report.step("all the same", all(one == seen[0] for one in seen))
         of_one = [value.decode() for name, value in seen[0] if report.name(name) == "3"]
         report.step("in order", of_one == [str(number) for number in range(100)], len(set(seen[0])))
@@ -67,11 +67,11 @@ async def _first_change(report: Report, c: Any) -> list[Any]:
         try:
             async with Watched(partial(c.watch, key(report, "a"))) as watched:
                 await c.put(key(report, "a"), b"1")
-                told: list[Any] = await watched.take(1)
+                raw: list[Any] = await watched.take(1)
         except GRPCStatusError:
             continue
-        if not isinstance(told[0], GRPCStatusError):
-            return told
+        if not isinstance(raw[0], GRPCStatusError):
+            return raw
     return []
 
 
@@ -80,8 +80,8 @@ async def eager_heartbeats(report: Report) -> None:
     options = ConnectOptions().with_keep_alive(0.2, 0.15).with_keep_alive_while_idle(True)
     async with client(report).connect(options) as c:
         async with Watched(partial(c.watch, key(report, "a"))) as watched:
-            report.step("told", isinstance((await watched.take(1))[0], GRPCStatusError))
-        report.step("goes on", [event(report, told) for told in await _first_change(report, c)])
+            report.step("reported", isinstance((await watched.take(1))[0], GRPCStatusError))
+        report.step("goes on", [event(report, raw) for raw in await _first_change(report, c)])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the scenarios of etcdctl share: one command at a time, or one that runs on and tells line after line.
 
-The program is the third last word of the command line; `etcdctl` is given all endpoints unless told otherwise.
+The program is the third last word of the command line; `etcdctl` is given all endpoints unless the script says
+otherwise.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ def ctl(report: Report, *words: str, given: str = "", endpoints: list[str] | Non
         timeout=WAIT_S,
         check=False,
     )
-    lines = [told(report, line) for line in done.stdout.splitlines()]
+    lines = [normalized(report, line) for line in done.stdout.splitlines()]
     return [*lines, f"exit {done.returncode}"] if done.returncode else lines
 
 
 LEASE = re.compile(r"\b[0-9a-f]{10,16}\b")
 
 
-def told(report: Report, line: str) -> str:
+def normalized(report: Report, line: str) -> str:
     """Return a line without what differs from run to run: the prefix, ids of leases, what log lines say beside."""
     if line.startswith('{"level"'):
         return "<log>"
@@ -64,7 +65,7 @@ class Running:
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
-            self._lines.put(told(self.report, line.rstrip("\n")))
+            self._lines.put(normalized(self.report, line.rstrip("\n")))
         self._lines.put(None)
 
     def line(self) -> str:

@@ -19,8 +19,8 @@ def life(report: Report) -> None:
     for name in "ba":
         report.step("put", ctl(report, "put", "--lease", lease, report.key(name), name))
     # The keys come in any order.
-    told = " ".join(ctl(report, "lease", "timetolive", "--keys", lease)).replace("keys([b a])", "keys([a b])")
-    report.step("timetolive", re.sub(r"remaining\(\d\ds\)", "remaining(<near 60>)", told))
+    answer_text = " ".join(ctl(report, "lease", "timetolive", "--keys", lease)).replace("keys([b a])", "keys([a b])")
+    report.step("timetolive", re.sub(r"remaining\(\d\ds\)", "remaining(<near 60>)", answer_text))
     report.step("keep-alive", ctl(report, "lease", "keep-alive", "--once", lease))
     report.step("list", lease in [f"{one['id']:x}" for one in answer(report, "lease", "list")["leases"]])
     with running(report, "watch", "--prefix", "--rev", start, report.prefix) as watch:

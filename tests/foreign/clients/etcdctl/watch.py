@@ -38,9 +38,9 @@ def as_json(report: Report) -> None:
         for words in (["put", key, "1"], ["del", key]):
             ctl(report, *words)
             response = json.loads(watch.line())
-            for told in response["Events"]:
-                kv = told["kv"]
-                report.step("event", told.get("type", 0), report.rev(kv["mod_revision"]), kv.get("version", 0))
+            for raw in response["Events"]:
+                kv = raw["kv"]
+                report.step("event", raw.get("type", 0), report.rev(kv["mod_revision"]), kv.get("version", 0))
             report.step("response", response["Canceled"], response["Created"], response["CompactRevision"])
 
 

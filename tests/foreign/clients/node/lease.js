@@ -16,8 +16,8 @@ async function life(report) {
   const id = await lease.grant();
   await lease.put(report.key('b')).value('1');
   await lease.put(report.key('a')).value('2');
-  const told = await client.leaseClient.leaseTimeToLive({ ID: id, keys: true });
-  report.step('ttl', told.grantedTTL, Number(told.TTL) > 50, told.keys.map((key) => report.name(key)).sort());
+  const answer = await client.leaseClient.leaseTimeToLive({ ID: id, keys: true });
+  report.step('ttl', answer.grantedTTL, Number(answer.TTL) > 50, answer.keys.map((key) => report.name(key)).sort());
   report.step('keep-alive', (await lease.keepaliveOnce()).TTL);
   const { leases } = await client.leaseClient.leaseLeases();
   report.step('listed', leases.some((one) => one.ID === id));
@@ -40,7 +40,7 @@ async function losses(report) {
   const lost = new Inbox();
   lease.on('lost', (error) => lost.put(error.constructor.name));
   await report.fails('keep-alive', async () => lease.keepaliveOnce().catch((error) => Promise.reject(new error.constructor('4711'))));
-  report.step('told', await lost.take(1));
+  report.step('reported', await lost.take(1));
   await report.fails('put', () => client.put(report.key('a')).value('1').lease(id));
   client.close();
 }

@@ -15,8 +15,8 @@ function collect(report, watcher) {
   const inbox = new Inbox();
   watcher.on('data', (response) => {
     for (const { type, kv, prev_kv: previous } of response.events) {
-      const told = [type, report.name(kv.key), kv.value.toString(), report.rev(kv.mod_revision), Number(kv.version)];
-      inbox.put([...told, previous ? previous.value.toString() : null]);
+      const fields = [type, report.name(kv.key), kv.value.toString(), report.rev(kv.mod_revision), Number(kv.version)];
+      inbox.put([...fields, previous ? previous.value.toString() : null]);
     }
   });
   return inbox;

@@ -58,9 +58,9 @@ class Report:
 
     def step(self, what: str, *values: Any, **facts: Any) -> None:
         """Tell one step."""
-        told = [plain(value) for value in values]
+        plain_values = [plain(value) for value in values]
         named = {name: plain(value) for name, value in facts.items()}
-        _send({"scenario": self.scenario, "step": [what, *told, *([named] if named else [])]})
+        _send({"scenario": self.scenario, "step": [what, *plain_values, *([named] if named else [])]})
 
     def fails(self, what: str, call: Callable[[], Any], describe: Callable[[BaseException], Any]) -> None:
         """Tell how `call` fails, or what it returned instead."""
