@@ -70,6 +70,7 @@ class AppliedMark:
             index: index of the entry.
             term: its term.
         """
+        # The slot that is not the newest: a process killed in mid-store leaves the other one whole.
         body = _BODY.pack(index, term)
         slot = self._slot
         # One store of 20 bytes into the page of the kernel: the kernel writes it to the disk when it likes, or never.

@@ -33,6 +33,7 @@ class Attachments:
             lease: id of the lease, not 0.
         """
         before = self.of_key.get(key)
+        # Puts that renew a value under the same lease are the usual ones.
         if before == lease:
             return
         if before is not None:

@@ -110,6 +110,7 @@ class Compactor:
 
     def reset(self) -> list[Callable[[], None]]:
         """Drop everything queued and end all holds; return the callbacks of the compactions that were not done."""
+        # Another database is in place: what a read wanted to keep is gone anyway, and its view says so.
         self._holds.clear()
         waiting = [job.on_done for job in self._jobs if job.on_done is not None]
         self._jobs.clear()

@@ -95,6 +95,7 @@ def _make_missing(path: str) -> None:
     """``makedirs`` that gives every level 0700 (the standard one does so for the last only) and syncs the parents."""
     if os.path.lexists(path):
         return
+    # From the top down: each new directory is synced into a parent that is durable itself.
     parent = os.path.dirname(os.path.abspath(path))
     _make_missing(parent)
     try:

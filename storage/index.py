@@ -266,6 +266,7 @@ class Index:
         """
         if not end:
             return 1 if self.latest(key) else 0
+        # Checked before ``end <= key``: a zero byte sorts before nearly every key.
         if end == TO_THE_LAST:
             return self.live_count - self._live_before(key)
         if end <= key:

@@ -179,6 +179,7 @@ class KeyValueView:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    # Lengths and versions are below 128 nearly always: one byte.
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1

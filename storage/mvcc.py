@@ -181,6 +181,7 @@ class Store:
         return partial(self._durable, index)
 
     def _durable(self, index: int) -> None:
+        # What the log may forget: replay begins behind it.
         self.durable_index = index
         # What came during the commit fills a batch already: do not let it wait for the owner's timer.
         if self._overlay.pending.operations() >= self._operations_max:
@@ -208,6 +209,7 @@ class Store:
         self._txn.poison()
 
     def _changed(self, main: int, changes: list[Change]) -> None:
+        # First the revision: observers may read the store at it.
         self.revision = main
         self.changes_total += len(changes)
         if self.on_changes is not None:
@@ -539,6 +541,7 @@ class Store:
         Raises:
             FutureRevisionError, CompactedError: at once, or from the job if compacted since.
         """
+        # Fixed now: the present moves on while the commit is under way.
         revision = revision or self.revision
         check_revision(revision, self.revision, self.compact_revision)
         # The hash reads the disk alone, so that it can run on any thread.

@@ -298,6 +298,7 @@ class PinnedView:
         self._store = store
         self._reader = reader
         self._hold = hold
+        # Copied and not looked up later: the store goes on.
         self.revision = store.revision
         """The present of this view."""
         self.compact_revision = store.compact_revision

@@ -365,6 +365,7 @@ class Overlay:
         epoch = self._epoch
 
         def finish(error: BaseException | None) -> None:
+            # A received database has taken the place of the one that was copied.
             if self.closed or epoch != self._epoch:
                 done(InvariantError("overtaken by another database"))
                 return
@@ -372,6 +373,7 @@ class Overlay:
             if error is None:
                 error = self._swap(swap)
             done(error)
+            # What was written during the job waits in ``pending``.
             self.commit()
 
         # While a job of the writer is on its way, ``commit`` only takes note.

@@ -105,6 +105,7 @@ def _restore_any(restored: Restored, revision_key: bytes, revision: int, data: b
             _restore_tombstone(restored, view.key, revision)
         else:
             _restore_put(restored, view, revision)
+    # A history in an order that no store writes: damage that no checksum shows.
     except InvariantError as error:
         raise CorruptRecordError(f"record of revision {describe(revision_key)}: {error}") from error
 

@@ -360,6 +360,7 @@ def collect(
         kvs += piece
         size_bytes += sum(map(len, piece))
         yield
+    # The walk was not finished: neither the count nor whether there is more is known.
     return kvs, None
 
 

@@ -253,6 +253,7 @@ class Applier:
         return Outcome(revision, body)
 
     def _delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> Outcome | Work:
+        # Nobody sees the previous values, so they are not read.
         if not self._is_answered:
             request.prev_kv = False
         if request.range_end and self.store.known_count(request.key, request.range_end) > self._at_once_max:
@@ -347,6 +348,7 @@ class Applier:
         return self._end_leases((request.ID,), expired=False)
 
     def _lease_expire(self, decision: raft_pb2.LeaseDecision) -> Outcome | Work:
+        # A deposed leader's decision may rest on a state that the next leader has renewed.
         self._check_term(decision)
         return self._end_leases(decision.ids, expired=True)
 

@@ -74,6 +74,7 @@ def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> None:
 
 
 def _check_operations(request: rpc_pb2.TxnRequest, operations_max: int, left: list[int]) -> None:
+    # etcd limits the longest of the three lists; the sum over all nested txns is a limit of our own.
     size = max(len(request.compare), len(request.success), len(request.failure))
     left[0] -= len(request.compare) + len(request.success) + len(request.failure)
     if size > operations_max or left[0] < 0:
@@ -172,6 +173,7 @@ def _check_branch(operations: Iterable[rpc_pb2.RequestOp]) -> _Written:
         DuplicateKeyError: a key is put twice, or put and deleted, on one possible path. The two branches of a nested
             txn exclude each other, so both may put the same key.
     """
+    # Deletions, then nested txns, then puts, as etcd's checkIntervals: the same txns are refused, for the same reason.
     operations = list(operations)
     written = _Written()
     for operation in operations:

@@ -170,6 +170,7 @@ class _Condition:
             self.less = wanted if self.less is None else min(self.less, wanted)
 
     def passes_all(self, values: Sequence[Any]) -> bool:
+        # Over a whole piece at once, in C: a loop over the keys of an interval would run in the interpreter.
         return not (
             self.is_false
             or (self.equal is not None and values.count(self.equal) != len(values))

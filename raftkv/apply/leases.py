@@ -174,6 +174,7 @@ class Leases:
 
     def _delete_keys(self, lease_id: int, changes_max: int) -> Generator[None, None, None]:
         names = self._store.lease_keys_unordered(lease_id)
+        # Sorted in runs with pauses between, then merged: to sort a million keys at once would hold the loop.
         runs = []
         for start in range(0, len(names), _RUN_KEYS):
             runs.append(sorted(names[start : start + _RUN_KEYS]))

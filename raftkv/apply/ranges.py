@@ -134,6 +134,7 @@ def execute_small(
     if request.revision > 0 or request.count_only or _is_selection(request):
         return None
     limit = request.limit
+    # One more than the limit shows whether there is more.
     fetch = limit + 1 if 0 < limit < LIMIT_MAX else 0
     result = view.small_range(request.key, request.range_end, fetch, keys_max, size_bytes_max)
     if result is None:

@@ -177,9 +177,11 @@ def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> 
     Raises:
         Costly: it is more than that.
     """
+    # Charged before anything is looked at: what is given up as too costly is done again in pieces.
     intervals = [compare for compare in request.compare if compare.range_end]
     for compare in intervals:
         budget.spend(view.known_count(compare.key, compare.range_end))
+    # Single keys first: one that is false spares the walks.
     succeeded = all(compares.holds(view, compare) for compare in request.compare if not compare.range_end)
     if succeeded and intervals:
         succeeded = finish(compares.all_hold(view, intervals))
@@ -237,6 +239,7 @@ def count_changes(view: PathView, path: Path) -> int:
     for operation in path.operations:
         kind = operation.WhichOneof("request")
         if kind == _PUT:
+            # A key that is put may be counted once more by a deletion of an interval that it is in.
             changes += 2
         elif kind == _DELETE:
             request = operation.request_delete_range
@@ -355,6 +358,7 @@ def _change(view: WriteView, operation: rpc_pb2.RequestOp, nested: Iterator[Path
     kind = operation.WhichOneof("request")
     if kind == _PUT:
         request = operation.request_put
+        # Only then must the old value be read, though nobody wants to see it.
         if request.ignore_value or request.ignore_lease:
             put(view, request)
         else:
@@ -388,6 +392,7 @@ def execute_in_pieces(view: WriteView, path: Path) -> Generator[None, None, byte
             body = yield from execute_in_pieces(view, next(nested))
             answers.append(response.field(_ANSWER[kind], response.EMPTY_HEADER + body))
             continue
+        # An interval pauses within itself; operations on single keys share a pause.
         if kind == _RANGE and operation.request_range.range_end:
             revision, pieces = yield from ranges.in_pieces(view, operation.request_range)
             body = b"".join(pieces)

@@ -65,6 +65,8 @@ class LMDBReadTxn:
     def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """Implement ``ReadTxn.items``."""
         try:
+            # One descent of the tree to the first key, then from leaf to leaf; a caller that stops early closes the
+            # cursor.
             with self._txn.cursor(self._handles[bucket]) as cursor:
                 if not (cursor.set_range(start) if start else cursor.first()):
                     return

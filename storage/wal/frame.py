@@ -147,6 +147,7 @@ def read_header(data: bytes, offset: int, seed: int) -> Header | None:
     fields = data[offset : offset + _FIELDS_BYTES]
     magic, length, own_offset, durable, previous, mask = _FIELDS.unpack(fields)
     crc, end_mark = _CHECK.unpack_from(data, offset + _FIELDS_BYTES)
+    # Its own offset too: the bytes of a frame inside a client's value are no frame of the log.
     if magic != MAGIC or end_mark != _HEADER_END or own_offset != offset or crc != extend(seed, fields):
         return None
     return Header(offset, length, durable, previous, mask, crc)
@@ -163,6 +164,7 @@ def read_frame(data: bytes, offset: int, seed: int) -> Frame | None:
         seed: checksum of the segment's head frame.
     """
     header = read_header(data, offset, seed)
+    # Bounds before anything is read by the length, although its checksum is right.
     if header is None or header.length > BODY_MAX_BYTES or header.end > len(data):
         return None
     start = offset + HEADER_BYTES

@@ -137,6 +137,7 @@ def decode_records(body: bytes) -> Iterator[tuple[int, Record]]:
 
 def _decode(kind: int, entry_type: int, body: bytes, offset: int, after: int) -> Record:
     if kind == ENTRY:
+        # ``unpack_from`` would read on into the next record, where ``unpack`` of a slice refuses.
         if after < offset + _ENTRY.size:
             raise ValueError("too short")
         term, index = _ENTRY.unpack_from(body, offset)[4:]

@@ -68,6 +68,7 @@ def _save_copy(disk: Disk, path: str, data: bytes) -> str:
     finally:
         disk.close(fd)
     disk.rename(temporary, saved_as)
+    # Durable before the tail is cut: these bytes exist nowhere else.
     disk.sync_directory(directory)
     return saved_as
 

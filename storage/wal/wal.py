@@ -154,6 +154,7 @@ class WAL:
                 raise WALNotFoundError(f"there is no write-ahead log in {directory}")
             disk.ensure_directory(directory)
             _check_segment_bytes(segment_bytes)
+            # Locked before the first segment is read: what is read must not change, and may be cut.
             wal = cls(disk, directory, _lock(disk, directory), b"", segment_bytes)
             with wal._closed_on_failure():
                 return wal, wal._recover(snapshot_index)
@@ -190,6 +191,7 @@ class WAL:
         """
         # Only the last segment can hold anything unsynced: each one before it was synced at the cut.
         self._disk.sync_data(self._fd)
+        # From here on the frames of this process may say so of the bytes before them.
         self._durable = self._offset
         # Allocated ahead by the last run, or left by a cut that a crash interrupted: without its name it holds nothing.
         if TEMPORARY_NAME in self._disk.list_names(self._directory):
