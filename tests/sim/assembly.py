@@ -41,7 +41,7 @@ from raftkv.storage import schema
 from raftkv.storage.failpoints import FailpointPanic
 from raftkv.storage.mvcc import Store
 from tests.sim.clients.history import ViolationError
-from tests.sim.devices.calls import Doors, Outbox
+from tests.sim.devices.calls import Handlers, Outbox
 from tests.sim.devices.database import CommitThread, Database, Directory, Mark, applied_meta
 from tests.sim.devices.snapshots import SnapshotCarrier
 from tests.sim.devices.wal_disk import Disk, DurableLog
@@ -309,8 +309,8 @@ class Assembly:
         )
         responder = Responder(node, applier, header, admission)
         leases = LeaseService(responder, self.lessor, guard, self.cork)
-        self.doors = doors = Doors()
-        server: Any = doors
+        self.handlers = Handlers()
+        server: Any = self.handlers
         KVService(responder, TXN_OPERATIONS_MAX).register(server)
         leases.register(server)
         WatchService(self.hub, admission, guard, fragment_bytes=MAX_REQUEST_BYTES, progress_interval_s=1.0).register(
@@ -371,7 +371,7 @@ class Assembly:
 
 
 async def _published() -> None:
-    """These members have no URLs to tell."""
+    """Publish nothing: these members have no URLs."""
 
 
 def _nothing() -> None:

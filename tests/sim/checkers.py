@@ -1,4 +1,4 @@
-"""The judge that looks after every turn of a member's loop: R1-R10 of the reliability bar, and the state against the
+"""Checkers that look after every turn of a member's loop: R1-R10 of the reliability bar, and the state against the
 replay of the log, each as a few cheap comparisons.
 
 Owns what has been true so far: a ledger of every entry ever written by anyone, of what is committed, of the membership
@@ -14,12 +14,12 @@ per changed thing instead of comparing members pairwise:
     R6  what a message promises is durable on its sender; what is committed is durable on a quorum
     R7  a leader's commit index stands on an entry of its own term
     R8  with PreVote a tick raises no term; with CheckQuorum a leader that hears no quorum is gone in time
-    R9  learners and strangers neither campaign nor lead; a membership step keeps old and new quorums overlapping
+    R9  learners and non-members neither campaign nor lead; a membership step keeps old and new quorums overlapping
     R10 a member that was killed serves nobody before it is as far as it was in any life before; one that lost its
-        power, not before a quorum told it how far that was, or its time to wait for one is over
+        power, not before a quorum confirmed how far that was, or its time to wait for one is over
     L2  no lease ends before its owner's clock says so (``leases.py`` knows what owners were promised)
 
-It stands apart from the faults and touches nothing. The first violation is kept and raised again at the end of the
+They stand apart from the faults and touch nothing. The first violation is kept and raised again at the end of the
 turn, because production code stops a member, and not the simulation, for what is raised in it.
 """
 
@@ -335,9 +335,9 @@ class Checkers:
         self.promises[lease_id] = min(self.promises.get(lease_id, 0.0), until)
 
     def found_gone(self, lease_id: int) -> None:
-        """The owner of a lease was told that there is none: so it is, in the log."""
+        """Check an answer to the owner of a lease that there is none: the log must have ended it."""
         if lease_id in self.replay.leases:
-            self.fail("L5", f"the owner of lease {lease_id} was told that it is gone, in the log it is not")
+            self.fail("L5", f"the owner of lease {lease_id} was answered that it is gone, in the log it is not")
 
     def serves(self, member: Member, *, confirmed: bool) -> None:
         """A member accepts clients: nothing that it showed in another life is missing (R10)."""

@@ -157,6 +157,21 @@ def compaction_corner(seed: int) -> RunParameters:
     return replace(base, cluster=replace(base.cluster, member=member), workload=workload)
 
 
+def failpoint_corner(seed: int, *names: str) -> RunParameters:
+    """Whoever comes to one of these failpoints dies there, while all else that leads to them happens."""
+    base = crash_corner(seed)
+    nemesis = replace(
+        base.nemesis,
+        faults=("failpoint", "failpoint", "isolate", "membership", "crash"),
+        failpoints=names,
+        interval_s_mean=0.15,
+        duration_s_mean=0.5,
+    )
+    workload = replace(base.workload, compact_weight=2.0, think_s_mean=0.05, clients_count=3)
+    disk = replace(base.cluster.disk, power_cuts=1.0, sync_s_mean=0.05, inline=seed % 2 == 0)
+    return replace(base, nemesis=nemesis, workload=workload, cluster=replace(base.cluster, disk=disk))
+
+
 CORNERS: dict[str, Callable[[int], RunParameters]] = {
     "draw": draw,
     "mixed": mixed,

@@ -1,6 +1,6 @@
-"""Directed schedules: a cluster in which nothing moves but what the story says.
+"""Directed schedules: a cluster in which nothing moves but by the steps of a test.
 
-Owns ``Stage``: no ticks, no random network; every message is held until the story delivers or drops it. For the
+Owns ``Stage``: no ticks, no random network; every message is held until the test delivers or drops it. For the
 interleavings that random runs do not find in a lifetime, such as Figure 8 of the Raft paper.
 
     stage = Stage(5)
@@ -34,7 +34,7 @@ _ALL = 1 << 30
 
 
 class HeldNetwork(Network):
-    """Holds every message until it is told to deliver."""
+    """Holds every message until ``release``."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(network._scheduler, network._rng, network.parameters, network._members)
@@ -69,7 +69,7 @@ class HeldNetwork(Network):
 
 
 class Stage:
-    """Members that act only when told to. All disks are fast and tear nothing."""
+    """Members that act only by the steps of a test. All disks are fast and tear nothing."""
 
     open: ClassVar[list[Stage]] = []
     """Stages whose end is still to come; ``close_all``."""
@@ -111,7 +111,7 @@ class Stage:
 
     @property
     def history(self) -> History:
-        """What clients asked and were told."""
+        """What clients asked, and the answers."""
         return self.workload.history
 
     def settle(self, seconds: float = _SETTLE_S) -> None:
@@ -199,6 +199,6 @@ class Stage:
         self.cluster.crash(id)
         self.network.held = [held for held in self.network.held if held[0] != id]
 
-    def judge(self) -> None:
+    def check(self) -> None:
         """Check the history. Raises ``ViolationError``."""
         check_history(self.history.invocations, self.cluster.checkers.replay)

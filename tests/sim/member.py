@@ -199,10 +199,10 @@ class Member(Assembly):
         self.loop.call_soon(self._call, path, request, Call(self.outbox, answer, metadata))
 
     def _call(self, path: str, request: bytes, call: Call) -> None:
-        self.doors.handlers[path](call, request)
+        self.handlers.by_path[path](call, request)
 
     def ask(self, path: str, request: bytes, answer: Any, proposed: Callable[[int], None]) -> None:
-        """Likewise; the caller is told the id under which it is proposed, if it is."""
+        """Make a unary call of a client; ``proposed`` gets the id of the request, if it was proposed."""
         self.loop.call_soon(self._ask, path, request, answer, proposed)
 
     def _ask(self, path: str, request: bytes, answer: Any, proposed: Callable[[int], None]) -> None:

@@ -30,9 +30,10 @@ REACHED = (
     "raftBeforeAdvance", "applyBeforeOpenSnapshot", "beforeApplyOneEntryNormal", "afterApplyOneEntryNormal",
     "beforeApplyOneConfChange", "afterApplyOneConfChange", "beforeCommit", "afterCommit", "beforeWritebackBuf",
     "afterWritebackBuf", "snapshotBeforeRename", "snapshotAfterRename", "snapshotBeforeSend",
-    "compactBeforeSetFinishedCompact", "compactAfterSetFinishedCompact", "walBeforeWrite", "walAfterWrite",
-    "walBeforeSync", "walAfterSync", "walBeforeCut", "walBeforeCutRename", "walAfterCut", "walBeforeRepair",
-    "walAfterRepairCopy", "walAfterRepair", "walBeforeUnlink", "walAfterUnlink",
+    "compactBeforeCommitScheduledCompact", "compactAfterCommitScheduledCompact", "compactBeforeCommitBatch",
+    "compactAfterCommitBatch", "compactBeforeSetFinishedCompact", "compactAfterSetFinishedCompact",
+    "walBeforeWrite", "walAfterWrite", "walBeforeSync", "walAfterSync", "walBeforeCut", "walBeforeCutRename",
+    "walAfterCut", "walBeforeRepair", "walAfterRepairCopy", "walAfterRepair", "walBeforeUnlink", "walAfterUnlink",
 )  # fmt: skip
 """Failpoints that simulated members come to; the others are LMDB's own."""
 
@@ -62,6 +63,7 @@ class NemesisParameters:
     """Which faults, how often, how long (seconds)."""
 
     faults: tuple[str, ...] = ()
+    failpoints: tuple[str, ...] = REACHED
     interval_s_mean: float = 2.0
     duration_s_mean: float = 1.5
     zombie_s: float = 2.0
@@ -149,7 +151,8 @@ class Nemesis:
         """Whoever comes to a point of the code next dies there; some points are passed only while others recover."""
         alive = self._alive()
         victim = self._rng.choice(alive) if alive and self._rng.random() < 0.5 else None
-        for name in self._rng.sample(REACHED, 3):
+        names = self._parameters.failpoints
+        for name in self._rng.sample(names, min(3, len(names))):
             self._cluster.arm(name, victim, self._duration_s())
         return True
 

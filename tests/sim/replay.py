@@ -6,7 +6,7 @@ keys are those of ``jepsen.checkers.model``; leases, compaction and the counting
 
     replay.apply(entry)
     replay.states[entry.index]           # revision, compact revision, leases: of every member that has applied it
-    replay.changes[revision]             # what the store told of that revision, on every member
+    replay.changes[revision]             # what every member's store reports of that revision
     replay.events                        # the same in the form in which watches deliver it
 """
 
@@ -85,7 +85,7 @@ class Replay:
         return len(self.events)
 
     def check_changes(self, revision: int, changes: list[Change]) -> str:
-        """What is wrong with the changes that a store tells of a revision; empty if nothing is."""
+        """Compare what a store reports of a revision with the log; the difference as text, empty for none."""
         known = self.changes.get(revision)
         if known is None:
             return self._check_first(revision, changes)

@@ -36,7 +36,7 @@ def terms(view: LogView) -> list[int]:
 
 
 class Process:
-    """Threads of a process that lives until it is told to die."""
+    """Threads of a process that lives until ``alive`` is unset."""
 
     def __init__(self) -> None:
         self.scheduler = Scheduler(random.Random(1))

@@ -1,4 +1,4 @@
-"""Schedules told step by step, for what chance does not find; each also against the mutant that it is for."""
+"""Schedules step by step, for what chance does not find; each also against the mutant that it is for."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_read_at_a_deposed_leader_waits_for_its_quorum() -> None:
     read = stage.read(1)
     assert write.status is Status.OK
     assert read.status is Status.UNKNOWN
-    stage.judge()
+    stage.check()
 
 
 def test_read_at_a_deposed_leader_without_quorum_is_caught() -> None:
@@ -138,4 +138,4 @@ def test_read_at_a_deposed_leader_without_quorum_is_caught() -> None:
             stage.deliver(2, 3)
         stage.read(1)
         with pytest.raises(ViolationError, match="K3: stale"):
-            stage.judge()
+            stage.check()

@@ -1,4 +1,4 @@
-"""The judge of histories: it must pass what is right and name what is wrong."""
+"""The checker of histories must pass what is right and name what is wrong."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def seen(revision: int, *kvs: ops.KeyValue) -> Outcome:
     return Outcome(revision, ops.RangeResult(kvs))
 
 
-def told(*steps: tuple[Operation, Outcome]) -> list[Invocation]:
+def sequence(*steps: tuple[Operation, Outcome]) -> list[Invocation]:
     """A history of one operation after the other."""
     history = History()
     for operation, outcome in steps:
@@ -68,36 +68,36 @@ def log(*operations: Operation) -> Replay:
 WRITTEN = (FIRST, Outcome(2, DONE))
 GOOD = {
     "nothing": ([], log()),
-    "put and read": (told(WRITTEN, (READ, seen(2, kv("1", 2)))), log(FIRST)),
-    "read of nothing": (told((READ, seen(1))), log()),
-    "refused and absent": (told((FIRST, REFUSED)), log()),
+    "put and read": (sequence(WRITTEN, (READ, seen(2, kv("1", 2)))), log(FIRST)),
+    "read of nothing": (sequence((READ, seen(1))), log()),
+    "refused and absent": (sequence((FIRST, REFUSED)), log()),
     "lost swap": (
-        told((SECOND, Outcome(2, DONE)), (FIRST, Outcome(3, DONE)),
+        sequence((SECOND, Outcome(2, DONE)), (FIRST, Outcome(3, DONE)),
              (SWAP, Outcome(3, ops.TxnResult(False, (ops.RangeResult((kv("1", 3, version=2),)),))))),
         log(SECOND, FIRST, SWAP),
     ),
-    "won swap": (told(WRITTEN, (SWAP, Outcome(3, WON))), log(FIRST, SWAP)),
+    "won swap": (sequence(WRITTEN, (SWAP, Outcome(3, WON))), log(FIRST, SWAP)),
     "delete, then nothing": (
-        told(WRITTEN, (REMOVE, Outcome(3, ops.DeleteResult(1))), (READ, seen(3))), log(FIRST, REMOVE)
+        sequence(WRITTEN, (REMOVE, Outcome(3, ops.DeleteResult(1))), (READ, seen(3))), log(FIRST, REMOVE)
     ),
-    "delete of nothing": (told((REMOVE, Outcome(1, ops.DeleteResult(0)))), log(REMOVE)),
+    "delete of nothing": (sequence((REMOVE, Outcome(1, ops.DeleteResult(0)))), log(REMOVE)),
 }  # fmt: skip
 
 BAD = {
-    "acknowledged write lost": ("D1", told(WRITTEN), log()),
-    "refused, yet done": ("K1", told((FIRST, REFUSED)), log(FIRST)),
+    "acknowledged write lost": ("D1", sequence(WRITTEN), log()),
+    "refused, yet done": ("K1", sequence((FIRST, REFUSED)), log(FIRST)),
     "swap won on another's value": (
-        "K2", told(WRITTEN, (SWAP, Outcome(4, WON))), log(FIRST, SECOND, SWAP)
+        "K2", sequence(WRITTEN, (SWAP, Outcome(4, WON))), log(FIRST, SECOND, SWAP)
     ),
-    "stale read": ("K3", told(WRITTEN, (READ, seen(1))), log(FIRST)),
-    "read of a value never there": ("K3", told(WRITTEN, (READ, seen(2, kv("9", 2)))), log(FIRST)),
-    "read from the future": ("K4", told((READ, seen(2, kv("1", 2)))), log()),
+    "stale read": ("K3", sequence(WRITTEN, (READ, seen(1))), log(FIRST)),
+    "read of a value never there": ("K3", sequence(WRITTEN, (READ, seen(2, kv("9", 2)))), log(FIRST)),
+    "read from the future": ("K4", sequence((READ, seen(2, kv("1", 2)))), log()),
     "write ordered before one that had returned": (
-        "K3", told((SECOND, Outcome(3, DONE)), (FIRST, Outcome(2, DONE))), log(FIRST, SECOND)
+        "K3", sequence((SECOND, Outcome(3, DONE)), (FIRST, Outcome(2, DONE))), log(FIRST, SECOND)
     ),
-    "reads go back": ("K3", told((READ, seen(2, kv("1", 2))), (READ, seen(1))), log(FIRST)),
+    "reads go back": ("K3", sequence((READ, seen(2, kv("1", 2))), (READ, seen(1))), log(FIRST)),
     "deleted value read": (
-        "K3", told((REMOVE, Outcome(3, ops.DeleteResult(1))), (READ, seen(3, kv("1", 2)))), log(FIRST, REMOVE)
+        "K3", sequence((REMOVE, Outcome(3, ops.DeleteResult(1))), (READ, seen(3, kv("1", 2)))), log(FIRST, REMOVE)
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The teeth of the simulator: every planted bug is found, and the code without it passes the same seeds."""
+"""Planted bugs show what the simulator can find: each is found, and the code without it passes the same seed."""
 
 from __future__ import annotations
 

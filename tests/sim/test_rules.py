@@ -1,5 +1,5 @@
-"""Five rules of the core that no schedule notices in time when they are gone, each told step by step; and each with its
-rule taken out, which the same story must notice.
+"""Five rules of the core that no random schedule misses in time when they are gone, each tested step by step; and each
+with its rule taken out, which the same steps must notice.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def late_rejection_changes_nothing_during_a_snapshot() -> None:
     assert progress.next == 6, "the next entry is one that the snapshot contains"
 
 
-STORIES: dict[str, Callable[[], None]] = {
+CASES: dict[str, Callable[[], None]] = {
     "joint configuration left before it is applied": joint_configuration_is_left_once,
     "snapshot restored under a pending apply": snapshot_waits_for_changes_being_applied,
     "candidate goes on with an unapplied change": candidate_applies_what_it_learns,
@@ -142,12 +142,12 @@ STORIES: dict[str, Callable[[], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", CASES)
 def test_rule_holds(name: str) -> None:
-    STORIES[name]()
+    CASES[name]()
 
 
-@pytest.mark.parametrize("name", STORIES)
+@pytest.mark.parametrize("name", CASES)
 def test_rule_is_missed_when_it_is_gone(name: str) -> None:
     with MUTANTS[name].planted(), pytest.raises(AssertionError):
-        STORIES[name]()
+        CASES[name]()

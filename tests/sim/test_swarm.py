@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from raftkv.storage.failpoints import SITES
 from tests.long import long_except
 from tests.sim.__main__ import main, run_corner, summary
-from tests.sim.corners import CORNERS
-from tests.sim.nemesis import FAULTS
+from tests.sim.corners import CORNERS, failpoint_corner
+from tests.sim.nemesis import FAULTS, REACHED
 from tests.sim.swarm import draw, run_seed
 
 SEEDS_COUNT = 2_000
 SHORT_SEEDS_COUNT = 200
 CHUNK_SIZE = 20
+FAILPOINT_SEEDS_MAX = 40
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 
@@ -46,6 +48,20 @@ def test_seeds_that_found_bugs(corner: str, seed: int, text: str) -> None:
 @pytest.mark.parametrize("corner", sorted(set(CORNERS) - {"draw"}))
 def test_corners(corner: str, seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--corner", corner, "--seeds", str(seeds)]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", long_except(REACHED, REACHED[::6]))
+def test_a_member_may_die_at_every_failpoint(name: str) -> None:
+    for seed in range(1, FAILPOINT_SEEDS_MAX):
+        report = run_seed(seed, failpoint_corner(seed, name))
+        assert report.violation is None, f"seed {seed}: {report.violation}"
+        if report.deaths[name]:
+            return
+    pytest.fail("nobody came there")
+
+
+def test_all_other_failpoints_are_of_an_operation_on_real_files() -> None:
+    assert set(SITES) - set(REACHED) == {"defragBeforeCopy", "defragBeforeRename"}
 
 
 def test_swarm_reaches_every_fault_and_size() -> None:

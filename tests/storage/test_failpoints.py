@@ -58,6 +58,19 @@ def test_raise_error_and_count_act_where_they_are_armed() -> None:
     assert hits(SITE) == 0
 
 
+def test_a_point_calls_a_function_of_a_simulation() -> None:
+    called: list[str] = []
+    failpoints.arm_call(SITE, called.append)
+    failpoint(SITE)
+    failpoint("walAfterSync")
+    assert called == [SITE]
+    disarm(SITE)
+    failpoint(SITE)
+    assert called == [SITE]
+    with pytest.raises(ConfigError, match="unknown failpoint"):
+        failpoints.arm_call("nowhere", called.append)
+
+
 def test_a_panic_passes_every_handler_of_ordinary_errors() -> None:
     assert not issubclass(FailpointPanic, Exception)
 

@@ -1,6 +1,6 @@
-"""What clients asked and were told, and the judge of it: K1 to K6, K9 and "no acknowledged write is lost".
+"""What clients asked and were answered, and the check of it: K1 to K6, K9 and "no acknowledged write is lost".
 
-Owns the record of every operation and ``check_history``. The judge needs no search: the log gives the order of the
+Owns the record of every operation and ``check_history``. The check needs no search: the log gives the order of the
 writes, every answer carries the revision of the state it was taken from, so a replay decides (O(n log n)).
 
     a write answered ok       is in the log, once, and the replay gives the same answer
@@ -112,7 +112,7 @@ class History:
 
 
 def check_history(invocations: Sequence[Invocation], replay: Replay) -> None:
-    """Judge a finished history against the replay of the log. Raises ``ViolationError``."""
+    """Check a finished history against the replay of the log. Raises ``ViolationError``."""
     for invocation in invocations:
         if invocation.operation.is_read:
             _check_read(invocation, replay)

@@ -1,4 +1,4 @@
-"""Clients that watch, and the judge of what they get: W1 to W10 and W12 of the reliability bar, event by event.
+"""Clients that watch, and checks of what they get: W1 to W10 and W12 of the reliability bar, event by event.
 
 Owns for each watcher what it has and where it goes on. What it must get is known: the events of the replay
 (``replay.events``) that it wants, from its start on, each once and in order:
@@ -6,10 +6,10 @@ Owns for each watcher what it has and where it goes on. What it must get is know
     W1 W2 W3  the next event is the next wanted one of the log, with the same bytes; at the end nothing is missing
     W4        a response ends with a whole revision
     W5        a watcher that lost its member goes on elsewhere after the last revision that it has
-    W6        progress up to r is told when everything wanted up to r was delivered
+    W6        progress up to r is reported when everything wanted up to r was delivered
     W7        filters, previous values
     W8        a watch that starts later gets nothing earlier
-    W10       a slow watcher loses nothing, or is told that its history was compacted, which must be true
+    W10       a slow watcher loses nothing, or is canceled because its history was compacted, which must be true
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Watcher:
     def _take_progress(self, revision: int) -> None:
         expected = self._next_wanted()
         if expected is not None and expected.revision <= revision:
-            self._fail("W6", f"was told of progress to {revision} before {expected}")
+            self._fail("W6", f"was sent progress to {revision} before {expected}")
         if self._is_created and self._next <= revision:
             self._next = revision + 1
 
@@ -212,7 +212,7 @@ class Watcher:
         if compact_revision > self._replay.compacted or self._next >= compact_revision:
             self._fail(
                 "W10",
-                f"was told that {compact_revision} is compacted; it is at {self._next}, compacted is "
+                f"was canceled because {compact_revision} is compacted; it is at {self._next}, compacted is "
                 f"{self._replay.compacted}",
             )
         self._begin_at(compact_revision)

@@ -22,14 +22,14 @@ Answer = Callable[[bytes | None, RpcError | None], None]
 ROOM_BYTES = 1 << 30
 
 
-class Doors:
+class Handlers:
     """Satisfies the part of ``rpc.server.Server`` that services register with."""
 
     def __init__(self) -> None:
-        self.handlers: dict[str, Any] = {}
+        self.by_path: dict[str, Any] = {}
 
     def unary(self, path: str, handler: Any) -> None:
-        self.handlers[path] = handler
+        self.by_path[path] = handler
 
     stream = unary
 
@@ -50,7 +50,7 @@ class Doors:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-        self.handlers[path] = start
+        self.by_path[path] = start
 
 
 class Outbox:
@@ -131,9 +131,9 @@ class Stream:
     """A streaming call: what its handler sees of it, and what its client does with it.
 
     Arguments:
-        number: tells streams apart in an order that a seed decides.
+        number: orders streams, as the seed decides.
         take: gets each response.
-        ended: told of the end, with the error if there was one.
+        ended: called at the end, with the error if there was one.
     """
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -189,7 +189,7 @@ class Stream:
         """Begin; on the member's loop."""
         self._outbox = member.outbox
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._task = asyncio.get_running_loop().create_task(member.doors.handlers[path](self))
+        self._task = asyncio.get_running_loop().create_task(member.handlers.by_path[path](self))
         self._task.add_done_callback(self._over)
 
     def send(self, message: bytes) -> None:

@@ -5,7 +5,7 @@ would decode it anew, so that a member can never see what another does to its co
 
 Guarantee kept for the core, as the production transport keeps it: a forwarded proposal (PROPOSE) is delivered at
 most once. Everything else may be duplicated. With ``fifo`` what a turn has for a peer travels as one, and a link keeps
-its order, as one stream does. Calls (leases) and databases travel beside the messages; their sender is told when they
+its order, as one stream does. Calls (leases) and databases travel beside the messages; their sender learns when they
 or their answers are lost.
 """
 

@@ -128,7 +128,7 @@ def _old_append_truncates(patches: Patches) -> None:
 
 
 @mutant(
-    "heartbeat tells the whole commit index",
+    "heartbeat carries the whole commit index",
     "a heartbeat commits no more than what is known to match (R4)",
     election_corner,
 )

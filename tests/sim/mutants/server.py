@@ -71,7 +71,7 @@ def _promises_early(patches: Patches) -> None:
     original = patches.set(Node, "_persist", persist)
 
 
-@mutant("entries confirmed before they are written", "the core is told when the disk has them (R6)", divergence_corner)
+@mutant("entries confirmed before they are written", "the core counts what the disk has (R6)", divergence_corner)
 def _confirmed_early(patches: Patches) -> None:
     def persist(node: Node, ready: Ready) -> None:
         if ready.entries and ready.snapshot is None and node._installing is None and not node._disk.outstanding:
@@ -373,7 +373,7 @@ def _one_late(patches: Patches) -> None:
     original = patches.set(WatchHub, "_unsynced", unsynced)
 
 
-@mutant("progress told to those behind", "progress means that everything was sent (W6)", watch_corner)
+@mutant("progress reported to those behind", "progress means that everything was sent (W6)", watch_corner)
 def _false_progress(patches: Patches) -> None:
     def report_progress(stream: WatchStream) -> None:
         stream.unsynced_count, count = 0, stream.unsynced_count
@@ -395,7 +395,7 @@ def _future_early(patches: Patches) -> None:
     original = patches.set(Events, "wanted", wanted)
 
 
-@mutant("watches not told of a snapshot", "a new state reaches every watch (W3, W9)", watch_corner)
+@mutant("watches not moved to a new database", "a new state reaches every watch (W3, W9)", watch_corner)
 def _snapshot_untold(patches: Patches) -> None:
     def restored(hub: WatchHub) -> None:
         hub.delivered_revision = hub._store.revision
@@ -403,7 +403,7 @@ def _snapshot_untold(patches: Patches) -> None:
     patches.set(WatchHub, "restored", restored)
 
 
-@mutant("compacted history passed over", "a watcher that lost its history is told (W10)", watch_corner)
+@mutant("compacted history passed over", "a watcher that lost its history is canceled (W10)", watch_corner)
 def _silently_compacted(patches: Patches) -> None:
     def end(catch_up: CatchUp, watcher: Watcher) -> None:
         watcher.next_revision = catch_up._store.compact_revision
