@@ -20,7 +20,7 @@ from raftkv.storage import failpoints
 from raftkv.storage.failpoints import FailpointPanic
 from raftkv.storage.hash import KVHash
 from tests.sim.assembly import MemberLoop, MemberParameters
-from tests.sim.checkers import BOOT_INDEX, Checkers, is_quorum
+from tests.sim.checkers import BOOT_INDEX, Checkers
 from tests.sim.clients.history import ViolationError
 from tests.sim.devices.network import Network, NetworkParameters
 from tests.sim.devices.wal_disk import DiskParameters
@@ -206,10 +206,6 @@ class Cluster:
     def newest_conf(self) -> ConfState:
         """The membership that the most advanced member has applied."""
         return max(self.members.values(), key=lambda member: member.applied).conf_state
-
-    def has_live_quorum(self) -> bool:
-        """Whether a majority of the newest membership runs."""
-        return is_quorum(self.newest_conf(), self.members_alive())
 
     # -- the end --------------------------------------------------------------------------------------------
 
