@@ -21,7 +21,7 @@
         async with kv.campaign("leader", b"me") as term: ...
 
 Where to read on: ``raftkv.client.library`` (``connect``, ``Client``), then one module for each idea: ``kv``, ``txn``,
-``pages``, ``bulk``, ``watch``, ``lease``, ``session``, ``lock``, ``election``, ``stm``, ``admin``. The blocking API
+``bulk``, ``watch``, ``lease``, ``session``, ``lock``, ``election``, ``stm``, ``admin``. The blocking API
 with the same names is ``raftkv`` itself.
 
 Errors are those of ``raftkv.errors`` and the few below. ``error.definite`` answers the question that matters after a

@@ -1,4 +1,4 @@
-"""The door of every command line: how a program ends, whatever happens inside it.
+"""The frame of every command line: how a program ends, whatever happens inside it.
 
 Owns the last word on output that nobody takes any more. ``raftkv --help | head -1`` closes its end of the pipe while
 there is more to print; the program then leaves without a word, as other programs do that a broken pipe ends. A full

@@ -1,7 +1,7 @@
 """Where the programs begin: Ctrl-C during their imports ends them without a word.
 
 The imports take a tenth of a second, in which Python would answer SIGINT with a traceback. Whoever imports this module
-is such a program; ``door.leave`` takes SIGINT back when it can say how a program ends.
+is such a program; ``program.leave`` takes SIGINT back when it can say how a program ends.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Admin(Part):
     """The part of a client that looks after the cluster."""
 
     async def status(self, endpoint: str | None = None, *, timeout_s: float | None = None) -> list[EndpointStatus]:
-        """What every endpoint says of itself, side by side; one that does not answer has ``error``.
+        """Return what every endpoint says of itself, side by side; one that does not answer has ``error``.
 
         Arguments:
             endpoint: only this one.
@@ -51,7 +51,7 @@ class Admin(Part):
         )
 
     async def members(self, *, timeout_s: float | None = None) -> list[Member]:
-        """The members of the cluster."""
+        """Return the members of the cluster."""
         request = rpc_pb2.MemberListRequest(linearizable=True)
         answer = await self.scope.call(methods.MEMBER_LIST, request, timeout_s)
         return [
@@ -75,7 +75,7 @@ class Admin(Part):
         return (await self.scope.call(methods.COMPACT, request, timeout_s)).header.revision
 
     async def alarms(self, *, timeout_s: float | None = None) -> list[Alarm]:
-        """Alarms that are on."""
+        """Return alarms that are on."""
         return await self._alarm(rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET), timeout_s)
 
     async def disarm(self, *, timeout_s: float | None = None) -> list[Alarm]:

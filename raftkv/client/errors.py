@@ -134,12 +134,12 @@ class StreamLost(errors.StatusError):
 
 
 def plain_failures(failures: dict[str, str]) -> dict[str, str]:
-    """Endpoint to the reason why it did not answer, in plain words instead of those of Go's clients."""
+    """Reword why each endpoint did not answer, in plain words instead of those of Go's clients."""
     return {endpoint: _plain(text) for endpoint, text in failures.items()}
 
 
 def _plain(text: str) -> str:
-    """A failure to connect without the frame that Go's clients print round it.
+    """Strip a failure to connect of the frame that Go's clients print round it.
 
     >>> _plain('connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: connect: refused"')
     'connect: refused'
@@ -203,7 +203,7 @@ _BY_TEXT = {kind.text: kind for kind in _classes(StatusError) if kind.text and k
 
 
 def from_status(code: int, text: str, *, definite: bool = False) -> StatusError:
-    """The error for a status.
+    """Return the error for a status.
 
     Arguments:
         code: gRPC code, not OK.

@@ -38,7 +38,7 @@ class Interrupt:
         self._unsubscribe: Callable[[], None] | None = None
 
     def fire(self, lost: Any = None) -> None:
-        """The loss has happened. A task that has found it out by itself is about to raise, and is left alone."""
+        """Interrupt the block after the loss, unless its task has found it out by itself and is about to raise."""
         if self.fired or self._task is None or self._task is asyncio.current_task():
             return
         self.fired = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    r"""The range end that makes ``[prefix, end)`` all keys beginning with a prefix.
+    r"""Return the range end that makes ``[prefix, end)`` all keys beginning with a prefix.
 
     >>> prefix_end(b"a"), prefix_end(b"a\xff"), prefix_end(b"\xff")
     (b'b', b'b', b'\x00')

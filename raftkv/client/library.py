@@ -6,7 +6,8 @@ See ``raftkv.aio`` for the tour.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -119,7 +120,7 @@ class Client:
         return f"<raftkv {self.scope.core.describe()}{f', keys below {prefix!r}' if prefix else ''}>"
 
     def view(self, prefix: Text) -> Client:
-        """All keys with a prefix, as if there were no others and it were not there; on the same connection."""
+        """Return a client of the keys with a prefix, which it does not see; on the same connection."""
         return Client(self.scope.inside(prefix), is_view=True)
 
     async def close(self) -> None:
@@ -141,6 +142,22 @@ class Client:
         await self.close()
 
 
+@asynccontextmanager
+async def open_scope(core: Core, timeout_s: float) -> AsyncIterator[Scope]:
+    """Make a scope of all keys for a block, at whose end its watches and keep-alives end; the core stays open.
+
+    Arguments:
+        core: calls with failover.
+        timeout_s: deadline of a call that is given none.
+    """
+    scope = Scope(core, Space(), timeout_s, WatchHub(core), LeaseKeeper(core))
+    try:
+        yield scope
+    finally:
+        await scope.hub.close()
+        await scope.keeper.close()
+
+
 def connect(
     endpoints: str | Iterable[str] = "127.0.0.1:2379",
     *,
@@ -157,7 +174,7 @@ def connect(
     keepalive_time_s: float | None = 10.0,
     keepalive_timeout_s: float = 5.0,
 ) -> Client:
-    """A client of a cluster; nothing is sent before its first call.
+    """Make a client of a cluster; nothing is sent before its first call.
 
     Arguments:
         endpoints: addresses of members, as a list or separated by commas: ``host:port``, or a URL.
@@ -195,7 +212,7 @@ def connect(
 
 
 def _tls(tls: ssl.SSLContext | bool | None, ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext | None:
-    """The context that the settings ask for; None: plain TCP, unless an endpoint says https."""
+    """Return the context that the settings ask for; None: plain TCP, unless an endpoint says https."""
     files = " ".join(filter(None, (ca_file, cert_file, key_file)))
     if isinstance(tls, ssl.SSLContext):
         if files:

@@ -2,26 +2,25 @@
 
 A view of a client is the same with another space, on the same connection.
 
-    async with open_scope(core, timeout_s=5.0) as scope:
+    async with open_scope(core, timeout_s=5.0) as scope:       # of ``library``, which puts one together
         lease = await Lease(scope, 10)
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from raftkv.client.lease.keeper import LeaseKeeper
 from raftkv.client.rpc.core import Client as Core
 from raftkv.client.rpc.methods import Method
 from raftkv.client.space import Space, Text
-from raftkv.client.watch.hub import WatchHub
 
 if TYPE_CHECKING:
     from raftkv.client.kv.guards import FenceLike
+    from raftkv.client.lease.keeper import LeaseKeeper
+    from raftkv.client.watch.hub import WatchHub
 
 T = TypeVar("T")
 
@@ -77,19 +76,3 @@ class Part:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-
-
-@asynccontextmanager
-async def open_scope(core: Core, timeout_s: float) -> AsyncIterator[Scope]:
-    """Make a scope of all keys for a block, at whose end its watches and keep-alives end; the core stays open.
-
-    Arguments:
-        core: calls with failover.
-        timeout_s: deadline of a call that is given none.
-    """
-    scope = Scope(core, Space(), timeout_s, WatchHub(core), LeaseKeeper(core))
-    try:
-        yield scope
-    finally:
-        await scope.hub.close()
-        await scope.keeper.close()

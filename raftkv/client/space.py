@@ -29,7 +29,7 @@ FROM_KEY = b"\0"
 
 
 def to_bytes(text: str | bytes | bytearray | memoryview) -> bytes:
-    """Bytes of a key or value.
+    """Return the bytes of a key or value.
 
     Raises:
         TypeError: it is neither text nor bytes; numbers in particular are not guessed at.
@@ -57,11 +57,11 @@ class Space:
         self._length = len(prefix)
 
     def inside(self, prefix: Text) -> Space:
-        """The space of a prefix within this one."""
+        """Return the space of a prefix within this one."""
         return Space(self.prefix + to_bytes(prefix))
 
     def key(self, key: Text) -> bytes:
-        """The key as the store knows it.
+        """Return the key as the store knows it.
 
         Raises:
             EmptyKeyError: it is empty.
@@ -71,7 +71,7 @@ class Space:
         return self.prefix + (key if isinstance(key, bytes) else to_bytes(key))
 
     def interval(self, key: Text, end: Text | None, *, prefix: bool) -> tuple[bytes, bytes]:
-        """First key and range end as the store knows them.
+        """Return first key and range end as the store knows them.
 
         Arguments:
             key: the first, or the prefix.
@@ -95,16 +95,16 @@ class Space:
         return self.key(key), self.prefix + last
 
     def key_value(self, kv: kv_pb2.KeyValue) -> KeyValue:
-        """A key as its reader sees it."""
+        """Convert a key to what its reader sees."""
         key = kv.key[self._length :] if self._length else kv.key
         return KeyValue(key, kv.value, kv.version, kv.create_revision, kv.mod_revision, kv.lease)
 
     def key_values(self, kvs: Iterable[kv_pb2.KeyValue]) -> tuple[KeyValue, ...]:
-        """As ``key_value``, of many."""
+        """Convert many keys to what their reader sees."""
         convert = self.key_value
         return tuple([convert(kv) for kv in kvs])
 
     def event(self, event: kv_pb2.Event) -> Event:
-        """A change as its watcher sees it."""
+        """Convert a change to what its watcher sees."""
         previous = self.key_value(event.prev_kv) if event.HasField("prev_kv") else None
         return Event(DELETE if event.type else PUT, self.key_value(event.kv), previous)

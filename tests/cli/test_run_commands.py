@@ -11,7 +11,7 @@ import pytest
 
 import raftkv
 from raftkv.cli.runs.facts import Denied, Queue, waiting
-from raftkv.cli.runs.view import Line, Teller, clock, members_text, ranks_text
+from raftkv.cli.runs.view import Line, Narrator, clock, members_text, ranks_text
 from raftkv.training.history.timeline import fold, read_change
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
 from raftkv.training.records import CLOSED, GATHERING, RUNNING, Member, Node, Round, State
@@ -117,7 +117,7 @@ FULL = Round(3, (Member("a-1", "a"), Member("b-1", "b")))
         ),
     ],
 )
-def test_every_node_that_waits_is_told_why(what: dict, reason: str) -> None:
+def test_every_node_that_waits_says_why(what: dict, reason: str) -> None:
     limits = {"min_nodes": what.get("min", 2), "max_nodes": what.get("max", 2)}
     folded = fold(KEYS, [])
     folded.state = State(3, what["phase"], **limits)
@@ -224,7 +224,7 @@ def test_a_run_is_watched_live(raftkv_cluster, raftkv_client) -> None:
         program.wait_printed(b"epoch 1 runs: a (rank 0), b (rank 1)", 2)
         done = program.stop()
     assert (done.code, done.errors) == (0, "")
-    told = [line.split("  ", 1)[1] for line in done.output.decode().splitlines()]
+    printed = [line.split("  ", 1)[1] for line in done.output.decode().splitlines()]
     for line in (
         "node a-1 is there (10.0.0.0, 1 slot)",
         "fault in epoch 1: rank 1 on b was killed by SIGKILL",
@@ -235,20 +235,20 @@ def test_a_run_is_watched_live(raftkv_cluster, raftkv_client) -> None:
         "arbiter is c-1",
         "epoch 2 is over: lost 1 of 2: a",
     ):
-        assert told.count(line) == 1, (line, told)
+        assert printed.count(line) == 1, (line, printed)
 
 
-def test_what_is_written_again_is_not_told_again() -> None:
-    teller, folded = Teller(), fold(KEYS, [])
-    told: list[Line] = []
+def test_what_is_written_again_is_said_once() -> None:
+    narrator, folded = Narrator(), fold(KEYS, [])
+    printed: list[Line] = []
     broken = [state(1, "broken", 9.0, "b fell"), state(1, "broken", 9.0, "b fell")]
     more = State(1, "broken", "b fell", joined=1, min_nodes=2, max_nodes=4, time=9.0)
     for revision, content in enumerate([*broken, more], 2):
         change = read_change(KEYS, KEYS.state.encode(), content.encode(), revision)
         assert change is not None
         folded.apply(change)
-        told += teller.lines(change, folded)
-    assert [line.text for line in told] == [
+        printed += narrator.lines(change, folded)
+    assert [line.text for line in printed] == [
         "epoch 1 is over: b fell",
         "gathering: 0 of at least 2 nodes ready",
         "gathering: 1 of at least 2 nodes ready",

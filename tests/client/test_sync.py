@@ -71,7 +71,7 @@ def test_the_sample_of_the_documentation_runs_as_it_stands(three):
 
 
 OWN_ARGUMENTS = {"watch": {"timeout_s"}, "lease": {"interrupt"}, "lock": {"interrupt"}, "campaign": {"interrupt"}}
-"""Where the two faces differ: a blocking watch waits to be confirmed; a thread cannot be interrupted."""
+"""Where the two clients differ: a blocking watch waits to be confirmed; a thread cannot be interrupted."""
 
 
 def _methods(kind):
@@ -88,7 +88,7 @@ def test_both_faces_have_the_same_methods_with_the_same_arguments():
 
 
 @pytest.mark.parametrize("name", ["Lease", "Session", "Lock", "Term", "Watch", "Txn", "Transaction"])
-def test_both_faces_of_what_is_held_have_the_same_methods(name):
+def test_both_clients_of_what_is_held_have_the_same_methods(name):
     ours, theirs = _methods(getattr(raftkv, name)), _methods(getattr(raftkv.aio, name))
     of_the_loop = {
         "answered",

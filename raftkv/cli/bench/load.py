@@ -46,7 +46,7 @@ PREPARED_MAX: Final = 100_000
 """Requests that are made before a run begins; more are made on the way."""
 
 REPORT_EVERY_MAX: Final = 250
-"""Progress is told at least so often, so that a bar moves within a second."""
+"""Progress is shown at least so often, so that a bar moves within a second."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 STALL_TIMEOUT_S: Final = 60.0
@@ -70,14 +70,14 @@ class Result:
     interrupted: bool = False
 
     def to_bytes(self) -> bytes:
-        """For another process."""
+        """Return its bytes, for another process."""
         fields = {"seconds": self.seconds, "errors": self.errors, "interrupted": self.interrupted}
         head = json.dumps(fields).encode()
         return head + b"\n" + array("d", self.latencies_s).tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Result:
-        """The inverse of ``to_bytes``."""
+        """Read what ``to_bytes`` has made."""
         head, _, latencies = data.partition(b"\n")
         fields = json.loads(head)
         errors = Counter(fields["errors"])
@@ -85,7 +85,7 @@ class Result:
 
     @classmethod
     def merged(cls, results: Sequence[Result]) -> Result:
-        """Of runs that were made side by side."""
+        """Merge the results of runs that were made side by side."""
         latencies = sorted(latency for result in results for latency in result.latencies_s)
         errors = sum((result.errors for result in results), Counter[str]())
         interrupted = any(result.interrupted for result in results)
@@ -123,7 +123,14 @@ def _keys(size: int, space: int, sequential: bool, rng: random.Random) -> Iterat
 
 
 def puts(*, key_size: int, value_size: int, key_space: int, sequential: bool, seed: int) -> Iterator[Request]:
-    """Puts of random bytes."""
+    """Puts of random bytes.
+
+    Arguments:
+        key_size, value_size: in bytes.
+        key_space: number of different keys.
+        sequential: keys in turn; else at random.
+        seed: of what is random.
+    """
     rng = random.Random(seed)
     values = [rng.randbytes(value_size) for _ in range(64)]
     for key in _keys(key_size, key_space, sequential, rng):
@@ -132,7 +139,14 @@ def puts(*, key_size: int, value_size: int, key_space: int, sequential: bool, se
 
 
 def ranges(*, keys: Sequence[bytes], range_end: bytes, limit: int, serializable: bool) -> Iterator[Request]:
-    """Reads of the given keys, in turn."""
+    """Reads of the given keys, in turn.
+
+    Arguments:
+        keys: to read.
+        range_end: as etcd's; empty: single keys.
+        limit: keys an answer; 0: all.
+        serializable: ask one member alone.
+    """
     requests = [
         rpc_pb2.RangeRequest(key=key, range_end=range_end, limit=limit, serializable=serializable).SerializeToString()
         for key in keys
@@ -143,7 +157,14 @@ def ranges(*, keys: Sequence[bytes], range_end: bytes, limit: int, serializable:
 
 
 def txns(*, key_size: int, value_size: int, key_space: int, operations: int, seed: int) -> Iterator[Request]:
-    """Txns of puts to different keys, without a compare, as etcd's own benchmark makes them."""
+    """Txns of puts to different keys, without a compare, as etcd's own benchmark makes them.
+
+    Arguments:
+        key_size, value_size: in bytes.
+        key_space: number of different keys.
+        operations: puts a txn.
+        seed: of what is random.
+    """
     rng = random.Random(seed)
     value = rng.randbytes(value_size)
     keys = _keys(key_size, key_space, True, rng)
@@ -155,7 +176,13 @@ def txns(*, key_size: int, value_size: int, key_space: int, operations: int, see
 
 
 def mixed(reads: Iterator[Request], writes: Iterator[Request], read_share: float, seed: int) -> Iterator[Request]:
-    """Reads and writes, at random."""
+    """Reads and writes, at random.
+
+    Arguments:
+        reads, writes: requests to choose from.
+        read_share: of reads among all, 0 to 1.
+        seed: of the choice.
+    """
     rng = random.Random(seed)
     while True:
         yield next(reads if rng.random() < read_share else writes)
@@ -234,7 +261,7 @@ class Load:
 
 
 def _prepared(requests: Iterator[Request], total: int) -> Iterator[Request]:
-    """The same requests, most of them made before the clock runs: making one costs as much as sending it."""
+    """Return the same requests, most of them made before the clock runs: making one costs as much as sending it."""
     return chain(list(islice(requests, min(total, PREPARED_MAX))), requests)
 
 
@@ -242,7 +269,13 @@ def _prepared(requests: Iterator[Request], total: int) -> Iterator[Request]:
 async def connections(
     endpoints: Sequence[Endpoint], count: int, options: ClientOptions | None = None
 ) -> AsyncIterator[list[Transport]]:
-    """Connections to the endpoints in turn, all of them open before the block begins."""
+    """Connections to the endpoints in turn, all of them open before the block begins.
+
+    Arguments:
+        endpoints: where to.
+        count: how many.
+        options: how to connect.
+    """
     transports = [
         open_transport(endpoints[number % len(endpoints)], options or ClientOptions()) for number in range(count)
     ]
@@ -298,14 +331,14 @@ class Run:
         self.left = 0
 
     def interrupt(self) -> None:
-        """A signal came: what was measured until now is the result."""
+        """End the measurement after a signal: what was measured until now is the result."""
         self.interrupted = True
         self.left = 0
         if not self.finished.done():
             self.finished.set_result(None)
 
     def result(self, seconds: float) -> Result:
-        """What was measured; calls that are still under way are not counted, however they end."""
+        """Return what was measured; calls that are still under way are not counted, however they end."""
         return Result(sorted(self.latencies_s), seconds, Counter(self.errors), self.interrupted)
 
     def take(self) -> float | None:
@@ -338,14 +371,14 @@ class Run:
         self.finished.result()
 
     def failed(self, text: str) -> None:
-        """One call has failed; when nothing but failures come the run is given up."""
+        """Count a failed call; give the run up when nothing but failures come."""
         self.errors[text] += 1
         self.failed_in_a_row += 1
         if self.failed_in_a_row >= FAILURES_MAX:
             self.fail(f"{FAILURES_MAX} calls in a row have failed: {text}")
 
     def fail(self, text: str) -> None:
-        """The run cannot be finished; ``wait_finished`` raises."""
+        """Give the run up; ``wait_finished`` raises."""
         self.left = 0
         if not self.finished.done():
             self.finished.set_exception(LoadError(text))
@@ -370,7 +403,7 @@ class Run:
             self.fail("a member has ended a stream")
 
     def ended(self) -> None:
-        """One call is over."""
+        """Count a call that has ended."""
         answered = len(self.latencies_s)
         if self.on_progress is not None and answered % self.report_every == 0:
             self.on_progress(answered)

@@ -26,19 +26,26 @@ INTERRUPTED = 130
 
 
 def number(name: str, default: int, least: int, text: str) -> Callable[[F], F]:
-    """A flag that is a whole number."""
+    """Return a flag that is a whole number.
+
+    Arguments:
+        name: of the flag.
+        default: its value when it is not given.
+        least: the smallest that is allowed.
+        text: for the help page.
+    """
     kind = click.IntRange(least)
     return click.option(name, default=default, show_default=True, type=kind, metavar="N", help=text)
 
 
 def example(*words: str) -> str:
-    """What stands below a help page: command lines, without the program's name."""
+    """Return what stands below a help page: command lines, without the program's name."""
     title = "Examples" if len(words) > 1 else "Example"
     return "\b\n" + "\n".join([f"{title}:", *(f"  raftkvctl bench {line}" for line in words)])
 
 
 def shared_flags(function: F) -> F:
-    """The flags that every measurement has."""
+    """Return the flags that every measurement has."""
     options = (
         click.option(
             "--endpoints",
@@ -62,7 +69,7 @@ def shared_flags(function: F) -> F:
 
 
 def write_flags(function: F) -> F:
-    """The flags of measurements that write."""
+    """Return the flags of measurements that write."""
     options = (
         number("--key-size", 8, 1, "Size of a key in bytes."),
         number("--val-size", 256, 0, "Size of a value in bytes."),
@@ -87,7 +94,12 @@ MakeShare = Callable[[Share], Runnable]
 
 
 def run_calls(name: str, requests: MakeRequests, **shared: Any) -> None:
-    """Measure unary calls and print; arguments are the values of ``shared_flags``."""
+    """Measure unary calls and print; arguments are the values of ``shared_flags``.
+
+    Arguments:
+        name: of the measurement.
+        requests: what to send.
+    """
 
     def make(share: Share) -> Runnable:
         return Load(
@@ -127,7 +139,12 @@ def run_load(
 
 
 def end(result: Result, *, failed: bool) -> None:
-    """Leave with the exit code of a measurement that was interrupted or failed; do nothing after a good one."""
+    """Leave with the exit code of a measurement that was interrupted or failed; do nothing after a good one.
+
+    Arguments:
+        result: of the measurement.
+        failed: calls that failed.
+    """
     if result.interrupted:
         raise click.exceptions.Exit(INTERRUPTED)
     if failed:
@@ -144,13 +161,18 @@ def failures_in_one_line() -> Iterator[None]:
 
 
 def choose_members(endpoints: str, target_leader: bool) -> list[str]:
-    """The endpoints of a measurement."""
+    """Return the endpoints of a measurement.
+
+    Arguments:
+        endpoints: as given.
+        target_leader: the leader's alone.
+    """
     members = endpoints.split(",")
     return [asyncio.run(find_leader(members))] if target_leader else members
 
 
 def _shares(make: MakeShare, members: list[str], clients: int, connections: int, processes: int) -> MakeLoad:
-    """The clients of each process: an equal share, and each begins with another member."""
+    """Return the clients of each process: an equal share, and each begins with another member."""
 
     def make_rank(rank: int, on_progress: Callable[[int], None]) -> Runnable:
         turned = members[rank % len(members) :] + members[: rank % len(members)]
@@ -192,7 +214,13 @@ class Progress:
 
 
 def print_result(name: str, result: Result, as_json: bool) -> None:
-    """Print rate and latencies, for people or as one JSON object."""
+    """Print rate and latencies, for people or as one JSON object.
+
+    Arguments:
+        name: of the measurement.
+        result: of it.
+        as_json: one JSON object.
+    """
     summary = result.summary()
     if as_json:
         click.echo(json.dumps({"name": name, **summary}))
@@ -205,7 +233,7 @@ def print_result(name: str, result: Result, as_json: bool) -> None:
 
 
 async def find_leader(endpoints: list[str]) -> str:
-    """The endpoint whose member leads."""
+    """Return the endpoint whose member leads."""
     async with Client(endpoints) as client:
         for endpoint in endpoints:
             status = await client.call_at(endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=SETUP_TIMEOUT_S)

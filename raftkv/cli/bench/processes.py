@@ -25,7 +25,7 @@ from raftkv.rpc.status import RpcError
 START_TIMEOUT_S = 60.0
 
 MakeLoad = Callable[[int, Callable[[int], None]], Runnable]
-"""Makes the clients of one process, given its rank and what is told how many calls are answered."""
+"""Makes the clients of one process, given its rank and what counts the answered calls."""
 
 MakeRequests = Callable[[int], Iterator[Request]]
 """Makes the requests of one process, given its rank."""
@@ -151,7 +151,7 @@ def _run_child(
 
 
 def leave_terminal() -> None:
-    """In a child: a Ctrl-C in the terminal is the parent's to pass on. It goes with its parent's pipe."""
+    """Ignore Ctrl-C in a child, which ends with its parent's pipe: the parent passes it on."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -68,7 +68,7 @@ class _Renewals:
     async def run(
         self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None
     ) -> Result:
-        """As ``Load.run``; the requests are its own."""
+        """Measure as ``Load.run`` does; the requests are its own."""
         share = self._share
         async with connections(parse_endpoints(share.endpoints), share.connections) as transports:
             ids = await grant(transports, self._leases)
@@ -135,7 +135,7 @@ class _Locks:
     async def run(
         self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None
     ) -> Result:
-        """As ``Load.run``; the requests are its own."""
+        """Measure as ``Load.run`` does; the requests are its own."""
         share = self._share
         async with connections(parse_endpoints(share.endpoints), share.connections) as transports:
             ids = await grant(transports, min(share.clients, total))
@@ -208,14 +208,24 @@ class _Contender:
 
 
 async def grant(transports: list[Transport], count: int) -> list[int]:
-    """Grant so many leases, and return their ids."""
+    """Grant so many leases, and return their ids.
+
+    Arguments:
+        transports: connections to the members.
+        count: of leases.
+    """
     request = rpc_pb2.LeaseGrantRequest(TTL=TTL_S).SerializeToString()
     answers = await _all(transports, methods.LEASE_GRANT.path, [request] * count)
     return [rpc_pb2.LeaseGrantResponse.FromString(answer).ID for answer in answers]
 
 
 async def revoke(transports: list[Transport], ids: list[int]) -> None:
-    """Revoke the leases of a run, if the cluster is still there."""
+    """Revoke the leases of a run, if the cluster is still there.
+
+    Arguments:
+        transports: connections to the members.
+        ids: of the leases.
+    """
     requests = [rpc_pb2.LeaseRevokeRequest(ID=lease_id).SerializeToString() for lease_id in ids]
     with suppress(LoadError):
         await _all(transports, methods.LEASE_REVOKE.path, requests)

@@ -85,7 +85,7 @@ class Arrivals:
         self.changed = asyncio.Event()
 
     def fail(self, text: str) -> None:
-        """The measurement is spoilt."""
+        """Give the measurement up."""
         self.error = self.error or text
         self.changed.set()
 
@@ -175,7 +175,7 @@ class WatcherProcess:
         self._receive()
 
     def result(self, *, at_once: bool = False) -> WatchCount:
-        """The puts are done: wait for the last event, or tell at once what has come. LoadError as above."""
+        """Wait for the last event after the puts, or return at once what has come. LoadError as above."""
         self._pipe.send_bytes(b"stop" if at_once else b"done")
         count = WatchCount(**json.loads(self._receive()))
         self._process.join()
@@ -248,7 +248,7 @@ async def _wait(arrivals: Arrivals, reached: Callable[[], bool], timeout_s: floa
 
 
 async def _wait_events(arrivals: Arrivals, pipe: Connection) -> float:
-    """Wait until the puts are done and all events have come, or none for a long time, or until it is told to stop.
+    """Wait until the puts are done and all events have come, or none for a long time, or until it is stopped.
 
     Returns:
         When the last came.

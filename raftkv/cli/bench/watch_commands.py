@@ -85,7 +85,7 @@ def _puts_per_key(keys: Sequence[bytes], total: int) -> dict[bytes, int]:
 
 
 def _layout(keys: Sequence[bytes], streams: int, per_stream: int) -> list[tuple[bytes, ...]]:
-    """The key of each watcher of each stream: the keys in turn."""
+    """Return the key of each watcher of each stream: the keys in turn."""
     return [
         tuple(keys[(stream * per_stream + number) % len(keys)] for number in range(per_stream))
         for stream in range(streams)

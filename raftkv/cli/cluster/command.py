@@ -103,7 +103,7 @@ class _Watcher:
     answered: set[str] = field(default_factory=set)
 
     async def rows(self) -> list[Row]:
-        """Every member as it is now."""
+        """Return every member as it is now."""
         return list(await asyncio.gather(*map(self._row, self.members, self.clients)))
 
     async def _row(self, member: Member, client: Client) -> Row:
@@ -173,7 +173,7 @@ async def _watch(members: list[Member]) -> int:
 
 @contextlib.contextmanager
 def _display() -> Iterator[Callable[[list[Row]], None]]:
-    """A function that shows rows: as a live table on a terminal, else as lines when something changed."""
+    """Return a function that shows rows: as a live table on a terminal, else as lines when something changed."""
     if not sys.stdout.isatty():
         yield _Lines().show
         return

@@ -24,7 +24,12 @@ FOUNDERS = "members"
 
 
 def default_ports(first: int, size: int) -> list[int]:
-    """The ports that etcd's own local cluster uses: 2379, 22379, 32379, ..."""
+    """Return the ports that etcd's own local cluster uses: 2379, 22379, 32379, ...
+
+    Arguments:
+        first: port of the first member.
+        size: number of members.
+    """
     return [first + (number + 1) * PORT_STEP if number else first for number in range(size)]
 
 
@@ -39,7 +44,11 @@ class Member(ServerProcess):
 
 
 def make_members(directory: Path, client_ports: Sequence[int], peer_ports: Sequence[int]) -> list[Member]:
-    """Members named node1, node2, ... with their data below a directory.
+    """Make members named node1, node2, ... with their data below a directory.
+
+    Arguments:
+        directory: for data and logs.
+        client_ports, peer_ports: one of each for a member.
 
     Raises:
         CommandError: the directory cannot be made or holds another cluster, a port is given twice or is taken.

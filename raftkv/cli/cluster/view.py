@@ -41,7 +41,7 @@ _COLUMNS = ("member", "role", "term", "index/applied", "revision", "db size", "w
 
 
 def make_table(rows: Sequence[Row]) -> Table:
-    """The live table."""
+    """Return the live table."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -67,7 +67,11 @@ def _numbers(row: Row) -> list[str]:
 
 
 def news(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
-    """Lines about what has changed between two moments."""
+    """Return lines about what has changed between two moments.
+
+    Arguments:
+        before, after: the rows of the two moments.
+    """
     old = {row.name: row for row in before}
     lines = []
     for row in after:

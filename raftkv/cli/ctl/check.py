@@ -1,4 +1,4 @@
-"""``check perf`` and ``check datascale``: put loads of four sizes on a cluster, and judge it.
+"""``check perf`` and ``check datascale``: put loads of four sizes on a cluster, and say if it passes.
 
 Owns the loads and the limits, which are etcdctl's, and what is printed. The keys are deleted at the end. While it runs
 a terminal shows a bar on standard error.
@@ -77,7 +77,7 @@ def perf(invocation: Invocation) -> None:
     result = _run(
         session, invocation, load.clients, _requests(invocation, 256, 1024), load.rate * DURATION_S, load.rate
     )
-    passed, lines = judge(result, load.rate)
+    passed, lines = evaluate(result, load.rate)
     if result.interrupted:
         lines = [f"Interrupted after {result.seconds:.1f} of {DURATION_S} s; until then:", *lines[:-1]]
         _end_interrupted(session, invocation, lines)
@@ -94,8 +94,13 @@ def _end_interrupted(session: Session, invocation: Invocation, lines: list[str])
     raise CommandError("", INTERRUPTED)
 
 
-def judge(result: Result, rate: int) -> tuple[bool, list[str]]:
-    """Whether a cluster passes, and the lines that say so."""
+def evaluate(result: Result, rate: int) -> tuple[bool, list[str]]:
+    """Tell if a cluster passes, with the lines that say so.
+
+    Arguments:
+        result: of the load.
+        rate: puts a second that were asked for.
+    """
     lines = _complaints(result)
     latencies = result.latencies_s
     mean = sum(latencies) / max(1, len(latencies))
@@ -188,7 +193,7 @@ def _make_load(session: Session, clients: int, rate: int, on_progress: Callable[
 
 
 def _token(session: Session) -> str:
-    """The load's calls go past the client, so they need its token."""
+    """Return the client's token, which the load's calls need because they go past the client."""
     if not session.options.user:
         return session.options.token
     request = rpc_pb2.AuthenticateRequest(name=session.options.user, password=session.options.password)

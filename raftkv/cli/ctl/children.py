@@ -26,6 +26,10 @@ class ChildFailed(Exception):
 async def start(words: Sequence[str], variables: Mapping[str, str]) -> asyncio.subprocess.Process:
     """Start a command with more environment; its output is ours, its input is empty.
 
+    Arguments:
+        words: the command.
+        variables: added to the environment.
+
     Raises:
         ChildFailed: it cannot be started.
     """

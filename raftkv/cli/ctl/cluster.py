@@ -98,7 +98,7 @@ def _no_arguments(invocation: Invocation, command: str) -> None:
 
 
 def _endpoints(session: Session, invocation: Invocation) -> list[str]:
-    """The endpoints of the command, or with ``--cluster`` those that the cluster lists."""
+    """Return the endpoints of the command, or with ``--cluster`` those that the cluster lists."""
     if not invocation["cluster"]:
         return session.endpoints
     try:
@@ -116,7 +116,7 @@ def _ask_each(
     request: Any,
     what: str,
 ) -> tuple[list[EndpointAnswer], list[str]]:
-    """One call to each endpoint, in order; failures are named on standard error."""
+    """Call each endpoint, in order; name failures on standard error."""
     answers: list[EndpointAnswer] = []
     errors: list[str] = []
     endpoints = _endpoints(session, invocation)

@@ -16,9 +16,9 @@ from raftkv.cli.exits import ERROR, CommandError
 from raftkv.client import Client
 from raftkv.client.errors import EndpointsFailed, FenceLost, LeaseLost
 from raftkv.client.lease.lease import Lease
+from raftkv.client.library import open_scope
 from raftkv.client.lock.contender import Contender
 from raftkv.client.rpc.retry import until_answered
-from raftkv.client.scope import open_scope
 from raftkv.errors import StatusError
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class Contest:
 async def contest(session: Session, client: Client, name: bytes, *, ttl_s: int, expired: str) -> AsyncIterator[Contest]:
     """Take part in the contest for a name for the time of the block; leaves the queue at its end.
 
-    Who waits for a lock also waits for a cluster that does not answer, and is told why after ``--command-timeout``.
+    Who waits for a lock also waits for a cluster that does not answer, and says why after ``--command-timeout``.
 
     Arguments:
         session: of the command.

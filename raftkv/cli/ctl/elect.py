@@ -15,9 +15,9 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import text_bytes
 from raftkv.client import Client
 from raftkv.client.errors import FenceLost, WatchCanceled
+from raftkv.client.library import open_scope
 from raftkv.client.lock.election import observations
 from raftkv.client.rpc import methods
-from raftkv.client.scope import open_scope
 from raftkv.pb import rpc_pb2
 
 TTL_S = 60

@@ -78,7 +78,7 @@ def compaction(invocation: Invocation) -> None:
 
 
 def range_request(invocation: Invocation) -> rpc_pb2.RangeRequest:
-    """The request of a ``get``.
+    """Return the request of a ``get``.
 
     Raises:
         CommandError: arguments or flags that do not fit together.
@@ -114,7 +114,7 @@ def range_request(invocation: Invocation) -> rpc_pb2.RangeRequest:
 
 
 def put_request(invocation: Invocation, read_value: Callable[[], bytes]) -> rpc_pb2.PutRequest:
-    """The request of a ``put``.
+    """Return the request of a ``put``.
 
     Arguments:
         invocation: the command line.
@@ -144,7 +144,7 @@ def put_request(invocation: Invocation, read_value: Callable[[], bytes]) -> rpc_
 
 
 def delete_request(invocation: Invocation) -> rpc_pb2.DeleteRangeRequest:
-    """The request of a ``del``.
+    """Return the request of a ``del``.
 
     Raises:
         CommandError: arguments or flags that do not fit together.
@@ -158,7 +158,7 @@ def delete_request(invocation: Invocation) -> rpc_pb2.DeleteRangeRequest:
 
 
 def parse_lease_id(text: str) -> int:
-    """A lease id in hexadecimal.
+    """Return a lease id in hexadecimal.
 
     Raises:
         CommandError: it is none.
@@ -170,7 +170,7 @@ def parse_lease_id(text: str) -> int:
 
 
 def is_serializable(invocation: Invocation) -> bool:
-    """What ``--consistency`` asks for.
+    """Return what ``--consistency`` asks for.
 
     Raises:
         CommandError: it is neither ``l`` nor ``s``.
@@ -182,7 +182,7 @@ def is_serializable(invocation: Invocation) -> bool:
 
 
 def _interval(invocation: Invocation, arguments: list[str]) -> tuple[bytes, bytes]:
-    """Key and range end; see section "Key intervals" of etcd's API."""
+    """Return key and range end; see section "Key intervals" of etcd's API."""
     key = text_bytes(arguments[0])
     prefix, from_key = invocation["prefix"], invocation["from-key"]
     if len(arguments) > 1:

@@ -13,8 +13,8 @@ from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.client import Client
 from raftkv.client.lease.renewals import renewals
+from raftkv.client.library import open_scope
 from raftkv.client.rpc import methods
-from raftkv.client.scope import open_scope
 from raftkv.pb import rpc_pb2
 
 
@@ -106,5 +106,5 @@ def _lease_id(invocation: Invocation, complaint: str) -> int:
 
 
 def _worded(verb: str, error: CommandError) -> CommandError:
-    """A refusal in the frame that etcdctl puts round it; trouble with the connection is worded as it is."""
+    """Return a refusal in the frame that etcdctl puts round it; trouble with the connection is worded as it is."""
     return CommandError(f"failed to {verb} lease ({error})", ERROR, error.details) if error.code == ERROR else error

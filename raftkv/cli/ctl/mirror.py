@@ -144,7 +144,7 @@ def make_mirror(invocation: Invocation) -> None:
 
 
 def _of_destination(invocation: Invocation) -> Invocation:
-    """The invocation as if the flags about the destination were the global ones."""
+    """Return the invocation as if the flags about the destination were the global ones."""
     names = ("cert", "key", "cacert", "insecure-transport", "user", "password")
     values = {**invocation.values, **{name: invocation[f"dest-{name}"] for name in names}}
     changed = {name for name in names if f"dest-{name}" in invocation.changed}

@@ -20,7 +20,8 @@ from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.output.printer import Printer, make_printer
+from raftkv.cli.output.formats import make_printer
+from raftkv.cli.output.printer import Printer
 from raftkv.client import Client, ClientOptions, Method
 from raftkv.client.errors import AuthenticationFailed, EndpointsFailed
 from raftkv.errors import ConfigError, ContextDeadlineExceededError, StatusError
@@ -43,7 +44,11 @@ class Session:
         self.timeout_s: float = invocation["command-timeout"]
 
     def call(self, method: Method[T], request: Any) -> T:
-        """One call to any endpoint.
+        """Call any endpoint.
+
+        Arguments:
+            method: what to call.
+            request: its request message.
 
         Raises:
             CommandError: the call failed; the text is etcdctl's.
@@ -79,7 +84,12 @@ class Session:
 
 
 def failed(error: StatusError, code: int = ERROR) -> CommandError:
-    """What ends a command whose call failed: etcdctl's line, and before it which endpoints did not answer, and why."""
+    """Make the error of a failed call: etcdctl's line, and before it which endpoints did not answer, and why.
+
+    Arguments:
+        error: of the call.
+        code: exit code of the program.
+    """
     # An error that explains itself names them in its own line.
     explained = str(error) != ContextDeadlineExceededError.text
     failures = error.failures if isinstance(error, EndpointsFailed) and not explained else {}
@@ -87,7 +97,7 @@ def failed(error: StatusError, code: int = ERROR) -> CommandError:
 
 
 def unanswered(failures: Mapping[str, str]) -> list[str]:
-    """A line for each endpoint that was tried in vain."""
+    """Return a line for each endpoint that was tried in vain."""
     return [f"no answer from {endpoint}: {reason}" for endpoint, reason in failures.items()]
 
 
@@ -144,7 +154,7 @@ def _set_from_environment(invocation: Invocation, flag: pflag.Flag, key: str, te
 
 
 def remark(text: str) -> None:
-    """A line on standard error that ends nothing."""
+    """Print a line on standard error that ends nothing."""
     print(f"raftkvctl: {text}", file=sys.stderr, flush=True)
 
 
@@ -156,7 +166,7 @@ def _print_settings(invocation: Invocation) -> None:
 
 
 def client_options(invocation: Invocation) -> ClientOptions:
-    """How to connect, by the global flags.
+    """Return how to connect, by the global flags.
 
     Raises:
         CommandError: certificates that cannot be used.

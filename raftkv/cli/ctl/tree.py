@@ -21,12 +21,12 @@ FORMATS = ("simple", "fields", "json", "protobuf", "table")
 
 
 def _ours(*flags: Flag) -> tuple[Flag, ...]:
-    """Flags that etcdctl does not have: what is wrong with them is said in plain words."""
+    """Mark flags that etcdctl does not have: what is wrong with them is said in plain words."""
     return tuple(replace(flag, ours=True) for flag in flags)
 
 
 def _inherited(*flags: Flag) -> tuple[Flag, ...]:
-    """Flags that an environment variable sets, too."""
+    """Mark flags that an environment variable sets, too."""
     variables = (ENVIRONMENT_PREFIX + flag.name.upper().replace("-", "_") for flag in flags)
     return tuple(replace(flag, variable=variable) for flag, variable in zip(flags, variables, strict=True))
 
@@ -372,7 +372,7 @@ def _about_commands() -> list[click.Command]:
 def _leaf(
     name: str, target: str, usage: str, short: str, flags: Sequence[Flag] = (), details: str = ""
 ) -> Callable[..., Leaf]:
-    """A command that only lacks its examples: the words after the program's name."""
+    """Return a command that only lacks its examples: the words after the program's name."""
 
     def with_examples(*examples: str) -> Leaf:
         return Leaf(
@@ -390,7 +390,7 @@ def _leaf(
 
 
 def make_tree() -> Branch:
-    """All commands."""
+    """Make the tree of all commands."""
     children = [
         *_kv_commands(),
         _lease_commands(),

@@ -148,7 +148,7 @@ def _compared_number(line: str, field: str, text: str) -> int:
 
 
 def _scan_compare(text: str) -> list[bytes]:
-    """As much of key, operator and value as can be read."""
+    """Read as much of key, operator and value as there is."""
     found: list[bytes] = []
     key, rest = _scan_quoted(text.lstrip(_BLANKS))
     if key is None:
@@ -174,7 +174,7 @@ def _scan_quoted(text: str) -> tuple[bytes | None, str]:
 
 
 def split_words(line: str) -> list[str]:
-    """The words of a request, quotes taken off.
+    """Return the words of a request, quotes taken off.
 
     Raises:
         CommandError: a bad escape in double quotes.
@@ -220,6 +220,6 @@ def parse_operation(line: str) -> rpc_pb2.RequestOp:
 
 
 def _command_word(words: list[str], commands: dict[str, T]) -> tuple[str | None, list[str]]:
-    """The command (a beginning of its name is enough) and the other words."""
+    """Return the command (a beginning of its name is enough) and the other words."""
     matches = [name for name in commands if name.startswith(words[0])] if words[0] else []
     return (matches[0], words[1:]) if len(matches) == 1 else (None, words)

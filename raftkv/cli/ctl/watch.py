@@ -35,7 +35,7 @@ STANDARD_INPUT = 0
 READ_BYTES = 65536
 ASKED_PROGRESS = -1
 """Id of the response to a request for progress; members tell it by themselves with the id of the watch."""
-OUTAGE_TOLD_S = 5.0
+OUTAGE_NOTED_S = 5.0
 """After so long without a member that answers, standard error says so: a wrong endpoint looks like a quiet key."""
 _BAD_NUMBER = "bad number of arguments"
 _CONFLICT = "bad number of arguments (found conflicting environment key)"
@@ -73,7 +73,7 @@ class EnvironmentKeys:
         return found
 
     def words(self) -> list[str]:
-        """What they stand for on the command line."""
+        """Return what they stand for on the command line."""
         return [word for word in (self.key, self.range_end) if word]
 
 
@@ -102,7 +102,7 @@ def watch(invocation: Invocation) -> None:
 
 
 def _split(invocation: Invocation) -> tuple[list[str], tuple[str, ...]]:
-    """The words before ``--``, and the command behind it."""
+    """Return the words before ``--``, and the command behind it."""
     dash = invocation.before_dash
     if dash is None:
         return invocation.arguments, ()
@@ -113,7 +113,12 @@ def _split(invocation: Invocation) -> tuple[list[str], tuple[str, ...]]:
 
 
 def make_spec(invocation: Invocation, words: list[str], command: tuple[str, ...]) -> WatchSpec:
-    """What flags and words ask for.
+    """Return what flags and words ask for.
+
+    Arguments:
+        invocation: with the flags.
+        words: key and end.
+        command: to run for each change.
 
     Raises:
         ConfigError: they do not fit together.
@@ -133,6 +138,10 @@ def make_spec(invocation: Invocation, words: list[str], command: tuple[str, ...]
 
 def parse_interactive(line: str, environment: EnvironmentKeys) -> WatchSpec:
     """Read a ``watch`` line.
+
+    Arguments:
+        line: of the input.
+        environment: key and end from there.
 
     Raises:
         CommandError: a line that ends the command.
@@ -160,20 +169,20 @@ def parse_interactive(line: str, environment: EnvironmentKeys) -> WatchSpec:
 
 @asynccontextmanager
 async def watching(client: Client) -> AsyncIterator[WatchHub]:
-    """The watches of a command, for the time of the block; an outage is told once, on standard error."""
+    """The watches of a command, for the time of the block; standard error says once that there is an outage."""
     hub = WatchHub(client)
-    told_since: float | None = None
+    noted_since: float | None = None
 
-    def tell() -> None:
-        nonlocal told_since
+    def note() -> None:
+        nonlocal noted_since
         since = hub.failing_since
-        if told_since == since or asyncio.get_running_loop().time() - since < OUTAGE_TOLD_S:
+        if noted_since == since or asyncio.get_running_loop().time() - since < OUTAGE_NOTED_S:
             return
-        told_since = since
+        noted_since = since
         for line in (*unanswered(plain_failures(hub.failures)), "the watch goes on when a member answers"):
             remark(line)
 
-    hub.on_failure = tell
+    hub.on_failure = note
     try:
         yield hub
     finally:
@@ -195,7 +204,7 @@ async def _print(session: Session, hub: WatchHub, spec: WatchSpec) -> None:
 
 
 async def _answers(hub: WatchHub, request: Request) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
-    """What a watch got; the last says why it has ended, in the words of etcd's client."""
+    """Return what a watch got; the last says why it has ended, in the words of etcd's client."""
     watcher = Watcher(request)
     try:
         async with aclosing(responses(hub, watcher)) as received:
@@ -262,7 +271,7 @@ def _end_of_input() -> NoReturn:
 
 
 async def _lines() -> AsyncIterator[str]:
-    """Lines of standard input, read by a thread: a terminal or a file cannot be waited for otherwise.
+    """Yield lines of standard input, read by a thread: a terminal or a file cannot be waited for otherwise.
 
     The descriptor is read, not ``sys.stdin``: a thread that waits inside a buffered file is fatal to an interpreter
     that ends meanwhile.

@@ -26,7 +26,7 @@ PROBE_KEY: Final = "raftkv/probe"
 
 
 def parse(flags: Sequence[Flag], words: Sequence[str], command: str, *, takes_rest: bool = False) -> Parsed:
-    """The flags of a command that takes nothing else.
+    """Return the flags of a command that takes nothing else.
 
     Arguments:
         flags: that it knows.
@@ -48,7 +48,13 @@ def parse(flags: Sequence[Flag], words: Sequence[str], command: str, *, takes_re
 
 
 async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
-    """Wait until the cluster answers, and say once on standard error why it does not; False: a signal came first."""
+    """Wait until the cluster answers, and say once on standard error why it does not; False: a signal came first.
+
+    Arguments:
+        kv: the client.
+        stop: set by a signal.
+        command: its name, for the line.
+    """
     from raftkv.client.errors import EndpointsFailed
 
     stopping = asyncio.ensure_future(stop.wait())
@@ -76,7 +82,7 @@ async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
 
 
 def print_flags(flags: Sequence[Flag]) -> None:
-    """A line for each, as wide as the longest name needs."""
+    """Print a line for each flag, as wide as the longest name needs."""
     width = max(len(flag.name) for flag in flags)
     for flag in flags:
         print(f"  --{flag.name:<{width}} {flag.usage}" + (f" ({flag.default})" if flag.default else ""))

@@ -84,7 +84,7 @@ def _help() -> int:
 
 
 def make_config(values: dict[str, Any], given: set[str]) -> GatewayConfig:
-    """What the flags ask for.
+    """Return what the flags ask for.
 
     Arguments:
         values: of all flags.

@@ -72,7 +72,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _spelled(word: str) -> str:
-    """A flag of torchft's in our spelling."""
+    """Return a flag of torchft's in our spelling."""
     if not word.startswith("--"):
         return word
     name, equals, value = word[2:].partition("=")

@@ -63,7 +63,12 @@ HELP_ROW = ("-h, --help", "print this page")
 
 
 def flag_row(flag: Flag, *, with_variable: bool = True) -> tuple[str, str]:
-    """A flag and what help pages say of it: its values, its use, its default, its environment variable."""
+    """Return a flag and what help pages say of it: its values, its use, its default, its environment variable.
+
+    Arguments:
+        flag: which.
+        with_variable: name its environment variable too.
+    """
     values = "|".join(flag.choices) if len("|".join(flag.choices)) < CHOICES_WIDTH else "WORD"
     names = f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
     notes = [", ".join(flag.choices)] if flag.choices and values == "WORD" else []
@@ -78,7 +83,7 @@ _METAVARS = {STRING: "TEXT", INT: "N", DURATION: "DURATION", LIST: "LIST"}
 
 
 def _write_globals(formatter: click.HelpFormatter, root: str, flags: Sequence[Flag]) -> None:
-    """The names alone: a page is about its own command."""
+    """Write the names of the global flags alone: a page is about its own command."""
     with formatter.section("Global options"):
         inherited = [flag for flag in flags if flag.variable]
         names = (f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}" for flag in inherited)
@@ -129,15 +134,15 @@ class Leaf(click.Command):
         self.usage = usage
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The flags for help and completion, made when somebody asks: hundreds would cost every command 10 ms."""
+        """Return the flags for help and completion, made when asked for: hundreds would cost each command 10 ms."""
         return _options(self, self.flags, ctx)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """What the usage line shows after the command."""
+        """Return what the usage line shows after the command."""
         return [piece for piece in (self.usage, "[options]") if piece]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Its own flags, then examples, then the names of the flags that all commands have."""
+        """Write its own flags, then examples, then the names of the flags that all commands have."""
         root = ctx.find_root().info_name or ""
         with formatter.section("Options"):
             formatter.write_dl([*map(flag_row, self.own), HELP_ROW])
@@ -175,7 +180,12 @@ class External(click.Command):
         self.target = target
 
     def run(self, words: Sequence[str], program: str) -> int:
-        """Import the function and hand it the words."""
+        """Import the function and hand it the words.
+
+        Arguments:
+            words: the command line behind the command.
+            program: name of the program.
+        """
         gc.enable()  # these run for long
         function = _imported(self.target)
         if not isinstance(function, click.Command):
@@ -211,19 +221,19 @@ class Branch(click.Group):
         super().__init__(name, commands=by_name, help=f"{short}.", short_help=short)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """As of ``Leaf``."""
+        """Return no flags: see ``Leaf``."""
         return _options(self, self.flags, ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of declaration."""
+        """Return names in the order of declaration."""
         return list(self.commands)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """What the usage line shows after the command."""
+        """Return what the usage line shows after the command."""
         return ["COMMAND [options]"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands, what is not built yet, and the flags that all commands have: described on the first page."""
+        """Write the commands, what is not built yet, and the flags that all commands have."""
         root = ctx.find_root().info_name or ""
         shown = [child for child in self.commands.values() if not child.hidden]
         absent = [name for name, child in self.commands.items() if child.hidden]
@@ -238,7 +248,7 @@ class Branch(click.Group):
         formatter.write_text(f"`{way}` describes a command and gives examples.")
 
     def find(self, word: str) -> click.Command | None:
-        """The command of that name, or the only one whose name begins so."""
+        """Return the command of that name, or the only one whose name begins so."""
         if word in self.commands:
             return self.commands[word]
         found = [command for name, command in self.commands.items() if name.startswith(word)]
@@ -247,6 +257,10 @@ class Branch(click.Group):
 
 def resolve(root: Branch, words: Sequence[str]) -> tuple[list[click.Command], list[str]]:
     """Find the command that the words mean.
+
+    Arguments:
+        root: of the tree of commands.
+        words: the command line.
 
     Returns:
         The way to it from the root, and the words without the command's names.
@@ -264,7 +278,7 @@ def resolve(root: Branch, words: Sequence[str]) -> tuple[list[click.Command], li
 
 
 def _first_argument(words: Sequence[str], branch: Branch) -> int | None:
-    """Where the first word stands that is neither a flag nor the value of one."""
+    """Return where the first word stands that is neither a flag nor the value of one."""
     switches = {f"--{flag.name}" for flag in branch.flags if flag.kind == BOOL} | {"--help", "-h"}
     position = 0
     while position < len(words):
@@ -280,6 +294,10 @@ def _first_argument(words: Sequence[str], branch: Branch) -> int | None:
 
 def dispatch(root: Branch, words: Sequence[str]) -> int:
     """Run the command that the words mean.
+
+    Arguments:
+        root: of the tree of commands.
+        words: the command line.
 
     Returns:
         The exit code.

@@ -54,7 +54,7 @@ class Flag:
         return ",".join(value) if self.kind == LIST else str(value)
 
     def initial(self) -> Any:
-        """The value when the flag is not given."""
+        """Return the value when the flag is not given."""
         if self.default is not None:
             return self.default
         return {STRING: "", BOOL: False, INT: 0, DURATION: 0.0, LIST: ()}[self.kind]
@@ -104,6 +104,11 @@ _CONVERT: dict[str, Callable[[str], Any]] = {
 def assign(parsed: Parsed, flag: Flag, text: str) -> None:
     """Give a flag a value.
 
+    Arguments:
+        parsed: what is known so far.
+        flag: which.
+        text: its value as given.
+
     Raises:
         ValueError: the text is not of the flag's kind.
     """
@@ -116,6 +121,10 @@ def assign(parsed: Parsed, flag: Flag, text: str) -> None:
 
 def parse(flags: Iterable[Flag], words: Sequence[str]) -> Parsed:
     """Read the words of one command.
+
+    Arguments:
+        flags: those of the command.
+        words: behind the command's name.
 
     Raises:
         FlagError: an unknown flag, a flag without its value, a value of the wrong kind.

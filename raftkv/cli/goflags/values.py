@@ -34,7 +34,7 @@ _ESCAPE_NAMES = {7: "a", 8: "b", 12: "f", 10: "n", 13: "r", 9: "t", 11: "v", 92:
 
 
 def text_bytes(text: str) -> bytes:
-    """The bytes that the user gave: UTF-8, with surrogate escapes back to what they stand for."""
+    """Return the bytes that the user gave: UTF-8, with surrogate escapes back to what they stand for."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -78,7 +78,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def format_duration(nanoseconds: int) -> str:
-    """The shortest Go form of a duration: ``0s``, ``1.5ms``, ``2m0.25s``."""
+    """Return the shortest Go form of a duration: ``0s``, ``1.5ms``, ``2m0.25s``."""
     sign, value = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
     if value == 0:
         return "0s"
@@ -159,7 +159,7 @@ def parse_bool(text: str) -> bool:
 
 
 def quote(data: bytes | str) -> str:
-    """The ``%q`` form: double quotes, Go escapes, printable characters as they are."""
+    """Return the ``%q`` form: double quotes, Go escapes, printable characters as they are."""
     text = data.decode("utf-8", "surrogateescape") if isinstance(data, bytes) else data
     return '"' + "".join(map(_quoted, text)) + '"'
 
@@ -183,7 +183,7 @@ _ESCAPE = re.compile(
 
 
 def unquote(literal: str) -> bytes:
-    """The bytes of a Go string literal, in double quotes or back quotes.
+    """Return the bytes of a Go string literal, in double quotes or back quotes.
 
     Raises:
         ValueError: ``invalid syntax``.

@@ -87,7 +87,7 @@ def encode(value: Any) -> str:
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """A message as Go's struct of it: declared order, zero values left out."""
+    """Return a message as Go's struct of it: declared order, zero values left out."""
     out: dict[str, Any] = {}
     present = {field.name for field, _ in message.ListFields()}
     for field in message.DESCRIPTOR.fields:

@@ -1,8 +1,8 @@
 """Answers in the five output formats of etcdctl: simple, fields, json, table, protobuf.
 
-Owns the choice of the format and what a format does *not* have (exit code 4, as etcdctl); the formats are in
-``output.simple``, ``output.fields``, ``output.json_format`` and here. Bytes matter: keys and values are printed as they
-are stored, so everything is written to the binary side of standard output.
+Owns what a format does *not* have (exit code 4, as etcdctl); the formats are in ``output.simple``, ``output.fields``,
+``output.json_format`` and here, the choice among them in ``output.formats``. Bytes matter: keys and values are printed
+as they are stored, so everything is written to the binary side of standard output.
 
 The layout is that of etcdctl 3.5. The columns that 3.6 added to ``endpoint status`` and ``endpoint hashkv`` (storage
 version, size in use, quota, hash revision, ...) are shown when a member sends them, which members of 3.6 do.
@@ -19,8 +19,6 @@ from raftkv.cli import exits
 
 if TYPE_CHECKING:
     from raftkv.pb import rpc_pb2
-
-FORMATS = ("fields", "json", "protobuf", "simple", "table")
 
 
 @dataclass(frozen=True)
@@ -180,30 +178,6 @@ class TablePrinter(Printer):
         write_line(table.render(header, rows))
 
 
-def make_printer(name: str, *, hexadecimal: bool = False, value_only: bool = False) -> Printer:
-    """The printer for ``--write-out NAME``.
-
-    Raises:
-        CommandError: there is no such format.
-    """
-    kinds: dict[str, type[Printer]] = {"protobuf": ProtobufPrinter, "table": TablePrinter}
-    if name == "simple":
-        from raftkv.cli.output.simple import SimplePrinter
-
-        kinds[name] = SimplePrinter
-    elif name == "fields":
-        from raftkv.cli.output.fields import FieldsPrinter
-
-        kinds[name] = FieldsPrinter
-    elif name == "json":
-        from raftkv.cli.output.json_format import JSONPrinter
-
-        kinds[name] = JSONPrinter
-    if name not in kinds:
-        raise exits.CommandError("unsupported output format", exits.BAD_FEATURE)
-    return kinds[name](hexadecimal=hexadecimal, value_only=value_only)
-
-
 def write(data: bytes) -> None:
     """Put bytes on standard output, after whatever text stands before them."""
     sys.stdout.flush()
@@ -217,12 +191,12 @@ def write_line(text: str) -> None:
 
 
 def lower(value: bool) -> str:
-    """A boolean as etcd prints it."""
+    """Return a boolean as etcd prints it."""
     return "true" if value else "false"
 
 
 def human_size(size_bytes: int) -> str:
-    """A size in decimal units: ``20 kB``, ``1.5 MB``."""
+    """Return a size in decimal units: ``20 kB``, ``1.5 MB``."""
     if size_bytes < 10:
         return f"{size_bytes} B"
     units = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
@@ -255,7 +229,7 @@ def health_rows(answers: Sequence[EndpointHealth]) -> tuple[list[str], list[list
 
 
 def sends_3_6(answers: Sequence[EndpointAnswer]) -> bool:
-    """Whether a member sent what members of 3.6 send and members of 3.5 do not."""
+    """Tell if a member sent what members of 3.6 send and members of 3.5 do not."""
     return any(answer.response.storageVersion or answer.response.dbSizeQuota for answer in answers)
 
 

@@ -22,7 +22,7 @@ _TOO_LONG = 100_000  # what a line over the limit costs; only a single long word
 
 
 def width(text: str) -> int:
-    """Columns that the text takes on a terminal."""
+    """Return how many columns the text takes on a terminal."""
     if text.isascii():
         return len(text)
     wide = ("W", "F")
@@ -30,7 +30,12 @@ def width(text: str) -> int:
 
 
 def fold(text: str, limit: int) -> list[str]:
-    """Break at spaces into lines of at most ``limit`` columns, least squared slack first; no word is cut."""
+    """Break at spaces into lines of at most ``limit`` columns, least squared slack first; no word is cut.
+
+    Arguments:
+        text: to break.
+        limit: columns a line.
+    """
     words = text.replace("\n", " ").split(" ")
     limit = max(limit, *map(width, words))
 
@@ -75,7 +80,12 @@ def _right(text: str, columns: int) -> str:
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The table as text without the last line end."""
+    """Return the table as text without the last line end.
+
+    Arguments:
+        header: names of the columns.
+        rows: cells of each row.
+    """
     heads = [_cell(name) for name in header]
     cells = [[_cell(text) for text in row] for row in rows]
     columns = [max(width(line) for row in [heads, *cells] for line in row[i]) for i in range(len(header))]

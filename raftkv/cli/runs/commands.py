@@ -22,8 +22,7 @@ from raftkv.cli.runs.facts import Facts, read_facts
 from raftkv.client import Client as Core
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Delete
-from raftkv.client.library import Client
-from raftkv.client.scope import open_scope
+from raftkv.client.library import Client, open_scope
 from raftkv.errors import CompactedError, ConfigError
 from raftkv.training.errors import TrainingError
 from raftkv.training.history.reader import UnknownRun, follow, list_runs, read_history
@@ -100,9 +99,9 @@ def watch(invocation: Invocation) -> None:
     session, as_json = _open(invocation)
 
     async def print_changes(kv: Client) -> None:
-        teller = run_view.Teller()
+        narrator = run_view.Narrator()
         async for change, fold in follow(kv, run_id):
-            for line in teller.lines(change, fold):
+            for line in narrator.lines(change, fold):
                 if as_json:
                     print(json.dumps(line.to_plain()), flush=True)
                 else:
@@ -174,7 +173,7 @@ def _run_id(invocation: Invocation, word: str) -> str:
 
 
 def _open(invocation: Invocation) -> tuple[Session, bool]:
-    """The session, and whether JSON is wanted."""
+    """Return the session, and whether JSON is wanted."""
     wanted = invocation["write-out"]
     if wanted not in ("simple", "table", "json"):
         raise CommandError(f"{wanted} not supported as output format", BAD_FEATURE)
@@ -185,6 +184,10 @@ def _open(invocation: Invocation) -> tuple[Session, bool]:
 
 def run(session: Session, use: Callable[[Client], Awaitable[Any]]) -> Any:
     """Use the library's client; failures of runs become one line.
+
+    Arguments:
+        session: of the command.
+        use: what to do with the client.
 
     Raises:
         CommandError: it failed.

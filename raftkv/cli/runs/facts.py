@@ -96,7 +96,7 @@ class Facts:
         return [fault for epoch in self.history.epochs for fault in epoch.faults][-FAULTS_SHOWN:]
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it as plain data, for JSON."""
         state = self.state
         return {
             "run": self.run_id,
@@ -118,7 +118,11 @@ class Facts:
 
 
 async def read_facts(kv: Client, run_id: str) -> Facts:
-    """Everything that ``show`` shows.
+    """Return everything that ``show`` shows.
+
+    Arguments:
+        kv: the client.
+        run_id: of the run.
 
     Raises:
         As ``read_history``.
@@ -144,7 +148,12 @@ async def _denied(kv: Client, item: KeyValue, prefix: str) -> Denied:
 
 
 def find_cluster(run_id: str, items: Iterable[KeyValue]) -> str:
-    """The cluster whose ledger knows a run; empty: none does."""
+    """Return the cluster whose ledger knows a run; empty: none does.
+
+    Arguments:
+        run_id: of the run.
+        items: ledgers of all clusters.
+    """
     for item in items:
         cluster, _, name = item.key.decode(errors="replace").removeprefix(CLUSTER_ROOT).rpartition("/")
         try:
@@ -164,7 +173,13 @@ async def _queue(kv: Client, run_id: str, cluster: str) -> Queue | None:
 
 
 def waiting(history: RunHistory, denied: Iterable[Denied], queue: Queue | None) -> list[Waiting]:
-    """The nodes that wait, and why, in the order in which they came."""
+    """Return the nodes that wait, and why, in the order in which they came.
+
+    Arguments:
+        history: of the run.
+        denied: nodes on the denylist.
+        queue: of the cluster.
+    """
     state = history.state or State(0, GATHERING)
     current = history.round if state.phase == RUNNING else None
     members = {member.id for member in current.members} if current is not None else set()

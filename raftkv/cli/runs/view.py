@@ -52,7 +52,7 @@ def out(rows: Rows) -> None:
 
 
 def plain(rows: Rows) -> str:
-    """The cells in columns.
+    """Return the cells in columns.
 
     >>> print(plain(Rows(("run", "nodes"), [("jobs/a", "2")])))
     run     nodes
@@ -67,7 +67,7 @@ def plain(rows: Rows) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time of day, with the date if it is not today's; empty: not known."""
+    """Return a time of day, with the date if it is not today's; empty: not known."""
     if not seconds:
         return ""
     shown = time.localtime(seconds)
@@ -76,7 +76,12 @@ def clock(seconds: float) -> str:
 
 
 def ranks_text(first: int, slots: int) -> str:
-    """``3`` or ``4-7``."""
+    """``3`` or ``4-7``.
+
+    Arguments:
+        first: the first rank.
+        slots: how many.
+    """
     return str(first) if slots == 1 else f"{first}-{first + slots - 1}"
 
 
@@ -91,7 +96,12 @@ def members_text(members: Sequence[Member]) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """``1 node``, ``2 nodes``."""
+    """``1 node``, ``2 nodes``.
+
+    Arguments:
+        number: how many.
+        what: the noun in the singular.
+    """
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -99,7 +109,7 @@ def count(number: int, what: str) -> str:
 
 
 def summary_to_plain(summary: RunSummary) -> dict[str, Any]:
-    """For JSON."""
+    """Return it as plain data, for JSON."""
     state = summary.state or State(0, GATHERING)
     return {
         "run": summary.run_id,
@@ -114,7 +124,7 @@ def summary_to_plain(summary: RunSummary) -> dict[str, Any]:
 
 
 def runs_table(runs: Sequence[RunSummary]) -> Rows:
-    """All runs."""
+    """Return the table of all runs."""
     rows, styles = [], []
     for summary in runs:
         one = summary_to_plain(summary)
@@ -132,7 +142,7 @@ def runs_table(runs: Sequence[RunSummary]) -> Rows:
 
 
 def show(facts: Facts) -> None:
-    """One run as it is."""
+    """Return one run as it is."""
     emit(Line(facts.state.phase, headline(facts)))
     for line in details(facts):
         print(line)
@@ -151,7 +161,7 @@ def show(facts: Facts) -> None:
 
 
 def headline(facts: Facts) -> str:
-    """The run in one line."""
+    """Return the run in one line."""
     state, current = facts.state, facts.history.round
     text = f"run {facts.run_id}: {state.phase}"
     if state.phase == RUNNING and current is not None:
@@ -166,7 +176,7 @@ def headline(facts: Facts) -> str:
 
 
 def details(facts: Facts) -> list[str]:
-    """What else there is to say, a line each."""
+    """Return what else there is to say, a line each."""
     state, epoch = facts.state, facts.epoch
     lines = []
     if state.time:
@@ -186,7 +196,7 @@ def details(facts: Facts) -> list[str]:
 
 
 def _address(published: str) -> str:
-    """Where rank 0 waits for the others, as HOST:PORT; torch's agents publish it as HOST PORT."""
+    """Return where rank 0 waits for the others, as HOST:PORT; torch's agents publish it as HOST PORT."""
     host, separator, port = published.rpartition(" ")
     if not separator or not port.isdecimal():
         return published
@@ -205,7 +215,7 @@ def _members_table(facts: Facts) -> Rows:
 
 
 def queue(view: ClusterView) -> None:
-    """A cluster: its hosts, who holds their slots, who waits."""
+    """Return a cluster: its hosts, who holds their slots, who waits."""
     holders = count(len(view.grants), "run")
     print(f"cluster {view.cluster}: {count(len(view.hosts), 'host')}, {holders} admitted, {len(view.queue)} waiting")
     if view.hosts:
@@ -233,7 +243,7 @@ def _hosts_table(view: ClusterView) -> Rows:
 
 
 def end_text(epoch: EpochHistory) -> str:
-    """Why an epoch ended: its root cause if that is known."""
+    """Return why an epoch ended: its root cause if that is known."""
     root = epoch.root_fault
     if epoch.closed:
         return f"closed: {epoch.reason}" if epoch.reason else "closed"
@@ -241,7 +251,7 @@ def end_text(epoch: EpochHistory) -> str:
 
 
 def timeline(history: RunHistory) -> None:
-    """What happened in a run."""
+    """Return what happened in a run."""
     faults = sum(len(epoch.faults) for epoch in history.epochs)
     counts = f"{count(len(history.epochs), 'epoch')}, {count(len(history.nodes), 'node')}, {count(faults, 'fault')}"
     print(f"run {history.run_id}: {counts}")
@@ -296,7 +306,7 @@ class Line:
     time: float = 0.0
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it as plain data, for JSON."""
         return {"kind": self.kind, "text": self.text, "revision": self.revision, "time": self.time}
 
 
@@ -313,14 +323,14 @@ def emit(line: Line) -> None:
     Console().print(Text(text, style), soft_wrap=True)
 
 
-class Teller:
+class Narrator:
     """Turns changes into lines; remembers what it has told, so that a record that is written again says nothing."""
 
     def __init__(self) -> None:
         self._state: State | None = None
 
     def lines(self, change: Change | None, fold: Fold) -> list[Line]:
-        """What a change is worth saying; of no change: the run as it is.
+        """Return what a change is worth saying; of no change: the run as it is.
 
         Arguments:
             change: already applied to ``fold``.

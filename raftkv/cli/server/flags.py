@@ -24,17 +24,17 @@ from raftkv.cli.goflags import values as govalues
 
 
 def urls(text: str) -> tuple[str, ...]:
-    """A list of URLs; empty text is an empty list."""
+    """Return a list of URLs; empty text is an empty list."""
     return cluster_id.parse_urls(text) if text else ()
 
 
 def words(text: str) -> tuple[str, ...]:
-    """A comma-separated list."""
+    """Return a comma-separated list."""
     return tuple(sorted({part.strip() for part in text.split(",")} - {""}))
 
 
 def origins(text: str) -> tuple[str, ...]:
-    """A comma-separated list of URLs; ``*`` stands for all."""
+    """Return a comma-separated list of URLs; ``*`` stands for all."""
     return tuple(part if part == "*" else urls(part)[0] for part in words(text))
 
 
@@ -60,7 +60,7 @@ milliseconds = _parse_error(lambda text: govalues.parse_int(text, signed=False) 
 
 
 def choice(*choices: str) -> Callable[[str], str]:
-    """One of a few words."""
+    """Make a reader of one of a few words."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -269,7 +269,7 @@ BOOLEANS: Final = frozenset(name for name, flag in FLAGS.items() if flag.parse i
 
 
 def usage() -> str:
-    """What ``raftkv --help`` prints about flags."""
+    """Return what ``raftkv --help`` prints about flags."""
     lines = []
     for group in dict.fromkeys(flag.group for flag in _ROWS if flag.group):
         lines += ["", f"{group}:"]

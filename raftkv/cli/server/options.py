@@ -100,7 +100,7 @@ def _read_words(words: Sequence[str]) -> dict[str, str]:
 
 
 def _parse_flag(name: str, text: str) -> Any:
-    """The value of a flag on the command line; here a bad one ends the command with code 2."""
+    """Return the value of a flag on the command line; here a bad one ends the command with code 2."""
     flag = FLAGS.get(name)
     try:
         return flag.parse(text) if flag else text
@@ -165,7 +165,7 @@ def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
 
 
 def _file_entry(key: str, value: Any) -> list[tuple[str, Any]]:
-    """The flags that an entry of the file sets: a section of certificates sets several."""
+    """Return the flags that an entry of the file sets: a section of certificates sets several."""
     if not isinstance(value, dict):
         return [(key, value)]
     if key == "socket-options":
@@ -177,7 +177,7 @@ def _file_entry(key: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _file_text(path: str, name: str, value: Any) -> str:
-    """A value of the file as the text of the flag, checked."""
+    """Return a value of the file as the text of the flag, checked."""
     if isinstance(value, bool):
         text = "true" if value else "false"
     elif isinstance(value, list):

@@ -165,7 +165,7 @@ class Looker:
     last: dict[str, Sample] = field(default_factory=dict)
 
     async def look(self) -> list[Row]:
-        """Every member as it is now."""
+        """Return every member as it is now."""
         await self._list_members()
         samples = await asyncio.gather(*(self._sample(endpoint, name) for endpoint, name in self.members.items()))
         rows = make_rows(self.last, samples)
@@ -173,7 +173,7 @@ class Looker:
         return rows
 
     async def _list_members(self) -> None:
-        """Endpoint and name of each member; if nobody tells them, those known before or from the command line."""
+        """Find endpoint and name of each member; if no member says them, those known before or given."""
         request = rpc_pb2.MemberListRequest(linearizable=False)
         try:
             answer = await self.client.call(methods.MEMBER_LIST, request, timeout_s=ASK_TIMEOUT_S)

@@ -75,12 +75,17 @@ class Row:
     error: str
 
     def to_dict(self) -> dict[str, Any]:
-        """For programs."""
+        """Return it as plain data, for programs."""
         return {**asdict(self), "alarms": list(self.alarms)}
 
 
 def make_rows(before: Mapping[str, Sample], after: Sequence[Sample]) -> list[Row]:
-    """A row for each sample; ``before`` has the last ones by endpoint."""
+    """Return a row for each sample; ``before`` has the last ones by endpoint.
+
+    Arguments:
+        before: the last samples by endpoint, for rates.
+        after: the samples of now.
+    """
     end = max((sample.index for sample in after), default=0)
     return [_row(before.get(sample.endpoint), sample, end) for sample in after]
 
@@ -135,7 +140,7 @@ def _rate(before_s: float, before: float, after_s: float, after: float) -> float
 
 
 def total(rows: Sequence[Row]) -> dict[str, Any]:
-    """The cluster in one row: who leads, who answers, rates of all members together."""
+    """Return the cluster in one row: who leads, who answers, rates of all members together."""
     leaders = [row.name for row in rows if row.role == "leader"]
 
     def together(name: str) -> float | None:

@@ -48,7 +48,7 @@ _PADDING: Final = 3
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """The cluster in one line."""
+    """Return the cluster in one line."""
     whole: dict[str, Any] = total(rows)
     leader = f"leader {whole['leader']}" if whole["leader"] else "no leader"
     return (
@@ -59,7 +59,12 @@ def headline(rows: Sequence[Row]) -> str:
 
 
 def fitting(rows: Sequence[Row], columns: int) -> tuple[Column, ...]:
-    """The columns of the table that a window of so many columns has room for."""
+    """Return the columns of the table that a window of so many columns has room for.
+
+    Arguments:
+        rows: what is to be shown.
+        columns: width of the window.
+    """
 
     def width(column: Column) -> int:
         return max(len(column[0]), *(len(column[1](row)) for row in rows), 0) + _PADDING

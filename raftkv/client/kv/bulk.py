@@ -90,7 +90,13 @@ class Bulk(Part):
         window: int = WINDOW,
         timeout_s: float | None = None,
     ) -> list[KeyValue | None]:
-        """Read many keys, in their order; None for those that do not exist. Arguments as for ``put_many``."""
+        """Read many keys, in their order; None for those that do not exist. Arguments as for ``put_many``.
+
+        Arguments:
+            keys: which; an iterator is drawn from as room is made.
+            revision, serializable: as for ``get``.
+            window, timeout_s: as for ``put_many``.
+        """
 
         async def read(key: Text) -> KeyValue | None:
             return await self._kv.get(key, revision=revision, serializable=serializable, timeout_s=timeout_s)
@@ -148,7 +154,12 @@ class Bulk(Part):
         serializable: bool = False,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[KeyValue, None]:
-        """As ``pages``, key by key."""
+        """Read an interval in pages, and give out key by key; arguments and errors are those of ``pages``.
+
+        Arguments:
+            key, end, prefix, keys_only, serializable: as for ``range``.
+            page_size, revision, timeout_s: as for ``pages``.
+        """
         async for page in self.pages(
             key,
             end,
@@ -164,7 +175,13 @@ class Bulk(Part):
 
 
 async def pipelined(call: Callable[[Given], Awaitable[Result]], given: Iterable[Given], window: int) -> list[Result]:
-    """Call for each of ``given``, at most ``window`` at once; results in their order."""
+    """Call for each of ``given``, at most ``window`` at once; results in their order.
+
+    Arguments:
+        call: makes one call.
+        given: what to call it with.
+        window: calls under way at once.
+    """
     if window < 1:
         raise ValueError(f"window must be at least 1, not {window}")
     run = _Run(call, enumerate(given))

@@ -48,7 +48,7 @@ class Compare:
     constant: Text | int
 
     def to_message(self, space: Space) -> rpc_pb2.Compare:
-        """The request message."""
+        """Return the request message."""
         key, end = space.interval(self.key, self.end, prefix=self.prefix)
         message = rpc_pb2.Compare(
             result=_RELATIONS[self.relation], target=_TARGETS[self.target], key=key, range_end=end
@@ -101,25 +101,50 @@ class Property:
 
 
 def version(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
-    """Number of writes since the key was created; 0: it does not exist."""
+    """Compare the number of writes since the key was created; 0: it does not exist.
+
+    Arguments:
+        key: which; the first of an interval.
+        end, prefix: as for ``range``: the condition must hold for all keys there.
+    """
     return Property("version", key, end, prefix)
 
 
 def value(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
-    """The value; no condition on it holds for a key that does not exist."""
+    """Compare the value; no condition on it holds for a key that does not exist.
+
+    Arguments:
+        key: which; the first of an interval.
+        end, prefix: as for ``range``: the condition must hold for all keys there.
+    """
     return Property("value", key, end, prefix)
 
 
 def create_revision(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
-    """Revision of the write that created the key; 0: it does not exist."""
+    """Compare the revision of the write that created the key; 0: it does not exist.
+
+    Arguments:
+        key: which; the first of an interval.
+        end, prefix: as for ``range``: the condition must hold for all keys there.
+    """
     return Property("create_revision", key, end, prefix)
 
 
 def mod_revision(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
-    """Revision of the last write; 0: it does not exist."""
+    """Compare the revision of the last write; 0: it does not exist.
+
+    Arguments:
+        key: which; the first of an interval.
+        end, prefix: as for ``range``: the condition must hold for all keys there.
+    """
     return Property("mod_revision", key, end, prefix)
 
 
 def lease_of(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
-    """Id of the lease that the key ends with; 0: none."""
+    """Compare the id of the lease that the key ends with; 0: none.
+
+    Arguments:
+        key: which; the first of an interval.
+        end, prefix: as for ``range``: the condition must hold for all keys there.
+    """
     return Property("lease", key, end, prefix)

@@ -27,7 +27,7 @@ class LeaseGuard(Protocol):
         ...
 
     def lose(self, reason: str) -> None:
-        """The cluster does not know it any more."""
+        """Note that the cluster does not know it any more."""
         ...
 
 
@@ -49,7 +49,7 @@ class Fence(Protocol):
         ...
 
     def broken(self) -> Exception:
-        """The error of a write that the cluster refused because the key has changed hands."""
+        """Make the error of a write that the cluster refused because the key has changed hands."""
         ...
 
 
@@ -58,11 +58,11 @@ class Conditions(Protocol):
     """Anything else that ends and must not be outlived, as the epoch of a training run: conditions on the store."""
 
     def compares(self) -> list[rpc_pb2.Compare]:
-        """All must hold; keys as the store knows them."""
+        """Return conditions that must all hold; keys as the store knows them."""
         ...
 
     def broken(self) -> Exception:
-        """The error of a write that the cluster refused because one does not hold."""
+        """Make the error of a write that the cluster refused because a condition does not hold."""
         ...
 
 
@@ -74,7 +74,7 @@ LeaseLike = int | LeaseGuard
 
 
 def lease_id(lease: LeaseLike | None) -> int:
-    """The id of a lease that can be relied on; 0 of none.
+    """Return the id of a lease that can be relied on; 0 of none.
 
     Raises:
         LeaseLost: it cannot.
@@ -88,7 +88,7 @@ def lease_id(lease: LeaseLike | None) -> int:
 
 
 def lost_lease(leases: Iterable[LeaseLike | None]) -> LeaseLost | None:
-    """The error after the cluster did not find a lease; None if only ids were given, so that it can be any."""
+    """Return the error after the cluster did not find a lease; None if only ids were given, so that it can be any."""
     guards = [lease for lease in leases if lease is not None and not isinstance(lease, int)]
     if len(guards) != 1:
         return None
@@ -98,7 +98,7 @@ def lost_lease(leases: Iterable[LeaseLike | None]) -> LeaseLost | None:
 
 
 def fence_compares(fence: FenceLike) -> list[rpc_pb2.Compare]:
-    """The conditions that hold only while the lock or term is held, or the epoch lasts.
+    """Return the conditions that hold only while the lock or term is held, or the epoch lasts.
 
     Raises:
         LeaseLost: this client knows already that it is not.

@@ -152,7 +152,12 @@ class KV(Part):
         serializable: bool = False,
         timeout_s: float | None = None,
     ) -> int:
-        """Count the keys of an interval; arguments as for ``range``."""
+        """Count the keys of an interval; arguments as for ``range``.
+
+        Arguments:
+            key, end, prefix: as for ``range``.
+            revision, serializable, timeout_s: as for ``get``.
+        """
         operation = GetRange(key, end, prefix, revision=revision, serializable=serializable, count_only=True)
         return (await self._range(operation, timeout_s)).count
 

@@ -41,11 +41,17 @@ class Operation(Protocol):
         ...
 
     def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """For a txn."""
+        """Return its message in a txn."""
         ...
 
     def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> Any:
-        """Its result in a txn."""
+        """Return its result from the response of a txn.
+
+        Arguments:
+            response: of the member.
+            space: keys as the client sees them.
+            revision: of the store after the txn.
+        """
         ...
 
 
@@ -66,11 +72,11 @@ class Put:
         return True
 
     def leases(self) -> tuple[LeaseLike | None, ...]:
-        """The one it attaches the key to."""
+        """Return the lease that it attaches the key to."""
         return (self.lease,)
 
     def request(self, space: Space) -> rpc_pb2.PutRequest:
-        """The request message."""
+        """Return the request message."""
         return rpc_pb2.PutRequest(
             key=space.key(self.key),
             value=to_bytes(self.value),
@@ -81,16 +87,27 @@ class Put:
         )
 
     def result(self, answer: rpc_pb2.PutResponse, space: Space) -> PutResult:
-        """The result of the answer."""
+        """Return the result of the answer.
+
+        Arguments:
+            answer: of the member.
+            space: keys as the client sees them.
+        """
         previous = space.key_value(answer.prev_kv) if answer.HasField("prev_kv") else None
         return PutResult(answer.header.revision, previous)
 
     def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """For a txn."""
+        """Return its message in a txn."""
         return rpc_pb2.RequestOp(request_put=self.request(space))
 
     def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> PutResult:
-        """Its result in a txn."""
+        """Return its result from the response of a txn.
+
+        Arguments:
+            response: of the member.
+            space: keys as the client sees them.
+            revision: of the store after the txn.
+        """
         return self.result(response.response_put, space)
 
 
@@ -123,7 +140,7 @@ class GetRange:
         return ()
 
     def request(self, space: Space) -> rpc_pb2.RangeRequest:
-        """The request message."""
+        """Return the request message."""
         key, end = space.interval(self.key, self.end, prefix=self.prefix)
         request = rpc_pb2.RangeRequest(
             key=key,
@@ -145,15 +162,27 @@ class GetRange:
         return request
 
     def result(self, answer: rpc_pb2.RangeResponse, space: Space, revision: int) -> RangeResult:
-        """The result of the answer."""
+        """Return the result of the answer.
+
+        Arguments:
+            answer: of the member.
+            space: keys as the client sees them.
+            revision: of the store, where the answer does not say it.
+        """
         return RangeResult(space.key_values(answer.kvs), answer.count, answer.more, revision)
 
     def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """For a txn."""
+        """Return its message in a txn."""
         return rpc_pb2.RequestOp(request_range=self.request(space))
 
     def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> RangeResult:
-        """Its result in a txn."""
+        """Return its result from the response of a txn.
+
+        Arguments:
+            response: of the member.
+            space: keys as the client sees them.
+            revision: of the store after the txn.
+        """
         return self.result(response.response_range, space, revision)
 
 
@@ -175,15 +204,21 @@ class Get:
         return ()
 
     def request(self, space: Space) -> rpc_pb2.RangeRequest:
-        """The request message."""
+        """Return the request message."""
         return rpc_pb2.RangeRequest(key=space.key(self.key), revision=self.revision, serializable=self.serializable)
 
     def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """For a txn."""
+        """Return its message in a txn."""
         return rpc_pb2.RequestOp(request_range=self.request(space))
 
     def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> KeyValue | None:
-        """Its result in a txn."""
+        """Return its result from the response of a txn.
+
+        Arguments:
+            response: of the member.
+            space: keys as the client sees them.
+            revision: of the store after the txn.
+        """
         kvs = response.response_range.kvs
         return space.key_value(kvs[0]) if kvs else None
 
@@ -207,20 +242,31 @@ class Delete:
         return ()
 
     def request(self, space: Space) -> rpc_pb2.DeleteRangeRequest:
-        """The request message."""
+        """Return the request message."""
         key, end = space.interval(self.key, self.end, prefix=self.prefix)
         return rpc_pb2.DeleteRangeRequest(key=key, range_end=end, prev_kv=self.prev_kv)
 
     def result(self, answer: rpc_pb2.DeleteRangeResponse, space: Space) -> DeleteResult:
-        """The result of the answer."""
+        """Return the result of the answer.
+
+        Arguments:
+            answer: of the member.
+            space: keys as the client sees them.
+        """
         return DeleteResult(answer.header.revision, answer.deleted, space.key_values(answer.prev_kvs))
 
     def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """For a txn."""
+        """Return its message in a txn."""
         return rpc_pb2.RequestOp(request_delete_range=self.request(space))
 
     def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> DeleteResult:
-        """Its result in a txn."""
+        """Return its result from the response of a txn.
+
+        Arguments:
+            response: of the member.
+            space: keys as the client sees them.
+            revision: of the store after the txn.
+        """
         return self.result(response.response_delete_range, space)
 
 

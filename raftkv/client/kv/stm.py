@@ -53,7 +53,7 @@ class Transaction:
         self._writes: dict[bytes, Operation] = {}
 
     async def get(self, key: Text) -> bytes | None:
-        """The value of a key, with this transaction's own writes; None: it does not exist."""
+        """Return the value of a key, with this transaction's own writes; None: it does not exist."""
         name = to_bytes(key)
         write = self._writes.get(name)
         if write is not None:
@@ -66,7 +66,11 @@ class Transaction:
         return None if item is None else item.value
 
     async def range(self, key: Text, end: Text | None = None, *, prefix: bool = False) -> dict[bytes, bytes]:
-        """Keys and values of an interval, in order, with this transaction's own writes."""
+        """Return keys and values of an interval, in order, with this transaction's own writes.
+
+        Arguments:
+            key, end, prefix: as for ``Client.range``.
+        """
         found = await self._kv.range(key, end, prefix=prefix, revision=self._revision)
         self._revision = self._revision or found.revision
         self._read.update((item.key, item) for item in found)
@@ -81,7 +85,12 @@ class Transaction:
         return dict(sorted(values.items()))
 
     def put(self, key: Text, value: Text, *, lease: LeaseLike | None = None) -> None:
-        """Write a key, if and when the transaction is committed."""
+        """Write a key, if and when the transaction is committed.
+
+        Arguments:
+            key, value: text is written as UTF-8.
+            lease: the key ends with it.
+        """
         self._writes[to_bytes(key)] = Put(key, value, lease)
 
     def delete(self, key: Text) -> None:
@@ -89,7 +98,7 @@ class Transaction:
         self._writes[to_bytes(key)] = Delete(key)
 
     def conditions(self) -> list[Compare]:
-        """What must still hold: every key as it was read, nothing new in the intervals."""
+        """Return what must still hold: every key as it was read, nothing new in the intervals."""
         unchanged = [
             mod_revision(key) == (0 if item is None else item.mod_revision) for key, item in self._read.items()
         ]
@@ -97,7 +106,12 @@ class Transaction:
         return unchanged + nothing_new
 
     async def commit(self, fence: FenceLike | None, timeout_s: float | None) -> bool:
-        """Write; False: something that was read has changed."""
+        """Write; False: something that was read has changed.
+
+        Arguments:
+            fence: commit only while this lock or term is held.
+            timeout_s: None: the client's.
+        """
         if not self._writes:
             return True  # reads of one revision need no more
         txn = Txn(self._scope, fence).when(*self.conditions()).then(*self._writes.values())

@@ -92,7 +92,7 @@ class Txn:
             raise lost_lease(self.leases()) or LeaseNotFoundError() from None
         return self._unguarded(answer, scope.space)
 
-    # A fence goes round the txn, so that its failure is told from a condition that does not hold.
+    # A fence goes round the txn, so that its failure differs from a condition that does not hold.
 
     def _guarded(self, space: Space) -> rpc_pb2.TxnRequest:
         if self._fence is None:
@@ -121,7 +121,7 @@ class Txn:
         return tuple(lease for operation in self._then + self._otherwise for lease in operation.leases())
 
     def request(self, space: Space) -> rpc_pb2.TxnRequest:
-        """The request message."""
+        """Return the request message."""
         return rpc_pb2.TxnRequest(
             compare=[condition.to_message(space) for condition in self._compares],
             success=[operation.to_message(space) for operation in self._then],
@@ -129,21 +129,33 @@ class Txn:
         )
 
     def result(self, answer: rpc_pb2.TxnResponse, space: Space, revision: int) -> TxnResult:
-        """The result of the answer."""
+        """Return the result of the answer.
+
+        Arguments:
+            answer: of the member.
+            space: keys as the client sees them.
+            revision: of the store after the txn.
+        """
         operations = self._then if answer.succeeded else self._otherwise
         pairs = zip(operations, answer.responses, strict=True)
         results = tuple([operation.from_message(response, space, revision) for operation, response in pairs])
         return TxnResult(answer.succeeded, results, revision)
 
     def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """For another txn."""
+        """Return its message in another txn."""
         return rpc_pb2.RequestOp(request_txn=self.request(space))
 
     def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> TxnResult:
-        """Its result in another txn."""
+        """Return its result from the response of another txn.
+
+        Arguments:
+            response: of the member.
+            space: keys as the client sees them.
+            revision: of the store after the txn.
+        """
         return self.result(response.response_txn, space, revision)
 
 
 def txn() -> Txn:
-    """A transaction to be put inside another."""
+    """Make a transaction to be put inside another."""
     return Txn()

@@ -131,7 +131,12 @@ class Lease:
             self._timer.cancel()
 
     async def info(self, *, keys: bool = False, timeout_s: float | None = None) -> LeaseInfo:
-        """What the cluster knows of it."""
+        """Return what the cluster knows of it.
+
+        Arguments:
+            keys: name its keys too.
+            timeout_s: None: the client's.
+        """
         return await lease_info(self._scope, self.id, keys=keys, timeout_s=timeout_s)
 
     # ---- whether it can be relied on
@@ -175,13 +180,18 @@ class Lease:
         return lambda: self._callbacks.pop(number, None) and None
 
     def interrupting(self) -> Interrupt:
-        """A ``with`` block that is interrupted with ``LeaseLost`` when it is lost."""
+        """Make a ``with`` block that is interrupted with ``LeaseLost`` when it is lost."""
         return Interrupt(self.on_lost, lambda: LeaseLost(self.id, self._over))
 
     # ---- for the keeper and for calls that relied on it
 
     def answered(self, answer: rpc_pb2.LeaseKeepAliveResponse, asked_at: float) -> None:
-        """Take a member's answer to a keep-alive that was sent at ``asked_at`` of the loop's clock."""
+        """Take a member's answer to a keep-alive that was sent at ``asked_at`` of the loop's clock.
+
+        Arguments:
+            answer: of the member.
+            asked_at: when the keep-alive was sent, by the loop's clock.
+        """
         if answer.TTL > 0:
             self.renewed(answer.TTL, asked_at)
         else:
@@ -191,14 +201,19 @@ class Lease:
         """Take note that a member refuses to serve keep-alives; the lease lives on until its deadline."""
 
     def renewed(self, ttl: int, asked_at: float) -> None:
-        """The cluster has confirmed ``ttl`` seconds to a question asked at ``asked_at`` of the loop's clock."""
+        """Move the deadline after an answer of the cluster.
+
+        Arguments:
+            ttl: seconds that the cluster has confirmed.
+            asked_at: when it was asked, by the loop's clock.
+        """
         self.ttl = ttl
         self._deadline = max(self._deadline, asked_at + ttl)
         if self._timer is None and not self.patient:
             self._watch_deadline()
 
     def lose(self, reason: str) -> None:
-        """It is over, and its owner did not want that."""
+        """End it against its owner's wish."""
         if self._over:
             return
         self.stop(reason)
@@ -249,7 +264,13 @@ _REVOKE = Method(methods.LEASE_REVOKE.path, methods.LEASE_REVOKE.response, True)
 
 
 async def lease_info(scope: Scope, id: int, *, keys: bool, timeout_s: float | None) -> LeaseInfo:
-    """What the cluster knows of a lease; keys as far as the scope's view goes."""
+    """Return what the cluster knows of a lease; keys as far as the scope's view goes.
+
+    Arguments:
+        id: of the lease.
+        keys: name its keys too, as far as the view goes.
+        timeout_s: None: the client's.
+    """
     answer = await scope.call(methods.LEASE_TIME_TO_LIVE, rpc_pb2.LeaseTimeToLiveRequest(ID=id, keys=keys), timeout_s)
     prefix = scope.space.prefix
     own = tuple(key[len(prefix) :] for key in answer.keys if key.startswith(prefix))
@@ -269,7 +290,7 @@ class Leases(Part):
         disconnect_grace_s: float = 0.0,
         patient: bool = False,
     ) -> Lease:
-        """A lease to be granted by ``await`` or ``async with``.
+        """Make a lease, to be granted by ``await`` or ``async with``.
 
         Arguments:
             ttl: seconds without a keep-alive after which it ends; the cluster may grant more.
@@ -290,16 +311,26 @@ class Leases(Part):
         return lease
 
     async def lease_info(self, id: int, *, keys: bool = False, timeout_s: float | None = None) -> LeaseInfo:
-        """What the cluster knows of a lease; its ttl is -1 if there is no such lease."""
+        """Return what the cluster knows of a lease; its ttl is -1 if there is no such lease.
+
+        Arguments:
+            id: of the lease.
+            keys: name its keys too, as far as the view goes.
+            timeout_s: None: the client's.
+        """
         return await lease_info(self.scope, id, keys=keys, timeout_s=timeout_s)
 
     async def leases(self, *, timeout_s: float | None = None) -> list[int]:
-        """Ids of all leases."""
+        """Return the ids of all leases."""
         answer = await self.scope.call(methods.LEASE_LEASES, rpc_pb2.LeaseLeasesRequest(), timeout_s)
         return [lease.ID for lease in answer.leases]
 
     async def revoke(self, id: int, *, timeout_s: float | None = None) -> None:
         """End a lease that is not this client's.
+
+        Arguments:
+            id: of the lease.
+            timeout_s: None: the client's.
 
         Raises:
             LeaseNotFoundError: there is none.

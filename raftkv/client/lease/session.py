@@ -90,7 +90,7 @@ class Session:
         self.lease.check()
 
     def lose(self, reason: str) -> None:
-        """The cluster does not know its present lease any more."""
+        """Note that the cluster does not know its present lease any more."""
         self.lease.lose(reason)
 
     # ---- its life
@@ -119,6 +119,9 @@ class Session:
 
     async def keep(self, key: Text, value: Text) -> None:
         """Put a key with its lease, now and after every time that it is established anew.
+
+        Arguments:
+            key, value: as for ``put``.
 
         Raises:
             LeaseLost: it is not established at present; the key is put when it is.
@@ -195,7 +198,7 @@ class Sessions(Part):
     def session(
         self, ttl: float = 10, *, on_lost: OnSession | None = None, on_established: OnSession | None = None
     ) -> Session:
-        """A session, to be established by ``await`` or ``async with``.
+        """Make a session, to be established by ``await`` or ``async with``.
 
         Arguments:
             ttl: of its leases, in seconds.

@@ -55,7 +55,7 @@ def local(
     directory: str | os.PathLike[str] | None = None,
     timeout_s: float = READY_TIMEOUT_S,
 ) -> LocalCluster:
-    """A throwaway cluster; started by ``with`` or by ``start()``.
+    """Make a throwaway cluster; started by ``with`` or by ``start()``.
 
     Arguments:
         size: number of members: 1, 3, 5 or 7.
@@ -125,7 +125,7 @@ class LocalCluster:
         return self
 
     def connect(self, **options: Any) -> Client:
-        """A client of this cluster; ``options`` as for ``raftkv.connect``. It is closed with the cluster."""
+        """Connect a client, which is closed with the cluster; ``options`` as for ``raftkv.connect``."""
         from raftkv.client.sync.client import connect
 
         client = connect(self.endpoints, **options)
@@ -206,7 +206,7 @@ class LocalCluster:
         return members
 
     def _forget_guard(self) -> None:
-        """In a forked child: let go of the pipe, or the guard would wait for the child's end too."""
+        """Let go of the pipe in a forked child, or the guard would wait for the child's end too."""
         if self._guard is not None and self._guard.stdin is not None:
             self._guard.stdin.close()
 

@@ -168,7 +168,7 @@ class ServerProcess:
                 )
 
     def kill(self) -> None:
-        """End it as ``kill -9`` does: nothing is flushed, nobody is told. Harmless if it does not run."""
+        """End it as ``kill -9`` does: nothing is flushed, no signal handler runs. Harmless if it does not run."""
         process, self.process = self.process, None
         if process is not None:
             process.kill()

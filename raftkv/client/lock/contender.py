@@ -1,12 +1,12 @@
-"""Waiting in line: the recipe under locks and elections.
+"""Waiting in a queue: the recipe under locks and elections.
 
 Every contender has a key ``NAME/LEASEHEX``, attached to its lease; the one with the lowest create revision has what
 they contend for. Others wait for the deletion of the key right before theirs, so that a release wakes one and not all.
-These are the keys of etcd's own recipes: members' Lock and Election services and Go's programs stand in the same line.
+These are the keys of etcd's own recipes: members' Lock and Election services and Go's programs wait in the same queue.
 
 What makes it safe:
 
-1. After every wait, and before anybody is told to be first, one txn reads the own key (still there, with the same
+1. After every wait, and before anybody is first, one txn reads the own key (still there, with the same
    create revision) *and* the keys before it.
 2. A step that may or may not have happened is done again: a key says by its value or lease whose it is.
 3. The create revision is a fencing token. Losing the lease, or the key, is an error where it is relied upon.
@@ -37,11 +37,11 @@ Result = TypeVar("Result")
 
 
 class Contender:
-    """One place in a line.
+    """One entry of a queue.
 
     Attributes:
         key: of this contender, as the client sees it.
-        fence: its create revision; 0: not in line.
+        fence: its create revision; 0: not in the queue.
     """
 
     def __init__(self, scope: Scope, name: Text, lease: Lease, error: type[FenceLost]) -> None:
@@ -60,11 +60,11 @@ class Contender:
         return self._scope.space.key(self.key)
 
     def lost(self, reason: str = "") -> FenceLost:
-        """The error of a place that is lost."""
+        """Make the error of a place that is lost."""
         return self._error(self.guard_key, self.fence, reason)
 
     async def enqueue(self, value: Text) -> KeyValue | None:
-        """Get in line; returns the key as it was, if it was in line already."""
+        """Enter the queue; returns the key as it was, if it was in the queue already."""
         self._value, self._asked = value, True
 
         async def step() -> KeyValue | None:
@@ -77,7 +77,7 @@ class Contender:
         return await until_answered(step)
 
     async def predecessor(self) -> tuple[KeyValue | None, int]:
-        """Who is right before this place, and as of which revision; None: nobody, it is its turn.
+        """Return who is right before this place, and as of which revision; None: nobody, it is its turn.
 
         Raises:
             FenceLost: the place itself is gone.
@@ -126,7 +126,7 @@ class Contender:
             hub.remove(watcher)
 
     async def leave(self) -> bool:
-        """Get out of line, if need be without knowing if it was ever in it; False: it was not.
+        """Leave the queue, if need be without knowing if it was ever in it; False: it was not.
 
         Raises:
             StatusError: the cluster could not be told.
@@ -150,6 +150,11 @@ class Contender:
 
 
 async def within(timeout_s: float | None, waiting: Awaitable[Result]) -> Result:
-    """Wait no longer than that; ``TimeoutError`` else."""
+    """Wait no longer than that; ``TimeoutError`` else.
+
+    Arguments:
+        timeout_s: None: for ever.
+        waiting: what to wait for.
+    """
     async with asyncio.timeout(timeout_s):
         return await waiting

@@ -125,7 +125,7 @@ class Elections(Part):
         lease: Lease | Session | None = None,
         interrupt: bool = True,
     ) -> Term:
-        """A candidacy, to be run by ``async with`` or ``Term.campaign``.
+        """Make a candidacy, to be run by ``async with`` or ``Term.campaign``.
 
         Arguments:
             name: of the election.
@@ -135,12 +135,12 @@ class Elections(Part):
         return Term(self.scope, name, value, ttl, lease, interrupt=interrupt)
 
     async def leader(self, name: Text) -> KeyValue | None:
-        """Who leads at present; None: nobody."""
+        """Return who leads at present; None: nobody."""
         found = await KV(self.scope).range(to_bytes(name) + b"/", prefix=True, limit=1, sort_by="create_revision")
         return found[0] if found else None
 
     async def observe(self, name: Text) -> AsyncGenerator[KeyValue, None]:
-        """Who leads, then every proclamation and every next leader; resumes as a watch does, never ends.
+        """Follow who leads: the leader, every proclamation, every next leader; resumes as a watch does, never ends.
 
         Raises:
             StatusError: the cluster refuses.

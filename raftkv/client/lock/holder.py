@@ -1,6 +1,6 @@
-"""What a lock and a term have in common: a place in a line, the lease it lives by, the block that it lasts.
+"""What a lock and a term have in common: an entry of a queue, the lease it depends on, the block that it lasts.
 
-Subclasses say how they get in line (``_join``) and give the steps their names.
+Subclasses say how they enter the queue (``_join``) and give the steps their names.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Holder:
 
     @property
     def key(self) -> bytes:
-        """Its key, as the client sees it; empty while it is not in line."""
+        """Its key, as the client sees it; empty while it is not in the queue."""
         return self._place.key if self._place is not None else b""
 
     @property
     def guard_key(self) -> bytes:
-        """Its key, as the store knows it; empty while it is not in line."""
+        """Its key, as the store knows it; empty while it is not in the queue."""
         return self._place.guard_key if self._place is not None else b""
 
     @property
     def fence(self) -> int:
-        """The fencing token: the create revision of its key; 0 while it is not in line."""
+        """The fencing token: the create revision of its key; 0 while it is not in the queue."""
         return self._place.fence if self._place is not None else 0
 
     def check(self) -> None:
@@ -78,7 +78,7 @@ class Holder:
         self.lease.check()
 
     def broken(self) -> FenceLost:
-        """The cluster has found its key gone or changed: it is over, and this is the error to raise."""
+        """Note that the cluster has found its key gone or changed; returns the error to raise."""
         self._first = False
         return self._error(self.guard_key, self.fence)
 
@@ -86,10 +86,10 @@ class Holder:
     def _reliable(self) -> bool:
         return self._first and self._lease is not None and self._lease.alive
 
-    # ---- in line and out of it
+    # ---- into the queue and out of it
 
     async def _join(self, place: Contender) -> None:
-        """Get in line."""
+        """Enter the queue."""
         raise NotImplementedError
 
     async def _enter(self, timeout_s: float | None) -> None:

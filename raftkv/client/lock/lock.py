@@ -86,7 +86,7 @@ class Locks(Part):
     def lock(
         self, name: Text, *, ttl: float = 10, lease: Lease | Session | None = None, interrupt: bool = True
     ) -> Lock:
-        """A lock, to be taken by ``async with`` or ``acquire``.
+        """Make a lock, to be taken by ``async with`` or ``acquire``.
 
         Arguments:
             name: those who use the same name exclude each other, also through other clients of etcd.

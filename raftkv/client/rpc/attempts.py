@@ -56,6 +56,11 @@ class Attempts:
     def note(self, error: RpcError, endpoint: str, *, repeatable: bool) -> None:
         """Remember a failed attempt.
 
+        Arguments:
+            error: how it failed.
+            endpoint: where.
+            repeatable: whether the method may be called twice.
+
         Raises:
             StatusError: there must be no other.
         """

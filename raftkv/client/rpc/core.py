@@ -4,7 +4,7 @@ Owns the answer to "which member, and what if it does not answer":
 
 1. Calls go to one endpoint until it fails; then to the next, round and round, with a short pause after each round.
 2. A call is repeated if it certainly never reached a member, or if the member said UNAVAILABLE and the method is
-   repeatable. Everything else is told to the caller at once.
+   repeatable. Everything else is raised at once.
 3. The deadline bounds all of it together; when it passes the error is ``context deadline exceeded``.
 4. An endpoint that failed or did not answer is left by all later calls too, whoever makes them.
 5. With a user name, calls carry a token; a member that does not know it any more makes the client ask for a new one,
@@ -109,7 +109,7 @@ class Client:
         return f"<{self.describe()}>"
 
     def describe(self) -> str:
-        """Where it goes and as whom; never a password."""
+        """Return where it goes and as whom; never a password."""
         user = f" as {self.options.user}" if self.options.user else ""
         closed = ", closed" if self._closed else ""
         return f"Client of {','.join(endpoint.text for endpoint in self.endpoints)}{user}{closed}"
@@ -147,7 +147,12 @@ class Client:
         return self._call(self.endpoints, method, request, timeout_s)
 
     async def call_at(self, endpoint: str, method: Method[T], request: Any, *, timeout_s: float) -> T:
-        """Call a method at one endpoint and no other; as ``call``."""
+        """Call a method at one endpoint and no other; as ``call``.
+
+        Arguments:
+            endpoint: where.
+            method, request, timeout_s: as for ``call``.
+        """
         return await self._call(parse_endpoints([endpoint]), method, request, timeout_s)
 
     async def stream(

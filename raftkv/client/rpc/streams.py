@@ -53,7 +53,7 @@ class Stream(Generic[T]):
             raise from_status(error.code, error.text, definite=error.definite) from None
 
     def send_nowait(self, request: Any) -> None:
-        """As ``send``, whatever is queued already."""
+        """Send a request message without waiting for room, whatever is queued already."""
         try:
             self.call.send_nowait(request.SerializeToString())
         except RpcError as error:
@@ -80,7 +80,7 @@ class Stream(Generic[T]):
         self.call.half_close()
 
     def cancel(self) -> None:
-        """Give up the call: the member is told, what was not read is dropped."""
+        """Give up the call: cancel it at the member, drop what was not read."""
         self.call.cancel()
 
     @property

@@ -1,4 +1,4 @@
-"""The client's one door to the RPC layer.
+"""The client's only way to the RPC layer.
 
 Owns the opening of a channel to an endpoint. ``Transport`` is what ``core`` needs of a channel, so that tests can
 put anything there.
@@ -28,11 +28,24 @@ class Transport(Protocol):
     def unary(
         self, path: str, message: bytes, timeout_s: float | None = None, metadata: Metadata = ()
     ) -> Awaitable[bytes]:
-        """Make a call; it fails with ``raftkv.rpc.RpcError``."""
+        """Make a call; it fails with ``raftkv.rpc.RpcError``.
+
+        Arguments:
+            path: of the method.
+            message: the request's bytes.
+            timeout_s: deadline; None: none.
+            metadata: sent with it.
+        """
         ...
 
     def stream(self, path: str, metadata: Metadata = (), timeout_s: float | None = None) -> ClientStream:
-        """Start a streaming call; what it receives fails with ``raftkv.rpc.RpcError``."""
+        """Start a streaming call; what it receives fails with ``raftkv.rpc.RpcError``.
+
+        Arguments:
+            path: of the method.
+            metadata: sent with it.
+            timeout_s: for the whole stream; None: for ever.
+        """
         ...
 
     def reconnect_now(self) -> None:
@@ -45,7 +58,12 @@ class Transport(Protocol):
 
 
 def open_transport(endpoint: Endpoint, options: ClientOptions) -> Transport:
-    """A channel of ``raftkv.rpc`` to an endpoint; it connects at the first call."""
+    """Make a channel of ``raftkv.rpc`` to an endpoint; it connects at the first call.
+
+    Arguments:
+        endpoint: where to.
+        options: how to connect.
+    """
     from raftkv.rpc.client.channel import Channel
     from raftkv.rpc.limits import ChannelOptions
 

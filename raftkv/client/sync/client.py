@@ -201,7 +201,7 @@ class Client:
         disconnect_grace_s: float = 0.0,
         patient: bool = False,
     ) -> Lease:
-        """A lease, to be granted by ``with`` or ``grant()``.
+        """Make a lease, to be granted by ``with`` or ``grant()``.
 
         Arguments:
             ttl: seconds without a keep-alive after which it ends; the cluster may grant more.
@@ -228,7 +228,7 @@ class Client:
         on_lost: Callable[[Session], Any] | None = None,
         on_established: Callable[[Session], Any] | None = None,
     ) -> Session:
-        """A session, to be established by ``with`` or ``establish()``.
+        """Make a session, to be established by ``with`` or ``establish()``.
 
         Arguments:
             ttl: of its leases, in seconds.
@@ -239,7 +239,7 @@ class Client:
         return Session.make(self, loop, kv.sessions, ttl, on_lost, on_established)
 
     def lock(self, name: Text, *, ttl: float = 10, lease: Lease | Session | None = None) -> Lock:
-        """A lock, to be taken by ``with`` or ``acquire()``.
+        """Make a lock, to be taken by ``with`` or ``acquire()``.
 
         Arguments:
             name: those who use the same name exclude each other, also through other clients of etcd.
@@ -250,7 +250,7 @@ class Client:
         return Lock(self, loop, kv.lock(name, ttl=ttl, lease=plain_lease(lease), interrupt=False))
 
     def campaign(self, name: Text, value: Text = b"", *, ttl: float = 10, lease: Lease | Session | None = None) -> Term:
-        """A candidacy, to be run by ``with`` or ``Term.campaign()``.
+        """Make a candidacy, to be run by ``with`` or ``Term.campaign()``.
 
         Arguments:
             name: of the election.
@@ -263,7 +263,7 @@ class Client:
     leader = blocking(Elections.leader, "elections")
 
     def observe(self, name: Text) -> Stream[KeyValue]:
-        """Who leads, then every proclamation and every next leader: a ``Stream`` that resumes and never ends."""
+        """Follow who leads: the leader, every proclamation, every next leader; a ``Stream`` that never ends."""
         loop, kv = self.target()
         return Stream(self, loop, Drawn(kv.observe(name)))
 
@@ -278,7 +278,7 @@ class Client:
     # ---- the client itself
 
     def view(self, prefix: Text) -> Client:
-        """All keys with a prefix, as if there were no others and it were not there; on the same connection."""
+        """Return a client of the keys with a prefix, which it does not see; on the same connection."""
         return Client(self._make, self, prefix)
 
     def close(self) -> None:
@@ -303,13 +303,13 @@ class Client:
         self.close()
 
     def __reduce__(self) -> tuple[Callable[..., Client], tuple[Any, ...]]:
-        """A copy sent to another process (``spawn``, ``forkserver``) connects anew, with the same settings."""
+        """Let a copy sent to another process (``spawn``, ``forkserver``) connect anew, with the same settings."""
         if self._parent is not None:
             return Client.view, (self._parent, self._prefix)
         return Client, (self._make,)
 
     def target(self) -> _Target:
-        """The thread and the client behind this one, in this process; for calls that are not wrapped here.
+        """Return the thread and the client behind this one, in this process; for calls that are not wrapped here.
 
         Raises:
             Closed: the client is closed.
@@ -347,7 +347,7 @@ class Client:
 
 
 def _drop(loop: LoopThread, kv: library.Client) -> None:
-    """A client was forgotten, not closed: end its thread without waiting for it."""
+    """End the thread of a client that was forgotten, not closed, without waiting for it."""
     loop.close(kv.close(), wait=False)
 
 

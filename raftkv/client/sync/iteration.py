@@ -30,7 +30,7 @@ class Source(Protocol[T]):
     """What lives on the loop's thread."""
 
     async def next_batch(self) -> list[T]:
-        """The next items, at least one; none: it has ended."""
+        """Return the next items, at least one; none: it has ended."""
         ...
 
     def cancel(self) -> None:
@@ -47,7 +47,7 @@ class Drawn(Generic[T]):
         self._is_cancelled = False
 
     async def next_batch(self) -> list[T]:
-        """The next item, in a list; an empty one at the end."""
+        """Return the next item, in a list; an empty one at the end."""
         if self._is_cancelled:
             return []
         if self._drawing is None:
@@ -75,7 +75,7 @@ _NOTHING: Final[Any] = object()
 
 
 def _look_at_failure(drawing: asyncio.Task[Any]) -> None:
-    """Who waited may have given up by Ctrl-C: a failure that nobody takes is not worth a traceback on its own."""
+    """Take the failure: who waited may have given up by Ctrl-C, and it is not worth a traceback on its own."""
     if not drawing.cancelled():
         drawing.exception()
 
@@ -147,7 +147,7 @@ class Stream(Generic[T]):
         self.cancel()
 
     def _take(self) -> T:
-        """The next item that is here; ``_NOTHING``: none is."""
+        """Return the next item that is here; ``_NOTHING``: none is."""
         self._loop.check_usable()
         try:
             return self._batch.popleft()
@@ -186,7 +186,12 @@ def _nothing_came(timeout_s: float | None) -> TimeoutError:
 
 
 def iterate(loop: LoopThread, source: AsyncIterator[T]) -> Iterator[T]:
-    """Draw from an async generator, one call an item; it is closed with this one."""
+    """Draw from an async generator, one call an item; it is closed with this one.
+
+    Arguments:
+        loop: where the generator lives.
+        source: the generator.
+    """
 
     async def draw() -> T:
         return await anext(source, _NOTHING)

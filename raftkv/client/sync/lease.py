@@ -6,7 +6,7 @@
         kv.put("workers/1", b"here", lease=lease)
         lease.check()                               # raises LeaseLost if it cannot be relied on any more
 
-A block is not interrupted when its lease is lost, as one with ``async`` is: a thread cannot be. So the loss is told by
+A block is not interrupted when its lease is lost, as one with ``async`` is: a thread cannot be. So the loss shows in
 every call that relies on the lease (``lease=``), by ``check()``, by ``lost`` (a ``threading.Event``), by
 ``on_lost`` callbacks, and in any case by ``LeaseLost`` at the end of the block.
 
@@ -83,7 +83,7 @@ class Lease(Held[aio_lease.Lease]):
         super().check()
 
     def lose(self, reason: str) -> None:
-        """The cluster does not know it any more; told by calls that relied on it."""
+        """Note that the cluster does not know it any more, as a call has found that relied on it."""
         self._inner.lose(reason)
 
     def on_lost(self, callback: Callable[[Lease], Any]) -> Callable[[], None]:

@@ -57,7 +57,7 @@ class Holder(Held[Inner]):
         return self._lease
 
     def broken(self) -> Exception:
-        """The cluster has found its key gone or changed; told by writes that relied on it."""
+        """Note that its key is gone or changed, as a write has found that relied on it; returns the error to raise."""
         return self._inner.broken()
 
 
@@ -92,5 +92,5 @@ class Lock(Holder[aio_lock.Lock]):
 
 
 def plain_lease(lease: Any) -> Any:
-    """What the async part takes as ``lease``: the async object itself."""
+    """Return what the async part takes as ``lease``: the async object itself."""
     return lease.target()[1] if isinstance(lease, Blocking) else lease

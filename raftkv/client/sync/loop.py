@@ -84,12 +84,12 @@ class _Call:
             self.done.release()
 
     def cancel(self) -> None:
-        """On the loop's thread: cancel it, if it runs."""
+        """Cancel it, on the loop's thread, if it runs."""
         if self.task is not None:
             self.task.cancel()
 
     def refuse(self, error: RaftKVError) -> None:
-        """It was never run."""
+        """Fail it: it was never run."""
         self.coroutine.close()
         self.error = error
         self.done.release()
@@ -112,7 +112,7 @@ class _TasklessCall(_Call):
         self.awaited: asyncio.Future[Any] | None = None
 
     def step(self, _: object = None) -> None:
-        """On the loop's thread: run it up to its next wait."""
+        """Run it up to its next wait, on the loop's thread."""
         try:
             awaited = self.coroutine.send(None)
         except StopIteration as stop:
@@ -132,7 +132,7 @@ class _TasklessCall(_Call):
         self.done.release()
 
     def cancel(self) -> None:
-        """On the loop's thread: cancel what it waits for."""
+        """Cancel what it waits for, on the loop's thread."""
         if self.awaited is not None:
             self.awaited.cancel()
 
@@ -180,7 +180,7 @@ class LoopThread:
         return result
 
     def run_taskless(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """As ``run``, of a coroutine that awaits nothing but futures: no timeouts, task groups, or current task."""
+        """Run a coroutine that awaits nothing but futures (no timeouts, no task groups), and wait for it."""
         result: T = self._finish(_TasklessCall(coroutine, self._loop, self._taskless))
         return result
 
@@ -211,7 +211,12 @@ class LoopThread:
             raise self._refusal()
 
     def call_soon(self, function: Callable[..., object], *arguments: object) -> None:
-        """Run a plain function on the loop, some time soon; nothing if the loop is closed."""
+        """Run a plain function on the loop, some time soon; nothing if the loop is closed.
+
+        Arguments:
+            function: what to run.
+            arguments: for it.
+        """
         if self._is_closed:
             return
         with contextlib.suppress(RuntimeError):
@@ -238,7 +243,7 @@ class LoopThread:
             self._thread.join(JOIN_TIMEOUT_S)
 
     def disown(self) -> None:
-        """In a forked child: let go of all that belongs to the parent (invariant 3). Uses no lock and no loop."""
+        """Let go, in a forked child, of all that belongs to the parent (invariant 3). Uses no lock and no loop."""
         self._is_closed = self.is_disowned = True
         self._queue.clear()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -335,7 +340,7 @@ class LoopThread:
     # ---- in a forked child
 
     def _descriptors(self) -> set[int]:
-        """Every descriptor of the loop: what it selects on, connections that wait for nothing, its own."""
+        """Return every descriptor of the loop: what it selects on, connections that wait for nothing, its own."""
         found = {key.fd for key in list((self._selector.get_map() or {}).values())}
         found.update(getattr(self._loop, "_transports", ()))
         for name in ("_ssock", "_csock"):

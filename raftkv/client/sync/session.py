@@ -31,7 +31,14 @@ class Session(Held[aio_session.Session]):
         on_lost: Callable[[Session], Any] | None,
         on_established: Callable[[Session], Any] | None,
     ) -> Session:
-        """A session whose callbacks are called with it, in order, on a thread of their own."""
+        """Make a session whose callbacks are called with it, in order, on a thread of their own.
+
+        Arguments:
+            owner: the client.
+            loop: where the session will live.
+            sessions: the async client's part.
+            ttl, on_lost, on_established: as for ``Client.session``.
+        """
         callbacks = CallbackQueue()
 
         def tell(callback: Callable[[Session], Any] | None) -> Callable[[aio_session.Session], Any] | None:
@@ -73,7 +80,7 @@ class Session(Held[aio_session.Session]):
         return Lease(self._owner, self._loop, self._inner.lease)
 
     def lose(self, reason: str) -> None:
-        """The cluster does not know its present lease any more; told by calls that relied on it."""
+        """Note that the cluster does not know its present lease any more, as a call has found that relied on it."""
         self._inner.lose(reason)
 
     def establish(self) -> Session:

@@ -40,7 +40,12 @@ class Transaction(Blocking[aio_stm.Transaction]):
     range = blocking(aio_stm.Transaction.range)
 
     def put(self, key: Text, value: Text, *, lease: LeaseLike | None = None) -> None:
-        """Write a key, if and when the transaction is committed."""
+        """Write a key, if and when the transaction is committed.
+
+        Arguments:
+            key, value: text is written as UTF-8.
+            lease: the key ends with it.
+        """
         self._inner.put(key, value, lease=lease)
 
     def delete(self, key: Text) -> None:
@@ -57,7 +62,13 @@ def run_stm(
     fence: FenceLike | None,
     timeout_s: float | None,
 ) -> T:
-    """``Client.stm``: the function runs on the caller's thread, so the attempts are counted here."""
+    """``Client.stm``: the function runs on the caller's thread, so the attempts are counted here.
+
+    Arguments:
+        owner: the client.
+        loop, scope: where the transaction runs.
+        function, retries, fence, timeout_s: as for ``Client.stm``.
+    """
     backoff = Backoff(base_s=0.001, max_s=0.1)
     for _ in range(retries):
         attempt = aio_stm.Transaction(scope)

@@ -54,11 +54,17 @@ class Txn(Blocking[aio_txn.Txn]):
         return self._inner.leases()
 
     def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """For another txn."""
+        """Return its message in another txn."""
         return self._inner.to_message(space)
 
     def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> TxnResult:
-        """Its result in another txn."""
+        """Return its result from the response of another txn.
+
+        Arguments:
+            response: of the member.
+            space: keys as the client sees them.
+            revision: of the store after the txn.
+        """
         return self._inner.from_message(response, space, revision)
 
 

@@ -131,7 +131,7 @@ class WatchHub:
         self._send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
 
     def unreachable(self, timeout_s: float) -> EndpointsFailed:
-        """The error of who waited in vain for a watcher to be created."""
+        """Make the error for those who waited in vain for a watcher to be created."""
         return EndpointsFailed(self.failures, timeout_s, definite=True)
 
     async def close(self) -> None:
@@ -257,7 +257,7 @@ class WatchHub:
             self._give_up(watcher, response)
 
     def _give_up(self, watcher: Watcher, response: rpc_pb2.WatchResponse) -> None:
-        """The member has cancelled a watcher: for good, or such that another stream will do."""
+        """End a watcher that the member has canceled for good; else end the stream, since another one will do."""
         error: StatusError = CompactedError(response.compact_revision)
         if not response.compact_revision:
             error = _error_of(response.cancel_reason)
@@ -323,7 +323,7 @@ async def _receive(stream: Stream[rpc_pb2.WatchResponse]) -> bytes | None:
 
 
 def _error_of(reason: str) -> StatusError:
-    """A cancel reason by name, as far as it is a status."""
+    """Return the error that a cancel reason names, as far as it is a status."""
     found = _REASON.fullmatch(reason)
     if found is None:
         return WatchCanceled(f"watch canceled: {reason}" if reason else "watch canceled by the member")

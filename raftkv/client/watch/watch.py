@@ -92,7 +92,7 @@ class Watch:
             raise watcher.error
 
     async def next_batch(self) -> list[Event]:
-        """The next changes, at least one, of whole revisions; none: the watch was cancelled.
+        """Return the next changes, at least one, of whole revisions; none: the watch was cancelled.
 
         Raises:
             Compacted: what should come next is gone.

@@ -84,7 +84,7 @@ class Watcher:
     # ---- for the hub
 
     def to_message(self) -> rpc_pb2.WatchRequest:
-        """The message that creates it, from where it has come to."""
+        """Return the message that creates it, from where it has come to."""
         request = self.request
         create = rpc_pb2.WatchCreateRequest(
             key=request.key,
@@ -102,14 +102,19 @@ class Watcher:
         return rpc_pb2.WatchRequest(create_request=create)
 
     def confirm(self, revision: int) -> None:
-        """The cluster has created it while its store was at ``revision``."""
+        """Note that the cluster has created it while its store was at ``revision``."""
         if not self.next_revision:
             self.next_revision = revision + 1
         self.created = True
         self._wake()
 
     def accept(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
-        """Queue a response with events; one without says that there are none up to its revision."""
+        """Queue a response with events; one without says that there are none up to its revision.
+
+        Arguments:
+            response: of the member.
+            size_bytes: as it came over the wire.
+        """
         events = response.events
         if not events:
             self.advance(response.header.revision)
@@ -123,7 +128,12 @@ class Watcher:
         self._queue(response, size_bytes)
 
     def show_progress(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
-        """Queue a response without events, if the reader wants these."""
+        """Queue a response without events, if the reader wants these.
+
+        Arguments:
+            response: of the member.
+            size_bytes: as it came over the wire.
+        """
         if self.request.progress:
             self._queue(response, size_bytes)
 

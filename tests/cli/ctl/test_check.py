@@ -10,7 +10,7 @@ import pytest
 
 from raftkv.cli.bench.load import Result
 from raftkv.cli.ctl import check as ctl_check
-from raftkv.cli.ctl.check import DataLoad, PerfLoad, judge
+from raftkv.cli.ctl.check import DataLoad, PerfLoad, evaluate
 from raftkv.cli.top import metrics
 from tests.cli.runner import run_ctl
 from tests.compat.test_ctl_output import normal, run_etcdctl
@@ -36,7 +36,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_fast_and_steady_cluster_passes() -> None:
-    passed, lines = judge(Result([0.001, 0.002, 0.003] * 50, 1.0), 150)
+    passed, lines = evaluate(Result([0.001, 0.002, 0.003] * 50, 1.0), 150)
     assert passed
     assert lines == [
         "PASS: Throughput is 151 writes/s",
@@ -57,7 +57,7 @@ def test_a_fast_and_steady_cluster_passes() -> None:
     ],
 )
 def test_each_fault_fails(result: Result, line: str) -> None:
-    passed, lines = judge(result, 150)
+    passed, lines = evaluate(result, 150)
     assert not passed
     assert line in lines
     assert lines[-1] == "FAIL"
