@@ -1,13 +1,20 @@
-"""The client of raftkv: the core on which command line, benchmark and library stand.
+"""The client of raftkv: works against any member, or cluster, that speaks etcd's v3 API.
 
-Works against any member that speaks etcd's v3 API. Read ``core`` (calls with failover), ``endpoints`` (where to),
-``methods`` (what can be called), ``streams`` (calls that go on), ``errors`` (what can go wrong), ``transport`` (the
-one door to the RPC layer).
+    raftkv.aio  = library.Client: kv, bulk, txns, watches, lessor, sessions, locks, elections, admin
+                       | all over one Scope: core, key space, timeout, watch hub, lease keeper, fence
+    raftkv      = sync: the same on a background thread
+    raftkvctl   = rpc.core.Client, with ``watch``, ``lease`` and ``lock`` where a command needs them
 
-    async with Client(["127.0.0.1:2379"]) as client:
-        answer = await client.call(methods.RANGE, rpc_pb2.RangeRequest(key=b"k"), timeout_s=5.0)
+Laws: no event is lost or seen twice; a lease is relied on by this machine's clock; a write is repeated only if it
+certainly did not happen. Each package below says its own.
 
-The friendly face over the messages is ``raftkv.aio``.
+Example::
+
+    async with raftkv.aio.connect("127.0.0.1:2379") as kv:
+        await kv.put("a", b"1")
+
+Read ``library``, ``scope``, then ``rpc`` and the package of what you look for. Leaves out: training runs
+(``raftkv.training``), and anything of the server.
 """
 
 from raftkv.client.rpc.core import Client, ClientOptions
