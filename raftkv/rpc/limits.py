@@ -45,7 +45,7 @@ class ServerLimits:
         glitch_burst: suspicious frames taken at once, as libnghttp2 counts them.
         glitch_per_s: suspicious frames taken each second after the burst.
         control_burst: SETTINGS, PRIORITY_UPDATE and empty DATA frames taken at once, and WINDOW_UPDATE frames beyond
-            one for each 32 bytes that the client was sent.
+            one for each 32 bytes that the client was sent and four for each call that it began.
         control_per_s: the same each second after the burst.
         connections: open connections of the server, unfinished handshakes included.
         crowded_idle_s: when there are as many, one without calls that was silent for so long is closed for others.

@@ -229,3 +229,24 @@ async def test_many_calls_at_once() -> None:
             assert [future.result() for future in futures] == [b"%d" % number for number in range(500)]
 
         await against(echo, use)
+
+
+@on_loop
+async def test_as_many_calls_as_a_connection_may_have_wait_at_once() -> None:
+    """gRPC's core opens the windows of each stream before it is answered: these updates are no attack."""
+    limits = ServerLimits()
+    async with s.echo_server(limits) as echo:
+
+        def use(channel: grpc.Channel) -> None:
+            call = channel.unary_unary(s.HANG)
+            waiting = [call.future(b"hello", timeout=60) for _ in range(limits.max_concurrent_streams)]
+            assert {one.result() for one in waiting} == {b"answered"}
+
+        async def answer() -> None:
+            await until(lambda: len(echo.hanging) == limits.max_concurrent_streams)
+            for call in echo.hanging:
+                call.reply(b"answered")
+
+        async with asyncio.TaskGroup() as both:
+            both.create_task(answer())
+            both.create_task(against(echo, use))

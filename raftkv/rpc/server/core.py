@@ -319,7 +319,7 @@ class ServerCore:
                 self.settled = True
                 self._count_control()
             case WindowUpdated():
-                if not self._updates.take(self.account.left_bytes):
+                if not self._updates.take(self.account.left_bytes, next(reversed(self._calls), 0)):
                     self._count_control()
             case PriorityUpdateReceived():
                 self._count_control()

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from raftkv.rpc.server.policing import PingPolicy, TokenBucket
+from raftkv.rpc.server.policing import UPDATE_BYTES, UPDATES_PER_CALL, PingPolicy, TokenBucket, UpdateAllowance
 
 
 def test_bucket_gives_its_burst_then_its_rate() -> None:
     bucket = TokenBucket(3, 2)
     assert [bucket.take(10.0) for _ in range(4)] == [True, True, True, False]
     assert [bucket.take(11.0) for _ in range(3)] == [True, True, False]
+
+
+def test_updates_are_earned_by_bytes_and_by_calls_once_each() -> None:
+    updates = UpdateAllowance(1)
+
+    def taken(sent_bytes: int, last_stream_id: int) -> int:
+        return next(count for count in range(1_000) if not updates.take(sent_bytes, last_stream_id))
+
+    assert taken(0, 0) == 1
+    assert taken(10 * UPDATE_BYTES, 0) == 10
+    assert taken(10 * UPDATE_BYTES, 41) == 20 * UPDATES_PER_CALL
+    assert taken(10 * UPDATE_BYTES, 41) == taken(10 * UPDATE_BYTES, 0) == 0
+    assert taken(11 * UPDATE_BYTES, 43) == 1 + UPDATES_PER_CALL
 
 
 def policy() -> PingPolicy:
