@@ -17,7 +17,7 @@ per changed thing instead of comparing members pairwise:
     R9  learners and non-members neither campaign nor lead; a membership step keeps old and new quorums overlapping
     R10 a member that was killed serves nobody before it is as far as it was in any life before; one that lost its
         power, not before a quorum confirmed how far that was, or its time to wait for one is over
-    L2  no lease ends before its owner's clock says so (``leases.py`` knows what owners were promised)
+    L2  no lease ends before its owner's clock says so (``state_checks``, as all that is compared with the replay)
 
 They stand apart from the faults and touch nothing. The first violation is kept and raised again at the end of the
 turn, because production code stops a member, and not the simulation, for what is raised in it.
@@ -27,20 +27,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from raftkv.pb import kv_pb2
 from raftkv.raft import InvariantError, invariants
 from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType, Ready, StateRole
-from tests.sim.clients.history import ViolationError
-from tests.sim.replay import Change, Replay, key_value
+from tests.sim.state_checks import StateChecks
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
     from tests.sim.member import Member
-
-BOOT_INDEX = 1
-"""The cluster begins with a state that has the membership in it, as if it had run before."""
 
 _INVARIANTS_EVERY = 4
 """Turns of which one is looked at in depth although neither term, role nor log has moved: heartbeats, most of them."""
@@ -82,12 +77,11 @@ def is_quorum(conf: ConfState, ids: Collection[int]) -> bool:
     )
 
 
-class Checkers:
+class Checkers(StateChecks):
     """Raises ``ViolationError`` at the first event after which a property does not hold."""
 
     def __init__(self, cluster: Cluster, disabled: frozenset[str] = frozenset()) -> None:
-        self._cluster = cluster
-        self._disabled = disabled
+        super().__init__(cluster, disabled)
         self._seen: dict[int, _Seen] = {}
         self._durable: dict[int, _Durable] = {}
         self._leaders: dict[int, tuple[int, int]] = {}
@@ -101,25 +95,9 @@ class Checkers:
         self._kept_before: dict[int, int] = {}
         self._reached_since: dict[int, int] = {}
         self._confs: dict[int, ConfState] = {}
-        self._log: dict[int, Entry] = {}
-        self._expired: dict[int, float] = {}
-        self.replay = Replay(BOOT_INDEX)
-        self.violation: ViolationError | None = None
-        self.promises: dict[int, float] = {}
-        """Until when the owner of each lease may rely on it."""
         self.checks_count = 0
         self.leaders_count = 0
         self.conf_changes_count = 0
-
-    def fail(self, property_id: str, text: str) -> None:
-        """A property does not hold. Raises ViolationError, unless its check is off."""
-        if property_id not in self._disabled:
-            self.violated(ViolationError(property_id, f"{text} (at {self._cluster.scheduler.now:.6f} s)"))
-
-    def violated(self, error: ViolationError) -> NoReturn:
-        """Keep the first violation, and stop what is under way."""
-        self.violation = self.violation or error
-        raise error
 
     # -- a member starts ------------------------------------------------------------------------------------
 
@@ -146,8 +124,8 @@ class Checkers:
         self._seen[member.id] = _Seen(raft.term, applied, applied, invariants=invariants.Checker(raft))
         self._seen[member.id].taken = applied
         if applied:
-            self._check_state(member, applied)
-            self._check_contents(member)
+            self._note_applied(member, applied)
+            self._check_database(member, applied)
         self._check_log(member)
         self.after_event(member)
 
@@ -284,19 +262,10 @@ class Checkers:
                 self.fail("R4", f"{member.id} is to apply {entry.index}, which it has not committed")
             if not self._holds(member, entry.index, entry.term):
                 self.fail("K4", f"{member.id} is to apply {entry.index} before it is durable there")
-            known = self._log.setdefault(entry.index, entry)
+            known = self.log.setdefault(entry.index, entry)
             if known is not entry and known != entry:
                 self.fail("R4", f"{member.id} is to apply {entry}, others have applied {known}")
             seen.taken = entry.index
-
-    def changed(self, member: Member, revision: int, changes: list[Change]) -> None:
-        """A store made a revision: the replay has it too, with the same changes."""
-        replay = self.replay
-        while replay.revision < revision and replay.index + 1 in self._log:
-            self._replay_next()
-        wrong = replay.check_changes(revision, changes)
-        if wrong:
-            self.fail("R4", f"{member.id}: {wrong}")
 
     def applied(self, member: Member, index: int) -> None:
         """Everything up to an index is in the state of a member."""
@@ -306,38 +275,13 @@ class Checkers:
             self.fail(
                 "R5", f"{member.id} has applied {index}, it was given entries up to {self._seen[member.id].taken}"
             )
-        self._check_state(member, index)
+        self._note_applied(member, index)
 
-    def _replay_next(self) -> None:
-        replay = self.replay
-        try:
-            replay.apply(self._log[replay.index + 1])
-        except ViolationError as error:
-            self.violated(error)
-        now = self._cluster.scheduler.now
-        for lease_id, expired in replay.ended:
-            self._expired[lease_id] = now
-            until = self.promises.get(lease_id, 0.0)
-            if expired and now < until:
-                self.fail("L2", f"lease {lease_id} ended, its owner was promised {until - now:.6f} s more")
-
-    def kept_alive(self, lease_id: int, sent_at: float, ttl_s: int) -> None:
-        """The owner of a lease has its answer: L2 from now on, and L5, an ended lease is not revived."""
-        if ttl_s <= 0:
-            return
-        if self._expired.get(lease_id, sent_at + 1.0) < sent_at:
-            self.fail("L5", f"lease {lease_id} was kept alive {sent_at - self._expired[lease_id]:.6f} s after its end")
-        self.promises[lease_id] = max(self.promises.get(lease_id, 0.0), sent_at + ttl_s)
-
-    def let_go(self, lease_id: int, grace_s: float) -> None:
-        """The owner of a lease lost the connection after which it is to end soon."""
-        until = self._cluster.scheduler.now + grace_s
-        self.promises[lease_id] = min(self.promises.get(lease_id, 0.0), until)
-
-    def found_gone(self, lease_id: int) -> None:
-        """Check an answer to the owner of a lease that there is none: the log must have ended it."""
-        if lease_id in self.replay.leases:
-            self.fail("L5", f"the owner of lease {lease_id} was answered that it is gone, in the log it is not")
+    def _note_applied(self, member: Member, index: int) -> None:
+        self._seen[member.id].applied = index
+        self._reached[member.id] = max(self._reached.get(member.id, 0), index)
+        self._reached_since[member.id] = index
+        self.check_state(member, index)
 
     def serves(self, member: Member, *, confirmed: bool) -> None:
         """A member accepts clients: nothing that it showed in another life is missing (R10)."""
@@ -352,39 +296,15 @@ class Checkers:
         if index < self._seen[member.id].applied:
             self.fail("R5", f"{member.id} installed a snapshot older than its state")
         self._seen[member.id].taken = index
-        self._check_state(member, index)
-        self._check_contents(member)
+        self._note_applied(member, index)
+        self._check_database(member, index)
 
-    def _check_state(self, member: Member, index: int) -> None:
-        """The store has at an index what the replay has there."""
-        replay, store = self.replay, member.store
-        while replay.index < index:
-            if replay.index + 1 not in self._log:
-                self.fail("R4", f"{member.id} has applied {index}, nobody was ever given {replay.index + 1}")
-            self._replay_next()
-        self._seen[member.id].applied = index
-        self._reached[member.id] = max(self._reached.get(member.id, 0), index)
-        self._reached_since[member.id] = index
-        state = replay.states[index]
-        if (store.revision, store.compact_revision) != state[:2] or len(member.leases.granted) != state.leases:
-            leases = sorted(member.leases.granted)
-            found = f"revision {store.revision}, compacted {store.compact_revision}, leases {leases}"
-            self.fail("R4", f"{member.id} has {found} at index {index}, the log gives {state}")
-
-    def _check_contents(self, member: Member) -> None:
-        """All keys of a member that has just read its database."""
-        wrong = self.contents_differ(member, member.store.revision)
-        if wrong:
-            self.fail("R4", wrong)
-
-    def contents_differ(self, member: Member, revision: int) -> str:
-        """How the keys of a member at a revision differ from the replay's; empty if they do not."""
-        found = tuple(
-            key_value(kv_pb2.KeyValue.FromString(data))
-            for data in member.store.range(b"\0", b"\0", revision=revision).kvs
-        )
-        expected = self.replay.read("\0", "\0", revision)
-        return "" if found == expected else f"{member.id} has {found} at revision {revision}, the log gives {expected}"
+    def _check_database(self, member: Member, index: int) -> None:
+        """All keys, and the membership, of a member that has just read its database."""
+        self.check_contents(member)
+        expected = self._confs[max(i for i in self._confs if i <= index)]
+        if member.store.conf_state != expected:
+            self.fail("R9", f"{member.id} has {member.store.conf_state} at {index}, others {expected}")
 
     def conf_applied(self, member: Member, index: int) -> None:
         seen = self._seen[member.id]

@@ -20,12 +20,13 @@ from raftkv.storage import failpoints
 from raftkv.storage.failpoints import FailpointPanic
 from raftkv.storage.hash import KVHash
 from tests.sim.assembly import MemberLoop, MemberParameters
-from tests.sim.checkers import BOOT_INDEX, Checkers
+from tests.sim.checkers import Checkers
 from tests.sim.clients.history import ViolationError
 from tests.sim.devices.network import Network, NetworkParameters
 from tests.sim.devices.wal_disk import DiskParameters
 from tests.sim.journal import Journal, stream
 from tests.sim.member import Member
+from tests.sim.state_checks import BOOT_INDEX
 from tests.virtual_loop import Scheduler
 
 _BOOT_TERM = 1

@@ -151,10 +151,27 @@ def compaction_corner(seed: int) -> RunParameters:
     """Compactions in small steps, entries in slices, and crashes between."""
     base = crash_corner(seed)
     member = replace(
-        base.cluster.member, compaction_keys=1, compaction_pause_s=0.05, at_once_max=1, steps_are_slow=True
+        base.cluster.member,
+        tick_s=0.05,
+        election_ticks=5,
+        compaction_keys=1,
+        compaction_pause_s=0.05,
+        at_once_max=1,
+        steps_are_slow=True,
     )
-    workload = replace(base.workload, compact_weight=3.0, delete_weight=3, keys_count=3)
-    return replace(base, cluster=replace(base.cluster, member=member), workload=workload)
+    workload = replace(
+        base.workload,
+        clients_count=6,
+        think_s_mean=0.03,
+        to_leader=1.0,
+        keys_count=3,
+        delete_weight=4,
+        compact_weight=2.0,
+    )
+    disk = replace(base.cluster.disk, sync_s_mean=0.000_1, inline=True, commit_s_mean=0.001)
+    nemesis = replace(base.nemesis, faults=("crash", "crash_step", "failpoint"), interval_s_mean=0.8)
+    cluster = replace(base.cluster, member=member, disk=disk, tick_skew=0.0)
+    return replace(base, cluster=cluster, workload=workload, nemesis=nemesis)
 
 
 def failpoint_corner(seed: int, *names: str) -> RunParameters:

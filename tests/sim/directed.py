@@ -19,7 +19,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.raft.types import ConfChange, Message
 from tests.sim.assembly import MemberParameters
 from tests.sim.clients.history import History, Invocation, Operation, check_history
-from tests.sim.clients.workload import PUT, RANGE, Workload, WorkloadParameters
+from tests.sim.clients.workload import COMPACT, DELETE, PUT, RANGE, Workload, WorkloadParameters
 from tests.sim.cluster import Cluster, ClusterParameters
 from tests.sim.devices import snapshots
 from tests.sim.devices.database import Database
@@ -170,6 +170,14 @@ class Stage:
     def read(self, id: int) -> Invocation:
         """A client asks member ``id`` for a linearizable read."""
         return self._ask(id, Operation(RANGE, rpc_pb2.RangeRequest(key=b"k0")))
+
+    def delete(self, id: int) -> Invocation:
+        """A client asks member ``id`` to delete what ``write`` writes."""
+        return self._ask(id, Operation(DELETE, rpc_pb2.DeleteRangeRequest(key=b"k0")))
+
+    def compact(self, id: int, revision: int) -> Invocation:
+        """A client asks member ``id`` for a compaction."""
+        return self._ask(id, Operation(COMPACT, rpc_pb2.CompactionRequest(revision=revision)))
 
     def _ask(self, id: int, operation: Operation) -> Invocation:
         invocation = self.workload.call(id, id, operation, lambda outcome: None)

@@ -139,3 +139,35 @@ def test_read_at_a_deposed_leader_without_quorum_is_caught() -> None:
         stage.read(1)
         with pytest.raises(ViolationError, match="K3: stale"):
             stage.check()
+
+
+def crash_in_a_compaction() -> Stage:
+    """A put is on disk, its deletion in memory; a compaction drops both, and the member dies after a commit. What
+    the next put makes of the key shows what the member knows of it."""
+    stage = Stage(1)
+    stage.elect(1, voters=())
+    stage.write(1)
+    stage.commit_database(1)
+    stage.delete(1)
+    last = stage.write(1).outcome
+    assert last is not None
+    stage.compact(1, last.revision)
+    store = stage.cluster.members[1].store
+    stage.do(1, store.compaction_step, 1)
+    stage.do(1, store.commit)
+    stage.settle(1.0)
+    stage.restart(1)
+    stage.elect(1, voters=())
+    stage.write(1)
+    return stage
+
+
+def test_a_crash_in_a_compaction_brings_nothing_back() -> None:
+    stage = crash_in_a_compaction()
+    assert stage.cluster.members[1].store.applied_index == stage.cluster.checkers.replay.index
+
+
+def test_records_forgotten_before_older_ones_are_deleted_are_caught() -> None:
+    mutant = MUTANTS["forgotten in memory before it is deleted on disk"]
+    with mutant.planted(), pytest.raises(ViolationError, match="R4"):
+        crash_in_a_compaction()

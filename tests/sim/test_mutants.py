@@ -16,6 +16,7 @@ SEEDS_MAX = 120
 
 DIRECTED = {
     "log keeps a tail behind a received snapshot",
+    "forgotten in memory before it is deleted on disk",
     "joint configuration left before it is applied",
     "snapshot restored under a pending apply",
     "candidate goes on with an unapplied change",

@@ -25,6 +25,7 @@ from tests.sim.devices.calls import Stream
 from tests.sim.replay import Event
 
 WATCH = SERVICES["etcdserverpb.Watch"]["Watch"].path
+_PROGRESS = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()).SerializeToString()
 REOPEN_S = 0.1
 PATIENCE_S = 3.0
 """A watcher that hears nothing for so long asks how far its member is, and then goes to another."""
@@ -87,6 +88,8 @@ class Watcher:
         if self._next == 0 and self._rng.random() < 0.3:
             self._begin_at(self._workload.newest_revision + self._rng.randrange(-5, 10))
         member.call_soon(stream.send, self._create_request())
+        if self._rng.random() < 0.3:  # while it may be behind
+            member.call_soon(stream.send, _PROGRESS)
 
     def _begin_at(self, revision: int) -> None:
         self._next = max(revision, 1)
@@ -122,8 +125,7 @@ class Watcher:
         if is_silent and chance < 0.5:
             self.leave()
         elif chance < 0.5:
-            request = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest())
-            member.call_soon(stream.send, request.SerializeToString())
+            member.call_soon(stream.send, _PROGRESS)
         elif chance < 0.7 and not stream.is_stalled:
             stream.stall()
             self._cluster.scheduler.after(self._rng.random(), member.call_soon, stream.read_again)

@@ -1,12 +1,12 @@
 """Planted bugs, each of which takes one safety rule out of the running code; the simulator must notice every one.
 
-``registry`` says what a mutant is, ``core`` plants them in Raft and the log, ``server`` in everything around it.
+``registry`` says what a mutant is; ``core`` plants them in Raft and its disk, the others in what their names say.
 
     with MUTANTS["vote given twice"].planted():
         report = hunt(range(100))
 """
 
-from tests.sim.mutants import core, server
+from tests.sim.mutants import core, leases, server, storage, watches
 from tests.sim.mutants.registry import MUTANTS, hunt
 
-__all__ = ["MUTANTS", "core", "hunt", "server"]
+__all__ = ["MUTANTS", "core", "hunt", "leases", "server", "storage", "watches"]
