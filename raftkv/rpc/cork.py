@@ -60,19 +60,26 @@ class Cork:
         self._marked.append(connection)
 
     def flush(self) -> None:
-        """Flush what was touched so far, now; within ``with`` too."""
+        """Flush what was touched so far, now; within ``with`` too.
+
+        Raises:
+            Exception: the first that a flush raised, after everything else was flushed.
+        """
         was_held, self._is_held = self._is_held, True  # what a flush touches is flushed here as well
-        try:
-            while self._touched or self._marked:
-                touched, self._touched = self._touched, []
-                for stream in touched:
-                    stream.flush()
-                if not self._touched:
-                    marked, self._marked = self._marked, []
-                    for connection in marked:
-                        connection.flush()
-        finally:
-            self._is_held = was_held
+        failure: Exception | None = None
+        while self._touched or self._marked:
+            if self._touched:
+                batch, self._touched = self._touched, []
+            else:
+                batch, self._marked = self._marked, []
+            for one in batch:
+                try:
+                    one.flush()
+                except Exception as error:
+                    failure = failure or error
+        self._is_held = was_held
+        if failure is not None:
+            raise failure
 
     def __enter__(self) -> None:
         self._is_held = True

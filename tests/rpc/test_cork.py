@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from raftkv.rpc import Channel, Server, StreamCall, UnaryCall
 from raftkv.rpc.cork import Cork
 
@@ -81,6 +83,23 @@ def test_a_held_cork_schedules_nothing_and_flushes_at_its_end_or_when_told() -> 
         cork.mark(Gathers("b", flushed))
         assert flushed == ["a"]
     assert (flushed, scheduled) == (["a", "b"], [])
+
+
+def test_a_flush_that_fails_keeps_nobody_else_from_being_flushed() -> None:
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    flushed: list[str] = []
+    scheduled: list[Callable[[], None]] = []
+    cork = Cork(scheduled.append)
+    for name in ("a", "b"):
+        cork.touch(Gathers(name, flushed, fail if name == "a" else lambda: None))
+    cork.mark(Gathers("connection", flushed))
+    with pytest.raises(RuntimeError, match="broken"):
+        scheduled.pop()()
+    assert flushed == ["a", "b", "connection"]
+    cork.touch(Gathers("later", flushed))
+    assert len(scheduled) == 1, "the cork is not held by the failure"
 
 
 def test_a_corked_channel_sends_when_flushed() -> None:
