@@ -46,17 +46,26 @@ class Core(Protocol):
     drop_unsent: bool
     """The connection ends because its peer does not read: what is written already need not arrive."""
 
-    def receive(self, data: bytes | memoryview) -> None: ...  # noqa: D102
-    def pull(self, amount: int) -> bytes: ...  # noqa: D102
-    def lost(self) -> None: ...  # noqa: D102
+    def receive(self, data: bytes | memoryview) -> None:
+        """Take bytes from the peer."""
+
+    def pull(self, amount: int) -> bytes:
+        """Return at most ``amount`` bytes to send."""
+
+    def lost(self) -> None:
+        """The transport has gone."""
 
 
 class DrainWatcher(Protocol):
     """A stream whose sender waits for room in its send buffer."""
 
     @property
-    def send_buffer_size(self) -> int: ...  # noqa: D102
-    def drained(self) -> None: ...  # noqa: D102
+    def send_buffer_size(self) -> int:
+        """Bytes that are queued and not yet taken for the wire."""
+
+    def drained(self) -> None:
+        """Some of them have left."""
+
     def __hash__(self) -> int: ...
 
 

@@ -43,23 +43,45 @@ class ClientCall(Protocol):
     assembler: MessageAssembler | None
 
     @property
-    def unacknowledged(self) -> int: ...  # noqa: D102
-    def request_headers(self) -> Headers: ...  # noqa: D102
-    def started(self, core: ClientCore) -> None: ...  # noqa: D102
-    def on_headers(self, headers: Headers) -> None: ...  # noqa: D102
-    def on_data(self, data: bytes) -> None: ...  # noqa: D102
-    def on_message(self, message: bytes) -> None: ...  # noqa: D102
-    def on_end(self, error: RpcError | None, trailers: Headers) -> None: ...  # noqa: D102
-    def on_refused(self) -> bool: ...  # noqa: D102
+    def unacknowledged(self) -> int:
+        """Received bytes that were not given back to the server's windows."""
+
+    def request_headers(self) -> Headers:
+        """Make the header fields of the request, when it is about to leave."""
+
+    def started(self, core: ClientCore) -> None:
+        """Note the stream that it runs on."""
+
+    def on_headers(self, headers: Headers) -> None:
+        """Take the header fields of the response."""
+
+    def on_data(self, data: bytes) -> None:
+        """Take a piece of the response."""
+
+    def on_message(self, message: bytes) -> None:
+        """Take a response that came whole."""
+
+    def on_end(self, error: RpcError | None, trailers: Headers) -> None:
+        """End, well if ``error`` is None."""
+
+    def on_refused(self) -> bool:
+        """Return whether to start again: the server has certainly not looked at it."""
 
 
 class ClientEvents(Protocol):
     """What the core calls of its channel."""
 
-    def wake(self) -> None: ...  # noqa: D102
-    def ready(self) -> None: ...  # noqa: D102
-    def draining(self, too_many_pings: bool) -> None: ...  # noqa: D102
-    def room(self) -> None: ...  # noqa: D102
+    def wake(self) -> None:
+        """Have bytes pulled at the end of the turn."""
+
+    def ready(self) -> None:
+        """The server's SETTINGS have come: calls may start."""
+
+    def draining(self, too_many_pings: bool) -> None:
+        """No new calls may start on this connection."""
+
+    def room(self) -> None:
+        """A stream has become free."""
 
 
 class _Nobody:

@@ -167,13 +167,12 @@ class ServerCore:
         calls, account = self._calls, self.account
         answers = account.answers
         for event in events:
-            kind = type(event)
-            if kind is DataReceived:
-                self._on_data(event)  # type: ignore[arg-type]
-            elif kind is RequestReceived:
-                self._on_request(event)  # type: ignore[arg-type]
-            elif kind is StreamClosed:
-                stream_id = event.stream_id  # type: ignore[attr-defined]
+            if isinstance(event, DataReceived):
+                self._on_data(event)
+            elif isinstance(event, RequestReceived):
+                self._on_request(event)
+            elif isinstance(event, StreamClosed):
+                stream_id = event.stream_id
                 size = answers.pop(stream_id, 0)
                 if size:
                     account.room += size

@@ -37,8 +37,11 @@ _HEADER_TEXT = "request header too large"
 class Spawner(Protocol):
     """Runs tasks and takes reports; the server is one."""
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...  # noqa: D102
-    def report(self, path: str, error: BaseException) -> None: ...  # noqa: D102
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine as a task that the server waits for."""
+
+    def report(self, path: str, error: BaseException) -> None:
+        """Pass on an exception that a handler let escape."""
 
 
 class Http1Protocol(asyncio.Protocol):

@@ -22,6 +22,7 @@ from raftkv.server.peer.transport import Transport
 from raftkv.server.watch.hub import WatchHub
 from raftkv.storage.mvcc import Store
 
+_go_float: Callable[[float], str] = floatToGoString
 _DISK_BUCKETS_S: Final = tuple(0.001 * 2**power for power in range(14))
 
 
@@ -54,7 +55,7 @@ def histogram_family(name: str, text: str, bounds: Sequence[float], counts: Sequ
         counts: for each bucket, and one more for what is above all bounds.
         total: sum of all observed values.
     """
-    names = [*(floatToGoString(bound) for bound in bounds), "+Inf"]  # type: ignore[no-untyped-call]  # theirs
+    names = [*map(_go_float, bounds), "+Inf"]
     buckets = list(zip(names, map(float, accumulate(counts)), strict=True))
     return HistogramMetricFamily(name, text, buckets=buckets, sum_value=total)
 
