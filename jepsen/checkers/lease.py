@@ -103,12 +103,12 @@ class _Times:
         self._last_before = list(accumulate((at for _, at in current), max))
 
     def seen_at(self, rev: int) -> float:
-        """When a revision, or a later one, was first seen by anyone: it existed by then."""
+        """Return when a revision, or a later one, was first seen by anyone: it existed by then."""
         place = bisect_left(self._seen, (rev, 0))
         return self._first_after[place] if place < len(self._seen) else math.inf
 
     def not_yet_at(self, rev: int) -> float:
-        """When a question was asked that was answered from before a revision: it did not exist then."""
+        """Return when a question was asked that was answered from before a revision: it did not exist then."""
         place = bisect_left(self._current, (rev, 0))
         return self._last_before[place - 1] if place else -math.inf
 

@@ -239,7 +239,7 @@ class _Clock:
         self._lowest = list(accumulate((rev for _, rev in reversed(after)), min))[::-1]
 
     def window(self, operation: Operation) -> tuple[int, float]:
-        """The least revision that it may have seen, and the greatest."""
+        """Return the least revision that an operation may have seen, and the greatest."""
         place = bisect_left(self._returned, operation.call)
         least = self._highest[place - 1] if place else 1
         place = bisect_right(self._called, operation.returned)
