@@ -93,9 +93,10 @@ class OnLeader:
         self._recent_s = min(CONFIRMED_MAX_S, CONFIRMED_ELECTIONS * node.settings.election_s)
         self._recent_until = 0.0
         self._changes = 0
-        self._calls: set[UnaryFuture] = set()
-        self._pauses: set[asyncio.Future[None]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        # In order of their begin, not of their addresses: what a change of the leader wakes is the same in each replay.
+        self._calls: dict[UnaryFuture, None] = {}
+        self._pauses: dict[asyncio.Future[None], None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
 
     def is_recent(self, now: float) -> bool:
@@ -176,7 +177,7 @@ class OnLeader:
         metadata = self._introduction(leader)
         timeout_s = round(max(CALL_MIN_S, timeout_s), 1)
         call = channel.unary(question.method.path, question.encode(), timeout_s, metadata, wait_for_ready=False)
-        self._calls.add(call)
+        self._calls[call] = None
         try:
             return question.parse(await call)
         except (RpcError, DecodeError, ValueError):
@@ -187,18 +188,18 @@ class OnLeader:
                 raise
             return None  # cancelled by ``leader_changed``
         finally:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, at most until the leader changes."""
         over: asyncio.Future[None] = self._loop.create_future()
         timer = self._loop.call_later(seconds, _end, over)
-        self._pauses.add(over)
+        self._pauses[over] = None
         try:
             await over
         finally:
             timer.cancel()
-            self._pauses.discard(over)
+            self._pauses.pop(over, None)
 
     def leader_changed(self) -> None:
         """Wait no longer for what went to the old leader, and try again what waited for a new one."""
@@ -212,12 +213,12 @@ class OnLeader:
     def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something that nobody awaits. An error that it lets escape stops the member."""
         task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._node.fatal(error)

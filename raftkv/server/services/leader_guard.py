@@ -9,6 +9,7 @@ fails over instead of standing still for ever (etcd: server/etcdserver/api/v3rpc
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 from raftkv import errors
@@ -30,8 +31,8 @@ class LeaderGuard:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._loop = asyncio.get_running_loop()
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._open: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        self._open: dict[asyncio.Future[None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def until_leader_lost(self, call: ServerCall) -> asyncio.Future[None]:
@@ -41,11 +42,11 @@ class LeaderGuard:
         another exception to end its own waiting.
         """
         end: asyncio.Future[None] = self._loop.create_future()
-        self._open.add(end)
-        end.add_done_callback(self._open.discard)
+        self._open[end] = None
+        end.add_done_callback(lambda ended: self._open.pop(ended, None))
         if (b"hasleader", b"true") in call.headers:
-            self._waiting.add(end)
-            end.add_done_callback(self._waiting.discard)
+            self._waiting[end] = None
+            end.add_done_callback(lambda ended: self._waiting.pop(ended, None))
         return end
 
     def leader_changed(self) -> None:
@@ -66,7 +67,7 @@ class LeaderGuard:
         _end_all(self._open, errors.StoppedError())
 
 
-def _end_all(ends: set[asyncio.Future[None]], error: errors.StatusError) -> None:
+def _end_all(ends: Iterable[asyncio.Future[None]], error: errors.StatusError) -> None:
     for end in list(ends):
         if not end.done():
             end.set_exception(RpcError(error.code, str(error)))

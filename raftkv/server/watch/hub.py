@@ -95,7 +95,7 @@ class WatchHub:
         self._wake = wake
         self.cork = cork
         self._on_change: dict[bytes, dict[Callable[[], None], None]] = {}
-        self.streams: set[WatchStream] = set()
+        self.streams: dict[WatchStream, None] = {}
         self.events_total = 0
         self.watcher_count = 0
         self.watcher_bytes = 0
@@ -313,7 +313,7 @@ class WatchHub:
     def add(self, watcher: Watcher) -> None:
         """Serve a new watcher: live if it starts now or later, else from history first."""
         self.deliver()
-        self.streams.add(watcher.stream)
+        self.streams[watcher.stream] = None
         self.watcher_count += 1
         self.watcher_bytes += watcher.size_bytes
         if watcher.start_revision == 0 or watcher.start_revision > self._store.revision:
@@ -343,7 +343,7 @@ class WatchHub:
     def leave(self, stream: WatchStream) -> None:
         """A client is gone: nothing reaches its watchers any more. However many there are, they go step by step."""
         if stream in self.streams:
-            self.streams.remove(stream)
+            del self.streams[stream]
             self.watcher_count -= len(stream.watchers)
             self.watcher_bytes -= stream.watcher_bytes
             self._count_unsynced(stream, -stream.unsynced_count)
