@@ -192,9 +192,9 @@ class WatchHub:
             shared = Events(piece, self._store.record)
             late = [watcher for watcher in group.special if not self._deliver_to(watcher, header, shared)]
             for watcher in late:
-                # These did not get it: they go on from there later, from history.
+                # These did not get it. They go on later, from history: from here, or from where they start within it.
                 self._index.remove(watcher)
-                self._unsynced(watcher, shared.first)
+                self._unsynced(watcher, max(shared.first, watcher.start_revision))
 
     def _fan_out(self, group: Group, header: bytes, events: list[bytes], first: int) -> None:
         joined, count = b"".join(events), len(events)

@@ -126,6 +126,22 @@ def test_recipes_are_called_when_a_snapshot_replaced_the_state(world: World) -> 
     assert calls == ["k"]
 
 
+def test_a_watcher_that_falls_behind_in_the_turn_that_reaches_its_start_gets_nothing_earlier(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "BYTES_PER_TURN", -1)
+    stream, call = world.stream()
+    world.watch(stream, key=b"k", start_revision=world.store.revision + 2)
+    for _ in range(3):
+        world.put(b"k", deliver=False)
+    world.applied()
+    while world.hub.unsynced_count:
+        world.catch_up()
+    call.read()
+    events = [event.kv.mod_revision for response in call.responses for event in response.events]
+    assert events == [world.store.revision - 1, world.store.revision]
+
+
 def test_a_burst_too_large_for_one_write_is_served_watcher_by_watcher(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
