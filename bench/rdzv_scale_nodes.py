@@ -30,7 +30,7 @@ from raftkv.client.rpc import core, streams
 from raftkv.errors import RaftKVError
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Fault
-from raftkv.training.rendezvous.sync_participant import Membership
+from raftkv.training.rendezvous.sync_participant import Participant
 
 WAIT_S = 600.0
 CALLS: Counter[str] = Counter()
@@ -71,7 +71,7 @@ class Nodes:
 
     def __init__(self, task: dict[str, Any]) -> None:
         self.task = task
-        self.memberships: list[Membership] = []
+        self.memberships: list[Participant] = []
         self.threads = [
             threading.Thread(target=self._live, args=(number,), daemon=True) for number in range(task["count"])
         ]
@@ -98,7 +98,7 @@ class Nodes:
         )
         changed = threading.Event()
         with raftkv.connect([*endpoints[place:], *endpoints[:place]], timeout_s=60.0) as kv:
-            membership = Membership.open(kv, config)
+            membership = Participant.open(kv, config)
             membership.on_change(lambda _: changed.set())
             with self._lock:
                 self.memberships.append(membership)

@@ -54,7 +54,9 @@ def work(endpoints: str) -> None:
             now = time.monotonic()
             longest_s, last = max(longest_s, now - last), now
         weights = " ".join(f"{value:.6f}" for value in model.weight.flatten().tolist())
-        print(first_rank, group.rank, group.world_size, group.epoch, group.step, f"{longest_s * 1000:.0f}", weights)
+        print(
+            first_rank, group.rank, group.world_size, group.generation, group.step, f"{longest_s * 1000:.0f}", weights
+        )
 
 
 if __name__ == "__main__":
@@ -68,8 +70,9 @@ if __name__ == "__main__":
     killed = [status for line, status in ended if not line]
     lines = sorted(line for line, _ in ended if line)
     print("killed:", [signal.Signals(-status).name for status in killed])
-    for before, rank, size, epoch, steps, longest_ms, *_ in lines:
+    for before, rank, size, generation, steps, longest_ms, *_ in lines:
         print(
-            f"rank {before} is now rank {rank} of {size} in epoch {epoch}: {steps} steps, the longest {longest_ms} ms"
+            f"rank {before} is now rank {rank} of {size} in generation {generation}: "
+            f"{steps} steps, the longest {longest_ms} ms"
         )
     print("weights are the same:", lines[0][6:] == lines[1][6:])

@@ -1,7 +1,7 @@
 """Any command as an elastic job: two nodes of ``raftkvctl run exec``, a worker that dies, and what the timeline says.
 
 The workers here use nothing but sockets: rank 0 listens at ``MASTER_ADDR:MASTER_PORT``, and the others send it a
-number. In the first epoch rank 1 is killed; both nodes come back at once, with a fresh port, and finish.
+number. In the first generation rank 1 is killed; both nodes come back at once, with a fresh port, and finish.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def main() -> None:
         print("exit codes:", [node.wait(60) for node in nodes])
         words = ["--endpoints", endpoints, "run", "timeline", JOB, "--json"]
         timeline_json = subprocess.check_output([sys.executable, "-m", "raftkv.cli.ctl", *words])
-        for epoch in json.loads(timeline_json)["epochs"]:
-            root = epoch["root_fault"]
-            why = f"rank {root['rank']}: {root['signal']}" if root else epoch["reason"]
-            print(f"epoch {epoch['epoch']}: {len(epoch['members'])} nodes, over because: {why}")
+        for generation in json.loads(timeline_json)["epochs"]:
+            root = generation["root_fault"]
+            why = f"rank {root['rank']}: {root['signal']}" if root else generation["reason"]
+            print(f"generation {generation['epoch']}: {len(generation['members'])} nodes, over because: {why}")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     torchrun --rdzv-backend=raftkv --rdzv-endpoint=h1:2379,h2:2379,h3:2379 --rdzv-id=job --nnodes=2:4 \\
         examples/train_allreduce.py --steps 1000 --checkpoint
 
-With ``--checkpoint`` the step is kept in raftkv, written by rank 0 under the fence of its epoch: whoever comes back
-goes on from there, and a rank that slept through the end of its epoch can write nothing. Run alone, it starts a
-throwaway cluster of raftkv and two agents for itself. Needs torch.
+With ``--checkpoint`` the step is kept in raftkv, written by rank 0 under the fence of its generation: whoever comes
+back goes on from there, and a rank that slept through the end of its generation can write nothing. Run alone, it starts
+a throwaway cluster of raftkv and two agents for itself. Needs torch.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def train(options: argparse.Namespace) -> None:
     dist.init_process_group(options.backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     device = f"cuda:{os.environ['LOCAL_RANK']}" if options.backend == "nccl" else "cpu"
-    epoch, restarts = os.environ.get("RAFTKV_EPOCH", "?"), os.environ["TORCHELASTIC_RESTART_COUNT"]
-    print(f"rank {rank} of {size}, epoch {epoch}, restarts {restarts}", flush=True)
+    generation, restarts = os.environ.get("RAFTKV_EPOCH", "?"), os.environ["TORCHELASTIC_RESTART_COUNT"]
+    print(f"rank {rank} of {size}, generation {generation}, restarts {restarts}", flush=True)
     counter = Counter() if options.checkpoint else None
     note = Note(options.notes, rank, size)
     step, stop = counter.read() if counter is not None else 0, False
@@ -85,7 +85,7 @@ class Counter:
         return int(item.text) if item is not None else 0
 
     def write(self, step: int) -> None:
-        """Keep a step, unless this epoch is over."""
+        """Keep a step, unless this generation is over."""
         self._run.kv.put(self._key, str(step), fence=self._run.fence)
 
 
@@ -94,8 +94,8 @@ class Note:
 
     def __init__(self, directory: Path | None, rank: int, size: int) -> None:
         self._head = f"{rank} {size}"
-        epoch = os.environ.get("RAFTKV_EPOCH", "0")
-        path = None if directory is None else directory / f"{epoch}-{rank}-{os.getpid()}.steps"
+        generation = os.environ.get("RAFTKV_EPOCH", "0")
+        path = None if directory is None else directory / f"{generation}-{rank}-{os.getpid()}.steps"
         self._file: IO[str] | None = None if path is None else path.open("a", encoding="ascii", buffering=1)
 
     def step(self, number: int) -> None:

@@ -1,6 +1,6 @@
 """What the processes of a job do together without a line of torch: ranks, barriers, values, counters, elections.
 
-One of three ends early. The others see it at once, whatever they wait for, and go on as an epoch of two.
+One of three ends early. The others see it at once, whatever they wait for, and go on as a generation of two.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import multiprocessing
 
 import raftkv
 import raftkv.training
-from raftkv.training import EpochOver
+from raftkv.training import GenerationOver
 
 RANKS = 3
 
@@ -31,7 +31,7 @@ def work(endpoints: list[str], lines: multiprocessing.Queue[str]) -> None:
         sample = run.counter("samples").add(1)  # no two ranks get the same
         if run.rank == 0:
             lines.put(f"config {config.decode()}; {', '.join(name.decode() for name in names)}")
-        with run.elect("writer") as term:  # one after the other; the term ends with the epoch at the latest
+        with run.elect("writer") as term:  # one after the other; the term ends with the generation at the latest
             run.kv.put("samples", f"sample {sample}", fence=term)
         run.barrier("first part", timeout_s=60)
         if run.rank == 2:
@@ -39,10 +39,10 @@ def work(endpoints: list[str], lines: multiprocessing.Queue[str]) -> None:
             return
         try:
             run.barrier("never complete")
-        except EpochOver as over:
+        except GenerationOver as over:
             run.rejoin()
-            lines.put(f"rank {run.rank} of {run.world_size} in epoch {run.epoch}, because {over.reason}")
-        run.kv.put(f"result/{run.rank}", b"done", fence=run.fence)  # only while the epoch lasts
+            lines.put(f"rank {run.rank} of {run.world_size} in generation {run.generation}, because {over.reason}")
+        run.kv.put(f"result/{run.rank}", b"done", fence=run.fence)  # only while the generation lasts
 
 
 if __name__ == "__main__":

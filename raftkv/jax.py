@@ -37,7 +37,7 @@ from raftkv.client.sync.client import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
 from raftkv.training.config import RunConfig
 from raftkv.training.records import EXIT, Fault
-from raftkv.training.rendezvous.sync_participant import Membership
+from raftkv.training.rendezvous.sync_participant import Participant
 from raftkv.training.rendezvous.world import World
 
 if TYPE_CHECKING:
@@ -161,15 +161,15 @@ def join(environment: Mapping[str, str], timeout_s: float, port: str | None = No
         key_file=files["key"],
     )
     try:
-        membership = Membership.open(kv, config)
-        world = membership.next_world()
+        participant = Participant.open(kv, config)
+        world = participant.next_world()
         if world.rank == 0:
-            membership.publish(f"{_bracketed(config.address)}:{port or _free_port()}")
-        coordinator = membership.published(timeout_s)
+            participant.publish(f"{_bracketed(config.address)}:{port or _free_port()}")
+        coordinator = participant.published(timeout_s)
     except BaseException:
         kv.close()
         raise
-    atexit.register(_leave, kv, membership, world)
+    atexit.register(_leave, kv, participant, world)
     shared = world.local_size > 1
     return Place(coordinator, world.world_size, world.rank, world.local_rank if shared else None)
 
@@ -215,18 +215,20 @@ def _of_worker(environment: Mapping[str, str]) -> Place:
         raise ConfigError(f"the environment is none of a worker of raftkvctl run exec: {error}") from None
 
 
-def _leave(kv: Client, membership: Membership, world: World) -> None:
-    """At the end of the process: the run is over, or this process has failed."""
+def _leave(kv: Client, participant: Participant, world: World) -> None:
+    """Leave at the end of the process: the run is over, or this process has failed."""
     failure = getattr(sys, "last_value", None)
     try:
         if failure is None:
-            membership.close("finished")
+            participant.close("finished")
         else:
-            node, cause = membership.node, f"{type(failure).__name__}: {failure}"
-            membership.report(
-                Fault(world.epoch, node.id, node.host, world.rank, EXIT, exit_code=1, message=cause, time=time.time())
+            node, cause = participant.node, f"{type(failure).__name__}: {failure}"
+            participant.report(
+                Fault(
+                    world.generation, node.id, node.host, world.rank, EXIT, exit_code=1, message=cause, time=time.time()
+                )
             )
-        membership.leave()
+        participant.leave()
     except RaftKVError:
         pass  # the lease ends by itself
     finally:
@@ -234,7 +236,7 @@ def _leave(kv: Client, membership: Membership, world: World) -> None:
 
 
 def _own_address(endpoints: str) -> str:
-    """The address of this machine on the way to the cluster; nothing is sent."""
+    """Find the address of this machine on the way to the cluster; nothing is sent."""
     endpoint: Any = parse_endpoints(endpoints)[0]
     try:
         kind, _, _, _, target = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]

@@ -42,8 +42,8 @@ what is stored: theirs
 """,
     "inprocess_recovery": r"""
 killed: \['SIGKILL'\]
-rank 0 is now rank 0 of 2 in epoch 2: 300 steps, the longest \d+ ms
-rank 2 is now rank 1 of 2 in epoch 2: 300 steps, the longest \d+ ms
+rank 0 is now rank 0 of 2 in generation 2: 300 steps, the longest \d+ ms
+rank 2 is now rank 1 of 2 in generation 2: 300 steps, the longest \d+ ms
 weights are the same: True
 """,
     "jax_processes": r"""
@@ -80,13 +80,13 @@ deleted 5
     "run_exec": r"""
 \[rank0\]: sum of the ranks of 4: 6
 exit codes: \[0, 0\]
-epoch 1: 2 nodes, over because: rank 1: SIGKILL
-epoch 2: 2 nodes, over because: succeeded
+generation 1: 2 nodes, over because: rank 1: SIGKILL
+generation 2: 2 nodes, over because: succeeded
 """,
     "training_api": r"""
 config batch=32; rank 0 of 3, rank 1 of 3, rank 2 of 3
-rank 0 of 2 in epoch 2, because node \S+ left
-rank 1 of 2 in epoch 2, because node \S+ left
+rank 0 of 2 in generation 2, because node \S+ left
+rank 1 of 2 in generation 2, because node \S+ left
 results: \['result/0', 'result/1'\]
 """,
     "torch_store": r"""
@@ -101,9 +101,9 @@ quorum id has grown: True
 """,
     "train_allreduce": r"""
 rank 0 ends after step 20
-rank 0 of 2, epoch 1, restarts 0
+rank 0 of 2, generation 1, restarts 0
 rank 1 ends after step 20
-rank 1 of 2, epoch 1, restarts 0
+rank 1 of 2, generation 1, restarts 0
 agents ended with 0 0
 step in the store: 20
 """,

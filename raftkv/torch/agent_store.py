@@ -1,19 +1,21 @@
-"""The store of one epoch: a TCPStore on the node of rank 0, and how agents use it without ever hanging in it.
+"""The store of one generation: a TCPStore on the node of rank 0, and how agents use it without ever hanging in it.
 
 ::
 
-    hosted = host_store()                                   # on the node of rank 0: a fresh one for every epoch
-    store = connect_store("10.0.0.7", port, is_over=lambda: membership.nodes_waiting > 0)
+    hosted = host_store()                                   # on the node of rank 0: a fresh one for every generation
+    store = connect_store("10.0.0.7", port, is_over=lambda: participant.nodes_waiting > 0)
 
-A fresh server for each epoch, so no key of an earlier attempt is ever met, and torch's own C++ server, so workers and
-NCCL talk to it as to any other. The agent itself gets an ``AgentStore``, which is the same store with one more promise:
+A fresh server for each generation, so no key of an earlier attempt is ever met, and torch's own C++ server, so workers
+and NCCL talk to it as to any other. The agent itself gets an ``AgentStore``, which is the same store with one more
+promise:
 
-- **No wait outlasts the epoch.** torch's agent gives out ranks by ``get`` and ends by ``wait``, with 300 s of patience
+- **No wait outlasts the generation.** torch's agent gives out ranks by ``get`` and ends by ``wait``, with 300 s of
+  patience
   and no way back: a node that dies between joining and that moment would take all others with it. Here such a wait
-  ends when the run says that the epoch is over. A missing rank is made up then: the workers that are started with it
-  can reach nobody, and the agent stops them at its next look, 0.1 s later, and comes back to the rendezvous.
+  ends when the run says that the generation is over. A missing rank is made up then: the workers that are started with
+  it can reach nobody, and the agent stops them at its next look, 0.1 s later, and comes back to the rendezvous.
 
-Leaves out: a store that survives its node; it is as short-lived as its epoch.
+Leaves out: a store that survives its node; it is as short-lived as its generation.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError, DistStoreError
 
 SLICE_S: Final = 0.2
-"""How often a wait looks whether the epoch is over."""
+"""How often a wait looks whether the generation is over."""
 CONNECT_TIMEOUT_S: Final = 60.0
 """For reaching the node of rank 0 while it lives."""
 TIMEOUT_S: Final = 300.0
-"""torch's own, of waits in a whole epoch."""
+"""torch's own, of waits in a whole generation."""
 _PROBE_TIMEOUT_S: Final = 2.0
 _PROBE: Final = b"\x00" + struct.pack("<I", 0x3C85F7CE) + b"\x0d" + struct.pack("<I", 1)
 """What a client of a TCPStore begins with: a magic number, and a ping, which the server sends back."""
@@ -48,12 +50,12 @@ class StoreUnreachable(Exception):
     """The node of rank 0 lives, and its store cannot be reached from here; the text is one line."""
 
 
-class EpochEnded(Exception):
-    """The epoch was over before its store could be used."""
+class GenerationEnded(Exception):
+    """The generation was over before its store could be used."""
 
 
 def host_store(port: int = 0) -> TCPStore:
-    """Start the store of an epoch on this node, on a free port unless one is given.
+    """Start the store of a generation on this node, on a free port unless one is given.
 
     Raises:
         StoreUnreachable: the port cannot be had.
@@ -65,13 +67,17 @@ def host_store(port: int = 0) -> TCPStore:
 
 
 def connect_store(host: str, port: int, is_over: Callable[[], bool]) -> TCPStore:
-    """A connection to the store on the node of rank 0.
+    """Connect to the store on the node of rank 0.
 
     A host that has frozen accepts connections and never answers, for which torch's client waits forever: so it is
     tried only after a ping was answered.
 
+    Arguments:
+        host, port: of the store.
+        is_over: tells why the generation is over; empty: it is not.
+
     Raises:
-        EpochEnded: the epoch is over.
+        GenerationEnded: the generation is over.
         StoreUnreachable: it cannot be reached, although the run holds that its node is there.
     """
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
@@ -91,11 +97,11 @@ def connect_store(host: str, port: int, is_over: Callable[[], bool]) -> TCPStore
                 f"({reason}): give that node an address that others can use (--local-addr), and open its ports"
             )
         pause.wait(SLICE_S / 4)
-    raise EpochEnded
+    raise GenerationEnded
 
 
 def _probe(host: str, port: int) -> str:
-    """Why a TCPStore does not answer there; empty: it does."""
+    """Find out why a TCPStore does not answer there; empty: it does."""
     try:
         with socket.create_connection((host, port), _PROBE_TIMEOUT_S) as connection:
             connection.sendall(_PROBE)
@@ -114,9 +120,9 @@ class AgentStore(Store):
     """See the module.
 
     Arguments:
-        store: the epoch's.
-        is_over: the epoch has ended; asked between waits, without I/O.
-        world_size: agents of the epoch.
+        store: the generation's.
+        is_over: the generation has ended; asked between waits, without I/O.
+        world_size: agents of the generation.
 
     Attributes:
         has_made_up: ranks were given out that stand for nothing; the agent must come back.
@@ -134,7 +140,7 @@ class AgentStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        """Of waits that are given none."""
+        """Time limit of waits that are given none."""
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -142,7 +148,11 @@ class AgentStore(Store):
         self._timeout = timeout
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until keys are there, or the epoch is over.
+        """Wait until keys are there, or the generation is over.
+
+        Arguments:
+            keys: all of them.
+            timeout: for all; None: the store's own.
 
         Raises:
             DistStoreError: neither came in time.
@@ -165,7 +175,12 @@ class AgentStore(Store):
                 return
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Store a value; lost when the epoch is over, as the store is."""
+        """Store a value; lost when the generation is over, as the store is.
+
+        Arguments:
+            key: of the value.
+            value: text or bytes.
+        """
         if key.startswith(_ROLE_INFO):
             self._role_info = value.encode() if isinstance(value, str) else value
         self._unless_over(
@@ -174,24 +189,33 @@ class AgentStore(Store):
         )
 
     def get(self, key: str) -> bytes:
-        """A value, once it is there; a stand-in when the epoch is over, see the module."""
+        """Return a value, once it is there; a stand-in when the generation is over, see the module."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """As ``get``."""
+        """Return values as ``get`` does."""
         self.wait(keys)
         found = None if self._is_over() else self._unless_over(lambda: self._batch.multi_get(list(keys)), None)
         return [self._stand_in(key) for key in keys] if found is None else found
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """As ``set``."""
+        """Set values as ``set`` does.
+
+        Arguments:
+            keys, values: equally many.
+        """
         self._unless_over(
             lambda: self._batch.multi_set(list(keys), list(values)),
             None,
         )
 
     def add(self, key: str, amount: int) -> int:
-        """Count; 0 when the epoch is over."""
+        """Count; 0 when the generation is over.
+
+        Arguments:
+            key: of the number.
+            amount: may be negative.
+        """
         return self._unless_over(lambda: self._store.add(key, amount), 0)
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -199,7 +223,7 @@ class AgentStore(Store):
         return self._unless_over(lambda: self._store.check(list(keys)), False)
 
     def _unless_over(self, call: Callable[[], _T], stand_in: _T) -> _T:
-        """What a call returns; if it fails because the store's node died, the stand-in, once the run says so."""
+        """Return what a call returns; if it fails because the store's node died, the stand-in, once the run says so."""
         try:
             return call()
         except DistError:

@@ -13,7 +13,7 @@ VARIABLE = "RAFTKV_TORCH_AUTOLOAD"
 
 
 def autoload() -> None:
-    """What torch calls."""
+    """Register the backend; torch calls this."""
     if os.environ.get(VARIABLE) != "1":
         return
     try:

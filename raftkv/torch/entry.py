@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """What torch calls once, at its import: returns what makes a handler."""
+    """Return what makes a handler; torch calls this once, at its import."""
     return create
 
 
 def create(params: RendezvousParameters) -> RendezvousHandler:
-    """A handler for one agent; see ``raftkv.torch.rendezvous.create_handler``.
+    """Create a handler for one agent; see ``raftkv.torch.rendezvous.create_handler``.
 
     Raises:
         ConfigError: this torch is too old.

@@ -7,9 +7,9 @@
     raftkv.torch.init_method.register()
     dist.init_process_group("gloo", init_method="raftkv://h1:2379,h2:2379/jobs/j1/r0", rank=rank, world_size=world_size)
 
-The path names the store, which must be another one for every attempt of the job: end it with the epoch. ``rank`` and
-``world_size`` are arguments, or come from the environment (RANK, WORLD_SIZE); never write them into the URL, torch adds
-them itself. Users and certificates: RAFTKV_USER (NAME:PASSWORD), RAFTKV_CACERT, RAFTKV_CERT, RAFTKV_KEY, so that
+The path names the store, which must be another one for every attempt of the job: end it with the generation. ``rank``
+and ``world_size`` are arguments, or come from the environment (RANK, WORLD_SIZE); never write them into the URL, torch
+adds them itself. Users and certificates: RAFTKV_USER (NAME:PASSWORD), RAFTKV_CACERT, RAFTKV_CERT, RAFTKV_KEY, so that
 nothing secret stands in a URL.
 
 A script that never imports raftkv can use the scheme too: see ``autoload``.
@@ -43,7 +43,11 @@ def register() -> None:
 
 
 def rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Store, int, int]]:
-    """What torch calls: one store, with the rank and the size of the world.
+    """Yield one store, with the rank and the size of the world; torch calls this.
+
+    Arguments:
+        url: ``raftkv://hosts/store``, with ``rank`` and ``world_size`` behind it.
+        timeout: of the store.
 
     Raises:
         ConfigError: the URL or the environment does not say where, who, or how many.
@@ -79,6 +83,10 @@ def parse(url: str, environment: Mapping[str, str]) -> Place:
     >>> place = parse("raftkv://h1:2379,h2:2379/jobs/j1/r0?rank=1&world_size=2", {})
     >>> place.endpoints, place.prefix, place.rank, place.world_size
     ('h1:2379,h2:2379', 'jobs/j1/r0', 1, 2)
+
+    Arguments:
+        url: as given.
+        environment: what it does not say may be here.
 
     Raises:
         ConfigError: something is missing.

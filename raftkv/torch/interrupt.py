@@ -45,7 +45,12 @@ def cut_gloo(ignore: frozenset[int] = frozenset()) -> int:
 
 
 def cut_connections(address: str, port: int) -> int:
-    """Shut down every connection of this process *to* an address (in numbers); returns how many there were."""
+    """Shut down every connection of this process *to* an address (in numbers); returns how many there were.
+
+    Arguments:
+        address: of the peer, in numbers.
+        port: of the peer.
+    """
     cut = 0
     for descriptor in _descriptors():
         with _borrowed(descriptor) as connection:
@@ -55,7 +60,7 @@ def cut_connections(address: str, port: int) -> int:
 
 
 def _devices() -> Iterator[tuple[int, list[int]]]:
-    """Each gloo device's epoll descriptor and those of its connections."""
+    """Find each gloo device's epoll descriptor and those of its connections."""
     for descriptor in _descriptors():
         targets = _polled(descriptor)
         sockets = {target: _listens(target) for target in targets if not _is_pipe(target)}
@@ -73,7 +78,7 @@ def _descriptors() -> list[int]:
 
 
 def _polled(descriptor: int) -> list[int]:
-    """What an epoll instance polls; nothing, if it is none."""
+    """Return what an epoll instance polls; nothing, if it is none."""
     try:
         if os.readlink(_OWN / "fd" / str(descriptor)) != _EPOLL:
             return []
@@ -91,7 +96,7 @@ def _is_pipe(descriptor: int) -> bool:
 
 
 def _listens(descriptor: int) -> bool | None:
-    """Whether it is a listening TCP socket; None: it is no TCP socket."""
+    """Tell whether a descriptor is a listening TCP socket; None: it is no TCP socket."""
     with _borrowed(descriptor) as found:
         if found is None:
             return None
@@ -121,13 +126,13 @@ def _peer(connection: socket.socket) -> tuple[str, int] | None:
 
 
 def _plain(address: str | int) -> str:
-    """An address; an IPv4 one in the words of IPv6 as what it is."""
+    """Return an address, an IPv4 one in the words of IPv6 as what it is."""
     return str(address).removeprefix("::ffff:")
 
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket | None]:
-    """A socket object for a descriptor that is not ours, on a copy of it; None: it is no TCP socket."""
+    """Make a socket object for a descriptor that is not ours, on a copy of it; None: it is no TCP socket."""
     copy: socket.socket | None = None
     try:
         if stat.S_ISSOCK(os.fstat(descriptor).st_mode):

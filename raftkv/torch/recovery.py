@@ -1,4 +1,4 @@
-"""In-process recovery: survivors keep their process, and build the process group anew in the next epoch.
+"""In-process recovery: survivors keep their process, and build the process group anew in the next generation.
 
 ::
 
@@ -18,17 +18,18 @@ What it holds to:
 1. A failed step is repeated by all. After each build the ranks agree on the step to go on with: the furthest that any
    of them has completed; ``group.source`` is the lowest rank that has, and its state is what ``sync`` hands out. So a
    step must change the state only after its last collective.
-2. The end of an epoch interrupts: who is blocked in a collective with a frozen peer is woken (``interrupt``) when
+2. The end of a generation interrupts: who is blocked in a collective with a frozen peer is woken (``interrupt``) when
    raftkv has noticed that the peer is gone, and given up (``waits``) where gloo does not wake it.
-3. One epoch, one group: the old group is torn down before this rank says that it is ready for the next epoch.
+3. One generation, one group: the old group is torn down before this rank says that it is ready for the next generation.
 
 Where the time goes is in ``group.last_recovery``. Between the death of a rank and the next collective there are: the
 peers' connections break (gloo: at once); the dead rank's lease ends (``disconnect_grace_s``); two or three commits of
 raftkv; and gloo's mesh. Nothing polls. Each process serves a TCPStore from the beginning, and ranks tell each other
-their stores' addresses when they agree: who is rank 0 next is known, with its address, when the epoch begins; only
+their stores' addresses when they agree: who is rank 0 next is known, with its address, when the generation begins; only
 newcomers have to read it from raftkv.
 
-NCCL: communicators are aborted, by a thread of their own, when the epoch ends. Its watchdog must not end the process
+NCCL: communicators are aborted, by a thread of their own, when the generation ends. Its watchdog must not end the
+    process
 instead, so ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0`` is set unless the environment says otherwise.
 
 Leaves out: saving and loading of state; processes that come back (see ``torchrun --rdzv-backend=raftkv`` for workers
@@ -59,17 +60,17 @@ from torch.distributed import distributed_c10d
 from raftkv.errors import ConfigError
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
 from raftkv.torch.waits import Waits
-from raftkv.training.errors import EpochOver, TrainingError
+from raftkv.training.errors import GenerationOver, TrainingError
 
 if TYPE_CHECKING:
     from raftkv.training.api.run import Run
 
 KNOWN_STORES: Final = 8
-"""Of so many ranks everybody knows where their store is: any of them can be the next rank 0 without a look-up."""
+"""How many of the first ranks everybody can reach without a look-up: any of them can be the next rank 0."""
 CONNECT_TIMEOUT_S: Final = 2.0
-"""For one attempt to reach rank 0's store; between attempts it is asked whether the epoch goes on."""
+"""For one attempt to reach rank 0's store; between attempts it is asked whether the generation goes on."""
 RECOVERIES_MAX: Final = 8
-"""In a row, without a completed step: then the failure is not one that a new epoch cures."""
+"""In a row, without a completed step: then the failure is not one that a new generation cures."""
 _CUT_AGAIN_S: Final = 0.05
 _CUT_AGAIN_MAX_S: Final = 1.0
 _DONE: Final = "raftkv: steps done"
@@ -80,20 +81,25 @@ class Recovery:
     """Where the time of one recovery went, in seconds.
 
     Attributes:
-        epoch: the one that began.
+        generation: the one that began.
         torn_down_s: to end the old group.
-        rejoined_s: until the new epoch began: mostly the wait for the lost rank's lease to end.
+        rejoined_s: until the new generation began: mostly the wait for the lost rank's lease to end.
         built_s: to reach rank 0's store, build the group, and agree on the step.
         synced_s: in ``sync``.
         total_s: all of it, from the failure's being noticed here.
     """
 
-    epoch: int
+    generation: int
     torn_down_s: float
     rejoined_s: float
     built_s: float
     synced_s: float
     total_s: float
+
+    @property
+    def epoch(self) -> int:
+        """Alias of ``generation``."""
+        return self.generation
 
 
 class Step:
@@ -123,13 +129,13 @@ class Step:
 
 
 class ElasticGroup:
-    """See the module. It is torch's default process group, in every epoch a new one.
+    """See the module. It is torch's default process group, in every generation a new one.
 
     Arguments:
         run: this process' part in the run (``raftkv.training.join``).
         backend: as for ``init_process_group``: ``gloo``, ``nccl``, ``cpu:gloo,cuda:nccl``.
         sync: called with the group after every build, the first included, on all ranks: hand out the state of
-            ``group.source`` here. It may use collectives; if the epoch ends in it, it is called again in the next.
+            ``group.source`` here. It may use collectives; if the generation ends in it, it is called again in the next.
         step: the step to begin with, as a checkpoint of this process says; the furthest of all ranks counts.
         timeout_s: of collectives.
 
@@ -140,7 +146,7 @@ class ElasticGroup:
 
     Raises:
         ConfigError: there is a process group already, or this process is an agent's worker.
-        RunClosed, JoinTimeout: no epoch begins any more.
+        RunClosed, JoinTimeout: no generation begins any more.
     """
 
     def __init__(
@@ -156,7 +162,7 @@ class ElasticGroup:
             raise ConfigError("there is a process group already; let ElasticGroup make it, or destroy it first")
         if run.is_worker:
             raise ConfigError(
-                "this process is a worker, which its agent starts anew in every epoch; "
+                "this process is a worker, which its agent starts anew in every generation; "
                 "to keep it, make it a node of its own: raftkv.training.join(RUN_ID)"
             )
         self.run = run
@@ -188,30 +194,35 @@ class ElasticGroup:
 
     @property
     def rank(self) -> int:
-        """This rank, in the present epoch."""
+        """This rank, in the present generation."""
         return self.run.rank
 
     @property
     def world_size(self) -> int:
-        """Ranks of the present epoch."""
+        """Ranks of the present generation."""
         return self.run.world_size
 
     @property
+    def generation(self) -> int:
+        """The present generation."""
+        return self.run.generation
+
+    @property
     def epoch(self) -> int:
-        """The present epoch."""
-        return self.run.epoch
+        """Alias of ``generation``."""
+        return self.generation
 
     def steps(self, stop: int) -> Iterator[Step]:
-        """The steps up to ``stop``, each until all ranks have done it; see the module.
+        """Yield the steps up to ``stop``, each until all ranks have done it; see the module.
 
         Raises:
-            RunClosed, JoinTimeout: no epoch begins any more.
+            RunClosed, JoinTimeout: no generation begins any more.
         """
         while True:
             try:
                 if self.step < stop:
                     if self.run.changed:
-                        raise EpochOver(self.run.run_id, self.run.epoch)
+                        raise GenerationOver(self.run.run_id, self.run.generation)
                     step = Step(self, self.step)
                     yield step
                     if step.failure is not None:
@@ -228,33 +239,33 @@ class ElasticGroup:
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
-        """For loops of one's own: ``EpochOver`` is raised in place of whatever torch raised because the epoch broke.
+        """Raise ``GenerationOver`` in place of whatever torch raises in this block because the generation broke.
 
-        Then call ``recover``, and do again what was not completed.
+        For loops of one's own. Then call ``recover``, and do again what was not completed.
         """
         try:
             yield
         except (RuntimeError, OSError) as error:
             if not self.is_recoverable(error):
                 raise
-            raise EpochOver(self.run.run_id, self.run.epoch, str(error).partition("\n")[0]) from error
+            raise GenerationOver(self.run.run_id, self.run.generation, str(error).partition("\n")[0]) from error
 
     def is_recoverable(self, error: BaseException) -> bool:
-        """Whether an error means that the epoch broke, or that a connection of the group did."""
-        if isinstance(error, EpochOver):
+        """Tell whether an error means that the generation broke, or that a connection of the group did."""
+        if isinstance(error, GenerationOver):
             return True
         if not isinstance(error, RuntimeError | OSError) or isinstance(error, TrainingError):
             return False
         return self.run.changed or isinstance(error, dist.DistError) or "gloo/transport" in str(error)
 
     def recover(self, error: BaseException | None = None) -> None:
-        """Tear the group down, come back to the run, and build the group of the next epoch.
+        """Tear the group down, come back to the run, and build the group of the next generation.
 
         Arguments:
             error: why; raised again if recovering does not help, time after time.
 
         Raises:
-            RunClosed, JoinTimeout: no epoch begins any more.
+            RunClosed, JoinTimeout: no generation begins any more.
         """
         self._in_a_row += 1
         if self._in_a_row > RECOVERIES_MAX and error is not None:
@@ -266,7 +277,7 @@ class ElasticGroup:
         rejoined = time.monotonic()
         built, synced = self._build()
         self.last_recovery = Recovery(
-            self.epoch, torn_down - began, rejoined - torn_down, built - rejoined, synced - built, synced - began
+            self.generation, torn_down - began, rejoined - torn_down, built - rejoined, synced - built, synced - began
         )
 
     def close(self) -> None:
@@ -291,10 +302,10 @@ class ElasticGroup:
     # ---- building
 
     def _build(self) -> tuple[float, float]:
-        """Build the group, in the next epoch if this one ends meanwhile; returns when it was built, and synced."""
+        """Build the group, in the next generation if this one ends meanwhile; returns when it was built, and synced."""
         while True:
             try:
-                self._in_use = self.epoch
+                self._in_use = self.generation
                 self._open()
                 built = time.monotonic()
                 if self._sync is not None:
@@ -315,14 +326,14 @@ class ElasticGroup:
         self._meeting = _resolved(own if rank == 0 else self._find_store())
         if rank == 0:
             self.run.publish_nowait(own)  # for newcomers: nobody here waits for it
-        self._store = PrefixStore(f"raftkv/{self.run.run_id}/{self.epoch}", self._connect())
+        self._store = PrefixStore(f"raftkv/{self.run.run_id}/{self.generation}", self._connect())
         self._store.set(f"rank/{rank}", json.dumps([member.id, own, self.step]))
         self._check()
         dist.init_process_group(self._backend, store=self._store, rank=rank, world_size=size, timeout=self._timeout)
         self._agree(self._store, rank, size)
 
     def _find_store(self) -> str:
-        """Where rank 0 serves: as told by itself in an epoch before, or in this one."""
+        """Find where rank 0 serves: as it published in a generation before, or in this one."""
         return self._stores.get(self.run.members[0].id) or self.run.published()
 
     def _connect(self) -> TCPStore:
@@ -332,7 +343,7 @@ class ElasticGroup:
             try:
                 store = TCPStore(host, port, None, False, timedelta(seconds=CONNECT_TIMEOUT_S), False)
             except dist.DistError:
-                continue  # rank 0 is not there, or not any more: then the epoch ends
+                continue  # rank 0 is not there, or not any more: then the generation ends
             store.set_timeout(self._timeout)
             return store
 
@@ -351,7 +362,7 @@ class ElasticGroup:
 
     def _check(self) -> None:
         if self.run.changed:
-            raise EpochOver(self.run.run_id, self.run.epoch)
+            raise GenerationOver(self.run.run_id, self.run.generation)
 
     # ---- tearing down
 
@@ -373,16 +384,16 @@ class ElasticGroup:
         sys.excepthook = self._excepthook  # torch wraps it with every group, and never takes that back
 
     def _on_change(self) -> None:
-        """On the client's loop: the epoch has ended. Wake this process' threads, until they have let go of it."""
-        epoch, wait_s = self.epoch, _CUT_AGAIN_S
+        """On the client's loop: the generation has ended. Wake this process' threads, until they have let go of it."""
+        generation, wait_s = self.generation, _CUT_AGAIN_S
         loop = asyncio.get_running_loop()
-        if "nccl" in self._backend and self._in_use == epoch:
+        if "nccl" in self._backend and self._in_use == generation:
             groups = list(distributed_c10d._world.pg_map)  # these, and none that is made later
             threading.Thread(target=_abort_nccl, args=(groups,), name="raftkv-abort", daemon=True).start()
 
         def cut() -> None:
             nonlocal wait_s
-            if self._in_use != epoch:
+            if self._in_use != generation:
                 return
             self._interrupt()
             # A connection that was being made just now is found the next time.
@@ -421,7 +432,7 @@ def _join(host: str, port: int) -> str:
 
 
 def _resolved(address: str) -> tuple[str, int]:
-    """An address in numbers: it is compared with those of connections, on a thread that must not wait for DNS."""
+    """Resolve an address to numbers: it is compared with those of connections by a thread that must not ask DNS."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)

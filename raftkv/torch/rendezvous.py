@@ -4,11 +4,11 @@
 
     torchrun --rdzv-backend=raftkv --rdzv-endpoint=h1:2379,h2:2379,h3:2379 --rdzv-id=job --nnodes=2:4 train.py
 
-Owns the translation between an agent of torch and a ``Membership``, and nothing of the rules, which are
+Owns the translation between an agent of torch and a ``Participant``, and nothing of the rules, which are
 ``raftkv.training``'s:
 
-    agent                                   membership
-    next_rendezvous()                       next_world(), then the epoch's store: host and publish, or connect
+    agent                                   participant
+    next_rendezvous()                       next_world(), then the generation's store: host and publish, or connect
     num_nodes_waiting(), every 0.1 s        nodes_waiting, out of memory
     a worker dies                           report(fault), at once, by ``training.workers``
     shutdown()                              close(), if this agent ended the job; leave()
@@ -18,9 +18,9 @@ What it holds to:
 
 1. A healthy worker never ends because the cluster cannot be reached: the agent's looks are answered from memory, and
    calls wait for the cluster. Only the first contact fails, with one line, after a few seconds.
-2. Each epoch has a store of its own on the node of rank 0; no key of an earlier epoch is ever met.
-3. An agent that is ended by a signal does not close the run; one that has finished while others must do the epoch again
-   does not either.
+2. Each generation has a store of its own on the node of rank 0; no key of an earlier generation is ever met.
+3. An agent that is ended by a signal does not close the run; one that has finished while others must do the generation
+   again does not either.
 4. Under ``torchrun`` every failure is one line on stderr; from Python it is one of torch's exceptions.
 """
 
@@ -33,7 +33,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -53,14 +53,14 @@ from raftkv.client.sync.client import Client
 from raftkv.client.sync.loop import Closed
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.torch import settings
-from raftkv.torch.agent_store import AgentStore, EpochEnded, StoreUnreachable, connect_store, host_store
+from raftkv.torch.agent_store import AgentStore, GenerationEnded, StoreUnreachable, connect_store, host_store
 from raftkv.training.api.attachment import announce
-from raftkv.training.errors import EpochOver, JoinTimeout, RecordError, RunClosed, RunConflict
+from raftkv.training.errors import GenerationOver, JoinTimeout, RecordError, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
 from raftkv.training.process.exit_watch import WorkerWatch
 from raftkv.training.process.faults import End, Worker, signal_name
 from raftkv.training.rendezvous.participant import Progress
-from raftkv.training.rendezvous.sync_participant import Membership
+from raftkv.training.rendezvous.sync_participant import Participant
 from raftkv.training.rendezvous.world import World
 
 BACKEND: Final = "raftkv"
@@ -81,7 +81,7 @@ class _OneLine(SystemExit):
 
 
 def failure(kind: type[Exception], text: str, *, status: int | None = None) -> Exception:
-    """An error for the caller: torch's class, and under ``torchrun`` one that prints as a line.
+    """Make an error for the caller: torch's class, and under ``torchrun`` one that prints as a line.
 
     Arguments:
         kind: what programs catch.
@@ -90,9 +90,10 @@ def failure(kind: type[Exception], text: str, *, status: int | None = None) -> E
     """
     if not _is_torchrun():
         return kind(text)
-    error: Exception = type(kind.__name__, (kind, _OneLine), {"__module__": kind.__module__})(text)
-    error.code = f"raftkv: {text}" if status is None else status  # type: ignore[attr-defined]
-    return error
+    error: Any = type(kind.__name__, (kind, _OneLine), {"__module__": kind.__module__})(text)
+    error.code = f"raftkv: {text}" if status is None else status
+    made: Exception = error
+    return made
 
 
 def _is_torchrun() -> bool:
@@ -103,7 +104,7 @@ def _is_torchrun() -> bool:
 
 
 def create_handler(params: RendezvousParameters) -> RaftKVRendezvousHandler:
-    """A handler for one agent; the entry point that torch knows.
+    """Create a handler for one agent; torch knows this entry point.
 
     Raises:
         ConfigError: the settings cannot be used.
@@ -136,7 +137,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
     def __init__(self, kv: Client, given: settings.Settings) -> None:
         self._kv = kv
         self._given = given
-        self._membership: Membership | None = None
+        self._participant: Participant | None = None
         self._world: World | None = None
         self._server: TCPStore | None = None
         self._store: TCPStore | None = None
@@ -152,7 +153,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
     # ---- what torch asks
 
     def get_backend(self) -> str:
-        """``raftkv``."""
+        """Return ``raftkv``."""
         return BACKEND
 
     @property
@@ -161,24 +162,24 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         return True
 
     def get_run_id(self) -> str:
-        """Of the job."""
+        """Return the id of the job."""
         return self._given.run.run_id
 
     def num_nodes_waiting(self) -> int:
-        """0 while the epoch is whole; asked at every look of the agent, answered without I/O."""
+        """Return 0 while the generation is whole; asked at every look of the agent, answered without I/O."""
         self._look_for_workers()
-        membership = self._membership
-        if membership is None:
+        participant = self._participant
+        if participant is None:
             return 0
         if self._agent_store is not None and self._agent_store.has_made_up:
             return 1
-        if membership.closed:
-            return 1 if self._closed_reason(membership).startswith(FAILED) else 0
-        return membership.nodes_waiting
+        if participant.closed:
+            return 1 if self._closed_reason(participant).startswith(FAILED) else 0
+        return participant.nodes_waiting
 
     def is_closed(self) -> bool:
-        """Whether the run is over."""
-        return self._membership is not None and self._membership.closed
+        """Tell whether the run is over."""
+        return self._participant is not None and self._participant.closed
 
     def set_closed(self) -> None:
         """End the run for everybody."""
@@ -186,7 +187,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
             self._open().close("closed by an agent")
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next epoch with this node in it, and for its store.
+        """Wait for the next generation with this node in it, and for its store.
 
         Raises:
             RendezvousClosedError: the run is over.
@@ -209,58 +210,58 @@ class RaftKVRendezvousHandler(RendezvousHandler):
             raise
 
     def shutdown(self) -> bool:
-        """The job has ended here: end the run for all, unless others must do the epoch again; leave it."""
-        membership = self._membership
-        if membership is not None and not self._has_left:
+        """End the run for all, unless others must do the generation again, and leave it: the job has ended here."""
+        participant = self._participant
+        if participant is not None and not self._has_left:
             self._tell_what_torch_saw()
             reason = self._failure()
-            if reason or not membership.nodes_waiting:
+            if reason or not participant.nodes_waiting:
                 with contextlib.suppress(RaftKVError):
-                    membership.close(FAILED + reason if reason else "finished")
+                    participant.close(FAILED + reason if reason else "finished")
             self._say_goodbye()
         self._leave()
         return True
 
-    # ---- an epoch begins
+    # ---- a generation begins
 
-    def _open(self) -> Membership:
-        if self._membership is None:
-            self._membership = Membership.open(self._kv, self._given.run, on_progress=self._show_progress)
-        return self._membership
+    def _open(self) -> Participant:
+        if self._participant is None:
+            self._participant = Participant.open(self._kv, self._given.run, on_progress=self._show_progress)
+        return self._participant
 
     def _next_whole_world(self) -> RendezvousInfo:
-        membership = self._open()
+        participant = self._open()
         while True:
-            world = self._next_world(membership)
+            world = self._next_world(participant)
             try:
-                return self._start(membership, world)
-            except (EpochOver, EpochEnded):
+                return self._start(participant, world)
+            except (GenerationOver, GenerationEnded):
                 self._drop_store()
 
-    def _next_world(self, membership: Membership) -> World:
-        world = membership.next_world()
-        self._show_epoch(membership, world)
+    def _next_world(self, participant: Participant) -> World:
+        world = participant.next_world()
+        self._show_generation(participant, world)
         self._world = world
         self._looks = 0
         self._doubtful = None
         self._has_fault = False
         return world
 
-    def _start(self, membership: Membership, world: World) -> RendezvousInfo:
+    def _start(self, participant: Participant, world: World) -> RendezvousInfo:
         if world.node_rank == 0:
             self._server = self._store = host_store(self._given.store_port)
             place = RendezvousStoreInfo(self._given.run.address, self._server.port)
-            membership.publish(f"{place.master_addr} {place.master_port}")
+            participant.publish(f"{place.master_addr} {place.master_port}")
         else:
-            place = self._published(membership)
+            place = self._published(participant)
             self._store = connect_store(place.master_addr, place.master_port, self._is_over)
         self._agent_store = AgentStore(self._store, self._is_over, world.node_count)
         self._announce(world)
         return RendezvousInfo(self._agent_store, world.node_rank, world.node_count, place)
 
-    def _published(self, membership: Membership) -> RendezvousStoreInfo:
+    def _published(self, participant: Participant) -> RendezvousStoreInfo:
         try:
-            text = membership.published(_PUBLISH_TIMEOUT_S)
+            text = participant.published(_PUBLISH_TIMEOUT_S)
         except TimeoutError:
             raise StoreUnreachable(
                 f"the node of rank 0 did not start its store within {_PUBLISH_TIMEOUT_S:g} s: see its log"
@@ -271,14 +272,14 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         return RendezvousStoreInfo(host, int(port))
 
     def _announce(self, world: World) -> None:
-        """Let the workers know their epoch, and how to reach the cluster: torch copies the agent's environment."""
-        announce(world.run_id, world.epoch, ",".join(item.text for item in self._given.endpoints), os.environ)
+        """Let the workers know their generation, and how to reach the cluster: torch copies the agent's environment."""
+        announce(world.run_id, world.generation, ",".join(item.text for item in self._given.endpoints), os.environ)
         for name, value in self._given.worker_environment.items():
             os.environ.setdefault(name, value)
 
     def _is_over(self) -> bool:
-        membership = self._membership
-        return membership is None or self._has_left or membership.closed or membership.nodes_waiting > 0
+        participant = self._participant
+        return participant is None or self._has_left or participant.closed or participant.nodes_waiting > 0
 
     def _drop_store(self) -> None:
         self._agent_store = None
@@ -287,46 +288,46 @@ class RaftKVRendezvousHandler(RendezvousHandler):
     # ---- workers
 
     def _look_for_workers(self) -> None:
-        """They are there when the agent looks for the first time; how many torch starts is not known, so look on."""
+        """Look for the workers, and look on: how many torch starts is not known."""
         self._looks += 1
         if self._looks < _LOOKS_OFTEN or self._looks % _LOOKS_OFTEN == 0:
             self._watch.look()
 
     def _worker_ended(self, end: End) -> None:
-        """On the watch's thread. Once an epoch is over, or a worker has failed, torch itself ends the others.
+        """On the watch's thread. Once a generation is over, or a worker has failed, torch itself ends the others.
 
         What may be the consequence of something else, or torch's own doing as it ends, is told when torch comes back
-        for the next epoch, within 0.1 s: if the epoch is whole even then, it was the cause.
+        for the next generation, within 0.1 s: if the generation is whole even then, it was the cause.
         """
-        world, membership = self._world, self._membership
-        if not end.is_fault or membership is None or world is None or self._has_fault or self._is_over():
+        world, participant = self._world, self._participant
+        if not end.is_fault or participant is None or world is None or self._has_fault or self._is_over():
             return
         if end.is_cause:
-            self._report(membership, world, end)
+            self._report(participant, world, end)
         else:
             self._doubtful = self._doubtful or end
 
-    def _report(self, membership: Membership, world: World, end: End) -> None:
+    def _report(self, participant: Participant, world: World, end: End) -> None:
         self._has_fault = True
         with contextlib.suppress(RaftKVError):
-            membership.report(end.fault(world.epoch, membership.node.id, membership.node.host))
+            participant.report(end.fault(world.generation, participant.node.id, participant.node.host))
 
     def _tell_what_torch_saw(self) -> None:
-        """torch comes back by itself, while the epoch is whole: see ``_worker_ended``.
+        """Report what torch saw when it comes back by itself, while the generation is whole: see ``_worker_ended``.
 
         A worker that ended before it was ever looked at is known to torch alone.
         """
-        world, membership = self._world, self._membership
-        if world is None or membership is None or self._has_fault or self._is_over():
+        world, participant = self._world, self._participant
+        if world is None or participant is None or self._has_fault or self._is_over():
             return
         end = self._doubtful or failure_of_agent()
         if end is not None:
-            self._report(membership, world, end)
+            self._report(participant, world, end)
 
     # ---- the end
 
     def _failure(self) -> str:
-        """Why torch shuts down, if its workers have failed for good; empty: they have not."""
+        """Find out why torch shuts down, if its workers have failed for good; empty: they have not."""
         error = sys.exc_info()[1]
         if isinstance(error, Exception) and not isinstance(error, ChildFailedError | RendezvousError):
             what = str(error).partition("\n")[0]
@@ -351,23 +352,23 @@ class RaftKVRendezvousHandler(RendezvousHandler):
                 count = store.add(_GOODBYE_KEY, 0)
 
     def _leave(self) -> None:
-        """Be in the run no more; harmless when repeated. At the end of the process too, whatever ends it."""
+        """Leave the run; harmless when repeated. Called at the end of the process too, whatever ends it."""
         if self._has_left:
             return
         self._has_left = True
         atexit.unregister(self._leave)
         self._watch.stop()
         with contextlib.suppress(RaftKVError):
-            if self._membership is not None:
-                self._membership.leave()
+            if self._participant is not None:
+                self._participant.leave()
         self._kv.close()
         self._drop_store()
 
     # ---- what people see
 
     @staticmethod
-    def _closed_reason(membership: Membership) -> str:
-        phase = membership.phase
+    def _closed_reason(participant: Participant) -> str:
+        phase = participant.phase
         return phase.reason if phase is not None else ""
 
     def _show_progress(self, progress: Progress) -> None:
@@ -380,14 +381,15 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         because = f" ({progress.reason})" if progress.reason else ""
         _say(f"run {self.get_run_id()!r} waits: {progress.joined}{missing} nodes are there{because}")
 
-    def _show_epoch(self, membership: Membership, world: World) -> None:
+    def _show_generation(self, participant: Participant, world: World) -> None:
         _say(
-            f"run {self.get_run_id()!r}: epoch {world.epoch}, {world.node_count} nodes, this is node {world.node_rank}"
+            f"run {self.get_run_id()!r}: generation {world.generation}, {world.node_count} nodes, "
+            f"this is node {world.node_rank}"
         )
 
 
 def failure_of_agent() -> End | None:
-    """The failed worker because of which torch's agent asks for the next epoch, or gives up; None: there is none.
+    """Find the failed worker because of which torch's agent asks for the next generation, or gives up; None: none has.
 
     torch does not tell it to its handlers: it is in the error that ends the agent, or in a local variable of the agent.
     """
@@ -412,14 +414,14 @@ def _say(text: str) -> None:
 
 
 def _end_as_spare(text: str) -> NoReturn:
-    """A node that never had a place in a run that ended well: it was not needed, which is no failure."""
+    """End a node that never had a place in a run that ended well: it was not needed, which is no failure."""
     _say(f"{text}; this node was not needed")
     raise failure(RendezvousClosedError, text, status=0) from None
 
 
 @contextlib.contextmanager
 def _torch_errors() -> Iterator[None]:
-    """raftkv's errors become torch's."""
+    """Raise torch's errors in place of raftkv's."""
     try:
         yield
     except (RunClosed, JoinTimeout, RunConflict, RecordError, StoreUnreachable, StatusError, Closed) as error:

@@ -41,7 +41,7 @@ class Settings:
         endpoints: members of the cluster.
         connection: arguments of ``raftkv.connect``.
         run: the run, and this node.
-        store_port: for the store of an epoch, if this node hosts it; 0: any free one.
+        store_port: for the store of a generation, if this node hosts it; 0: any free one.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -58,7 +58,7 @@ class Settings:
         return {name: value for name, value in given.items() if value}
 
     def connect(self) -> Client:
-        """A client; nothing is sent yet.
+        """Make a client; nothing is sent yet.
 
         Raises:
             ConfigError: the certificates cannot be used.
@@ -67,7 +67,7 @@ class Settings:
 
 
 def read(params: RendezvousParameters) -> Settings:
-    """The settings of an agent.
+    """Read the settings of an agent.
 
     Raises:
         ConfigError: something is missing, unknown, or not of its kind; the text says which and what is valid.
@@ -108,7 +108,7 @@ def _check_name(run_id: str) -> None:
 
 
 def _with_own_names(text: str) -> str:
-    """The list of valid names, with those that only this adapter knows."""
+    """Return the list of valid names, with those that only this adapter knows."""
     return text.replace(", ".join(OPTION_NAMES), ", ".join(NAMES))
 
 
@@ -127,7 +127,7 @@ def _port(value: object) -> int:
 
 
 def guess_address(endpoints: tuple[Endpoint, ...]) -> str:
-    """This node's address as others see it: the one from which it speaks to the cluster.
+    """Guess this node's address as others see it: the one from which it speaks to the cluster.
 
     If the cluster is on this machine that says nothing; then what the host's own name stands for, or its loopback.
     """
@@ -142,7 +142,7 @@ def guess_address(endpoints: tuple[Endpoint, ...]) -> str:
 
 
 def _address_towards(endpoint: Endpoint) -> str:
-    """The source address of packets to a host; none are sent."""
+    """Find the source address of packets to a host; none are sent."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -17,7 +17,8 @@ What torch makes of a store written in Python, and what follows for this one:
 4. Every call needs the interpreter's lock. NCCL's own threads call while others compute: give NCCL a TCPStore client to
    a gateway (``raftkv tcpstore-gateway``) instead.
 
-Errors: ``DistStoreError`` for a timeout, for a number that is none, for an epoch that is over (``fence``), and for what
+Errors: ``DistStoreError`` for a timeout, for a number that is none, for a generation that is over (``fence``), and for
+    what
 raftkv refuses for good; TypeError for keys and values that are neither text nor bytes.
 """
 
@@ -72,6 +73,10 @@ class _Shared:
     def run(self, call: Any, timeout_s: float) -> Any:
         """Run ``call(store)`` on the client's loop, within a time.
 
+        Arguments:
+            call: makes the coroutine.
+            timeout_s: seconds.
+
         Raises:
             TimeoutError: it took longer.
         """
@@ -83,12 +88,12 @@ class _Shared:
         return loop.run(_within(call(found[1]), timeout_s))
 
     def enter(self) -> None:
-        """One more uses it."""
+        """Count one more user."""
         with self._lock:
             self._users += 1
 
     def leave(self) -> None:
-        """One fewer; the last one cleans up."""
+        """Count one user less; the last one cleans up."""
         with self._lock:
             self._users -= 1
             if self._users:
@@ -109,7 +114,7 @@ class Store(TorchStore):
     Arguments:
         endpoints: of members, as for ``raftkv.connect``; or a client, which stays its owner's to close.
         prefix: of the keys. Those who use the same one share a store; give every attempt of a job one of its own, as
-            with its epoch. Below ``/raftkv/store/``, unless it begins with a slash.
+            with its generation. Below ``/raftkv/store/``, unless it begins with a slash.
         timeout: of ``get`` and ``wait``, and of every call while raftkv does not answer.
         fence: every write depends on it: a lock, a term, or the ``fence`` of a world.
         options: for ``raftkv.connect``: user, password, certificates.
@@ -147,12 +152,17 @@ class Store(TorchStore):
     # ---- as torch calls it
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Write a value."""
+        """Write a value.
+
+        Arguments:
+            key: of the value.
+            value: text or bytes.
+        """
         pair = _bytes(key), _bytes(value)
         self._run("set", [key], lambda store: store.set_many([pair]))
 
     def get(self, key: str) -> bytes:
-        """The value; waits for it, as long as the store's timeout.
+        """Return a value; waits for it, as long as the store's timeout.
 
         Raises:
             DistStoreError: it was not set in time.
@@ -164,6 +174,10 @@ class Store(TorchStore):
     def add(self, key: str, amount: int) -> int:
         """Add to a number; absent is 0. Returns the sum; nobody else gets the same one by the same addition.
 
+        Arguments:
+            key: of the number.
+            amount: may be negative.
+
         Raises:
             DistStoreError: the value is no number.
         """
@@ -172,12 +186,17 @@ class Store(TorchStore):
         return total
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Put bytes behind a value; absent is empty."""
+        """Put bytes behind a value; absent is empty.
+
+        Arguments:
+            key: of the value.
+            value: what to add to it.
+        """
         name, more = _bytes(key), _bytes(value)
         self._run("append", [key], lambda store: store.append(name, more))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all the keys have values, now."""
+        """Tell whether all the keys have values, now."""
         names = [_bytes(key) for key in keys]
         return not self._run("check", keys, lambda store: store.missing(names))
 
@@ -197,6 +216,11 @@ class Store(TorchStore):
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write a value if the present one is what is expected; with nothing expected, if there is none.
 
+        Arguments:
+            key: of the value.
+            expected: the present value.
+            desired: the next one.
+
         Returns:
             The value that is there now; if there is none, what was expected.
         """
@@ -211,12 +235,12 @@ class Store(TorchStore):
         return existed
 
     def num_keys(self) -> int:
-        """The number of keys."""
+        """Count the keys."""
         count: int = self._run("num_keys", [], lambda store: store.count())
         return count
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of keys; waits for each, as ``get`` does."""
+        """Return the values of keys; waits for each, as ``get`` does."""
         names = [_bytes(key) for key in keys]
 
         async def read(store: ReplicatedStore) -> list[bytes]:
@@ -232,6 +256,9 @@ class Store(TorchStore):
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Write several values.
 
+        Arguments:
+            keys, values: equally many.
+
         Raises:
             DistStoreError: not as many values as keys.
         """
@@ -241,7 +268,7 @@ class Store(TorchStore):
         self._run("multi_set", keys, lambda store: store.set_many(pairs))
 
     def has_extended_api(self) -> bool:
-        """That there are ``append``, ``multi_get`` and ``multi_set``."""
+        """Tell torch that there are ``append``, ``multi_get`` and ``multi_set``."""
         return True
 
     def clone(self) -> Store:
@@ -295,13 +322,13 @@ class Store(TorchStore):
 
 
 async def _within(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """A negative time is no limit, as in torch; no time at all is enough to find what is there."""
+    """Limit a call in time: a negative time is no limit, as in torch; with no time at all it finds what is there."""
     async with asyncio.timeout(None if timeout_s < 0 else max(timeout_s, _SHORTEST_S)):
         return await work
 
 
 _SHORTEST_S: Final = 0.05
-"""Of a call with a shorter timeout, or none: what is there already must be found."""
+"""Seconds for a call with a shorter timeout, or none: what is there already must be found."""
 
 
 def _full_prefix(prefix: str) -> str:

@@ -80,7 +80,7 @@ def _wait_in_slices(work: Any, timeout: timedelta = timedelta(0)) -> bool:
             over_since = time.monotonic()
         elif time.monotonic() - over_since > GIVE_UP_S:
             waits.lost = True
-            raise WorkLost("gloo/transport: a collective of an epoch that is over was lost")
+            raise WorkLost("gloo/transport: a collective of a generation that is over was lost")
         try:
             return _wait(work, SLICE)
         except RuntimeError:

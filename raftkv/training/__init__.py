@@ -5,11 +5,21 @@
     import raftkv.training
 
     with raftkv.training.join("job", endpoints="h1:2379,h2:2379", min_nodes=2, max_nodes=4) as run:
-        run.rank, run.world_size, run.epoch
+        run.rank, run.world_size, run.generation
         run.barrier("start")
 
-Read ``membership`` first (one node's part), then ``arbiter`` (the rules, pure) and ``keys`` (the layout). User code
-begins with ``join`` (``run``); ``raftkv.training.aio`` is the same for asyncio. Nothing here imports torch;
+User code begins with ``join`` (package ``api``); ``raftkv.training.aio`` is the same for asyncio. Developers read
+``rendezvous`` first (one node's part, and the rules of the arbiter) and ``keys`` (the layout).
+
+    rendezvous   who takes part, in which rank, in which generation     scheduling  how runs share machines
+    api          what user code sees                                    process     workers as processes
+    history      what happened in a run                                 horovod     Horovod's rendezvous
+    tcpstore     torch's store protocol, as a daemon                    torchft     torchft's service, as a daemon
+
+    config, keys, records, errors: names, layout and values.  control: what a run needs of the store, which a simulator
+    can stand in for.  reflector: the one way to keep a copy of keys.  retries: how a call waits for the store.
+
+All of it is a client of the store like any other, so it runs on raftkv and on etcd. Nothing here imports torch:
 ``raftkv.torch`` adapts this to it. A name is imported when it is first used.
 """
 
@@ -24,6 +34,7 @@ if TYPE_CHECKING:
     from raftkv.training.api.run import Run as Run
     from raftkv.training.api.run import join as join
     from raftkv.training.errors import EpochOver as EpochOver
+    from raftkv.training.errors import GenerationOver as GenerationOver
     from raftkv.training.errors import JoinTimeout as JoinTimeout
     from raftkv.training.errors import RunClosed as RunClosed
     from raftkv.training.errors import RunConflict as RunConflict
@@ -32,6 +43,7 @@ if TYPE_CHECKING:
 _PLACES: Final = {
     "BarrierTimeout": "api.generation",
     "EpochOver": "errors",
+    "GenerationOver": "errors",
     "JoinTimeout": "errors",
     "Run": "api.run",
     "RunClosed": "errors",
@@ -40,7 +52,10 @@ _PLACES: Final = {
     "join": "api.run",
 }
 
-__all__ = ["aio", *sorted(_PLACES)]  # noqa: PLE0604
+__all__ = [
+    "BarrierTimeout", "EpochOver", "GenerationOver", "JoinTimeout", "Run", "RunClosed", "RunConflict", "TrainingError",
+    "aio", "join",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,6 @@ from __future__ import annotations
 from raftkv.training.api.async_run import Run, join
 from raftkv.training.api.counter import Counter
 from raftkv.training.api.generation import BarrierTimeout
-from raftkv.training.api.leadership import RunTerm
+from raftkv.training.api.leadership import Leadership, RunTerm
 
-__all__ = ["BarrierTimeout", "Counter", "Run", "RunTerm", "join"]
+__all__ = ["BarrierTimeout", "Counter", "Leadership", "Run", "RunTerm", "join"]

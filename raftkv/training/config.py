@@ -36,12 +36,12 @@ class RunConfig:
 
     Attributes:
         run_id: of the job.
-        min_nodes, max_nodes: no epoch begins with fewer, none has more.
+        min_nodes, max_nodes: no generation begins with fewer, none has more.
         lease_ttl_s: a node that is silent for so long is lost; the cluster may raise it (etcd to 2).
         disconnect_grace_s: a node whose connection breaks is lost after so long; 0: only the TTL counts.
-        last_call_timeout_s: the first epoch waits so long for more nodes once the minimum is there.
-        join_timeout_s: a node gives up waiting for an epoch after so long.
-        expected_nodes: the first epoch begins at once when so many are there; 0: not known.
+        last_call_timeout_s: the first generation waits so long for more nodes once the minimum is there.
+        join_timeout_s: a node gives up waiting for a generation after so long.
+        expected_nodes: the first generation begins at once when so many are there; 0: not known.
         rank_policy: where newcomers go: ``append``: behind; ``fill``: into the places of those that are gone;
             ``topology``: everybody is ordered by place each time.
         cluster: whose slots the run shares with others; empty: it has its machines to itself.
@@ -73,7 +73,7 @@ class RunConfig:
     host_slots: int = 0
 
     def checked(self) -> RunConfig:
-        """It, with the host's name filled in.
+        """Return the configuration with the host's name filled in.
 
         Raises:
             ConfigError: it cannot work.

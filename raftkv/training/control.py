@@ -41,7 +41,7 @@ class Grant(Protocol):
 
     @property
     def ttl_s(self) -> int:
-        """As the cluster has granted it."""
+        """Seconds, as the cluster has granted them."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Control(Protocol):
     """See the module."""
 
     async def grant(self, ttl_s: int, grace_s: float, on_lost: Callable[[], None]) -> Grant:
-        """A lease, kept alive until ``end``, through outages of the store of any length.
+        """Grant a lease and keep it alive until ``end``, through outages of the store of any length.
 
         Arguments:
             ttl_s: at least; the cluster may grant more.
@@ -67,17 +67,27 @@ class Control(Protocol):
         ...
 
     async def grant_fixed(self, ttl_s: int) -> int:
-        """The id of a lease that nobody keeps alive: it ends after ``ttl_s``."""
+        """Grant a lease that nobody keeps alive, so that it ends after ``ttl_s``; return its id."""
         ...
 
     async def end(self, grant: Grant, *, revoke: bool) -> None:
-        """Keep a lease alive no longer, and end it now if that can be told to the store."""
+        """Keep a lease alive no longer, and end it now if that can be told to the store.
+
+        Arguments:
+            grant: of this control.
+            revoke: False: the lease ends with its TTL.
+        """
         ...
 
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> TxnResult:
-        """One transaction.
+        """Execute one transaction.
+
+        Arguments:
+            compares: all must hold for ``then``.
+            then: operations.
+            otherwise: operations if a condition does not hold.
 
         Raises:
             StatusError: refused, or nobody answered; see ``definite``.

@@ -10,7 +10,7 @@ class TrainingError(RaftKVError):
 
 
 class RunClosed(TrainingError):
-    """The run is over; no epoch begins in it any more while one of its nodes is there."""
+    """The run is over; no generation begins in it any more while one of its nodes is there."""
 
     def __init__(self, run_id: str, reason: str) -> None:
         because = f": {reason}" if reason else ""
@@ -20,7 +20,7 @@ class RunClosed(TrainingError):
 
 
 class JoinTimeout(TrainingError):
-    """No epoch that includes this node began in time; the line says how far it was."""
+    """No generation that includes this node began in time; the line says how far it was."""
 
     def __init__(self, run_id: str, timeout_s: float, why: str) -> None:
         super().__init__(f"run {run_id!r} did not begin within {timeout_s:g} s: {why}")
@@ -45,14 +45,23 @@ class RecordError(TrainingError):
         super().__init__(f"not a {record} record: {why}")
 
 
-class EpochOver(TrainingError):
-    """The epoch has ended, or goes on without this node: nothing was written; come back to the rendezvous."""
+class GenerationOver(TrainingError):
+    """The generation has ended, or goes on without this node: nothing was written; come back to the rendezvous."""
 
     definite = True
 
-    def __init__(self, run_id: str, epoch: int, reason: str = "") -> None:
+    def __init__(self, run_id: str, generation: int, reason: str = "") -> None:
         because = f": {reason}" if reason else ""
-        super().__init__(f"epoch {epoch} of run {run_id!r} is over{because}")
+        super().__init__(f"generation {generation} of run {run_id!r} is over{because}")
         self.run_id = run_id
-        self.epoch = epoch
+        self.generation = generation
         self.reason = reason
+
+    @property
+    def epoch(self) -> int:
+        """Alias of ``generation``."""
+        return self.generation
+
+
+EpochOver = GenerationOver
+"""Alias."""

@@ -3,17 +3,17 @@
 ::
 
     /raftkv/train/<run id>/arbiter            leased; id of the node that decides
-    /raftkv/train/<run id>/boot/<epoch>       what rank 0 publishes for the epoch
-    /raftkv/train/<run id>/fault/<epoch>/..   faults as they were reported
+    /raftkv/train/<run id>/boot/<generation>       what rank 0 publishes for the generation
+    /raftkv/train/<run id>/fault/<generation>/..   faults as they were reported
     /raftkv/train/<run id>/node/<node id>     leased; one for each node that is there
-    /raftkv/train/<run id>/round              the present epoch and its members; written only when an epoch begins
-    /raftkv/train/<run id>/state              what is going on in it
-    /raftkv/train/<run id>/store/<epoch>/..   a torch.distributed.Store
-    /raftkv/train/<run id>/sync/<epoch>/..    barriers, counters, values of user code
+    /raftkv/train/<run id>/round              the present generation and its members; written only when a generation
+    begins /raftkv/train/<run id>/state              what is going on in it
+    /raftkv/train/<run id>/store/<generation>/..   a torch.distributed.Store
+    /raftkv/train/<run id>/sync/<generation>/..    barriers, counters, values of user code
 
 The order of the names matters: every node watches the two intervals ``calls`` and ``record`` only, whatever the size of
-the run; the arbiter alone watches ``node/`` and ``fault/``. ``round`` and ``state`` outlive a run, so that the epochs
-of an id never go back; all else is deleted with it.
+the run; the arbiter alone watches ``node/`` and ``fault/``. ``round`` and ``state`` outlive a run, so that the
+generations of an id never go back; all else is deleted with it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RUN_ID: Final = re.compile(r"[^\x00-\x20/\x7f]+(/[^\x00-\x20/\x7f]+)*")
 
 
 def check_run_id(run_id: str) -> str:
-    """A run id that can be used.
+    """Return a run id if it can be used.
 
     Raises:
         ConfigError: it is empty, too long, or has white space, empty parts or a name that the layout uses itself.
@@ -51,7 +51,7 @@ def check_run_id(run_id: str) -> str:
 
 
 def check_cluster(cluster: str) -> str:
-    """A name of a cluster that can be used.
+    """Return the name of a cluster if it can be used.
 
     Raises:
         ConfigError: it is empty, too long, or has slashes or white space.
@@ -82,7 +82,7 @@ class RunKeys:
 
     @property
     def round(self) -> str:
-        """The present epoch; its mod_revision is the fence."""
+        """The present generation; its mod_revision is the fence."""
         return f"{self.base}round"
 
     @property
@@ -106,21 +106,21 @@ class RunKeys:
         return f"{self.base}node/"
 
     def node(self, node_id: str) -> str:
-        """One node."""
+        """Return the key of one node."""
         return f"{self.nodes}{node_id}"
 
-    def boot(self, epoch: int) -> str:
-        """What rank 0 of an epoch publishes."""
-        return f"{self.base}boot/{epoch}"
+    def boot(self, generation: int) -> str:
+        """Return the key of what rank 0 of a generation publishes."""
+        return f"{self.base}boot/{generation}"
 
-    def faults(self, epoch: int) -> str:
-        """Prefix of the faults of an epoch."""
-        return f"{self.base}fault/{epoch}/"
+    def faults(self, generation: int) -> str:
+        """Prefix of the faults of a generation."""
+        return f"{self.base}fault/{generation}/"
 
-    def store(self, epoch: int) -> str:
-        """Prefix of the torch store of an epoch."""
-        return f"{self.base}store/{epoch}/"
+    def store(self, generation: int) -> str:
+        """Prefix of the torch store of a generation."""
+        return f"{self.base}store/{generation}/"
 
-    def sync(self, epoch: int) -> str:
-        """Prefix of what user code shares in an epoch."""
-        return f"{self.base}sync/{epoch}/"
+    def sync(self, generation: int) -> str:
+        """Prefix of what user code shares in a generation."""
+        return f"{self.base}sync/{generation}/"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, cast
 
 from raftkv.training.errors import RecordError
 
@@ -38,6 +38,24 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
+_STORED_AS: Final = {"generation": "epoch", "generations": "epochs"}
+"""Fields that have another name in the store and in JSON: the one that they had in the first versions."""
+_OF_USERS: Final = frozenset(("data", "left_out"))
+"""Fields whose names below them are not the records' own."""
+
+
+def stored_name(name: str) -> str:
+    """Return the name that a field has in the store and in JSON."""
+    return _STORED_AS.get(name, name)
+
+
+def to_json(plain: object) -> Any:
+    """Rename the fields of what ``dataclasses.asdict`` gives, at any depth, to those of the JSON that users read."""
+    if isinstance(plain, dict):
+        return {stored_name(name): value if name in _OF_USERS else to_json(value) for name, value in plain.items()}
+    return [to_json(item) for item in plain] if isinstance(plain, list | tuple) else plain
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """The base of all records."""
@@ -45,18 +63,18 @@ class Record:
     NAME: ClassVar[str] = "?"
 
     def encode(self) -> bytes:
-        """The value of its key; fields that hold their default are left out."""
+        """Encode as the value of its key; fields that hold their default are left out."""
         plain = {}
         for item in fields(self):
             value = getattr(self, item.name)
             default = item.default if item.default_factory is MISSING else item.default_factory()
             if value != default:
-                plain[item.name] = _plain(value)
+                plain[stored_name(item.name)] = _plain(value)
         return json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """The record that a key holds.
+        """Decode the value of a key.
 
         Raises:
             RecordError: it holds something else.
@@ -69,7 +87,7 @@ class Record:
 
     @classmethod
     def from_plain(cls, plain: object) -> Self:
-        """The record of a JSON object.
+        """Make the record of a JSON object.
 
         Raises:
             RecordError: a field is missing, or has another type.
@@ -78,15 +96,22 @@ class Record:
             raise RecordError(cls.NAME, f"{type(plain).__name__} instead of an object")
         values: dict[str, Any] = {}
         for item in fields(cls):
-            if item.name in plain:
-                values[item.name] = cls.read_field(item.name, str(item.type), plain[item.name])
+            name = stored_name(item.name)
+            if name in plain:
+                values[item.name] = cls.read_field(name, str(item.type), plain[name])
             elif item.default is MISSING and item.default_factory is MISSING:
-                raise RecordError(cls.NAME, f"{item.name} is missing")
+                raise RecordError(cls.NAME, f"{name} is missing")
         return cls(**values)
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
-        """A field's value out of its JSON; records with fields of another kind extend this."""
+        """Check the value of a field in JSON; records with fields of another kind extend this.
+
+        Arguments:
+            name: in JSON.
+            kind: the annotation of the field.
+            value: out of JSON.
+        """
         return _checked(cls.NAME, name, kind, value)
 
 
@@ -108,7 +133,7 @@ def _plain(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Member(Record):
-    """A node, as part of an epoch."""
+    """A node, as part of a generation."""
 
     NAME: ClassVar[str] = "member"
     id: str
@@ -121,7 +146,7 @@ class Member(Record):
     def from_plain(cls, plain: object) -> Self:
         """See ``Record``; every node reads a thousand of these when a thousand gather, so the usual case is quick."""
         try:
-            member = cls(**plain)  # type: ignore[arg-type]
+            member = cls(**cast("dict[str, Any]", plain))
         except TypeError:
             return super(Member, cls).from_plain(plain)
         if not (
@@ -142,8 +167,8 @@ class Node(Record):
         address: where other nodes reach it.
         slots: workers that it runs.
         topology: where the machine stands, as ``row1/rack7``; nodes of one place get neighbouring ranks at first.
-        want: the first epoch that it may be in: it runs nothing of an earlier one any more.
-        running: an epoch of which it may still run something; 0: none. Told by a node that registers anew.
+        want: the first generation that it may be in: it runs nothing of an earlier one any more.
+        running: a generation of which it may still run something; 0: none. Told by a node that registers anew.
         min_nodes, max_nodes: what it was started with.
         data: small texts of its own.
         time: when it came.
@@ -164,16 +189,16 @@ class Node(Record):
 
     @property
     def member(self) -> Member:
-        """It as a part of an epoch."""
+        """The node as a part of a generation."""
         return Member(self.id, self.host, self.address, self.slots, self.topology)
 
 
 @dataclass(frozen=True, slots=True)
-class Round(Record):
-    """An epoch: who is in it, in the order of ranks."""
+class GenerationRecord(Record):
+    """A generation: who is in it, in the order of ranks."""
 
     NAME: ClassVar[str] = "round"
-    epoch: int
+    generation: int
     members: tuple[Member, ...] = ()
     time: float = 0.0
 
@@ -192,20 +217,21 @@ class State(Record):
     """What is going on in a run.
 
     Attributes:
-        epoch: the last that began; 0: none yet.
-        phase: ``gathering`` before the first epoch; ``running``; ``broken``: its members must come back; ``closed``.
+        generation: the last that began; 0: none yet.
+        phase: ``gathering`` before the first generation; ``running``; ``broken``: its members must come back;
+            ``closed``.
         reason: of the phase, for people.
-        cause: of a broken epoch: one of ``CAUSES``, ``returned`` (a member came back by itself) or ``scale up``.
+        cause: of a broken generation: one of ``CAUSES``, ``returned`` (a member came back by itself) or ``scale up``.
         node: whom that is about.
-        joined: nodes that are there and ready, as of the last time it was told.
+        joined: nodes that are there and ready, as of the last report of progress.
         min_nodes, max_nodes: the limits of the run.
         time: when it was written.
-        waits_for: what the next epoch waits for beside its nodes, as slots of a cluster.
+        waits_for: what the next generation waits for beside its nodes, as slots of a cluster.
         left_out: hosts with nodes that may not take part for now, and why.
     """
 
     NAME: ClassVar[str] = "state"
-    epoch: int
+    generation: int
     phase: str
     reason: str = ""
     cause: str = ""
@@ -227,10 +253,10 @@ class State(Record):
 
 @dataclass(frozen=True, slots=True)
 class Fault(Record):
-    """Something that went wrong in an epoch, as whoever saw it reports it.
+    """Something that went wrong in a generation, as whoever saw it reports it.
 
     Attributes:
-        epoch: the one that it broke.
+        generation: the one that it broke.
         node, host: where.
         rank: of the worker; -1: it is about the whole node.
         cause: one of ``CAUSES``.
@@ -241,7 +267,7 @@ class Fault(Record):
     """
 
     NAME: ClassVar[str] = "fault"
-    epoch: int
+    generation: int
     node: str
     host: str = ""
     rank: int = -1
@@ -253,7 +279,7 @@ class Fault(Record):
 
     @property
     def key(self) -> str:
-        """Its place below the faults of the epoch: one for each worker, one for each node."""
+        """Its place below the faults of the generation: one for each worker, one for each node."""
         return f"{self.rank:06d}" if self.rank >= 0 else self.node
 
     def __str__(self) -> str:

@@ -19,9 +19,9 @@ Invariants:
 2. A change is reported once: an event at or before ``revision`` is passed over, and a list reports only what is newer
    than ``revision``, and the keys that have gone since.
 3. The watch begins right behind the revision of the list, so nothing falls between the two.
-4. Nothing but ``close`` ends a reflector. The client's watches survive members and outages of any length; a compaction
-   leads to a new list; an error for which waiting is no cure (a missing permission, a closed client) is handed to
-   ``on_refused``, and the list is tried again ever more slowly.
+4. Nothing but ``close``, or the end of the client, ends a reflector. The client's watches survive members and outages
+   of any length; a compaction leads to a new list; an error for which waiting is no cure, as a missing permission, is
+   handed to ``on_refused``, and the list is tried again ever more slowly.
 
 Leaves out what values mean, and states between two revisions that a list has passed over.
 """
@@ -38,7 +38,7 @@ from raftkv.client.kv.operations import GetRange
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.space import Text, to_bytes
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
-from raftkv.errors import CompactedError
+from raftkv.errors import CANCELED, CompactedError, StatusError
 from raftkv.training.control import Control
 from raftkv.training.retries import until_answered
 
@@ -53,7 +53,7 @@ REFUSED_PAUSE_MAX_S: Final = 1.0
 
 
 def below(prefix: Text) -> Interval:
-    """The interval of all keys that begin with a prefix."""
+    """Return the interval of all keys that begin with a prefix."""
     return prefix, prefix_end(to_bytes(prefix))
 
 
@@ -102,7 +102,7 @@ class Reflector:
         return self._following.is_set()
 
     def get(self, key: str) -> KeyValue | None:
-        """One of the items; None: the key does not exist."""
+        """Return one of the items; None: the key does not exist."""
         return self.items.get(key.encode())
 
     def start(self, items: Iterable[KeyValue] = (), revision: int = 0) -> None:
@@ -184,6 +184,8 @@ class Reflector:
                 await self.refresh()
             except Exception as error:
                 self._on_refused(error)
+                if isinstance(error, StatusError) and error.code == CANCELED and error.definite:
+                    return  # the client is closed: there is nobody left to ask
                 pause_s = self._backoff.next_s()
             else:
                 break

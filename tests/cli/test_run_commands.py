@@ -14,11 +14,11 @@ from raftkv.cli.runs.facts import Denied, Queue, waiting
 from raftkv.cli.runs.view import Line, Narrator, clock, members_text, ranks_text
 from raftkv.training.history.timeline import fold, read_change
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
-from raftkv.training.records import CLOSED, GATHERING, RUNNING, Member, Node, Round, State
+from raftkv.training.records import CLOSED, GATHERING, RUNNING, GenerationRecord, Member, Node, State
 from raftkv.training.scheduling.record import Claim, Ledger, Need
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import Ran, run_ctl
-from tests.training.scripted_run import EPOCH_2_RUNS, KEYS, SCRIPT, B, C, Script, encoded, members, state
+from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, B, C, Script, encoded, members, state
 
 TIMEOUT_S = 30.0
 
@@ -49,7 +49,7 @@ def plain_of(ran: Ran) -> dict:
 
 
 def test_runs_are_listed(raftkv_cluster, raftkv_client) -> None:
-    assert text_of(ctl(raftkv_cluster, "list")) == "run  phase  epoch  nodes  limits  since  reason\n"
+    assert text_of(ctl(raftkv_cluster, "list")) == "run  phase  generation  nodes  limits  since  reason\n"
     write(raftkv_client, SCRIPT)
     write(raftkv_client, [("node/x-1", B)], RunKeys("new"))
     lines = text_of(ctl(raftkv_cluster, "list")).splitlines()
@@ -62,9 +62,9 @@ def test_runs_are_listed(raftkv_cluster, raftkv_client) -> None:
 
 
 def test_a_running_run_is_shown(raftkv_cluster, raftkv_client) -> None:
-    write(raftkv_client, [*SCRIPT[:EPOCH_2_RUNS], ("boot/2", "10.0.0.0:29511")])
+    write(raftkv_client, [*SCRIPT[:GENERATION_2_RUNS], ("boot/2", "10.0.0.0:29511")])
     text = text_of(ctl(raftkv_cluster, "show", "jobs/a"))
-    assert text.startswith("run jobs/a: running, epoch 2: 2 nodes, 2 ranks; 2 nodes there, limits 2:4\n")
+    assert text.startswith("run jobs/a: running, generation 2: 2 nodes, 2 ranks; 2 nodes there, limits 2:4\n")
     assert "recovered in 0.50 s from: rank 1 on b was killed by SIGKILL\n" in text
     assert "the workers meet at 10.0.0.0:29511\narbiter a-1\n" in text
     rows = [line.split() for line in text.splitlines()]
@@ -78,7 +78,7 @@ def test_a_running_run_is_shown(raftkv_cluster, raftkv_client) -> None:
 
 
 def test_denied_hosts_and_those_who_wait_are_shown(raftkv_cluster, raftkv_client) -> None:
-    write(raftkv_client, SCRIPT[:EPOCH_2_RUNS])
+    write(raftkv_client, SCRIPT[:GENERATION_2_RUNS])
     with raftkv_client.lease(100) as lease:
         raftkv_client.put(f"{KEYS.base}deny/b", b"it burns", lease=lease)
         raftkv_client.put(f"{KEYS.base}node/b-1", B.encode())
@@ -97,7 +97,7 @@ def test_a_dead_run_says_so(raftkv_cluster, raftkv_client) -> None:
 
 
 NODE = Node("d-1", "d", min_nodes=2, max_nodes=2, want=1, time=1.0)
-FULL = Round(3, (Member("a-1", "a"), Member("b-1", "b")))
+FULL = GenerationRecord(3, (Member("a-1", "a"), Member("b-1", "b")))
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ FULL = Round(3, (Member("a-1", "a"), Member("b-1", "b")))
     [
         ({"phase": CLOSED}, "the run is closed"),
         ({"phase": RUNNING, "round": FULL}, "standby: all 2 places are taken"),
-        ({"phase": RUNNING, "round": Round(3, FULL.members[:1])}, "about to join"),
+        ({"phase": RUNNING, "round": GenerationRecord(3, FULL.members[:1])}, "about to join"),
         ({"phase": GATHERING}, "waiting for the minimum: 1 of 2 nodes are there"),
-        ({"phase": "broken", "round": Round(3, (NODE.member,))}, "stopping its workers of epoch 3"),
+        ({"phase": "broken", "round": GenerationRecord(3, (NODE.member,))}, "stopping its workers of generation 3"),
         ({"phase": GATHERING, "min": 1, "max": 8}, "was started with 2:2 nodes, the run has 1:8"),
         ({"phase": GATHERING, "denied": "d"}, "denied for 30 s more: it burns"),
         ({"phase": GATHERING, "others": 1}, "waiting for more nodes to come"),
@@ -166,7 +166,7 @@ def test_the_timeline_names_causes_and_seconds(raftkv_cluster, raftkv_client) ->
     text = text_of(ctl(raftkv_cluster, "timeline", "jobs/a"))
     began = clock(101.0), clock(109.75)
     lines = text.splitlines()
-    assert lines[0] == "run jobs/a: 2 epochs, 3 nodes, 2 faults"
+    assert lines[0] == "run jobs/a: 2 generations, 3 nodes, 2 faults"
     rows = [line.split("  ") for line in lines]
     first, second = ([cell.strip() for cell in row if cell.strip()] for row in rows[3:5])
     killed = "rank 1 on b was killed by SIGKILL"
@@ -185,7 +185,7 @@ def test_a_compacted_history_says_so(raftkv_cluster, raftkv_client) -> None:
     raftkv_client.compact(revision)
     text = text_of(ctl(raftkv_cluster, "timeline", "jobs/a"))
     assert f"\nthe history before revision {revision + 1} was compacted\n" in text
-    assert text.startswith("run jobs/a: 1 epoch, 1 node, 0 faults\n")
+    assert text.startswith("run jobs/a: 1 generation, 1 node, 0 faults\n")
 
 
 def test_on_a_terminal_there_are_frames_and_colour(raftkv_cluster, raftkv_client) -> None:
@@ -221,19 +221,19 @@ def test_a_run_is_watched_live(raftkv_cluster, raftkv_client) -> None:
         assert ctl(raftkv_cluster, "delete", "jobs/a", "--yes", "--force").code == 0
         program.wait_printed(b"the run was deleted")
         write(raftkv_client, SCRIPT[:6])
-        program.wait_printed(b"epoch 1 runs: a (rank 0), b (rank 1)", 2)
+        program.wait_printed(b"generation 1 runs: a (rank 0), b (rank 1)", 2)
         done = program.stop()
     assert (done.code, done.errors) == (0, "")
     printed = [line.split("  ", 1)[1] for line in done.output.decode().splitlines()]
     for line in (
         "node a-1 is there (10.0.0.0, 1 slot)",
-        "fault in epoch 1: rank 1 on b was killed by SIGKILL",
-        "epoch 1 is over: rank 1 on b was killed by SIGKILL",
+        "fault in generation 1: rank 1 on b was killed by SIGKILL",
+        "generation 1 is over: rank 1 on b was killed by SIGKILL",
         "node b-1 is gone",
         "node c-1 came (10.0.0.2, 1 slot)",
-        "epoch 2 runs: a (rank 0), c (rank 1); recovered in 0.50 s",
+        "generation 2 runs: a (rank 0), c (rank 1); recovered in 0.50 s",
         "arbiter is c-1",
-        "epoch 2 is over: lost 1 of 2: a",
+        "generation 2 is over: lost 1 of 2: a",
     ):
         assert printed.count(line) == 1, (line, printed)
 
@@ -249,7 +249,7 @@ def test_what_is_written_again_is_said_once() -> None:
         folded.apply(change)
         printed += narrator.lines(change, folded)
     assert [line.text for line in printed] == [
-        "epoch 1 is over: b fell",
+        "generation 1 is over: b fell",
         "gathering: 0 of at least 2 nodes ready",
         "gathering: 1 of at least 2 nodes ready",
     ]
@@ -276,7 +276,7 @@ def test_a_run_is_deleted_alone(raftkv_cluster, raftkv_client) -> None:
 
 
 def test_a_dead_run_needs_no_force(raftkv_cluster, raftkv_client) -> None:
-    write(raftkv_client, [("state", state(1, RUNNING, 1.0)), ("round", Round(1, members(B, C), 1.0))])
+    write(raftkv_client, [("state", state(1, RUNNING, 1.0)), ("round", GenerationRecord(1, members(B, C), 1.0))])
     assert text_of(ctl(raftkv_cluster, "delete", "jobs/a", "-y")) == "run 'jobs/a' is deleted: 2 keys\n"
     assert ctl(raftkv_cluster, "delete", "jobs/a", "-y").code == 1
 

@@ -49,7 +49,7 @@ def timeline(cluster: raftkv.LocalCluster) -> dict:
     return json.loads(ran.output)
 
 
-def test_a_killed_worker_is_followed_by_one_epoch_and_success_closes_the_run(
+def test_a_killed_worker_is_followed_by_one_generation_and_success_closes_the_run(
     raftkv_cluster, raftkv_client, tmp_path
 ) -> None:
     words = ("--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "1")
@@ -59,10 +59,10 @@ def test_a_killed_worker_is_followed_by_one_epoch_and_success_closes_the_run(
     ):
         assert [first.wait().code, second.wait().code] == [0, 0], first.errors + second.errors
         errors = first.errors + second.errors
-    assert sorted(os.listdir(tmp_path)) == [f"{epoch}-{rank}.json" for epoch in (1, 2) for rank in range(4)]
+    assert sorted(os.listdir(tmp_path)) == [f"{generation}-{rank}.json" for generation in (1, 2) for rank in range(4)]
     found = {name.partition(".")[0]: written(tmp_path, name) for name in os.listdir(tmp_path)}
-    for epoch in (1, 2):
-        ranks = [found[f"{epoch}-{rank}"] for rank in range(4)]
+    for generation in (1, 2):
+        ranks = [found[f"{generation}-{rank}"] for rank in range(4)]
         assert [one["LOCAL_RANK"] for one in ranks] == ["0", "1", "0", "1"]
         assert {one["WORLD_SIZE"] for one in ranks} == {"4"}
         assert len({(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in ranks}) == 1
@@ -77,7 +77,7 @@ def test_a_killed_worker_is_followed_by_one_epoch_and_success_closes_the_run(
     assert errors.count("rank 3 on ") >= 1
     assert "was killed by SIGKILL" in errors
     history = timeline(raftkv_cluster)
-    assert [(epoch["epoch"], epoch["cause"]) for epoch in history["epochs"]] == [(1, "signal"), (2, "")]
+    assert [(generation["epoch"], generation["cause"]) for generation in history["epochs"]] == [(1, "signal"), (2, "")]
     assert history["epochs"][0]["root_fault"]["rank"] == 3
     assert history["epochs"][0]["recovery"]["seconds"] >= 0
     assert (history["state"]["phase"], history["state"]["reason"]) == ("closed", "succeeded")
@@ -132,7 +132,7 @@ def test_nodes_come_and_go_and_leave_no_process_behind(raftkv_cluster, tmp_path)
         assert done.code == 128 + signal.SIGTERM
         assert written(tmp_path, "3-0.term")["pid"] == last["pid"]
         assert not is_running(last["child"])
-    causes = [epoch["cause"] for epoch in timeline(raftkv_cluster)["epochs"]]
+    causes = [generation["cause"] for generation in timeline(raftkv_cluster)["epochs"]]
     assert causes[0] == "scale up"
     assert causes[1] in ("heartbeat lost", "disconnected")
 

@@ -286,7 +286,7 @@ LOADER = """
 
     kv.put_many({f'sample/{index}': str(index) for index in range(64)})
     with kv.lock('training') as lock:
-        for epoch in range(2):
+        for generation in range(2):
             loader = DataLoader(Stored(), batch_size=8, num_workers=3, multiprocessing_context='fork')
             print(sum(int(batch.sum()) for batch in loader))
         kv.put('done', 'yes', fence=lock)

@@ -55,7 +55,7 @@ def test_what_is_held_shows_its_state(raftkv_client: raftkv.Client, raftkv_clust
 
 def test_a_world_shows_its_place_in_a_line() -> None:
     members = tuple(Member(f"n{number}", f"h{number}", "", 2) for number in range(1000))
-    assert repr(World("job", 3, members, 1, 7)) == "<World of run 'job': epoch 3, node 1 of 1000, rank 2 of 2000>"
+    assert repr(World("job", 3, members, 1, 7)) == "<World of run 'job': generation 3, node 1 of 1000, rank 2 of 2000>"
 
 
 def test_a_cluster_that_does_not_answer_is_a_connection_error() -> None:

@@ -26,7 +26,7 @@ import raftkv.torch
 from raftkv.errors import ConfigError
 from raftkv.torch import recovery
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
-from raftkv.training import EpochOver, RunClosed
+from raftkv.training import GenerationOver, RunClosed
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = Path(__file__).with_name("recovery_rank.py")
@@ -58,8 +58,8 @@ class Job:
             self.ranks.append(rank)
             threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
 
-    def wait_epoch(self, size: int, ranks: list[Rank] | None = None) -> int:
-        """Wait until these ranks are all those of one epoch; its number."""
+    def wait_generation(self, size: int, ranks: list[Rank] | None = None) -> int:
+        """Wait until these ranks are all those of one generation; its number."""
         members = self.ranks if ranks is None else ranks
         while {(rank.at["epoch"], rank.at.get("size")) for rank in members} != {(self._newest(), size)}:
             self.next_word()
@@ -104,23 +104,23 @@ def job(tmp_path: Path) -> Iterator[Job]:
 @pytest.mark.long
 def test_survivors_go_on_in_their_processes(job, tmp_path):
     job.start(3)
-    assert job.wait_epoch(3) == 1
+    assert job.wait_generation(3) == 1
 
-    # A rank is killed: the others are an epoch of two, in order, without a step lost.
+    # A rank is killed: the others are a generation of two, in order, without a step lost.
     victim = job.by_rank(0)
     survivors = [job.by_rank(1), job.by_rank(2)]
     pids = [rank.at["pid"] for rank in survivors]
     job.ranks.remove(victim)
     victim.process.kill()
     victim.process.communicate()
-    assert job.wait_epoch(2) == 2, "one round a fault"
+    assert job.wait_generation(2) == 2, "one round a fault"
     assert [rank.at["rank"] for rank in survivors] == [0, 1]
     assert [rank.at["pid"] for rank in survivors] == pids
     assert survivors[0].at["step"] == survivors[1].at["step"]
 
     # A new process comes: it is last, and begins with the step and the weight of the others.
     job.start(1)
-    assert job.wait_epoch(3) == 3
+    assert job.wait_generation(3) == 3
     newcomer = job.by_rank(2)
     assert newcomer not in survivors
     assert newcomer.at["step"] == survivors[0].at["step"] >= survivors[0].at["epoch"] - 3
@@ -128,9 +128,9 @@ def test_survivors_go_on_in_their_processes(job, tmp_path):
     # Rank 0 freezes, with its connections open and the others blocked in a collective with it; later it thaws.
     frozen, others = job.by_rank(0), [job.by_rank(1), job.by_rank(2)]
     frozen.process.send_signal(signal.SIGSTOP)
-    assert job.wait_epoch(2, others) == 4
+    assert job.wait_generation(2, others) == 4
     frozen.process.send_signal(signal.SIGCONT)
-    assert job.wait_epoch(3) == 5
+    assert job.wait_generation(3) == 5
     assert frozen.at["rank"] == 2, "it comes back as a newcomer"
 
     (tmp_path / "stop").touch()
@@ -225,11 +225,11 @@ def test_a_call_to_a_store_is_interrupted():
     dist.TCPStore("127.0.0.1", server.port, None, False, timedelta(seconds=PATIENCE_S)).set("still", "serves")
 
 
-# ---- what counts as the end of an epoch
+# ---- what counts as the end of a generation
 
 
 class FakeRun:
-    """A run of one rank; ``rejoin`` begins the next epoch."""
+    """A run of one rank; ``rejoin`` begins the next generation."""
 
     run_id = "fake"
     rank = 0
@@ -238,7 +238,7 @@ class FakeRun:
     is_worker = False
 
     def __init__(self) -> None:
-        self.epoch = 1
+        self.generation = 1
         self.members = (SimpleNamespace(id="n", host="127.0.0.1", address="127.0.0.1"),)
         self.world = SimpleNamespace(member=self.members[0])
 
@@ -252,32 +252,32 @@ class FakeRun:
         """Alone: nobody to wait for."""
 
     def rejoin(self) -> None:
-        self.epoch += 1
+        self.generation += 1
 
 
-def test_errors_that_a_new_epoch_cures_and_others():
+def test_errors_that_a_new_generation_cures_and_others():
     run: Any = FakeRun()
     hook = sys.excepthook
     with raftkv.torch.ElasticGroup(run) as group:
         assert dist.get_world_size() == 1
-        assert group.is_recoverable(EpochOver("fake", 1))
+        assert group.is_recoverable(GenerationOver("fake", 1))
         assert group.is_recoverable(dist.DistNetworkError("reset"))
         assert group.is_recoverable(RuntimeError("[/gloo/transport/tcp/pair.cc:537] Read error"))
         assert not group.is_recoverable(RuntimeError("shapes do not match"))
         assert not group.is_recoverable(RunClosed("fake", ""))
         assert not group.is_recoverable(ZeroDivisionError())
-        with pytest.raises(EpochOver, match="Read error"), group.guard():
+        with pytest.raises(GenerationOver, match="Read error"), group.guard():
             raise RuntimeError("[/gloo/transport/tcp/pair.cc:537] Read error\nat C++")
         with pytest.raises(RuntimeError, match="shapes"), group.guard():
             raise RuntimeError("shapes do not match")
         run.changed = True
-        assert group.is_recoverable(RuntimeError("whatever, as the epoch is over"))
+        assert group.is_recoverable(RuntimeError("whatever, as the generation is over"))
         assert not group.is_recoverable(ZeroDivisionError())
         with pytest.raises(ConfigError, match="there is a process group already"):
             raftkv.torch.ElasticGroup(run)
     assert not dist.is_initialized()
     run.is_worker = True
-    with pytest.raises(ConfigError, match="this process is a worker, which its agent starts anew in every epoch"):
+    with pytest.raises(ConfigError, match="this process is a worker, which its agent starts anew in every generation"):
         raftkv.torch.ElasticGroup(run)
     assert sys.excepthook is hook, "torch wraps it anew with every group"
 
@@ -286,16 +286,18 @@ def test_steps_are_repeated_until_they_are_done():
     run: Any = FakeRun()
     synced = []
     done: list[tuple[int, int]] = []
-    with raftkv.torch.ElasticGroup(run, sync=lambda group: synced.append((group.epoch, group.step)), step=3) as group:
+    with raftkv.torch.ElasticGroup(
+        run, sync=lambda group: synced.append((group.generation, group.step)), step=3
+    ) as group:
         for step in group.steps(6):
             with step as number:
-                if number == 4 and run.epoch < 3:
+                if number == 4 and run.generation < 3:
                     raise dist.DistNetworkError("lost")
-                done.append((run.epoch, number))
+                done.append((run.generation, number))
     assert done == [(1, 3), (3, 4), (3, 5)]
     assert synced == [(1, 3), (2, 4), (3, 4)]
     assert group.last_recovery is not None
-    assert group.last_recovery.epoch == 3
+    assert group.last_recovery.generation == 3
 
 
 def fail_each_step(group: raftkv.torch.ElasticGroup, error: Exception) -> None:
@@ -304,15 +306,15 @@ def fail_each_step(group: raftkv.torch.ElasticGroup, error: Exception) -> None:
             raise error
 
 
-def test_a_failure_that_no_epoch_cures_is_raised_in_the_end():
+def test_a_failure_that_no_generation_cures_is_raised_in_the_end():
     run: Any = FakeRun()
     with raftkv.torch.ElasticGroup(run) as group, pytest.raises(dist.DistNetworkError, match="for good"):
         fail_each_step(group, dist.DistNetworkError("for good"))
-    assert run.epoch == 1 + recovery.RECOVERIES_MAX
+    assert run.generation == 1 + recovery.RECOVERIES_MAX
 
 
 def test_an_error_of_the_users_is_the_users():
     run: Any = FakeRun()
     with raftkv.torch.ElasticGroup(run) as group, pytest.raises(ZeroDivisionError):
         fail_each_step(group, ZeroDivisionError())
-    assert run.epoch == 1
+    assert run.generation == 1

@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.api import (
 import raftkv
 from raftkv.errors import ConfigError
 from raftkv.torch import rendezvous
-from raftkv.torch.agent_store import AgentStore, EpochEnded, connect_store, host_store
+from raftkv.torch.agent_store import AgentStore, GenerationEnded, connect_store, host_store
 from raftkv.torch.entry import get_handler
 from raftkv.torch.rendezvous import RaftKVRendezvousHandler, create_handler
 from raftkv.training.keys import RunKeys
@@ -114,7 +114,7 @@ def test_nodes_meet_share_a_store_and_come_back_when_one_is_lost(make: Make, poo
     assert sorted(info.rank for info in again) == [0, 1, 2]
     assert again[2].rank == 2  # survivors keep their order, who comes goes behind
     with pytest.raises(DistStoreError):
-        again[2].store.wait(["greeting"], timedelta(milliseconds=10))  # a new epoch has a new store
+        again[2].store.wait(["greeting"], timedelta(milliseconds=10))  # a new generation has a new store
 
     first._leave()  # as at the end of a process that a signal ends: the run goes on
     wait_for(lambda: second.num_nodes_waiting() > 0 and third.num_nodes_waiting() > 0, "the loss to be seen")
@@ -164,7 +164,7 @@ def test_whoever_has_finished_while_others_must_go_on_does_not_close_the_run(
     stores = [future.result(WAIT_S).store for future in waiting]
     handlers[0]._leave()
     wait_for(lambda: handlers[1].num_nodes_waiting() > 0, "the loss to be seen")
-    stores[1].wait(["last barrier"])  # what torch waits in ends with the epoch, not after 300 s
+    stores[1].wait(["last barrier"])  # what torch waits in ends with the generation, not after 300 s
     handlers[1].shutdown()
     assert handlers[2].next_rendezvous().world_size == 1
     assert not handlers[2].is_closed()
@@ -237,10 +237,10 @@ def test_what_torch_and_other_backends_put_there_is_no_mistake(make: Make) -> No
     assert handler._given.run.address == "127.0.0.1"
 
 
-# ---- the store of an epoch
+# ---- the store of a generation
 
 
-def test_no_wait_in_the_store_outlasts_the_epoch() -> None:
+def test_no_wait_in_the_store_outlasts_the_generation() -> None:
     over = threading.Event()
     server = host_store()
     store = AgentStore(server, over.is_set, 3)
@@ -269,12 +269,12 @@ def test_a_store_whose_node_is_gone_is_no_error_once_the_run_says_so() -> None:
         assert found.result(WAIT_S) == b""
 
 
-def test_a_host_that_has_frozen_is_waited_for_only_while_the_epoch_lasts() -> None:
+def test_a_host_that_has_frozen_is_waited_for_only_while_the_generation_lasts() -> None:
     import socket
 
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as deaf, ThreadPoolExecutor(1) as pool:  # accepts, never answers
         connecting = pool.submit(connect_store, "127.0.0.1", deaf.getsockname()[1], over.is_set)
         over.set()
-        with pytest.raises(EpochEnded):
+        with pytest.raises(GenerationEnded):
             connecting.result(WAIT_S)

@@ -49,9 +49,9 @@ def state(kv: raftkv.Client) -> State:
 
 
 def restarts(job: Job, name: str) -> dict[int, int]:
-    """Epoch to the restarts that an agent had used up when it began."""
+    """Generation to the restarts that an agent had used up when it began."""
     text = job.agents[name].log.read_text(encoding="utf-8")
-    return {int(epoch): int(used) for epoch, used in re.findall(r"epoch (\d+), restarts (\d+)", text)}
+    return {int(generation): int(used) for generation, used in re.findall(r"generation (\d+), restarts (\d+)", text)}
 
 
 def watched(agent: int) -> set[int]:
@@ -64,8 +64,8 @@ def watched(agent: int) -> set[int]:
 
 
 def world(job: Job, size: int, after: float = 0.0) -> int:
-    """Wait for the next world; returns its epoch."""
-    return job.wait_world(size, after, cap_s=PATIENCE_S).epoch
+    """Wait for the next world; returns its generation."""
+    return job.wait_world(size, after, cap_s=PATIENCE_S).generation
 
 
 @pytest.mark.long
@@ -74,14 +74,14 @@ def test_a_job_goes_on_whoever_is_lost(cluster: Cluster, kv: raftkv.Client, tmp_
         for name in "abc":
             job.start(name)
         first = job.wait_world(3, 0.0, cap_s=PATIENCE_S)
-        assert first.epoch == 1
+        assert first.generation == 1
 
-        node = job.of_rank(first, 2)  # a worker: one new epoch, and everybody learns why
+        node = job.of_rank(first, 2)  # a worker: one new generation, and everybody learns why
         wait_for(lambda: watched(node.process.pid) >= set(node.workers), "the agent to watch its worker", PATIENCE_S)
         struck_at = time.monotonic()
         node.kill_worker()
         second = job.wait_world(3, struck_at, cap_s=PATIENCE_S)
-        assert second.epoch == 2
+        assert second.generation == 2
         fault = Fault.decode(kv.range(KEYS.faults(1), prefix=True).items[0].value)
         assert (fault.rank, fault.cause, fault.signal) == (2, SIGNAL, "SIGKILL")
 
@@ -102,7 +102,7 @@ def test_a_job_goes_on_whoever_is_lost(cluster: Cluster, kv: raftkv.Client, tmp_
         job.agents["d"].process.send_signal(signal.SIGTERM)
         assert job.agents["d"].process.wait(PATIENCE_S) != 0
         assert world(job, 2, struck_at) == 5
-        assert (state(kv).phase, state(kv).epoch) == (RUNNING, 5)
+        assert (state(kv).phase, state(kv).generation) == (RUNNING, 5)
 
         statuses = job.finish(PATIENCE_S)
         assert {name: got for name, got in statuses.items() if name not in (lost.name, "d")}.keys() == (
@@ -124,7 +124,7 @@ def test_it_works_on_etcd(tmp_path: Path) -> None:
         first = job.wait_world(2, 0.0, cap_s=PATIENCE_S)
         struck_at = time.monotonic()
         job.of_rank(first, 1).kill_worker()
-        assert world(job, 2, struck_at) == first.epoch + 1
+        assert world(job, 2, struck_at) == first.generation + 1
         assert job.finish(PATIENCE_S) == {"a": 0, "b": 0}, job.logs()
 
 
@@ -158,8 +158,8 @@ def test_a_worker_that_ends_at_once_is_a_fault(
     words = ("--rdzv-id=quick", f"--max-restarts={restarts}", "quick.py")
     assert run_agent(raftkv_cluster.endpoints[0], tmp_path, *words).returncode != 0
     ran = run_ctl(["--endpoints", raftkv_cluster.endpoints[0], "run", "timeline", "quick", "--json"])
-    epochs = json.loads(ran.output)["epochs"]
-    faults = [fault for epoch in epochs for fault in epoch["faults"]]
+    generations = json.loads(ran.output)["epochs"]
+    faults = [fault for generation in generations for fault in generation["faults"]]
     assert [(fault["rank"], fault["exit_code"]) for fault in faults] == [(0, 3)] * (restarts + 1)
     with raftkv_cluster.connect() as kv:
         closed = State.decode(kv.get(RunKeys("quick").state).value)

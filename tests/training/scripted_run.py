@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, GATHERING, RUNNING, Fault, Member, Node, Record, Round, State
+from raftkv.training.records import BROKEN, GATHERING, RUNNING, Fault, GenerationRecord, Member, Node, Record, State
 
 KEYS = RunKeys("jobs/a")
 LIMITS = {"min_nodes": 2, "max_nodes": 4}
@@ -18,8 +18,8 @@ def members(*nodes: Node) -> tuple[Member, ...]:
     return tuple(node.member for node in nodes)
 
 
-def state(epoch: int, phase: str, time: float, reason: str = "", cause: str = "", node: str = "") -> State:
-    return State(epoch, phase, reason, cause, node, **LIMITS, time=time)
+def state(generation: int, phase: str, time: float, reason: str = "", cause: str = "", node: str = "") -> State:
+    return State(generation, phase, reason, cause, node, **LIMITS, time=time)
 
 
 SCRIPT: Script = [
@@ -27,7 +27,7 @@ SCRIPT: Script = [
     ("arbiter", "a-1"),
     ("state", state(0, GATHERING, 100.0)),
     ("node/b-1", B),
-    ("round", Round(1, members(A, B), 101.0)),
+    ("round", GenerationRecord(1, members(A, B), 101.0)),
     ("state", state(1, RUNNING, 101.0)),
     ("boot/1", "10.0.0.0:29500"),
     ("fault/1/000000", COLLATERAL),
@@ -35,7 +35,7 @@ SCRIPT: Script = [
     ("state", state(1, BROKEN, 109.25, str(KILLED), "signal", B.id)),
     ("node/b-1", None),
     ("node/c-1", C),
-    ("round", Round(2, members(A, C), 109.75)),
+    ("round", GenerationRecord(2, members(A, C), 109.75)),
     ("state", state(2, RUNNING, 109.75)),
     ("node/a-1", None),
     ("arbiter", "c-1"),
@@ -45,8 +45,8 @@ SCRIPT: Script = [
 ]
 """b's worker is killed, c takes b's place, and then the arbiter dies."""
 
-EPOCH_2_RUNS = 14
-"""So many steps of the script lead to the second epoch."""
+GENERATION_2_RUNS = 14
+"""So many steps of the script lead to the second generation."""
 
 
 def encoded(content: Record | str | None) -> bytes | None:

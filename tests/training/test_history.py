@@ -10,7 +10,7 @@ import pytest
 import raftkv.aio
 from raftkv.training.history.reader import UnknownRun, count_nodes, follow, list_runs, read_history
 from raftkv.training.history.timeline import Change, Duration, Stamp, fold, read_change
-from raftkv.training.records import CLOSED, Round, State
+from raftkv.training.records import CLOSED, GenerationRecord, State
 from tests.procs import ETCD_FAST, Cluster
 from tests.training.scripted_run import COLLATERAL, KEYS, KILLED, SCRIPT, A, C, Script, encoded, members
 
@@ -25,24 +25,24 @@ def changes() -> list[Change]:
     return [change for change in found if change is not None]
 
 
-def test_epochs_have_members_ends_and_causes() -> None:
-    first, second = fold(KEYS, changes()).history(since_revision=2, complete=True).epochs
-    assert (first.epoch, [member.host for member in first.members]) == (1, ["a", "b"])
+def test_generations_have_members_ends_and_causes() -> None:
+    first, second = fold(KEYS, changes()).history(since_revision=2, complete=True).generations
+    assert (first.generation, [member.host for member in first.members]) == (1, ["a", "b"])
     assert (first.cause, first.node, first.reason) == ("signal", "b-1", "rank 1 on b was killed by SIGKILL")
     assert (first.lasted, first.recovery) == (Duration(8.25), Duration(0.5))
-    assert (second.epoch, second.rank_of("c-1"), second.rank_of("b-1")) == (2, 1, None)
+    assert (second.generation, second.rank_of("c-1"), second.rank_of("b-1")) == (2, 1, None)
     assert (second.recovery, second.cause) == (None, "heartbeat lost")
 
 
 def test_the_fault_that_the_arbiter_names_is_the_root() -> None:
-    first, second = fold(KEYS, changes()).history(since_revision=2, complete=True).epochs
+    first, second = fold(KEYS, changes()).history(since_revision=2, complete=True).generations
     assert first.faults == (COLLATERAL, KILLED)
     assert first.root_fault == KILLED
     assert second.root_fault is None
 
 
 def test_a_duration_by_two_clocks_says_so() -> None:
-    second = fold(KEYS, changes()).history(since_revision=2, complete=True).epochs[1]
+    second = fold(KEYS, changes()).history(since_revision=2, complete=True).generations[1]
     assert second.lasted == Duration(10.25, approximate=True)
     assert str(second.lasted) == "~10.25 s"
     assert Duration.between(Stamp(9.0, "a", 1), Stamp(8.0, "a", 2)) == Duration(0.0, approximate=True)
@@ -50,12 +50,12 @@ def test_a_duration_by_two_clocks_says_so() -> None:
 
 def test_a_closed_run_that_begins_anew_has_not_recovered() -> None:
     closed = State(2, CLOSED, "succeeded", node=C.id, time=130.0)
-    anew = [Change(50, "state", "", closed), Change(60, "round", "", Round(3, members(A, C), 999.0))]
+    anew = [Change(50, "state", "", closed), Change(60, "round", "", GenerationRecord(3, members(A, C), 999.0))]
     begun = [change for change in changes() if change.kind != "state" or change.revision < 18]
     history = fold(KEYS, [*begun, *anew]).history(since_revision=2, complete=True)
-    second, third = history.epochs[1:]
+    second, third = history.generations[1:]
     assert (second.closed, second.reason, second.ended) == (True, "succeeded", Stamp(130.0, C.id, 50))
-    assert (second.recovery, third.epoch, third.ended) == (None, 3, None)
+    assert (second.recovery, third.generation, third.ended) == (None, 3, None)
 
 
 def test_nodes_come_and_go() -> None:
@@ -129,9 +129,9 @@ def test_history_is_read_whole_listed_and_compacted(endpoints) -> None:
         await kv.put("elsewhere", b"2")
         history = await read_history(kv, "jobs/a")
         assert (history.complete, history.since_revision) == (True, revisions[2])
-        assert [epoch.epoch for epoch in history.epochs] == [1, 2]
-        assert history.epochs[0].recovery == Duration(0.5)
-        assert history.epochs[0].root_fault == KILLED
+        assert [generation.generation for generation in history.generations] == [1, 2]
+        assert history.generations[0].recovery == Duration(0.5)
+        assert history.generations[0].root_fault == KILLED
         assert [node.id for node in history.nodes] == ["a-1", "b-1", "c-1"]
         assert history.nodes[0].joined.revision == revisions[0]
         assert history.state == SCRIPT[16][1]
@@ -140,16 +140,19 @@ def test_history_is_read_whole_listed_and_compacted(endpoints) -> None:
         runs = await list_runs(kv)
         assert [(run.run_id, run.nodes, run.state) for run in runs] == [("jobs/a", 1, history.state)]
 
-        await kv.compact(revisions[9])  # the first epoch has just broken
+        await kv.compact(revisions[9])  # the first generation has just broken
         later = await read_history(kv, "jobs/a")
         assert (later.complete, later.since_revision) == (False, revisions[9] + 1)
-        assert [(epoch.epoch, epoch.cause) for epoch in later.epochs] == [(1, "signal"), (2, "heartbeat lost")]
-        assert later.epochs[0].recovery == Duration(0.5)
-        assert later.epochs[0].faults == (COLLATERAL, KILLED)
+        assert [(generation.generation, generation.cause) for generation in later.generations] == [
+            (1, "signal"),
+            (2, "heartbeat lost"),
+        ]
+        assert later.generations[0].recovery == Duration(0.5)
+        assert later.generations[0].faults == (COLLATERAL, KILLED)
 
         await kv.compact(revisions[-1])
         last = await read_history(kv, "jobs/a")
-        assert [epoch.epoch for epoch in last.epochs] == [2]
+        assert [generation.generation for generation in last.generations] == [2]
         assert (last.state, last.complete) == (history.state, False)
         with pytest.raises(UnknownRun, match="there is no run 'jobs/b'"):
             await read_history(kv, "jobs/b")

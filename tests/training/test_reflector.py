@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.client.errors import WatchCanceled
+from raftkv.client.errors import UnknownStatus, WatchCanceled
 from raftkv.client.kv.operations import Delete, GetRange, Put
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
-from raftkv.errors import PermissionDeniedError
+from raftkv.errors import CANCELED, PermissionDeniedError
 from raftkv.training import reflector as reflector_module
 from raftkv.training.reflector import Reflector, below
 from tests.training.scheduling.ledger_world import FakeControl, LedgerWorld
@@ -185,6 +185,26 @@ def test_a_refusal_is_reported_and_the_owner_may_take_it_for_the_end() -> None:
         await settle()
         tasks = [task for task in asyncio.all_tasks() if "Reflector" in repr(task)]
         assert not tasks, "it would list again"
+
+    play(story())
+
+
+def test_a_client_that_is_closed_ends_it() -> None:
+    async def story() -> None:
+        control = LedgerWorld().control()
+        asked = 0
+
+        async def closed(*_: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            raise UnknownStatus(CANCELED, "the client is closed", definite=True)
+
+        control.txn = closed
+        observer = Observer(control)
+        observer.reflector.start()
+        await settle()
+        assert asked == len(observer.refused) == 1
+        assert not [task for task in asyncio.all_tasks() if "Reflector" in repr(task)]
 
     play(story())
 

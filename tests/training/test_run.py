@@ -1,4 +1,4 @@
-"""The API for user code, on one member of etcd 3.5.1 and of raftkv: what ranks do together, and how an epoch ends."""
+"""The API for user code, on one member of etcd 3.5.1 and of raftkv: what ranks do together, how a generation ends."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any
 
 import pytest
 
+import raftkv.training
 from raftkv.aio import connect
 from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.errors import ConfigError
-from raftkv.training import BarrierTimeout, EpochOver, JoinTimeout, RunClosed
+from raftkv.training import BarrierTimeout, GenerationOver, JoinTimeout, RunClosed
 from raftkv.training.aio import Run, join
 from raftkv.training.api.attachment import announce, client_settings
-from raftkv.training.api.collectives import Gatherings
+from raftkv.training.api.collectives import Collectives
 from raftkv.training.api.counter import Counter
-from raftkv.training.api.generation import Epoch
+from raftkv.training.api.generation import Generation
 from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
 from raftkv.training.rendezvous.address import guess_address, is_loopback
-from raftkv.training.rendezvous.participant import Membership
+from raftkv.training.rendezvous.participant import Participant
 from tests.client.waiting import until
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
@@ -48,7 +49,7 @@ class Job:
         self.kv = connect(endpoints)
 
     async def join(self, count: int = 3, **options: Any) -> list[Run]:
-        """That many processes of an epoch of that size, by rank."""
+        """That many processes of a generation of that size, by rank."""
         settings = {
             "min_nodes": 2,
             "max_nodes": 3,
@@ -94,7 +95,7 @@ def test_places_of_three_ranks_on_one_host(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()
         assert [run.rank for run in runs] == [0, 1, 2]
-        assert {(run.world_size, run.epoch, run.local_size, run.cross_rank, run.cross_size) for run in runs} == {
+        assert {(run.world_size, run.generation, run.local_size, run.cross_rank, run.cross_size) for run in runs} == {
             (3, 1, 3, 0, 1)
         }
         assert [run.local_rank for run in runs] == [0, 1, 2]
@@ -203,7 +204,7 @@ def test_what_cannot_be_shared(play):
         runs = await job.join()
         with pytest.raises(ConfigError, match="rank 0 is the root of broadcast 'config' and gave no value"):
             await runs[0].broadcast("config")
-        with pytest.raises(ConfigError, match="there is no rank 3 to be the root: the epoch has 3"):
+        with pytest.raises(ConfigError, match="there is no rank 3 to be the root: the generation has 3"):
             await runs[0].broadcast("config", b"", root=3)
         with pytest.raises(ConfigError, match="a value of 300000 bytes is too large to be shared: at most 262144"):
             await runs[0].put("large", bytes(300_000))
@@ -213,25 +214,44 @@ def test_what_cannot_be_shared(play):
     play(scenario)
 
 
-def test_a_counter_gives_every_rank_another_ticket(play):
+def test_a_counter_gives_every_rank_another_number(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()
 
         async def draw(run: Run) -> list[int]:
-            return [await run.counter("tickets").add(1) for _ in range(10)]
+            return [await run.counter("numbers").add(1) for _ in range(10)]
 
-        tickets = await in_all(runs, draw)
-        assert sorted(ticket for mine in tickets for ticket in mine) == list(range(1, 31))
-        assert all(mine == sorted(mine) for mine in tickets)
-        await runs[0].counter("tickets").add(-30)
-        assert await runs[1].counter("tickets").value() == 0
-        again = Epoch(runs[0].kv, runs[0].world, 0)  # as a process that attaches a second time
-        assert await Counter(again, "tickets").add(5) == 5
+        numbers = await in_all(runs, draw)
+        assert sorted(number for mine in numbers for number in mine) == list(range(1, 31))
+        assert all(mine == sorted(mine) for mine in numbers)
+        await runs[0].counter("numbers").add(-30)
+        assert await runs[1].counter("numbers").value() == 0
+        again = Generation(runs[0].kv, runs[0].world, 0)  # as a process that attaches a second time
+        assert await Counter(again, "numbers").add(5) == 5
 
     play(scenario)
 
 
-def test_one_leads_at_a_time_and_never_beyond_the_epoch(play):
+def test_names_of_earlier_versions_are_aliases(play):
+    """What users wrote before a generation had that name goes on working."""
+
+    async def scenario(job: Job) -> None:
+        (run,) = await job.join(1, min_nodes=1, max_nodes=1)
+        assert run.epoch == run.world.epoch == run.generation == 1
+        await run.put("x", b"1")
+        assert await run.get("x", epoch=1) == b"1"
+        async with run.term("writer") as term:
+            assert isinstance(term, raftkv.training.aio.RunTerm)
+        await run.rejoin()
+        assert await run.get("x", epoch=1) == b"1"
+        with pytest.raises(raftkv.training.EpochOver) as over:
+            await term.campaign()
+        assert over.value.epoch == over.value.generation == 1
+
+    play(scenario)
+
+
+def test_one_leads_at_a_time_and_never_beyond_the_generation(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()
         tokens = []
@@ -251,10 +271,10 @@ def test_one_leads_at_a_time_and_never_beyond_the_epoch(play):
         term = await runs[0].elect("writer")
         waiting = asyncio.ensure_future(runs[1].elect("writer"))
         await runs[2].leave()
-        with pytest.raises(EpochOver):
+        with pytest.raises(GenerationOver):
             await waiting
         await in_all(runs[:2], lambda run: run.rejoin())
-        with pytest.raises(EpochOver):
+        with pytest.raises(GenerationOver):
             await runs[0].kv.put(f"{job.run_id}/late", b"", fence=term)
         assert not term.leads
         await term.resign()
@@ -263,11 +283,11 @@ def test_one_leads_at_a_time_and_never_beyond_the_epoch(play):
     play(scenario)
 
 
-def test_the_end_of_an_epoch_reaches_all_who_wait(play):
+def test_the_end_of_a_generation_reaches_all_who_wait(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()
         told: list[int] = []
-        runs[0].on_change(lambda run: told.append(run.epoch))
+        runs[0].on_change(lambda run: told.append(run.generation))
         runs[0].on_change(lambda _: told.append(-1))()
         waiting = [
             asyncio.ensure_future(waits)
@@ -282,14 +302,14 @@ def test_the_end_of_an_epoch_reaches_all_who_wait(play):
         assert not await runs[0].wait_change(0.01)
         await runs[2].leave()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [type(error) for error in ended[:3]] == [EpochOver] * 3
+        assert [type(error) for error in ended[:3]] == [GenerationOver] * 3
         assert "left" in str(ended[0])
         assert ended[3:] == [0, True]
         assert runs[0].changed
-        with pytest.raises(EpochOver):
+        with pytest.raises(GenerationOver):
             await runs[0].barrier("b")
         worlds = await in_all(runs[:2], lambda run: run.rejoin())
-        assert [(world.epoch, world.rank, world.world_size) for world in worlds] == [(2, 0, 2), (2, 1, 2)]
+        assert [(world.generation, world.rank, world.world_size) for world in worlds] == [(2, 0, 2), (2, 1, 2)]
         assert told == [1]
         await in_all(runs[:2], lambda run: run.barrier("b"))
 
@@ -300,40 +320,40 @@ def test_a_rank_that_missed_the_end_writes_nothing(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()
         old = runs[0].world
-        zombie = Epoch(runs[0].kv, old, 0)  # nobody tells it
+        zombie = Generation(runs[0].kv, old, 0)  # nobody tells it
         await runs[0].put("mine", b"1")
         await runs[2].leave()
         await in_all(runs[:2], lambda run: run.rejoin())
         before = await job.below(job.keys.base)
-        with pytest.raises(EpochOver):
+        with pytest.raises(GenerationOver):
             await runs[0].kv.put("anywhere", b"", fence=old.fence)
-        with pytest.raises(EpochOver):
-            await Gatherings(Epoch(runs[0].kv, old, 0)).barrier("b", None)
-        with pytest.raises(EpochOver):
-            await Gatherings(Epoch(runs[0].kv, old, 0)).broadcast("v", b"x", 0, None)
-        with pytest.raises(EpochOver):
+        with pytest.raises(GenerationOver):
+            await Collectives(Generation(runs[0].kv, old, 0)).barrier("b", None)
+        with pytest.raises(GenerationOver):
+            await Collectives(Generation(runs[0].kv, old, 0)).broadcast("v", b"x", 0, None)
+        with pytest.raises(GenerationOver):
             await zombie.commit(lambda empty: empty)
         assert zombie.is_over
         assert await job.below(job.keys.base) == before
         assert await runs[1].get("mine") is None
-        assert await runs[1].get("mine", epoch=1) == b"1"
+        assert await runs[1].get("mine", generation=1) == b"1"
 
     play(scenario)
 
 
 def test_who_was_let_in_before_the_end_is_let_in(play):
-    """The end of an epoch and the opening of its barrier come by different watches, in any order."""
+    """The end of a generation and the opening of its barrier come by different watches, in any order."""
 
     async def scenario(job: Job) -> None:
         runs = await job.join()
         first = asyncio.ensure_future(runs[0].barrier("b"))
-        posted = runs[0]._gatherings._posted
+        posted = runs[0]._collectives._posted
         await until(lambda: posted._waiting)
         posted.close()  # its news will be late
         await in_all(runs[1:], lambda run: run.barrier("b"))
-        runs[0]._epoch.end("heard of first")
+        runs[0]._generation.end("heard of first")
         await first
-        with pytest.raises(EpochOver, match="heard of first"):
+        with pytest.raises(GenerationOver, match="heard of first"):
             await runs[0].barrier("b")
 
     play(scenario)
@@ -359,7 +379,7 @@ def test_an_error_in_a_block_is_what_the_others_are_told(play):
         with pytest.raises(ZeroDivisionError):
             async with runs[1]:
                 raise ZeroDivisionError("by zero\nand more")
-        with pytest.raises(EpochOver, match=r"rank 1 on .* exited with 1: ZeroDivisionError: by zero$"):
+        with pytest.raises(GenerationOver, match=r"rank 1 on .* exited with 1: ZeroDivisionError: by zero$"):
             await runs[0].barrier("b")
         await runs[0].close("enough")
         with pytest.raises(RunClosed, match="closed: enough"):
@@ -391,7 +411,7 @@ def test_workers_attach_to_the_run_of_their_agents(play, monkeypatch):
         config = RunConfig(
             run_id=job.run_id, min_nodes=2, max_nodes=2, slots=2, disconnect_grace_s=0.05, lease_ttl_s=10
         )
-        agents = [await Membership.open(job.kv, config) for _ in range(2)]
+        agents = [await Participant.open(job.kv, config) for _ in range(2)]
         worlds = await asyncio.gather(*(agent.next_world() for agent in agents))
         for name in ("RUN_ID", "EPOCH", "ENDPOINTS", "RANK"):
             monkeypatch.setenv(f"RAFTKV_{name}", "7")  # of an outer run; put back in the end
@@ -404,19 +424,19 @@ def test_workers_attach_to_the_run_of_their_agents(play, monkeypatch):
             (n, n, 4) for n in range(4)
         ]
         assert await in_all(workers, lambda run: run.all_gather("g", str(run.rank))) == [[b"0", b"1", b"2", b"3"]] * 4
-        assert worlds[0].epoch == workers[0].epoch
+        assert worlds[0].generation == workers[0].generation
         monkeypatch.setenv("RAFTKV_RANK", "4")  # as `raftkvctl run exec` says it, and it is right
-        with pytest.raises(ConfigError, match=r"epoch 1 of run .* has no rank 4"):
+        with pytest.raises(ConfigError, match=r"generation 1 of run .* has no rank 4"):
             await join()
         waiting = asyncio.ensure_future(workers[0].barrier("b"))
         await workers[3].report("exit", "no luck", exit_code=3)
-        with pytest.raises(EpochOver, match=r"rank 3 on .* exited with 3: no luck"):
+        with pytest.raises(GenerationOver, match=r"rank 3 on .* exited with 3: no luck"):
             await waiting
-        with pytest.raises(EpochOver, match="its node's agent starts one in the next epoch"):
+        with pytest.raises(GenerationOver, match="its node's agent starts one in the next generation"):
             await workers[0].rejoin()
         await asyncio.gather(*(agent.next_world() for agent in agents))
         monkeypatch.setenv("RAFTKV_RANK", "0")
-        with pytest.raises(EpochOver, match="epoch 2 is the present one"):
+        with pytest.raises(GenerationOver, match="generation 2 is the present one"):
             await join()
         for worker in workers:
             await worker.close()

@@ -1,4 +1,4 @@
-"""The blocking face of a run, and a run whose raft leader dies."""
+"""A run for programs without an event loop, and a run whose raft leader dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 import raftkv
 import raftkv.training
-from raftkv.training import EpochOver, Run, RunClosed
+from raftkv.training import GenerationOver, Run, RunClosed
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -55,8 +55,8 @@ def test_the_api_without_an_event_loop(cluster):
             config = run.broadcast("config", "c" if run.rank == 0 else None)
             names = run.all_gather("names", f"rank {run.rank}")
             root = run.gather("g", str(run.rank), root=1)
-            tickets = run.counter("tickets")
-            ticket = tickets.add()
+            numbers = run.counter("numbers")
+            number = numbers.add()
             with run.elect("writer") as term:
                 assert term.leads
                 run.kv.put(f"written/{run.rank}", str(term.token), fence=term)
@@ -65,7 +65,7 @@ def test_the_api_without_an_event_loop(cluster):
                 b"1",
             )
             run.barrier("all have drawn")
-            return run.world_size, config, names, root, ticket, tickets.value, run.get("mine")
+            return run.world_size, config, names, root, number, numbers.value, run.get("mine")
 
     said = in_all(runs, work)
     assert sorted(line[4] for line in said) == [1, 2]
@@ -92,7 +92,7 @@ def test_change_is_told_on_a_thread_of_its_own(cluster):
     runs[1].leave()
     assert told.wait(PATIENCE_S)
     assert threads[0] is not threading.main_thread()
-    assert (runs[0].epoch, runs[0].rank, runs[0].world_size, runs[0].changed) == (2, 0, 1, False)
+    assert (runs[0].generation, runs[0].rank, runs[0].world_size, runs[0].changed) == (2, 0, 1, False)
     runs[0].close("done")
     runs[0].close("twice is as good as once")
 
@@ -101,7 +101,7 @@ def test_a_run_closed_by_another_rank(cluster):
     runs = join(cluster, "closed")
     runs[0].close("enough")
     assert runs[1].wait_change(PATIENCE_S)
-    with pytest.raises(EpochOver):
+    with pytest.raises(GenerationOver):
         runs[1].barrier("b")
     with pytest.raises(RunClosed, match="enough"):
         runs[1].rejoin()
@@ -137,7 +137,7 @@ def test_a_barrier_while_the_raft_leader_dies(cluster):
     try:
         in_all(runs, lambda run: run.barrier("b"))
         assert in_all(runs, lambda run: run.all_gather("g", str(run.rank))) == [[b"0", b"1"]] * 2
-        assert {run.epoch for run in runs} == {1}
+        assert {run.generation for run in runs} == {1}
         assert not any(run.changed for run in runs)
     finally:
         victim.restart()
@@ -148,7 +148,7 @@ WORKER = """
 import raftkv.training
 with raftkv.training.join() as run:
     run.barrier("b")
-    print(run.is_worker, run.rank, run.run_id, run.epoch, run.all_gather("g", str(run.rank)))
+    print(run.is_worker, run.rank, run.run_id, run.generation, run.all_gather("g", str(run.rank)))
 """
 
 

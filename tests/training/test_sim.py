@@ -26,11 +26,11 @@ CHUNK_SIZE = 25
 REGRESSIONS = {
     70: "a worker wrote after the run was closed, and nobody deleted it",
     869: "a declaration that was applied late undid a later one, and the run waited for the node for ever",
-    2045: "two registrations at once: the office hung on a lease that the node had forgotten and kept alive",
-    3493: "the same, before the first epoch",
+    2045: "two registrations at once: the arbiter's key hung on a lease that the node had forgotten and kept alive",
+    3493: "the same, before the first generation",
     4405: "the same, after a freeze",
     703: "a run with live members was taken over by another job with the same id: two worlds",
-    1474: "a run was taken over as it had been before it was looked at: the state went back an epoch",
+    1474: "a run was taken over as it had been before it was looked at: the state went back a generation",
     6408: "a node without a lease was given a world by a late watch, and registered as if it ran nothing: two worlds",
 }
 """Seeds that found a bug, and which."""
@@ -61,7 +61,7 @@ def test_seeds_reach_every_fault_and_size() -> None:
 def test_a_replay_is_the_same_whatever_the_hashes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "17", "--trace"]) == 0
     here = capsys.readouterr().out
-    assert " starts epoch 1 as node " in here
+    assert " starts generation 1 as node " in here
     command = [sys.executable, "-m", "tests.training.sim", "--seed", "17", "--trace"]
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
     there = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
@@ -85,8 +85,8 @@ def test_everybody_is_told_of_a_fault_before_its_reporter_has_stopped() -> None:
         run.forms(3)
         run.node(1).fails = True
         run.pass_time(1.0)
-        assert run.judge.state is not None
-        assert (run.judge.state.phase, run.judge.state.cause) == ("broken", "exit")
+        assert run.checker.state is not None
+        assert (run.checker.state.phase, run.checker.state.cause) == ("broken", "exit")
         assert all(agent.told for agent in run.live if agent is not run.node(1))
 
 
@@ -94,12 +94,12 @@ def test_survivors_keep_their_order_in_every_round() -> None:
     for seed in range(1, 6):
         with scenario(5, seed=seed) as run:
             run.forms(5)
-            before = [member.id for member in run.judge.rounds[0].round.members]
+            before = [member.id for member in run.checker.rounds[0].round.members]
             run.node(2).fails = True
-            run.pass_time(10.0, lambda run=run: run.judge.epoch == 2 and len(run.members) == 5)
+            run.pass_time(10.0, lambda run=run: run.checker.generation == 2 and len(run.members) == 5)
             run.node(1).kill()
             run.forms(4)
-            assert [member.id for member in run.judge.rounds[-1].round.members] == [before[0], *before[2:]]
+            assert [member.id for member in run.checker.rounds[-1].round.members] == [before[0], *before[2:]]
 
 
 def test_workers_that_fail_in_the_same_instant_cost_one_round() -> None:
@@ -118,7 +118,7 @@ def test_a_node_that_is_killed_costs_one_round(index: int, grace_s: float) -> No
         began = run.now
         with run.rounds(1):
             run.node(index).kill()
-            run.pass_time(10.0, lambda: len(run.judge.rounds) == 2)
+            run.pass_time(10.0, lambda: len(run.checker.rounds) == 2)
             assert run.now - began < (0.8 if grace_s else 1.8)
         assert len(run.members) == 2
 
@@ -138,7 +138,7 @@ def test_the_arbiter_that_fails_and_is_killed_in_the_middle_of_the_round() -> No
         run.forms(4)
         with run.rounds(1):
             run.node(1).fails = True
-            run.pass_time(5.0, lambda: run.judge.state is not None and run.judge.state.phase == "broken")
+            run.pass_time(5.0, lambda: run.checker.state is not None and run.checker.state.phase == "broken")
             run.deciding.kill()
 
 
@@ -148,14 +148,14 @@ def test_a_frozen_node_costs_one_round_and_another_when_it_is_back() -> None:
         frozen = run.node(1)
         with run.rounds(1):
             run.faults.freeze(frozen)
-            run.pass_time(10.0, lambda: len(run.judge.rounds) == 2)
+            run.pass_time(10.0, lambda: len(run.checker.rounds) == 2)
             frozen.kill("is buried")
         assert len(run.members) == 2
     with scenario(3) as run:
         run.forms(3)
         frozen = run.node(1)
         run.faults.freeze(frozen)
-        run.pass_time(10.0, lambda: len(run.judge.rounds) == 2)
+        run.pass_time(10.0, lambda: len(run.checker.rounds) == 2)
         with run.rounds(1):
             run.faults.heal()
         assert len(run.members) == 3
@@ -201,23 +201,23 @@ def test_a_node_that_comes_and_dies_in_the_same_instant_costs_at_most_its_own_ro
     for pause_s in (0.0, 0.001, 0.003, 0.01, 0.1, 0.5):
         with scenario(3, max_nodes=4) as run:
             run.forms(3)
-            before = run.judge.epoch
+            before = run.checker.generation
             agent = run.add_agent()
             run.pass_time(pause_s)
             agent.kill()
             run.forms(3)
-            run.require(run.judge.epoch - before <= 2, "more than two rounds")
+            run.require(run.checker.generation - before <= 2, "more than two rounds")
 
 
 def test_an_agent_restarted_at_once_costs_one_round_or_two() -> None:
     with scenario(3) as run:
         run.forms(3)
-        before = run.judge.epoch
+        before = run.checker.generation
         run.node(1).kill()
         run.add_agent("h1")
         run.forms(3)
         # The others may have gone on without it first, if it is back only after they were.
-        assert run.judge.epoch - before <= 2
+        assert run.checker.generation - before <= 2
 
 
 def one_fault(run: Directed, kind: str) -> None:
@@ -261,7 +261,7 @@ def test_losing_the_store_ends_nothing(kind: str, duration_s: float) -> None:
         with run.rounds(0):
             getattr(run.cluster, kind)(duration_s)
             run.pass_time(duration_s + 5.0)
-        assert all(agent.last_epoch == 1 and agent.workers for agent in run.members)
+        assert all(agent.last_generation == 1 and agent.workers for agent in run.members)
 
 
 def test_a_worker_that_fails_while_the_store_is_away_costs_one_round_when_it_is_back() -> None:
@@ -287,7 +287,7 @@ def test_losing_the_way_to_the_store_ends_nothing_either(duration_s: float) -> N
                 run.pass_time(duration_s)
                 run.faults.heal()
                 run.pass_time(10.0)
-            assert all(agent.last_epoch == 1 and agent.workers for agent in run.members)
+            assert all(agent.last_generation == 1 and agent.workers for agent in run.members)
 
 
 # ---- P9: calls and revisions
@@ -306,7 +306,7 @@ def test_a_round_takes_few_calls_and_an_idle_run_none() -> None:
         before = calls(run)
         run.node(3).fails = True
         run.pass_time(5.0)
-        assert run.judge.epoch == 2
+        assert run.checker.generation == 2
         run.require(calls(run) - before <= CALLS_PER_ROUND * 8, f"{calls(run) - before} calls for a round")
         run.idle(600.0)
 
@@ -317,27 +317,27 @@ def test_a_round_takes_few_calls_and_an_idle_run_none() -> None:
 def test_nothing_starts_before_the_minimum_is_there() -> None:
     with scenario(2, min_nodes=3, max_nodes=4) as run:
         run.pass_time(60.0)
-        assert not run.judge.rounds
+        assert not run.checker.rounds
         assert not any(agent.workers for agent in run.live)
         run.add_agent()
         run.forms(3)
         run.node(0).kill()
         run.pass_time(30.0)
-        assert run.judge.epoch == 1
+        assert run.checker.generation == 1
         assert not any(agent.workers for agent in run.live)
 
 
-def test_the_first_epoch_waits_for_the_last_call_and_not_for_more_than_is_expected() -> None:
+def test_the_first_generation_waits_for_the_last_call_and_not_for_more_than_is_expected() -> None:
     with scenario(2, max_nodes=4, last_call_timeout_s=7.0) as run:
         run.pass_time(6.5)
-        assert not run.judge.rounds
+        assert not run.checker.rounds
         run.forms(2)
     with scenario(2, max_nodes=4, last_call_timeout_s=7.0, expected_nodes=2) as run:
         run.pass_time(0.5)
-        assert run.judge.epoch == 1
+        assert run.checker.generation == 1
 
 
-def test_a_run_that_is_closed_leaves_its_epoch_and_nothing_else() -> None:
+def test_a_run_that_is_closed_leaves_its_generation_and_nothing_else() -> None:
     with scenario(3) as run:
         run.forms(3)
         run.close_run()
@@ -346,7 +346,7 @@ def test_a_run_that_is_closed_leaves_its_epoch_and_nothing_else() -> None:
         run.add_agent()
         run.add_agent()
         run.forms(2)
-        assert run.judge.epoch == 2, "epochs do not begin again with a run of the same id"
+        assert run.checker.generation == 2, "generations do not begin again with a run of the same id"
 
 
 def test_another_job_with_the_same_id_is_told_and_disturbs_nobody() -> None:
@@ -390,16 +390,16 @@ def test_a_zombie_writes_nothing(weather: Weather) -> None:
         run.forms(3)
         zombie = run.node(0)
         run.faults.freeze(zombie)
-        run.pass_time(10.0, lambda: len(run.judge.rounds) == 2)
-        written = run.judge.fenced_writes
+        run.pass_time(10.0, lambda: len(run.checker.rounds) == 2)
+        written = run.checker.fenced_writes
         for _ in range(5):
             zombie.haunt()
         zombie.link.loop.thaw()
         run.pass_time(0.05)
         accepted = [event for event in run.cluster.store.history if f"sync/1/{zombie.number}-".encode() in event.key]
-        late = [event for event in accepted if event.revision > run.judge.rounds[1].revision and event.type == "PUT"]
+        late = [event for event in accepted if event.revision > run.checker.rounds[1].revision and event.type == "PUT"]
         assert not late
-        assert run.judge.fenced_writes >= written
+        assert run.checker.fenced_writes >= written
         run.forms(3)
 
 
@@ -415,10 +415,10 @@ def test_a_declaration_that_arrives_late_does_not_undo_a_later_one() -> None:
         other.fails = True
         run.pass_time(5.0, lambda: late.link.calls["txn"] > asked)
         late.link.weather = CALM
-        run.pass_time(5.0, lambda: run.judge.epoch == 2 and len(run.members) == 3)
+        run.pass_time(5.0, lambda: run.checker.generation == 2 and len(run.members) == 3)
         slow.habits = Habits(stop_s=(6.0, 6.0), fenced_write=0.0)
         other.fails = True
-        run.pass_time(10.0, lambda: run.judge.epoch == 3)
+        run.pass_time(10.0, lambda: run.checker.generation == 3)
         run.forms(3)
 
 
@@ -448,7 +448,7 @@ def test_a_node_that_was_cut_off_is_not_given_a_world_that_went_on_without_it() 
             run.pass_time(5.0, lambda late=late: late.waiting)
             run.pass_time(0.1)
             run.faults.cut(late)
-            run.pass_time(6.0, lambda run=run: run.judge.epoch == 3)
+            run.pass_time(6.0, lambda run=run: run.checker.generation == 3)
             late.habits = Habits(stop_s=(3.0, 3.0))
             late.link.weather = Weather((0.001, 0.2))
             run.faults.heal()
@@ -460,7 +460,7 @@ def test_the_office_is_taken_even_if_the_store_goes_away_as_it_falls_vacant(dela
     with scenario(3) as run:
         run.forms(3)
         run.deciding.kill()
-        run.pass_time(5.0, lambda: run.judge.arbiter == -1)
+        run.pass_time(5.0, lambda: run.checker.arbiter == -1)
         run.pass_time(delay_s)
         run.cluster.outage(12.0)
         run.pass_time(12.0)

@@ -317,14 +317,18 @@ def _run_commands() -> Branch:
         Flag("yes", BOOL, usage="do not ask for confirmation", short="y"),
         Flag("force", BOOL, usage="delete the run even while nodes are alive in it"),
     )
-    delete = "Its faults and epochs are forgotten; the next run of that id begins with epoch 1."
+    delete = "Its faults and generations are forgotten; the next run of that id begins with generation 1."
     children = [
         _leaf("list", "runs.commands:list_all", "", "List the runs", flags)("run list"),
         _leaf(
             "show", "runs.commands:show", "RUN", "Print who is in a run, who waits and why, and the last faults", flags
         )("run show job7"),
         _leaf(
-            "timeline", "runs.commands:timeline", "RUN", "Print what happened: epochs, ranks, causes, seconds", flags
+            "timeline",
+            "runs.commands:timeline",
+            "RUN",
+            "Print what happened: generations, ranks, causes, seconds",
+            flags,
         )("run timeline job7"),
         _leaf("watch", "runs.commands:watch", "RUN", "Print what happens until SIGINT or SIGTERM arrives", flags)(
             "run watch job7"

@@ -1,6 +1,9 @@
-"""Training runs on the command line: ``raftkvctl run exec``, ``list``, ``show``, ``timeline``, ``watch``.
+"""``raftkvctl run``: training runs on the command line.
 
-``commands`` reads, ``facts`` is what was found, ``view`` prints it, ``exec`` runs workers of this node. Laws: what is
-shown is of one revision; a record that is written again says nothing new. Example: ``raftkvctl run show job``.
-Leaves out: how runs work (``raftkv.training``).
+``commands`` are those that look at runs from outside (list, show, queue, timeline, watch) and ``delete``; ``exec``
+takes part in a run with any command as its workers. ``facts`` puts together what ``show`` prints: for every node that
+waits, why; ``view`` is how runs look, as tables and as JSON.
+
+Leaves out where the facts come from (``raftkv.training.history``, ``raftkv.training.scheduling.view``) and how workers
+live (``raftkv.training.process``).
 """

@@ -162,7 +162,7 @@ def _confirmed(run_id: str, nodes: int) -> bool:
     if not sys.stdin.isatty():
         raise CommandError("nobody is there to confirm it: give --yes", BAD_ARGUMENTS)
     alive = f", in which {nodes} nodes are alive," if nodes else ""
-    print(f"Delete run {run_id!r}{alive} with its epochs and faults? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"Delete run {run_id!r}{alive} with its generations and faults? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

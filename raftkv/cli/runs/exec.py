@@ -18,13 +18,13 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.runs.commands import run
 from raftkv.errors import ConfigError
 from raftkv.training.config import RunConfig, parse_options
-from raftkv.training.output import Console, Destinations, Output, parse_streams
-from raftkv.training.output.destinations import make_directory, parse_ranks
 from raftkv.training.process.environment import parse_styles
+from raftkv.training.process.output import Console, Destinations, Output, parse_streams
+from raftkv.training.process.output.destinations import make_directory, parse_ranks
 from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, free_port
 from raftkv.training.process.workers import WorkerStartError
 from raftkv.training.records import GATHERING, RUNNING
-from raftkv.training.rendezvous.participant import Membership, Progress
+from raftkv.training.rendezvous.participant import Participant, Progress
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -134,8 +134,8 @@ def _settings(invocation: Invocation, session: Session, command: tuple[str, ...]
 async def _take_part(kv: Client, config: RunConfig, settings: Settings) -> int:
     ports = ",".join(str(free_port()) for _ in range(config.slots)) if "tf" in settings.styles else ""
     data = {PORTS_FIELD: ports} if ports else {}
-    membership = await Membership.open(kv, config, data=data, on_progress=lambda one: _tell_progress(settings, one))
-    supervisor = Supervisor(kv, membership, settings)
+    participant = await Participant.open(kv, config, data=data, on_progress=lambda one: _tell_progress(settings, one))
+    supervisor = Supervisor(kv, participant, settings)
     loop = asyncio.get_running_loop()
     for number in FORWARDED:
         loop.add_signal_handler(number, supervisor.stop, number)
@@ -150,7 +150,7 @@ async def _take_part(kv: Client, config: RunConfig, settings: Settings) -> int:
 
 def _tell_progress(settings: Settings, progress: Progress) -> None:
     if progress.phase == RUNNING:
-        settings.tell(f"epoch {progress.epoch} runs without this node: waiting for a place")
+        settings.tell(f"generation {progress.generation} runs without this node: waiting for a place")
         return
     because = f" after: {progress.reason}" if progress.reason and progress.phase != GATHERING else ""
     limits = f"{progress.min_nodes}:{progress.max_nodes}"

@@ -1,6 +1,6 @@
 """A run as it is now, with what its waiting nodes wait for; for ``raftkvctl run show``.
 
-Owns the reasons: every node that is there and in no running epoch gets one line that says why.
+Owns the reasons: every node that is there and in no running generation gets one line that says why.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from raftkv.training.errors import RecordError
 from raftkv.training.history.reader import read_history
-from raftkv.training.history.timeline import EpochHistory, RunHistory
+from raftkv.training.history.timeline import GenerationHistory, RunHistory
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
-from raftkv.training.records import BROKEN, CLOSED, GATHERING, RUNNING, Fault, Member, Node, State
-from raftkv.training.rendezvous.denylist import read_denial
+from raftkv.training.records import BROKEN, CLOSED, GATHERING, RUNNING, Fault, Member, Node, State, to_json
 from raftkv.training.rendezvous.ranks import first_ranks
+from raftkv.training.scheduling.denylist import read_denial
 from raftkv.training.scheduling.record import Ledger
 from raftkv.training.scheduling.view import describe_cluster
 
@@ -28,7 +28,7 @@ FAULTS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A node that is there and in no running epoch, and why not."""
+    """A node that is there and in no running generation, and why not."""
 
     node: Node
     why: str
@@ -69,39 +69,39 @@ class Facts:
 
     @property
     def run_id(self) -> str:
-        """Of the run."""
+        """Id of the run."""
         return self.history.run_id
 
     @property
     def state(self) -> State:
-        """Of the run; one that is only being gathered if there is none yet."""
+        """State of the run; one that is only being gathered if there is none yet."""
         return self.history.state or State(0, GATHERING)
 
     @property
     def members(self) -> list[tuple[int, Member]]:
-        """Lowest rank and node of the epoch; nobody if no epoch runs."""
+        """Lowest rank and node of the generation; nobody if no generation runs."""
         current = self.history.round
         if current is None or self.state.phase != RUNNING:
             return []
         return list(zip(first_ranks(current.members), current.members, strict=True))
 
     @property
-    def epoch(self) -> EpochHistory | None:
+    def generation(self) -> GenerationHistory | None:
         """The last that began."""
-        return self.history.epochs[-1] if self.history.epochs else None
+        return self.history.generations[-1] if self.history.generations else None
 
     @property
     def faults(self) -> list[Fault]:
         """The last ones, the newest last."""
-        return [fault for epoch in self.history.epochs for fault in epoch.faults][-FAULTS_SHOWN:]
+        return [fault for generation in self.history.generations for fault in generation.faults][-FAULTS_SHOWN:]
 
     def to_plain(self) -> dict[str, Any]:
-        """Return it as plain data, for JSON."""
+        """Convert to what JSON can hold."""
         state = self.state
-        return {
+        plain = {
             "run": self.run_id,
             "phase": state.phase,
-            "epoch": state.epoch,
+            "generation": state.generation,
             "reason": state.reason,
             "cause": state.cause,
             "min_nodes": state.min_nodes,
@@ -115,13 +115,14 @@ class Facts:
             "queue": None if self.queue is None else asdict(self.queue),
             "faults": [asdict(fault) for fault in self.faults],
         }
+        return dict(to_json(plain))
 
 
 async def read_facts(kv: Client, run_id: str) -> Facts:
-    """Return everything that ``show`` shows.
+    """Read everything that ``show`` shows.
 
     Arguments:
-        kv: the client.
+        kv: a client, whole, not a view.
         run_id: of the run.
 
     Raises:
@@ -148,11 +149,11 @@ async def _denied(kv: Client, item: KeyValue, prefix: str) -> Denied:
 
 
 def find_cluster(run_id: str, items: Iterable[KeyValue]) -> str:
-    """Return the cluster whose ledger knows a run; empty: none does.
+    """Find the cluster whose ledger knows a run; empty: none does.
 
     Arguments:
         run_id: of the run.
-        items: ledgers of all clusters.
+        items: all ledgers.
     """
     for item in items:
         cluster, _, name = item.key.decode(errors="replace").removeprefix(CLUSTER_ROOT).rpartition("/")
@@ -173,12 +174,12 @@ async def _queue(kv: Client, run_id: str, cluster: str) -> Queue | None:
 
 
 def waiting(history: RunHistory, denied: Iterable[Denied], queue: Queue | None) -> list[Waiting]:
-    """Return the nodes that wait, and why, in the order in which they came.
+    """Explain why nodes wait, in the order in which they came.
 
     Arguments:
         history: of the run.
-        denied: nodes on the denylist.
-        queue: of the cluster.
+        denied: hosts that are left out.
+        queue: the run's place in its cluster; None: it shares its machines with nobody.
     """
     state = history.state or State(0, GATHERING)
     current = history.round if state.phase == RUNNING else None
@@ -201,8 +202,8 @@ def _why(history: RunHistory, state: State, node: Node, denied: Denied | None, q
         return f"denied for {denied.seconds_left} s more: {denied.reason}"
     last = history.round
     if state.phase == BROKEN and last is not None:
-        if node.want <= last.epoch and any(member.id == node.id for member in last.members):
-            return f"stopping its workers of epoch {last.epoch}"
+        if node.want <= last.generation and any(member.id == node.id for member in last.members):
+            return f"stopping its workers of generation {last.generation}"
     elif state.phase == RUNNING:
         full = last is not None and len(last.members) >= state.max_nodes
         return f"standby: all {state.max_nodes} places are taken" if full else "about to join"

@@ -15,7 +15,7 @@ from typing import Any, Final
 from raftkv.cli.output.table import width
 from raftkv.cli.runs.facts import Facts
 from raftkv.training.history.reader import RunSummary
-from raftkv.training.history.timeline import Change, EpochHistory, Fold, RunHistory
+from raftkv.training.history.timeline import Change, Fold, GenerationHistory, RunHistory
 from raftkv.training.records import BROKEN, CLOSED, GATHERING, RUNNING, Fault, Member, Node, State
 from raftkv.training.rendezvous.ranks import first_ranks, world_size
 from raftkv.training.scheduling.view import ClusterView
@@ -52,7 +52,7 @@ def out(rows: Rows) -> None:
 
 
 def plain(rows: Rows) -> str:
-    """Return the cells in columns.
+    """Lay the cells out in columns.
 
     >>> print(plain(Rows(("run", "nodes"), [("jobs/a", "2")])))
     run     nodes
@@ -67,7 +67,7 @@ def plain(rows: Rows) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a time of day, with the date if it is not today's; empty: not known."""
+    """Format a time of day, with the date if it is not today's; empty: not known."""
     if not seconds:
         return ""
     shown = time.localtime(seconds)
@@ -76,17 +76,17 @@ def clock(seconds: float) -> str:
 
 
 def ranks_text(first: int, slots: int) -> str:
-    """``3`` or ``4-7``.
+    """Format as ``3`` or ``4-7``.
 
     Arguments:
-        first: the first rank.
-        slots: how many.
+        first: the lowest rank.
+        slots: how many ranks.
     """
     return str(first) if slots == 1 else f"{first}-{first + slots - 1}"
 
 
 def members_text(members: Sequence[Member]) -> str:
-    """``a (rank 0), b (ranks 1-2)``; of many only the first."""
+    """Format as ``a (rank 0), b (ranks 1-2)``; of many only the first."""
     shown = [
         f"{member.host} (rank{'s' if member.slots > 1 else ''} {ranks_text(first, member.slots)})"
         for first, member in zip(first_ranks(members), members, strict=True)
@@ -96,11 +96,11 @@ def members_text(members: Sequence[Member]) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """``1 node``, ``2 nodes``.
+    """Format as ``1 node`` or ``2 nodes``.
 
     Arguments:
         number: how many.
-        what: the noun in the singular.
+        what: in the singular.
     """
     return f"{number} {what}{'' if number == 1 else 's'}"
 
@@ -109,12 +109,12 @@ def count(number: int, what: str) -> str:
 
 
 def summary_to_plain(summary: RunSummary) -> dict[str, Any]:
-    """Return it as plain data, for JSON."""
+    """Convert to what JSON can hold."""
     state = summary.state or State(0, GATHERING)
     return {
         "run": summary.run_id,
         "phase": state.phase,
-        "epoch": state.epoch,
+        "epoch": state.generation,
         "nodes": summary.nodes,
         "min_nodes": state.min_nodes,
         "max_nodes": state.max_nodes,
@@ -124,7 +124,7 @@ def summary_to_plain(summary: RunSummary) -> dict[str, Any]:
 
 
 def runs_table(runs: Sequence[RunSummary]) -> Rows:
-    """Return the table of all runs."""
+    """Lay out all runs."""
     rows, styles = [], []
     for summary in runs:
         one = summary_to_plain(summary)
@@ -135,14 +135,14 @@ def runs_table(runs: Sequence[RunSummary]) -> Rows:
             (one["run"], phase, str(one["epoch"]), str(one["nodes"]), limits, clock(one["time"]), one["reason"])
         )
         styles.append(_STYLES[BROKEN] if dead else _STYLES[one["phase"]])
-    return Rows(("run", "phase", "epoch", "nodes", "limits", "since", "reason"), rows, styles)
+    return Rows(("run", "phase", "generation", "nodes", "limits", "since", "reason"), rows, styles)
 
 
 # ---- show
 
 
 def show(facts: Facts) -> None:
-    """Return one run as it is."""
+    """Print one run as it is."""
     emit(Line(facts.state.phase, headline(facts)))
     for line in details(facts):
         print(line)
@@ -156,19 +156,19 @@ def show(facts: Facts) -> None:
     if facts.faults:
         print()
         faults = facts.faults
-        told = [(str(fault.epoch), clock(fault.time), str(fault)) for fault in faults]
-        out(Rows(("epoch", "at", "last faults"), told, [_STYLES["fault"]] * len(told)))
+        told = [(str(fault.generation), clock(fault.time), str(fault)) for fault in faults]
+        out(Rows(("generation", "at", "last faults"), told, [_STYLES["fault"]] * len(told)))
 
 
 def headline(facts: Facts) -> str:
-    """Return the run in one line."""
+    """Describe the run in one line."""
     state, current = facts.state, facts.history.round
     text = f"run {facts.run_id}: {state.phase}"
     if state.phase == RUNNING and current is not None:
         size = world_size(current.members)
-        text += f", epoch {state.epoch}: {count(len(current.members), 'node')}, {count(size, 'rank')}"
-    elif state.epoch:
-        text += f" after epoch {state.epoch}"
+        text += f", generation {state.generation}: {count(len(current.members), 'node')}, {count(size, 'rank')}"
+    elif state.generation:
+        text += f" after generation {state.generation}"
     present = len(facts.history.present)
     if state.phase != CLOSED and not present:
         return f"{text}; nobody is there any more"
@@ -176,13 +176,13 @@ def headline(facts: Facts) -> str:
 
 
 def details(facts: Facts) -> list[str]:
-    """Return what else there is to say, a line each."""
-    state, epoch = facts.state, facts.epoch
+    """Describe what else there is to say, a line each."""
+    state, generation = facts.state, facts.generation
     lines = []
     if state.time:
         lines.append(f"since {clock(state.time)}{f': {state.reason}' if state.reason else ''}")
-    if state.phase == RUNNING and epoch is not None and len(facts.history.epochs) > 1:
-        before = facts.history.epochs[-2]
+    if state.phase == RUNNING and generation is not None and len(facts.history.generations) > 1:
+        before = facts.history.generations[-2]
         if before.recovery is not None:
             lines.append(f"recovered in {before.recovery} from: {end_text(before)}")
     if facts.history.boot and state.phase == RUNNING:
@@ -215,7 +215,7 @@ def _members_table(facts: Facts) -> Rows:
 
 
 def queue(view: ClusterView) -> None:
-    """Return a cluster: its hosts, who holds their slots, who waits."""
+    """Print a cluster: its hosts, who holds their slots, who waits."""
     holders = count(len(view.grants), "run")
     print(f"cluster {view.cluster}: {count(len(view.hosts), 'host')}, {holders} admitted, {len(view.queue)} waiting")
     if view.hosts:
@@ -242,38 +242,38 @@ def _hosts_table(view: ClusterView) -> Rows:
 # ---- timeline
 
 
-def end_text(epoch: EpochHistory) -> str:
-    """Return why an epoch ended: its root cause if that is known."""
-    root = epoch.root_fault
-    if epoch.closed:
-        return f"closed: {epoch.reason}" if epoch.reason else "closed"
-    return str(root) if root is not None else epoch.reason or epoch.cause
+def end_text(generation: GenerationHistory) -> str:
+    """Explain why a generation ended: its root cause if that is known."""
+    root = generation.root_fault
+    if generation.closed:
+        return f"closed: {generation.reason}" if generation.reason else "closed"
+    return str(root) if root is not None else generation.reason or generation.cause
 
 
 def timeline(history: RunHistory) -> None:
-    """Return what happened in a run."""
-    faults = sum(len(epoch.faults) for epoch in history.epochs)
-    counts = f"{count(len(history.epochs), 'epoch')}, {count(len(history.nodes), 'node')}, {count(faults, 'fault')}"
-    print(f"run {history.run_id}: {counts}")
+    """Print what happened in a run."""
+    faults = sum(len(generation.faults) for generation in history.generations)
+    counts = (count(len(history.generations), "generation"), count(len(history.nodes), "node"), count(faults, "fault"))
+    print(f"run {history.run_id}: {', '.join(counts)}")
     if not history.complete:
         print(f"the history before revision {history.since_revision} was compacted")
-    if history.epochs:
+    if history.generations:
         print()
-        out(_epochs_table(history))
+        out(_generations_table(history))
     if history.nodes:
         print()
         out(_nodes_table(history))
 
 
-def _epochs_table(history: RunHistory) -> Rows:
+def _generations_table(history: RunHistory) -> Rows:
     rows, styles = [], []
-    for epoch in history.epochs:
-        lasted = str(epoch.lasted) if epoch.lasted is not None else "runs"
-        recovery = str(epoch.recovery) if epoch.recovery is not None else ""
-        began, members = clock(epoch.began.time), members_text(epoch.members)
-        rows.append((str(epoch.epoch), began, lasted, members, end_text(epoch), recovery))
-        styles.append(_STYLES["fault"] if epoch.faults else "")
-    return Rows(("epoch", "began", "lasted", "members", "ended because", "recovered in"), rows, styles)
+    for generation in history.generations:
+        lasted = str(generation.lasted) if generation.lasted is not None else "runs"
+        recovery = str(generation.recovery) if generation.recovery is not None else ""
+        began, members = clock(generation.began.time), members_text(generation.members)
+        rows.append((str(generation.generation), began, lasted, members, end_text(generation), recovery))
+        styles.append(_STYLES["fault"] if generation.faults else "")
+    return Rows(("generation", "began", "lasted", "members", "ended because", "recovered in"), rows, styles)
 
 
 def _nodes_table(history: RunHistory) -> Rows:
@@ -306,7 +306,7 @@ class Line:
     time: float = 0.0
 
     def to_plain(self) -> dict[str, Any]:
-        """Return it as plain data, for JSON."""
+        """Convert to what JSON can hold."""
         return {"kind": self.kind, "text": self.text, "revision": self.revision, "time": self.time}
 
 
@@ -342,7 +342,9 @@ class Narrator:
         if isinstance(content, State):
             return self._state_lines(content, fold, change.revision)
         if isinstance(content, Fault):
-            return [Line("fault", f"fault in epoch {content.epoch}: {content}", change.revision, content.time)]
+            return [
+                Line("fault", f"fault in generation {content.generation}: {content}", change.revision, content.time)
+            ]
         if change.kind == "node":
             return self._node_lines(change, fold)
         if change.kind == "state":
@@ -365,8 +367,8 @@ class Narrator:
 
     def _state_lines(self, state: State, fold: Fold, revision: int) -> list[Line]:
         before, self._state = self._state, state
-        changed = before is None or (before.phase, before.epoch, before.reason) != (
-            state.phase, state.epoch, state.reason,
+        changed = before is None or (before.phase, before.generation, before.reason) != (
+            state.phase, state.generation, state.reason,
         )  # fmt: skip
         lines = [Line(state.phase, _state_text(state, fold), revision, state.time)] if changed else []
         if state.phase in (GATHERING, BROKEN) and (before is None or before.joined != state.joined or changed):
@@ -382,10 +384,10 @@ def _came(node: Node, revision: int) -> Line:
 
 def _state_text(state: State, fold: Fold) -> str:
     if state.phase == RUNNING and fold.round is not None:
-        text = f"epoch {state.epoch} runs: {members_text(fold.round.members)}"
-        before = fold.epochs[-2] if len(fold.epochs) > 1 else None
+        text = f"generation {state.generation} runs: {members_text(fold.round.members)}"
+        before = fold.generations[-2] if len(fold.generations) > 1 else None
         return f"{text}; recovered in {before.recovery}" if before is not None and before.recovery else text
     because = f": {state.reason}" if state.reason else ""
     if state.phase == BROKEN:
-        return f"epoch {state.epoch} is over{because}"
+        return f"generation {state.generation} is over{because}"
     return f"{'closed' if state.phase == CLOSED else 'gathering nodes'}{because}"

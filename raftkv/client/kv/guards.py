@@ -55,7 +55,7 @@ class Fence(Protocol):
 
 @runtime_checkable
 class Conditions(Protocol):
-    """Anything else that ends and must not be outlived, as the epoch of a training run: conditions on the store."""
+    """Anything else that ends and must not be outlived, as a generation of a training run: conditions on the store."""
 
     def compares(self) -> list[rpc_pb2.Compare]:
         """Return conditions that must all hold; keys as the store knows them."""
@@ -98,7 +98,7 @@ def lost_lease(leases: Iterable[LeaseLike | None]) -> LeaseLost | None:
 
 
 def fence_compares(fence: FenceLike) -> list[rpc_pb2.Compare]:
-    """Return the conditions that hold only while the lock or term is held, or the epoch lasts.
+    """Return the conditions that hold only while the lock or term is held, or the generation lasts.
 
     Raises:
         LeaseLost: this client knows already that it is not.

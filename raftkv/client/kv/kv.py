@@ -48,7 +48,7 @@ class KV(Part):
             prev_kv: return the key as it was before.
             ignore_value: keep the value, change the lease.
             ignore_lease: keep the lease, change the value.
-            fence: write only while this lock or term is held, or this epoch of a run lasts.
+            fence: write only while this lock or term is held, or this generation of a run lasts.
             timeout_s: of the call, all attempts together; None: the client's.
 
         Raises:

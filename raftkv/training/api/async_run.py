@@ -7,17 +7,17 @@
             try:
                 await run.barrier("step")
                 step = await run.counter("steps").add(1)
-            except EpochOver:
-                await run.rejoin()                  # the next epoch: other members, maybe another rank
+            except GenerationOver:
+                await run.rejoin()                  # the next generation: other members, maybe another rank
 
-``Run`` puts together: a seat (``Membership``, or the agent's for a worker), and for the present epoch an ``Epoch`` with
-its gatherings, counters and terms. What it holds to:
+``Run`` puts together: a attachment (``Participant``, or the agent's for a worker), and for the present generation an
+``Generation`` with its collectives, counters and terms. What it holds to:
 
-1. Everything is fenced by the epoch: a rank that missed its end writes nothing, it raises ``EpochOver``.
-2. Whoever waits in an epoch is told at once when it ends, and ``changed`` costs nothing to ask.
+1. Everything is fenced by the generation: a rank that missed its end writes nothing, it raises ``GenerationOver``.
+2. Whoever waits in a generation is interrupted at once when it ends, and ``changed`` costs nothing to ask.
 3. Losing the cluster ends nothing: calls wait for it, for as long as their ``timeout_s`` allows.
 
-The blocking face is ``run``.
+``run`` is the same for programs without an event loop.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from typing import TYPE_CHECKING, Any, Final
 from raftkv.client.library import connect
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError, StatusError
-from raftkv.training.api.attachment import Seat, WorkerPlace, WorkerSeat, client_settings, worker_place
-from raftkv.training.api.collectives import Gatherings
+from raftkv.training.api.attachment import Attachment, WorkerAttachment, WorkerPlace, client_settings, worker_place
+from raftkv.training.api.collectives import Collectives
 from raftkv.training.api.counter import Counter
-from raftkv.training.api.generation import Epoch, checked_value, quoted
-from raftkv.training.api.leadership import RunTerm, leader
+from raftkv.training.api.generation import Generation, checked_value, quoted
+from raftkv.training.api.leadership import Leadership, leader
+from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import RunClosed, TrainingError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import EXIT, Fault, Member
 from raftkv.training.rendezvous.address import guess_address
-from raftkv.training.rendezvous.participant import Membership, OnProgress
+from raftkv.training.rendezvous.participant import OnProgress, Participant
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -59,51 +60,57 @@ class Run:
     """See the module; made by ``join``.
 
     Attributes:
-        kv: the client; ``run.kv.put(key, value, fence=run.fence)`` writes anywhere, only while the epoch lasts.
+        kv: the client; ``run.kv.put(key, value, fence=run.fence)`` writes anywhere, only while the generation lasts.
     """
 
-    def __init__(self, kv: Client, seat: Seat, world: World, place: WorkerPlace | None, *, owns_client: bool) -> None:
+    def __init__(
+        self, kv: Client, attachment: Attachment, world: World, place: WorkerPlace | None, *, owns_client: bool
+    ) -> None:
         self.kv = kv
-        self._seat = seat
+        self._attachment = attachment
         self._place = place
         self._owns_client = owns_client
-        self._callbacks: dict[int, Callable[[Run], object]] = {}
-        self._numbers = 0
+        self._callbacks: Callbacks[[Run]] = Callbacks()
         self._is_left = False
-        self._unwatch = seat.on_change(self._look)
+        self._unwatch = attachment.on_change(self._look)
         self._enter(world)
 
     def _enter(self, world: World) -> None:
         self.world = world
-        self._epoch = Epoch(self.kv, world, world.rank if self._place is None else self._place.rank)
-        self._gatherings = Gatherings(self._epoch)
+        self._generation = Generation(self.kv, world, world.rank if self._place is None else self._place.rank)
+        self._collectives = Collectives(self._generation)
         self._counters: dict[str, Counter] = {}
         self._look(None)
 
     def __repr__(self) -> str:
         left = ", left" if self._is_left else ""
-        return f"<Run {self.run_id!r}: epoch {self.epoch}, rank {self.rank} of {self.world.world_size}{left}>"
+        return f"<Run {self.run_id!r}: generation {self.generation}, rank {self.rank} of {self.world.world_size}{left}>"
 
     # ---- where this rank is
 
     @property
     def run_id(self) -> str:
-        """Of the run."""
+        """Id of the run."""
         return self.world.run_id
 
     @property
+    def generation(self) -> int:
+        """Number of the generation: grows by one with every world of the run, never goes back."""
+        return self.world.generation
+
+    @property
     def epoch(self) -> int:
-        """Number of the epoch: grows by one with every world of the run, never goes back."""
-        return self.world.epoch
+        """Alias of ``generation``."""
+        return self.generation
 
     @property
     def rank(self) -> int:
-        """This rank; it may be another in the next epoch."""
-        return self._epoch.rank
+        """This rank; it may be another in the next generation."""
+        return self._generation.rank
 
     @property
     def is_worker(self) -> bool:
-        """Whether this process is a worker of an agent, not a node of its own: it has this epoch only."""
+        """Whether this process is a worker of an agent, not a node of its own: it has this generation only."""
         return self._place is not None
 
     @property
@@ -113,7 +120,7 @@ class Run:
 
     @property
     def local_rank(self) -> int:
-        """Of this rank among those on its host."""
+        """Number of this rank among those on its host."""
         return self.world.placements[self.rank].local_rank
 
     @property
@@ -123,7 +130,7 @@ class Run:
 
     @property
     def cross_rank(self) -> int:
-        """Of this host among those that have this local rank."""
+        """Number of this host among those that have this local rank."""
         return self.world.placements[self.rank].cross_rank
 
     @property
@@ -133,39 +140,36 @@ class Run:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The nodes of the epoch, in the order of ranks."""
+        """The nodes of the generation, in the order of ranks."""
         return self.world.members
 
     @property
     def fence(self) -> WorldFence:
-        """For ``fence=`` of the client's writes: they happen only while the epoch lasts, else ``EpochOver``."""
+        """The ``fence=`` of writes that happen only while the generation lasts; else they raise ``GenerationOver``."""
         return self.world.fence
 
-    # ---- when the epoch ends
+    # ---- when the generation ends
 
     @property
     def changed(self) -> bool:
-        """Whether the epoch is over: come back with ``rejoin``. No I/O; any thread may ask."""
-        return self._epoch.is_over
+        """Whether the generation is over: come back with ``rejoin``. No I/O; any thread may ask."""
+        return self._generation.is_over
 
     def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
-        """Call back, on the loop, when an epoch ends: once each. Returns how to take that back."""
-        self._numbers += 1
-        number = self._numbers
-        self._callbacks[number] = callback
-        return lambda: self._callbacks.pop(number, None) and None
+        """Call back, on the loop, when a generation ends: once each. Returns how to take that back."""
+        return self._callbacks.add(callback)
 
     async def wait_change(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the epoch; False: it did not end within ``timeout_s``."""
+        """Wait for the end of the generation; False: it did not end within ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._epoch.wait_over()
+                await self._generation.wait_over()
         except TimeoutError:
             return False
         return True
 
     async def rejoin(self, timeout_s: float | None = None) -> World:
-        """Say that nothing of this epoch runs here any more, and wait for the next; this run then shows its values.
+        """Declare that nothing of this generation runs here any more, and wait for the next; the run takes its values.
 
         Arguments:
             timeout_s: for the minimum to be there; None: ``join_timeout_s`` of the run.
@@ -173,37 +177,36 @@ class Run:
         Raises:
             RunClosed: the run is over.
             JoinTimeout: too few nodes came; this one has left.
-            EpochOver: this process is a worker of an agent, which starts another in the next epoch.
+            GenerationOver: this process is a worker of an agent, which starts another in the next generation.
         """
-        self._epoch.end("this rank has left it")
-        self._gatherings.close()
-        self._enter(await self._seat.next_world(timeout_s))
+        self._generation.end("this rank has left it")
+        self._collectives.close()
+        self._enter(await self._attachment.next_world(timeout_s))
         return self.world
 
     def _look(self, _: object) -> None:
-        """On the loop: the seat has seen something."""
-        if self._epoch.is_over:
+        """On the loop: the attachment has seen something."""
+        if self._generation.is_over:
             return
-        if self._seat.closed or self._seat.nodes_waiting:
-            state = self._seat.phase
-            self._epoch.end(state.reason if state is not None else "")
-            for callback in list(self._callbacks.values()):
-                callback(self)
+        if self._attachment.closed or self._attachment.nodes_waiting:
+            state = self._attachment.phase
+            self._generation.end(state.reason if state is not None else "")
+            self._callbacks.call(self)
 
     # ---- what ranks do together
 
     async def barrier(self, name: str = "barrier", *, timeout_s: float | None = None) -> None:
-        """Wait until all ranks of the epoch are here. One write a rank; a name may be used again and again.
+        """Wait until all ranks of the generation are here. One write a rank; a name may be used again and again.
 
         Arguments:
             name: all ranks use the same names, each equally often.
-            timeout_s: None: until the epoch ends.
+            timeout_s: None: until the generation ends.
 
         Raises:
-            EpochOver: the epoch has ended.
+            GenerationOver: the generation has ended.
             BarrierTimeout: ranks are missing, which it names; calling again goes on waiting for them.
         """
-        await self._gatherings.barrier(name, timeout_s)
+        await self._collectives.barrier(name, timeout_s)
 
     async def broadcast(
         self, name: str, value: str | bytes | None = None, *, root: int = 0, timeout_s: float | None = None
@@ -214,99 +217,124 @@ class Run:
             name: as for ``barrier``.
             value: the root's; the others' is not looked at.
             root: whose.
-            timeout_s: None: until the epoch ends.
+            timeout_s: None: until the generation ends.
 
         Raises:
             ConfigError: the root gave none, or one that is too large (256 KiB).
-            EpochOver, BarrierTimeout: as for ``barrier``.
+            GenerationOver, BarrierTimeout: as for ``barrier``.
         """
-        return await self._gatherings.broadcast(name, value, root, timeout_s)
+        return await self._collectives.broadcast(name, value, root, timeout_s)
 
     async def gather(
         self, name: str, value: str | bytes, *, root: int = 0, timeout_s: float | None = None
     ) -> list[bytes] | None:
-        """Give a small value to the root, which gets all of them by rank; the others get None, without waiting."""
-        return await self._gatherings.gather(name, value, root, timeout_s)
+        """Give a small value to the root, which gets all of them by rank; the others get None, without waiting.
+
+        Arguments:
+            name: all ranks use the same names, each equally often.
+            value: of this rank, at most 256 KiB.
+            root: the rank that gets all values.
+            timeout_s: None: until the generation ends.
+        """
+        return await self._collectives.gather(name, value, root, timeout_s)
 
     async def all_gather(self, name: str, value: str | bytes, *, timeout_s: float | None = None) -> list[bytes]:
-        """Give a small value to all; returns all of them, by rank. Errors as for ``broadcast``."""
-        return await self._gatherings.gather(name, value, None, timeout_s) or []
+        """Give a small value to all; returns all of them, by rank. Errors as for ``broadcast``.
+
+        Arguments:
+            name: all ranks use the same names, each equally often.
+            value: of this rank, at most 256 KiB.
+            timeout_s: None: until the generation ends.
+        """
+        return await self._collectives.gather(name, value, None, timeout_s) or []
 
     def counter(self, name: str) -> Counter:
-        """A sum over all ranks, from 0 in every epoch."""
-        self._epoch.check()
-        return self._counters.setdefault(name, Counter(self._epoch, name))
+        """Return a sum over all ranks, from 0 in every generation."""
+        self._generation.check()
+        return self._counters.setdefault(name, Counter(self._generation, name))
 
-    def term(self, name: str, value: str | bytes = b"") -> RunTerm:
-        """A candidacy among the ranks, to be run by ``async with`` or ``campaign()``; see ``elect``."""
-        return RunTerm(self._epoch, name, value)
+    def leadership(self, name: str, value: str | bytes = b"") -> Leadership:
+        """Make a candidacy among the ranks, to be run by ``async with`` or ``campaign()``.
 
-    async def elect(self, name: str, value: str | bytes = b"", *, timeout_s: float | None = None) -> RunTerm:
-        """Wait until this rank leads; the term is a fence, over with the epoch at the latest.
+        Arguments:
+            name, value: see ``elect``.
+        """
+        return Leadership(self._generation, name, value)
+
+    term = leadership
+    """Alias."""
+
+    async def elect(self, name: str, value: str | bytes = b"", *, timeout_s: float | None = None) -> Leadership:
+        """Wait until this rank leads; the leadership is a fence, over with the generation at the latest.
 
         Arguments:
             name: of the election; every rank that wants to lead calls this.
             value: what everybody sees of the leader; empty: its rank.
-            timeout_s: None: until the epoch ends.
+            timeout_s: None: until the generation ends.
 
         Raises:
-            EpochOver: the epoch has ended.
+            GenerationOver: the generation has ended.
             LockNotFree: others led all that time.
         """
-        return await self.term(name, value).campaign(timeout_s)
+        return await self.leadership(name, value).campaign(timeout_s)
 
     async def leader(self, name: str) -> KeyValue | None:
-        """Who leads; None: nobody does."""
-        return await leader(self._epoch, name)
+        """Return who leads; None: nobody does."""
+        return await leader(self._generation, name)
 
     # ---- values
 
     async def put(self, key: str, value: str | bytes) -> None:
-        """Write a small value of the epoch; it is kept until the epoch after the next begins.
+        """Write a small value of the generation; it is kept until the generation after the next begins.
+
+        Arguments:
+            key: any text, of this generation alone.
+            value: at most 256 KiB.
 
         Raises:
-            EpochOver: the epoch has ended; nothing was written.
+            GenerationOver: the generation has ended; nothing was written.
         """
-        full, data = self._user_key(key, self.epoch), checked_value(value)
+        full, data = self._user_key(key, self.generation), checked_value(value)
         await until_answered(lambda: self._put(full, data))
 
-    async def get(self, key: str, *, epoch: int = 0) -> bytes | None:
+    async def get(self, key: str, *, generation: int = 0, epoch: int = 0) -> bytes | None:
         """Read a value; None: it was not written.
 
         Arguments:
             key: which.
-            epoch: of which epoch, as the one before; 0: of the present one.
+            generation: of which generation, as the one before; 0: of the present one.
+            epoch: alias of ``generation``.
         """
-        full = self._user_key(key, epoch or self.epoch)
-        found = await self._epoch.until_over(until_answered(lambda: self.kv.get(full)))
+        full = self._user_key(key, generation or epoch or self.generation)
+        found = await self._generation.until_over(until_answered(lambda: self.kv.get(full)))
         return None if found is None else found.value
 
     async def _put(self, key: str, value: bytes) -> None:
-        self._epoch.check()
-        await self._epoch.until_over(self.kv.put(key, value, fence=self.fence))
+        self._generation.check()
+        await self._generation.until_over(self.kv.put(key, value, fence=self.fence))
 
-    def _user_key(self, key: str, epoch: int) -> str:
-        return f"{RunKeys(self.run_id).sync(epoch)}user/{quoted(key)}"
+    def _user_key(self, key: str, generation: int) -> str:
+        return f"{RunKeys(self.run_id).sync(generation)}user/{quoted(key)}"
 
     # ---- rank 0's address
 
     async def publish(self, value: str) -> None:
-        """Tell all members of the epoch something, as the address of a store. Errors as for ``put``."""
-        await self._seat.publish(value)
+        """Tell all members of the generation something, as the address of a store. Errors as for ``put``."""
+        await self._attachment.publish(value)
 
     async def published(self, timeout_s: float | None = None) -> str:
-        """What was published in the epoch; waits for it.
+        """Wait for what was published in the generation, and return it.
 
         Raises:
-            EpochOver: the epoch ended before.
+            GenerationOver: the generation ended before.
             TimeoutError: nothing came in time.
         """
-        return await self._seat.published(timeout_s)
+        return await self._attachment.published(timeout_s)
 
     # ---- the end
 
     async def report(self, cause: str = EXIT, message: str = "", *, exit_code: int = 0, signal: str = "") -> None:
-        """Record a fault of this rank. The epoch ends with it, for everybody and at once.
+        """Record a fault of this rank. The generation ends with it, for everybody and at once.
 
         Arguments:
             cause: one of ``raftkv.training.records.CAUSES``.
@@ -315,19 +343,19 @@ class Run:
         """
         member = self.world.member
         fault = Fault(
-            self.epoch, member.id, member.host, self.rank, cause, exit_code, signal, message, time=time.time()
+            self.generation, member.id, member.host, self.rank, cause, exit_code, signal, message, time=time.time()
         )
-        await self._seat.report(fault)
+        await self._attachment.report(fault)
 
     async def leave(self) -> None:
-        """Be there no more. If the run goes on, the epoch ends for the others. Does nothing the second time."""
+        """Leave the run. If it goes on, the generation ends for the others. Does nothing the second time."""
         if self._is_left:
             return
         self._is_left = True
         self._unwatch()
-        self._epoch.end("this rank has left")
-        self._gatherings.close()
-        await self._seat.leave()
+        self._generation.end("this rank has left")
+        self._collectives.close()
+        await self._attachment.leave()
         if self._owns_client:
             await self.kv.close()
 
@@ -340,7 +368,7 @@ class Run:
         try:
             if not self._is_left:
                 self._unwatch()  # what this rank does itself is no news to it
-                await self._seat.close(reason)
+                await self._attachment.close(reason)
         finally:
             await self.leave()
 
@@ -348,13 +376,13 @@ class Run:
         """Wait until all ranks are done, close the run, and leave. The end of an ``async with`` block does this.
 
         Arguments:
-            timeout_s: for the others; then the run is left, not closed. None: as long as the epoch lasts.
+            timeout_s: for the others; then the run is left, not closed. None: as long as the generation lasts.
         """
         try:
             if self._place is None:
                 await self.barrier(FAREWELL, timeout_s=timeout_s)
                 self._unwatch()
-                await self._seat.close("finished")
+                await self._attachment.close("finished")
         except (TrainingError, StatusError):
             pass  # they go on without this rank, or have closed the run already
         finally:
@@ -395,7 +423,7 @@ async def join(
     client: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
-    """Take part in a run; returns when its first epoch with this process has begun.
+    """Take part in a run; returns when its first generation with this process has begun.
 
     Without a run id, in a worker that ``raftkvctl run exec`` or torchrun has started, it attaches to the surrounding
     run as the rank that the environment says. Else this process becomes a node of its own, with one slot.
@@ -404,7 +432,7 @@ async def join(
         run_id: of the job; all its processes use the same, and no other job does.
         endpoints: of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
         kv: a client to be used instead; it must outlive the run.
-        min_nodes, max_nodes: no epoch begins with fewer, none has more; 0: as many as the minimum.
+        min_nodes, max_nodes: no generation begins with fewer, none has more; 0: as many as the minimum.
         timeout_s: for the minimum to be there; None: ``join_timeout_s``.
         on_progress: called on the loop while nodes gather.
         client: further settings of ``raftkv.aio.connect``: TLS files, user, password; None: as ``RAFTKV_USER``
@@ -415,8 +443,8 @@ async def join(
     Raises:
         ConfigError: an option is unknown or cannot be; the environment is no worker's.
         JoinTimeout: too few nodes came in time.
-        RunClosed, RunConflict: see ``Membership.open``.
-        EpochOver: of a worker: its epoch is over already.
+        RunClosed, RunConflict: see ``Participant.open``.
+        GenerationOver: of a worker: its generation is over already.
         StatusError: the cluster cannot be reached, or refused.
     """
     where = find_endpoints(run_id, endpoints)
@@ -425,7 +453,7 @@ async def join(
     own = kv is None
     kv = kv if kv is not None else connect(where, **(client_settings(os.environ) if client is None else client))
     try:
-        return await _sit_down(kv, config, place, timeout_s, on_progress, own)
+        return await _attach(kv, config, place, timeout_s, on_progress, own)
     except BaseException:
         if own:
             await kv.close()
@@ -433,7 +461,11 @@ async def join(
 
 
 def find_endpoints(run_id: str, endpoints: str | Iterable[str]) -> str | Iterable[str]:
-    """Where the cluster is: as given, as the environment says, or on this machine.
+    """Find the cluster: as given, as the environment says, or on this machine.
+
+    Arguments:
+        run_id: of the run to join; empty: the one around this process.
+        endpoints: as given; empty: not given.
 
     Raises:
         ConfigError: neither is a run named, nor is this a worker of one.
@@ -446,7 +478,7 @@ def find_endpoints(run_id: str, endpoints: str | Iterable[str]) -> str | Iterabl
     return endpoints or os.environ.get("RAFTKV_ENDPOINTS") or DEFAULT_ENDPOINTS
 
 
-async def _sit_down(
+async def _attach(
     kv: Client,
     config: RunConfig | None,
     place: WorkerPlace | None,
@@ -455,22 +487,22 @@ async def _sit_down(
     own: bool,
 ) -> Run:
     if place is not None:
-        seat = await WorkerSeat.take(kv, place)
-        if seat.world is None:
+        attachment = await WorkerAttachment.take(kv, place)
+        if attachment.world is None:
             raise RunClosed(place.run_id, "")
-        return Run(kv, seat, seat.world, place, owns_client=own)
+        return Run(kv, attachment, attachment.world, place, owns_client=own)
     if config is None:
         raise ConfigError("a node needs a configuration")
     if config.address == config.host:  # nobody has told
         address = await asyncio.get_running_loop().run_in_executor(None, guess_address, kv.scope.core.endpoints)
         config = replace(config, address=address)
-    membership = await Membership.open(kv, config, on_progress=on_progress)
+    participant = await Participant.open(kv, config, on_progress=on_progress)
     try:
-        world = await membership.next_world(timeout_s)
+        world = await participant.next_world(timeout_s)
     except BaseException:
-        await membership.leave()
+        await participant.leave()
         raise
-    return Run(kv, membership, world, None, owns_client=own)
+    return Run(kv, participant, world, None, owns_client=own)
 
 
 def _config(run_id: str, min_nodes: int, max_nodes: int, options: Mapping[str, Any]) -> RunConfig:

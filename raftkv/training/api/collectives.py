@@ -1,6 +1,6 @@
-"""Ranks that wait for each other: barriers, broadcasts, and gathered values of one epoch.
+"""Ranks that wait for each other: barriers, broadcasts, and gathered values of one generation.
 
-What lies below ``sync/<epoch>/`` for the third barrier ``"step"`` of three ranks, two of which have come::
+What lies below ``sync/<generation>/`` for the third barrier ``"step"`` of three ranks, two of which have come::
 
     at/step/3/arrived/000000    the value of rank 0, empty at a barrier
     at/step/3/arrived/000002
@@ -28,25 +28,25 @@ from raftkv.client.kv.txn import txn
 from raftkv.errors import ConfigError, StatusError
 from raftkv.training.api.generation import BarrierTimeout, checked_value, quoted
 from raftkv.training.api.posted_keys import PostedKeys
-from raftkv.training.errors import EpochOver
+from raftkv.training.errors import GenerationOver
 
 if TYPE_CHECKING:
     from raftkv.client.kv.txn import Txn
     from raftkv.client.values import KeyValue, TxnResult
-    from raftkv.training.api.generation import Epoch
+    from raftkv.training.api.generation import Generation
 
 Result = TypeVar("Result")
 
 LAST_LOOK_TIMEOUT_S = 1.0
-"""For asking, when the epoch ends, whether a barrier had opened before."""
+"""For asking, when the generation ends, whether a barrier had opened before."""
 
 
-class Gatherings:
-    """The barriers, broadcasts and gathered values of one rank in one epoch."""
+class Collectives:
+    """The barriers, broadcasts and gathered values of one rank in one generation."""
 
-    def __init__(self, epoch: Epoch) -> None:
-        self._epoch = epoch
-        self._posted = PostedKeys(epoch, self._is_past)
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._posted = PostedKeys(generation, self._is_past)
         self._uses: dict[str, int] = defaultdict(lambda: 1)
 
     def close(self) -> None:
@@ -54,39 +54,58 @@ class Gatherings:
         self._posted.close()
 
     async def barrier(self, name: str, timeout_s: float | None) -> None:
-        """Wait until all ranks are there."""
+        """Wait until all ranks are there.
+
+        Arguments:
+            name: of the barrier.
+            timeout_s: None: until the generation ends.
+        """
         await self._meet(_Use(self, f"barrier.{quoted(name)}", f"barrier {name!r}"), b"", timeout_s, wait=True)
 
     async def gather(
         self, name: str, value: str | bytes, root: int | None, timeout_s: float | None
     ) -> list[bytes] | None:
-        """Give a value; returns all of them by rank, to the root alone unless it is None."""
+        """Give a value; returns all of them by rank, to the root alone unless it is None.
+
+        Arguments:
+            name: of the collective.
+            value: of this rank.
+            root: who gets them; None: everybody.
+            timeout_s: None: until the generation ends.
+        """
         self._check_root(root)
         use = _Use(self, f"gather.{quoted(name)}", f"gather {name!r}")
-        receives = root is None or root == self._epoch.rank
+        receives = root is None or root == self._generation.rank
         return await self._meet(use, checked_value(value), timeout_s, wait=receives)
 
     async def broadcast(self, name: str, value: str | bytes | None, root: int, timeout_s: float | None) -> bytes:
-        """Give everybody the root's value."""
+        """Give everybody the root's value.
+
+        Arguments:
+            name: of the collective.
+            value: the root's.
+            root: whose value it is.
+            timeout_s: None: until the generation ends.
+        """
         self._check_root(root)
         use = _Use(self, f"value.{quoted(name)}", f"broadcast {name!r}")
-        if self._epoch.rank == root:
+        if self._generation.rank == root:
             if value is None:
                 raise ConfigError(f"rank {root} is the root of broadcast {name!r} and gave no value")
             data = checked_value(value)
-            await self._in_time(use, timeout_s, self._epoch.commit(lambda empty: use.publish(empty, data)))
+            await self._in_time(use, timeout_s, self._generation.commit(lambda empty: use.publish(empty, data)))
         else:
             data = await self._in_time(use, timeout_s, self._opened(use))
         self._finish(use)
         return data
 
     def number(self, name: str) -> int:
-        """Which use of a name is the present one."""
+        """Return which use of a name is the present one."""
         return self._uses[name]
 
     def key(self, place: str) -> str:
-        """A key of the epoch."""
-        return f"{self._epoch.base}{place}"
+        """Return a key of the generation."""
+        return f"{self._generation.base}{place}"
 
     def _finish(self, use: _Use) -> None:
         self._uses[use.name] += 1
@@ -97,8 +116,8 @@ class Gatherings:
         return int(number) < self._uses[name]
 
     def _check_root(self, root: int | None) -> None:
-        if root is not None and not 0 <= root < self._epoch.size:
-            raise ConfigError(f"there is no rank {root} to be the root: the epoch has {self._epoch.size}")
+        if root is not None and not 0 <= root < self._generation.size:
+            raise ConfigError(f"there is no rank {root} to be the root: the generation has {self._generation.size}")
 
     async def _meet(self, use: _Use, value: bytes, timeout_s: float | None, *, wait: bool) -> list[bytes] | None:
         values = await self._in_time(use, timeout_s, self._come(use, value, wait))
@@ -106,21 +125,21 @@ class Gatherings:
         return values
 
     async def _come(self, use: _Use, value: bytes, wait: bool) -> list[bytes] | None:
-        rank, size = self._epoch.rank, self._epoch.size
-        done = await self._epoch.commit(lambda empty: use.arrive(empty, rank, size, value))
+        rank, size = self._generation.rank, self._generation.size
+        done = await self._generation.commit(lambda empty: use.arrive(empty, rank, size, value))
         if not wait:
             return None
         if not use.is_open(done):
             await self._opened(use)
         if use.name.startswith("barrier."):
             return None
-        return [item.value async for item in self._epoch.kv.scan(use.arrived, prefix=True)]
+        return [item.value async for item in self._generation.kv.scan(use.arrived, prefix=True)]
 
     async def _opened(self, use: _Use) -> bytes:
         try:
-            return await self._epoch.until_over(self._posted.wait(use.place))
-        except EpochOver:
-            # The end of the epoch and the opening come by different ways: who was let in first is let in.
+            return await self._generation.until_over(self._posted.wait(use.place))
+        except GenerationOver:
+            # The end of the generation and the opening come by different ways: who was let in first is let in.
             found = await self._last_look(use)
             if found is None:
                 raise
@@ -128,7 +147,7 @@ class Gatherings:
 
     async def _last_look(self, use: _Use) -> KeyValue | None:
         try:
-            return await self._epoch.kv.get(use.open, timeout_s=LAST_LOOK_TIMEOUT_S)
+            return await self._generation.kv.get(use.open, timeout_s=LAST_LOOK_TIMEOUT_S)
         except StatusError:
             return None
 
@@ -145,29 +164,37 @@ class Gatherings:
         if use.name.startswith("value."):
             return []
         try:
-            there = await self._epoch.kv.range(use.arrived, prefix=True, keys_only=True, timeout_s=LAST_LOOK_TIMEOUT_S)
+            there = await self._generation.kv.range(
+                use.arrived, prefix=True, keys_only=True, timeout_s=LAST_LOOK_TIMEOUT_S
+            )
         except StatusError:
             return []
         came = {int(item.key.rpartition(b"/")[2]) for item in there}
-        return sorted(set(range(self._epoch.size)) - came)
+        return sorted(set(range(self._generation.size)) - came)
 
 
 class _Use:
     """One use of a name: its keys, and the txns on them."""
 
-    def __init__(self, gatherings: Gatherings, name: str, title: str) -> None:
-        number = gatherings.number(name)
+    def __init__(self, collectives: Collectives, name: str, title: str) -> None:
+        number = collectives.number(name)
         self.name = name
         self.title = title
         self.place = f"{name}/{number}"
-        self.open = gatherings.key(f"open/{self.place}")
-        self.count = gatherings.key(f"at/{self.place}/count")
-        self.arrived = gatherings.key(f"at/{self.place}/arrived/")
-        self._before = gatherings.key(f"at/{name}/{number - 1}/")
-        self._open_before = gatherings.key(f"open/{name}/{number - 1}")
+        self.open = collectives.key(f"open/{self.place}")
+        self.count = collectives.key(f"at/{self.place}/count")
+        self.arrived = collectives.key(f"at/{self.place}/arrived/")
+        self._before = collectives.key(f"at/{name}/{number - 1}/")
+        self._open_before = collectives.key(f"open/{name}/{number - 1}")
 
     def arrive(self, empty: Txn, rank: int, size: int, value: bytes) -> Txn:
-        """Come; done twice it is as good as once."""
+        """Come; done twice it is as good as once.
+
+        Arguments:
+            empty: the txn to fill.
+            rank, size: of who comes, and of the generation.
+            value: that it brings.
+        """
         mine = f"{self.arrived}{rank:06d}"
         came = (Put(self.count), Put(mine, value))
         tidy = (Delete(self._before, prefix=True), Delete(self._open_before))
@@ -175,11 +202,16 @@ class _Use:
         return empty.when(version(mine) == 0).then(last).otherwise(Get(self.open))
 
     def publish(self, empty: Txn, value: bytes) -> Txn:
-        """Put the value that all wait for."""
+        """Put the value that all wait for.
+
+        Arguments:
+            empty: the txn to fill.
+            value: for all ranks.
+        """
         return empty.then(Put(self.open, value), Delete(self._open_before))
 
     @staticmethod
     def is_open(done: TxnResult) -> bool:
-        """Whether whoever came knows by it that all are there."""
+        """Tell whether the answer to a rank's arrival says that all are there."""
         inner = done.results[0]
         return bool(inner.succeeded) if done.succeeded else inner is not None

@@ -1,13 +1,13 @@
-"""Counters of an epoch: sums over what each rank has added.
+"""Counters of a generation: sums over what each rank has added.
 
     steps = run.counter("steps")
-    ticket = await steps.add(1)        # how many there are now, this one included: no two ranks get the same
+    number = await steps.add(1)        # how many there are now, this one included: no two ranks get the same
     await steps.value()
 
-Each rank has a key of its own below ``sync/<epoch>/counter/<name>/``, with all that it has added; ``add`` puts it and
-reads the others' in the same txn. So ranks never get in each other's way, as they would by compare-and-set of one key,
-and an ``add`` whose outcome is unknown is simply done again. The price: an answer carries a number for every rank that
-has added.
+Each rank has a key of its own below ``sync/<generation>/counter/<name>/``, with all that it has added; ``add`` puts it
+and reads the others' in the same txn. So ranks never get in each other's way, as they would by compare-and-set of one
+key, and an ``add`` whose outcome is unknown is simply done again. The price: an answer carries a number for every rank
+that has added.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from raftkv.training.api.generation import quoted
 
 if TYPE_CHECKING:
     from raftkv.client.values import RangeResult
-    from raftkv.training.api.generation import Epoch
+    from raftkv.training.api.generation import Generation
 
 
 class Counter:
     """One counter, as one rank sees it; made by ``Run.counter``."""
 
-    def __init__(self, epoch: Epoch, name: str) -> None:
+    def __init__(self, generation: Generation, name: str) -> None:
         self.name = name
-        self._epoch = epoch
-        self._prefix = f"{epoch.base}counter/{quoted(name)}/"
-        self._key = f"{self._prefix}{epoch.rank:06d}"
+        self._generation = generation
+        self._prefix = f"{generation.base}counter/{quoted(name)}/"
+        self._key = f"{self._prefix}{generation.rank:06d}"
         self._added: int | None = None
         self._adding = asyncio.Lock()
 
@@ -39,7 +39,7 @@ class Counter:
         """Add to it; returns what it is then.
 
         Raises:
-            EpochOver: the epoch has ended; nothing was added that anybody will see.
+            GenerationOver: the generation has ended; nothing was added that anybody will see.
             StatusError: the cluster refused.
         """
         if not isinstance(amount, int):
@@ -49,22 +49,22 @@ class Counter:
                 self._added = await self._read_added()
             total = self._added + amount
             mine = Put(self._key, str(total))
-            done = await self._epoch.commit(lambda empty: empty.then(mine, GetRange(self._prefix, prefix=True)))
+            done = await self._generation.commit(lambda empty: empty.then(mine, GetRange(self._prefix, prefix=True)))
             self._added = total
             return _total(done.results[1])
 
     async def _read_added(self) -> int:
-        mine = await self._epoch.until_over(until_answered(lambda: self._epoch.kv.get(self._key)))
+        mine = await self._generation.until_over(until_answered(lambda: self._generation.kv.get(self._key)))
         return 0 if mine is None else int(mine.value)
 
     async def value(self) -> int:
-        """What it is.
+        """Return the sum.
 
         Raises:
-            EpochOver: the epoch has ended.
+            GenerationOver: the generation has ended.
         """
-        read = until_answered(lambda: self._epoch.kv.range(self._prefix, prefix=True))
-        return _total(await self._epoch.until_over(read))
+        read = until_answered(lambda: self._generation.kv.range(self._prefix, prefix=True))
+        return _total(await self._generation.until_over(read))
 
 
 def _total(page: RangeResult) -> int:

@@ -1,11 +1,11 @@
-"""One epoch, as user code works in it: where its values lie, under which fence, and when it is over.
+"""One generation, as user code works in it: where its values lie, under which fence, and when it is over.
 
-    epoch = Epoch(kv, world, rank=0)
-    await epoch.until_over(barrier())        # EpochOver at once when the epoch ends, whatever is waited for
-    epoch.end("node b-1 is gone")            # told by the membership
+    generation = Generation(kv, world, rank=0)
+    await generation.until_over(barrier())        # GenerationOver at once when the generation ends, whatever is waited
+    for generation.end("node b-1 is gone")            # told by the participant
 
-Everything lies below ``sync/<epoch>/`` and is written in a txn with the world's fence, so a rank that slept through the
-end of its epoch writes nothing. The arbiter deletes it two epochs later.
+Everything lies below ``sync/<generation>/`` and is written in a txn with the world's fence, so a rank that slept
+through the end of its generation writes nothing. The arbiter deletes it two generations later.
 
 Leaves out: what the values mean (``gathering``, ``counter``, ``term``).
 """
@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
-from raftkv.training.errors import EpochOver, TrainingError
+from raftkv.training.errors import GenerationOver, TrainingError
 from raftkv.training.keys import RunKeys
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class BarrierTimeout(TrainingError, TimeoutError):
 
 
 def quoted(name: str) -> str:
-    """A name that the user chose, as one part of a key.
+    """Quote a name that the user chose, as one part of a key.
 
     Raises:
         ConfigError: it is empty.
@@ -64,7 +64,7 @@ def quoted(name: str) -> str:
 
 
 def checked_value(value: str | bytes) -> bytes:
-    """A value to be shared, as bytes.
+    """Return a value to be shared, as bytes.
 
     Raises:
         ConfigError: it is larger than values here may be.
@@ -81,12 +81,12 @@ def checked_value(value: str | bytes) -> bytes:
     return data
 
 
-class Epoch:
+class Generation:
     """See the module.
 
     Arguments:
         kv: whole, not a view.
-        world: the epoch.
+        world: the generation.
         rank: which of its ranks this is; on a node with several slots not the world's own.
     """
 
@@ -94,7 +94,7 @@ class Epoch:
         self.kv = kv
         self.world = world
         self.rank = rank
-        self.base = RunKeys(world.run_id).sync(world.epoch)
+        self.base = RunKeys(world.run_id).sync(world.generation)
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
@@ -113,17 +113,17 @@ class Epoch:
         return self._over.done()
 
     def end(self, reason: str) -> None:
-        """It has ended: everybody who waits in it is told; harmless when repeated."""
+        """End it: everybody who waits in it is interrupted. Harmless when repeated."""
         if not self._over.done():
             self._over.set_result(reason)
 
-    def error(self) -> EpochOver:
-        """What to raise when it is over."""
+    def error(self) -> GenerationOver:
+        """Return what to raise when it is over."""
         reason = self._over.result() if self._over.done() else ""
-        return EpochOver(self.world.run_id, self.world.epoch, reason)
+        return GenerationOver(self.world.run_id, self.world.generation, reason)
 
     def check(self) -> None:
-        """Raise ``EpochOver`` if it is known to have ended."""
+        """Raise ``GenerationOver`` if it is known to have ended."""
         if self._over.done():
             raise self.error()
 
@@ -132,10 +132,10 @@ class Epoch:
         return await asyncio.shield(self._over)
 
     async def until_over(self, waiting: Awaitable[Result]) -> Result:
-        """Wait for something, but not beyond the end of the epoch.
+        """Wait for something, but not beyond the end of the generation.
 
         Raises:
-            EpochOver: that came first, and what was waited for is cancelled.
+            GenerationOver: that came first, and what was waited for is cancelled.
         """
         task = asyncio.ensure_future(waiting)
         try:
@@ -155,7 +155,7 @@ class Epoch:
             make: fills it; called for each attempt.
 
         Raises:
-            EpochOver: the epoch has ended; nothing was written.
+            GenerationOver: the generation has ended; nothing was written.
             StatusError: the cluster refused.
         """
 
@@ -165,6 +165,6 @@ class Epoch:
         self.check()
         try:
             return await self.until_over(until_answered(step))
-        except EpochOver:
-            self.end("")  # the cluster has said so, before the membership heard of it
+        except GenerationOver:
+            self.end("")  # the cluster has said so, before the participant heard of it
             raise self.error() from None

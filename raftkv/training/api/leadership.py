@@ -1,11 +1,13 @@
-"""Elections within an epoch: one leader among its ranks, whose term cannot outlive the epoch.
+"""Elections within a generation: one leader among its ranks, no longer than the generation lasts.
 
-    term = await run.elect("writer")                       # waits until this rank leads
-    await run.kv.put("progress", b"7", fence=term)         # while it leads *and* the epoch lasts
+    leadership = await run.elect("writer")                 # waits until this rank leads
+    await run.kv.put("progress", b"7", fence=leadership)   # while it leads *and* the generation lasts
 
-The candidates' keys are the client library's own (``client.contender``), below ``sync/<epoch>/elect/<name>/``, each
-with a lease of the candidate: one that dies makes room for the next without a new epoch. Every write of the campaign
-and every write with ``fence=term`` carries both conditions.
+The candidates' keys are the client library's own (``client.contender``), below ``sync/<generation>/elect/<name>/``,
+each
+with a lease of the candidate: one that dies makes room for the next without a new generation. Every write of the
+    campaign
+and every write with ``fence=leadership`` carries both conditions.
 """
 
 from __future__ import annotations
@@ -17,48 +19,55 @@ from raftkv.client.kv.guards import fence_compares
 from raftkv.client.lock.election import Term
 from raftkv.client.space import to_bytes
 from raftkv.training.api.generation import quoted
-from raftkv.training.errors import EpochOver
+from raftkv.training.errors import GenerationOver
 
 if TYPE_CHECKING:
     from raftkv.client.space import Text
     from raftkv.client.values import KeyValue
     from raftkv.pb import rpc_pb2
-    from raftkv.training.api.generation import Epoch
+    from raftkv.training.api.generation import Generation
 
 TTL_S = 2
 
 
-class RunTerm:
-    """One candidacy, and the term that it leads to; made by ``Run.elect``. Usable as ``fence=``."""
+class Leadership:
+    """One candidacy, and the leadership that follows from it; made by ``Run.elect``. Usable as ``fence=``.
 
-    def __init__(self, epoch: Epoch, name: str, value: Text, ttl_s: float = TTL_S) -> None:
+    Arguments:
+        generation: in which it is.
+        name: of the election.
+        value: what everybody sees of the leader; empty: its rank.
+        ttl_s: of the candidate's lease.
+    """
+
+    def __init__(self, generation: Generation, name: str, value: Text, ttl_s: float = TTL_S) -> None:
         self.name = name
-        self._epoch = epoch
-        self._line = election_key(epoch, name)
-        value = to_bytes(value) or str(epoch.rank).encode()
-        self._term = Term(epoch.kv.scope.fenced(epoch.fence), self._line, value, ttl_s, None, interrupt=False)
+        self._generation = generation
+        self._key = election_key(generation, name)
+        value = to_bytes(value) or str(generation.rank).encode()
+        self._term = Term(generation.kv.scope.fenced(generation.fence), self._key, value, ttl_s, None, interrupt=False)
 
     @property
     def leads(self) -> bool:
         """Whether it leads, as far as this rank knows."""
-        return self._term.leads and not self._epoch.is_over
+        return self._term.leads and not self._generation.is_over
 
     @property
     def token(self) -> int:
-        """The fencing token: grows from term to term; 0 before it leads."""
+        """The fencing token: grows from leader to leader; 0 before it leads."""
         return self._term.fence
 
     async def campaign(self, timeout_s: float | None = None) -> Self:
         """Wait until it leads; returns at once if it does.
 
         Raises:
-            EpochOver: the epoch ended first.
+            GenerationOver: the generation ended first.
             LockNotFree: others led all that time.
         """
-        self._epoch.check()
+        self._generation.check()
         if self._term.leads:
             return self
-        await self._epoch.until_over(self._term.campaign(timeout_s))
+        await self._generation.until_over(self._term.campaign(timeout_s))
         return self
 
     async def proclaim(self, value: Text) -> None:
@@ -66,29 +75,29 @@ class RunTerm:
 
         Raises:
             TermLost: it does not lead any more.
-            EpochOver: the epoch has ended.
+            GenerationOver: the generation has ended.
         """
-        self._epoch.check()
+        self._generation.check()
         await self._term.proclaim(value)
 
     async def resign(self) -> None:
-        """End it; does nothing if it is over, with its epoch too.
+        """End it; does nothing if it is over, with its generation too.
 
         Raises:
             TermLost: it did not lead any more: somebody may have led meanwhile.
         """
         try:
             await self._term.resign()
-        except EpochOver:
+        except GenerationOver:
             return
 
     def compares(self) -> list[rpc_pb2.Compare]:
         """See ``client.guards.Conditions``."""
-        return [*self._epoch.fence.compares(), *fence_compares(self._term)]
+        return [*self._generation.fence.compares(), *fence_compares(self._term)]
 
     def broken(self) -> Exception:
         """See ``client.guards.Conditions``."""
-        return self._epoch.error() if self._epoch.is_over else self._term.broken()
+        return self._generation.error() if self._generation.is_over else self._term.broken()
 
     async def __aenter__(self) -> Self:
         return await self.campaign()
@@ -99,11 +108,25 @@ class RunTerm:
         await self.resign()
 
 
-def election_key(epoch: Epoch, name: str) -> str:
-    """Before the keys of the candidates."""
-    return f"{epoch.base}elect/{quoted(name)}"
+RunTerm = Leadership
+"""Alias."""
 
 
-async def leader(epoch: Epoch, name: str) -> KeyValue | None:
-    """Who leads; None: nobody."""
-    return await epoch.until_over(epoch.kv.leader(election_key(epoch, name)))
+def election_key(generation: Generation, name: str) -> str:
+    """Before the keys of the candidates.
+
+    Arguments:
+        generation: in which it is.
+        name: of the election.
+    """
+    return f"{generation.base}elect/{quoted(name)}"
+
+
+async def leader(generation: Generation, name: str) -> KeyValue | None:
+    """Return the leader's key; None: nobody leads.
+
+    Arguments:
+        generation: in which it is.
+        name: of the election.
+    """
+    return await generation.until_over(generation.kv.leader(election_key(generation, name)))

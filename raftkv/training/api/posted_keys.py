@@ -1,11 +1,11 @@
-"""What all ranks of an epoch wait for: keys below one prefix, each put once, seen by one reflector.
+"""What all ranks of a generation wait for: keys below one prefix, each put once, seen by one reflector.
 
-    posted = PostedKeys(epoch, is_stale)
+    posted = PostedKeys(generation, is_stale)
     value = await posted.wait("ready/0")      # put by whoever came last, for everybody
 
 One watch a rank, whatever the number of barriers: a member encodes an event once for all that watch the same interval,
-so a barrier of 1,024 ranks is 1,024 writes and one event. The watch begins with the epoch, so what was put before a
-rank asked, even if it was deleted since, is seen. A value is kept until it is taken, and is taken once.
+so a barrier of 1,024 ranks is 1,024 writes and one event. The watch begins with the generation, so what was put before
+a rank asked, even if it was deleted since, is seen. A value is kept until it is taken, and is taken once.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from raftkv.training.control import ClientControl
 from raftkv.training.reflector import Reflector, below
 
 if TYPE_CHECKING:
-    from raftkv.training.api.generation import Epoch
+    from raftkv.training.api.generation import Generation
 
 
 class PostedKeys:
     """See the module.
 
     Arguments:
-        epoch: whose keys.
+        generation: whose keys.
         is_stale: tells whether nobody will ask for a name any more.
     """
 
-    def __init__(self, epoch: Epoch, is_stale: Callable[[str], bool]) -> None:
-        self.prefix = f"{epoch.base}open/"
-        self._epoch = epoch
+    def __init__(self, generation: Generation, is_stale: Callable[[str], bool]) -> None:
+        self.prefix = f"{generation.base}open/"
+        self._generation = generation
         self._is_stale = is_stale
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
@@ -51,13 +51,13 @@ class PostedKeys:
             return self._values.pop(name)
         if self._reflector is None:
             self._reflector = Reflector(
-                ClientControl(self._epoch.kv),
+                ClientControl(self._generation.kv),
                 below(self.prefix),
                 self._on_changes,
                 deletes=False,
                 on_refused=self._on_refused,
             )
-            self._reflector.start(revision=self._epoch.world.revision)
+            self._reflector.start(revision=self._generation.world.revision)
         waiter = self._waiting.setdefault(name, asyncio.get_running_loop().create_future())
         # Shielded: somebody else may wait for the same name, and who gave up may come again.
         value = await asyncio.shield(waiter)

@@ -3,18 +3,19 @@
 ::
 
     with raftkv.training.join("job", endpoints="h1:2379,h2:2379", min_nodes=2, max_nodes=4) as run:
-        print(run.rank, run.world_size, run.epoch)
+        print(run.rank, run.world_size, run.generation)
         run.barrier("start", timeout_s=60)
         config = run.broadcast("config", b"..." if run.rank == 0 else None)
         while train_a_step():
             if run.changed:                         # costs nothing
-                run.rejoin()                        # another epoch: other members, maybe another rank
+                run.rejoin()                        # another generation: other members, maybe another rank
 
-Everything is fenced by the epoch: ``EpochOver`` is raised at once in all who wait when it breaks, and a rank that
+Everything is fenced by the generation: ``GenerationOver`` is raised at once in all who wait when it breaks, and a rank
+    that
 slept through its end writes nothing. The block ends when all ranks are done, and closes the run; an exception in it is
-recorded as the fault that ended the epoch.
+recorded as the fault that ended the generation.
 
-This is a face of ``async_run``, which lives on the client's own loop thread; one run may be used by any thread. In a
+This wraps ``async_run``, which lives on the client's own loop thread; one run may be used by any thread. In a
 forked child it raises ``Forked``: the part in the run is the parent's.
 """
 
@@ -28,8 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 from raftkv.client.sync import client as sync
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.sync.callbacks import CallbackQueue
-from raftkv.training.api import async_run, counter
-from raftkv.training.api import leadership as term
+from raftkv.training.api import async_run, counter, leadership
 from raftkv.training.api.attachment import client_settings
 
 if TYPE_CHECKING:
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 
 
 class Counter(Blocking[counter.Counter]):
-    """A sum over all ranks of an epoch; made by ``Run.counter``."""
+    """A sum over all ranks of a generation; made by ``Run.counter``."""
 
     add = blocking(counter.Counter.add)
 
     @property
     def value(self) -> int:
-        """What it is; ``EpochOver`` if the epoch has ended."""
+        """What it is; ``GenerationOver`` if the generation has ended."""
         return self._loop.run(self._inner.value())
 
 
-class RunTerm(Blocking[term.RunTerm]):
-    """A candidacy among ranks, and its term; made by ``Run.elect`` and ``Run.term``. Usable as ``fence=``."""
+class Leadership(Blocking[leadership.Leadership]):
+    """A candidacy among ranks; made by ``Run.elect`` and ``Run.leadership``. Usable as ``fence=``."""
 
-    resign = blocking(term.RunTerm.resign)
-    proclaim = blocking(term.RunTerm.proclaim)
+    resign = blocking(leadership.Leadership.resign)
+    proclaim = blocking(leadership.Leadership.proclaim)
 
     def campaign(self, timeout_s: float | None = None) -> Self:
         """Wait until it leads; see ``Run.elect``."""
@@ -69,7 +69,7 @@ class RunTerm(Blocking[term.RunTerm]):
 
     @property
     def token(self) -> int:
-        """The fencing token: grows from term to term; 0 before it leads."""
+        """The fencing token: grows from leader to leader; 0 before it leads."""
         return self._inner.token
 
     def compares(self) -> list[rpc_pb2.Compare]:
@@ -94,7 +94,7 @@ class Run(Blocking[async_run.Run]):
     """One process' part in a run; made by ``join``. See the module.
 
     Attributes:
-        kv: a client of the cluster; ``run.kv.put(key, value, fence=run.fence)`` writes only while the epoch lasts.
+        kv: a client of the cluster; ``run.kv.put(key, value, fence=run.fence)`` writes only while the generation lasts.
     """
 
     def __init__(self, kv: sync.Client, loop: LoopThread, inner: async_run.Run, *, owns_client: bool) -> None:
@@ -104,31 +104,36 @@ class Run(Blocking[async_run.Run]):
         self._callbacks = CallbackQueue()
         self._is_over = False
 
-    # ---- where this rank is: values of the present epoch, no I/O
+    # ---- where this rank is: values of the present generation, no I/O
 
     @property
     def world(self) -> World:
-        """The epoch as this node sees it."""
+        """The generation as this node sees it."""
         return self._inner.world
 
     @property
     def run_id(self) -> str:
-        """Of the run."""
+        """Id of the run."""
         return self._inner.run_id
 
     @property
+    def generation(self) -> int:
+        """Number of the generation: grows by one with every world of the run, never goes back."""
+        return self._inner.generation
+
+    @property
     def epoch(self) -> int:
-        """Number of the epoch: grows by one with every world of the run, never goes back."""
-        return self._inner.epoch
+        """Alias of ``generation``."""
+        return self.generation
 
     @property
     def rank(self) -> int:
-        """This rank; it may be another in the next epoch."""
+        """This rank; it may be another in the next generation."""
         return self._inner.rank
 
     @property
     def is_worker(self) -> bool:
-        """Whether this process is a worker of an agent, not a node of its own: it has this epoch only."""
+        """Whether this process is a worker of an agent, not a node of its own: it has this generation only."""
         return self._inner.is_worker
 
     @property
@@ -138,7 +143,7 @@ class Run(Blocking[async_run.Run]):
 
     @property
     def local_rank(self) -> int:
-        """Of this rank among those on its host."""
+        """Number of this rank among those on its host."""
         return self._inner.local_rank
 
     @property
@@ -148,7 +153,7 @@ class Run(Blocking[async_run.Run]):
 
     @property
     def cross_rank(self) -> int:
-        """Of this host among those that have this local rank."""
+        """Number of this host among those that have this local rank."""
         return self._inner.cross_rank
 
     @property
@@ -158,27 +163,27 @@ class Run(Blocking[async_run.Run]):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The nodes of the epoch, in the order of ranks."""
+        """The nodes of the generation, in the order of ranks."""
         return self._inner.members
 
     @property
     def fence(self) -> WorldFence:
-        """For ``fence=`` of ``run.kv``: such writes happen only while the epoch lasts, else ``EpochOver``."""
+        """For ``fence=`` of ``run.kv``: such writes happen only while the generation lasts, else ``GenerationOver``."""
         return self._inner.fence
 
-    # ---- when the epoch ends
+    # ---- when the generation ends
 
     @property
     def changed(self) -> bool:
-        """Whether the epoch is over: come back with ``rejoin``. No I/O; any thread may ask."""
+        """Whether the generation is over: come back with ``rejoin``. No I/O; any thread may ask."""
         return self._inner.changed
 
     def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
-        """Call back when an epoch ends, once each, on a thread of its own. Returns how to take that back."""
+        """Call back when a generation ends, once each, on a thread of its own. Returns how to take that back."""
         return self.on_change_nowait(lambda: self._callbacks.call_soon(callback, self))
 
     def on_change_nowait(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """As ``on_change``, on the loop's own thread, so at once: for what neither blocks nor uses the client."""
+        """Call back at once, on the loop's own thread: for what neither blocks nor uses the client."""
         return self._ask(lambda run: run.on_change(lambda _: callback()))
 
     wait_change = blocking(async_run.Run.wait_change)
@@ -198,35 +203,42 @@ class Run(Blocking[async_run.Run]):
     report = blocking(async_run.Run.report)
 
     def publish_nowait(self, value: str) -> None:
-        """As ``publish``, without waiting for it; if the epoch ends first, nothing happens."""
+        """Publish without waiting for it; if the generation ends first, nothing happens."""
         self._loop.post(self._inner.publish(value))
 
     def counter(self, name: str) -> Counter:
-        """A sum over all ranks, from 0 in every epoch."""
+        """Return a sum over all ranks, from 0 in every generation."""
         return Counter(self, self._loop, self._ask(lambda run: run.counter(name)))
 
-    def term(self, name: str, value: str | bytes = b"") -> RunTerm:
-        """A candidacy among the ranks, to be run by ``with`` or ``campaign()``; see ``elect``."""
-        return RunTerm(self, self._loop, self._ask(lambda run: run.term(name, value)))
+    def leadership(self, name: str, value: str | bytes = b"") -> Leadership:
+        """Make a candidacy among the ranks, to be run by ``with`` or ``campaign()``.
 
-    def elect(self, name: str, value: str | bytes = b"", *, timeout_s: float | None = None) -> RunTerm:
-        """Wait until this rank leads; the term is a fence, over with the epoch at the latest.
+        Arguments:
+            name, value: see ``elect``.
+        """
+        return Leadership(self, self._loop, self._ask(lambda run: run.leadership(name, value)))
+
+    term = leadership
+    """Alias."""
+
+    def elect(self, name: str, value: str | bytes = b"", *, timeout_s: float | None = None) -> Leadership:
+        """Wait until this rank leads; the leadership is a fence, over with the generation at the latest.
 
         Arguments:
             name: of the election; every rank that wants to lead calls this.
             value: what everybody sees of the leader; empty: its rank.
-            timeout_s: None: until the epoch ends.
+            timeout_s: None: until the generation ends.
 
         Raises:
-            EpochOver: the epoch has ended.
+            GenerationOver: the generation has ended.
             LockNotFree: others led all that time.
         """
-        return self.term(name, value).campaign(timeout_s)
+        return self.leadership(name, value).campaign(timeout_s)
 
     # ---- the end
 
     def leave(self) -> None:
-        """Be there no more. If the run goes on, the epoch ends for the others."""
+        """Leave the run. If it goes on, the generation ends for the others."""
         self._end(self._inner.leave)
 
     def close(self, reason: str = "finished") -> None:
@@ -237,7 +249,7 @@ class Run(Blocking[async_run.Run]):
         """Wait until all ranks are done, close the run, and leave; the end of a ``with`` block does this.
 
         Arguments:
-            timeout_s: for the others; then the run is left, not closed. None: as long as the epoch lasts.
+            timeout_s: for the others; then the run is left, not closed. None: as long as the generation lasts.
         """
         self._end(lambda: self._inner.finish(timeout_s))
 
@@ -276,7 +288,7 @@ def join(
     client: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
-    """Take part in a run; returns when its first epoch with this process has begun.
+    """Take part in a run; returns when its first generation with this process has begun.
 
     Without a run id, in a worker that ``raftkvctl run exec`` or torchrun has started, it attaches to the surrounding
     run as the rank that the environment says. Else this process becomes a node of its own, with one slot.
@@ -285,7 +297,7 @@ def join(
         run_id: of the job; all its processes use the same, and no other job does.
         endpoints: of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
         kv: a client (``raftkv.connect``) to be used instead; it must outlive the run.
-        min_nodes, max_nodes: no epoch begins with fewer, none has more; 0: as many as the minimum.
+        min_nodes, max_nodes: no generation begins with fewer, none has more; 0: as many as the minimum.
         timeout_s: for the minimum to be there; None: ``join_timeout_s``.
         on_progress: called while nodes gather, on the loop's own thread: it may print, and no more.
         client: further settings of ``raftkv.connect``: TLS files, user, password; None: as ``RAFTKV_USER``
@@ -297,7 +309,7 @@ def join(
         ConfigError: an option is unknown or cannot be; the environment is no worker's.
         JoinTimeout: too few nodes came in time.
         RunClosed, RunConflict: the run is over, or another job's.
-        EpochOver: of a worker: its epoch is over already.
+        GenerationOver: of a worker: its generation is over already.
         StatusError: the cluster cannot be reached, or refused.
     """
     own = kv is None

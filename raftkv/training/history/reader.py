@@ -63,7 +63,7 @@ def interval(keys: RunKeys) -> tuple[str, str]:
 
 
 async def list_runs(kv: Client) -> list[RunSummary]:
-    """All runs, by id."""
+    """List all runs, by id."""
     found = [item.key async for item in kv.scan(ROOT, prefix=True, keys_only=True)]
     nodes = count_nodes([key.decode("utf-8", "backslashreplace").removeprefix(ROOT) for key in found])
     states = await kv.get_many([RunKeys(run_id).state for run_id in nodes])
@@ -73,7 +73,7 @@ async def list_runs(kv: Client) -> list[RunSummary]:
 
 
 def count_nodes(names: list[str]) -> dict[str, int]:
-    """Runs and their nodes, from the names of keys below ``ROOT``.
+    """Count the nodes of each run, from the names of keys below ``ROOT``.
 
     >>> count_nodes(["jobs/a/node/h-1", "jobs/a/state", "jobs/a/store/3/x/state"])
     {'jobs/a': 1}
@@ -98,7 +98,7 @@ def _state(item: KeyValue | None) -> State | None:
 
 
 async def read_history(kv: Client, run_id: str) -> RunHistory:
-    """Everything that the store still knows of a run.
+    """Read everything that the store still knows of a run.
 
     Arguments:
         kv: a client of the whole cluster, not a view.

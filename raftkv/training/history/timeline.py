@@ -1,17 +1,18 @@
-"""What happened in a run: its epochs, nodes and faults, put together from the changes of its keys. Pure.
+"""What happened in a run: its generations, nodes and faults, put together from the changes of its keys. Pure.
 
 ::
 
     history = await read_history(kv, "job")            # see ``history.reader``
-    for epoch in history.epochs:
-        print(epoch.epoch, [member.host for member in epoch.members], epoch.reason, epoch.recovery)
+    for generation in history.generations:
+        print(generation.generation, [member.host for member in generation.members], generation.reason,
+        generation.recovery)
 
 Nobody writes a log for this: the store keeps every change of a key until it is compacted, so the timeline of a run is
 what its keys went through. Owns the folding of these changes; ``history.reader`` fetches them, ``raftkvctl run`` shows
 them.
 
 Times are the wall clocks of those who wrote the records. A duration is exact only between two times of one writer,
-which is nearly always so: the arbiter writes both the end of an epoch and the beginning of the next. If it was the
+which is nearly always so: the arbiter writes both the end of a generation and the beginning of the next. If it was the
 arbiter that died, another clock wrote the second time, and the duration says that it is approximate.
 """
 
@@ -23,11 +24,11 @@ from typing import Any
 
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, Fault, Member, Node, Round, State
-from raftkv.training.rendezvous.denylist import Reported, root_cause
+from raftkv.training.records import BROKEN, CLOSED, Fault, GenerationRecord, Member, Node, State, to_json
 from raftkv.training.rendezvous.ranks import first_ranks
+from raftkv.training.scheduling.denylist import Reported, root_cause
 
-Content = Round | State | Fault | Node | str
+Content = GenerationRecord | State | Fault | Node | str
 """What a key of a run holds; text: of ``arbiter``, ``boot/`` and ``deny/``."""
 
 
@@ -58,7 +59,11 @@ class Duration:
 
     @classmethod
     def between(cls, start: Stamp, end: Stamp) -> Duration:
-        """Never negative: clocks that disagree so much only show that nothing is known."""
+        """Never negative: clocks that disagree so much only show that nothing is known.
+
+        Arguments:
+            start, end: as they were written.
+        """
         seconds = end.time - start.time
         return cls(max(seconds, 0.0), approximate=start.writer != end.writer or seconds < 0)
 
@@ -76,21 +81,22 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochHistory:
-    """One epoch.
+class GenerationHistory:
+    """One generation.
 
     Attributes:
-        epoch: its number.
+        generation: its number.
         members: in the order of ranks.
         began: when.
         ended: when it broke, was closed or was followed by another; None: it goes on.
         reason: why it ended, for people; cause and node: as the arbiter wrote them.
         faults: what was reported in it, the oldest first.
         closed: it ended because the run was closed.
-        recovery: from its end to the beginning of the next epoch; None: there is none (yet), or the run was closed.
+        recovery: from its end to the beginning of the next generation; None: there is none (yet), or the run was
+            closed.
     """
 
-    epoch: int
+    generation: int
     members: tuple[Member, ...]
     began: Stamp
     ended: Stamp | None = None
@@ -114,7 +120,7 @@ class EpochHistory:
         return found or next(iter([*named, *self.faults]), None)
 
     def rank_of(self, node_id: str) -> int | None:
-        """The lowest rank of a node; None: it was not in it."""
+        """Return the lowest rank of a node; None: the node was not in the generation."""
         for rank, member in zip(first_ranks(self.members), self.members, strict=True):
             if member.id == node_id:
                 return rank
@@ -129,7 +135,7 @@ class NodeHistory:
         id, host, address, slots: as in its record.
         joined: by its own clock.
         left_revision: of the store, when its key went; 0: it is there.
-        cause: why it went, as far as the run was told.
+        cause: why it went, as far as that is known.
     """
 
     id: str
@@ -150,11 +156,11 @@ class RunHistory:
         revision: of the store, up to which this is true.
         since_revision: from which on this is true.
         complete: whether that is the run's beginning; False: what was before is compacted.
-        epochs, nodes: the oldest first.
+        generations, nodes: the oldest first.
         state, round: as they are now; None: not written yet.
         present: the nodes that are there now.
         arbiter: id of the node that decides; empty: none.
-        boot: what rank 0 of the last epoch has published.
+        boot: what rank 0 of the last generation has published.
         denied: hosts that may not take part for now.
     """
 
@@ -162,23 +168,23 @@ class RunHistory:
     revision: int
     since_revision: int
     complete: bool
-    epochs: tuple[EpochHistory, ...] = ()
+    generations: tuple[GenerationHistory, ...] = ()
     nodes: tuple[NodeHistory, ...] = ()
     state: State | None = None
-    round: Round | None = None
+    round: GenerationRecord | None = None
     present: tuple[Node, ...] = ()
     arbiter: str = ""
     boot: str = ""
     denied: tuple[str, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON: only numbers, texts, lists and tables."""
+        """Convert to what JSON can hold: numbers, texts, lists and tables."""
         plain = asdict(self)
-        for shown, epoch in zip(plain["epochs"], self.epochs, strict=True):
-            root = epoch.root_fault
+        for shown, generation in zip(plain["generations"], self.generations, strict=True):
+            root = generation.root_fault
             shown["root_fault"] = None if root is None else asdict(root)
-            shown["lasted"] = None if epoch.lasted is None else asdict(epoch.lasted)
-        return plain
+            shown["lasted"] = None if generation.lasted is None else asdict(generation.lasted)
+        return dict(to_json(plain))
 
 
 @dataclass
@@ -190,9 +196,9 @@ class Fold:
 
     keys: RunKeys
     state: State | None = None
-    round: Round | None = None
+    round: GenerationRecord | None = None
     arbiter: str = ""
-    epochs: list[EpochHistory] = field(default_factory=list)
+    generations: list[GenerationHistory] = field(default_factory=list)
     nodes: dict[str, NodeHistory] = field(default_factory=dict)
     present: dict[str, Node] = field(default_factory=dict)
     boots: dict[str, str] = field(default_factory=dict)
@@ -207,7 +213,7 @@ class Fold:
             self.arbiter = content if isinstance(content, str) else ""
         elif change.kind == "node":
             self._apply_node(change)
-        elif isinstance(content, Round):
+        elif isinstance(content, GenerationRecord):
             self._begin(content, change.revision)
         elif isinstance(content, State):
             self._set_state(content, change.revision)
@@ -215,7 +221,7 @@ class Fold:
             self._add_fault(content)
         elif change.kind in ("state", "round") and content is None:
             self.state = self.round = None  # the run was deleted: what comes now is another one of that id
-            self.epochs.clear()
+            self.generations.clear()
         elif change.kind in ("boot", "deny"):
             self._set_text(self.boots if change.kind == "boot" else self.denied, change)
 
@@ -236,64 +242,74 @@ class Fold:
             cause = self.state.cause if self.state is not None and self.state.node == change.name else ""
             self.nodes[change.name] = replace(self.nodes[change.name], left_revision=change.revision, cause=cause)
 
-    def _begin(self, content: Round, revision: int) -> None:
+    def _begin(self, content: GenerationRecord, revision: int) -> None:
         began = Stamp(content.time, self.arbiter, revision)
-        if self.epochs:
-            last = self.epochs[-1]
+        if self.generations:
+            last = self.generations[-1]
             ended = last.ended or began
             recovery = None if last.closed else Duration.between(ended, began)
-            self.epochs[-1] = replace(last, ended=ended, recovery=recovery)
+            self.generations[-1] = replace(last, ended=ended, recovery=recovery)
         self.round = content
-        self.epochs.append(EpochHistory(content.epoch, content.members, began))
+        self.generations.append(GenerationHistory(content.generation, content.members, began))
 
     def _set_state(self, content: State, revision: int) -> None:
         self.state = content
         gone = self.nodes.get(content.node)
         if gone is not None and gone.left_revision and not gone.cause:
             self.nodes[content.node] = replace(gone, cause=content.cause)
-        if not self.epochs or content.phase not in (BROKEN, CLOSED):
+        if not self.generations or content.phase not in (BROKEN, CLOSED):
             return
         self._end(content, revision)
 
     def _end(self, content: State, revision: int) -> None:
-        last, closed = self.epochs[-1], content.phase == CLOSED
-        if content.epoch != last.epoch or (last.ended is not None and not closed):
+        last, closed = self.generations[-1], content.phase == CLOSED
+        if content.generation != last.generation or (last.ended is not None and not closed):
             return
         if last.ended is not None:
-            self.epochs[-1] = replace(last, closed=True)
+            self.generations[-1] = replace(last, closed=True)
             return
         # Any node may close a run, and the state names it. All else is written by the arbiter.
         ended = Stamp(content.time, content.node if closed else self.arbiter, revision)
-        self.epochs[-1] = replace(
+        self.generations[-1] = replace(
             last, ended=ended, reason=content.reason, cause=content.cause, node=content.node, closed=closed
         )
 
     def _add_fault(self, fault: Fault) -> None:
-        for index, epoch in enumerate(self.epochs):
-            if epoch.epoch == fault.epoch and fault not in epoch.faults:
-                self.epochs[index] = replace(epoch, faults=(*epoch.faults, fault))
+        for index, generation in enumerate(self.generations):
+            if generation.generation == fault.generation and fault not in generation.faults:
+                self.generations[index] = replace(generation, faults=(*generation.faults, fault))
 
     def history(self, *, since_revision: int, complete: bool) -> RunHistory:
-        """What has come of it."""
-        epoch = self.round.epoch if self.round is not None else 0
+        """Return the run that the changes so far have led to.
+
+        Arguments:
+            since_revision: from which on the changes are known.
+            complete: whether that is the run's beginning.
+        """
+        generation = self.round.generation if self.round is not None else 0
         return RunHistory(
             self.keys.run_id,
             self.revision,
             since_revision,
             complete,
-            tuple(self.epochs),
+            tuple(self.generations),
             tuple(sorted(self.nodes.values(), key=lambda node: node.joined.revision)),
             self.state,
             self.round,
             tuple(self.present.values()),
             self.arbiter,
-            self.boots.get(str(epoch), ""),
+            self.boots.get(str(generation), ""),
             tuple(sorted(self.denied)),
         )
 
 
 def fold(keys: RunKeys, changes: Iterable[Change]) -> Fold:
-    """All changes, folded."""
+    """Fold all changes.
+
+    Arguments:
+        keys: of the run.
+        changes: in the order of revisions.
+    """
     folded = Fold(keys)
     for change in changes:
         folded.apply(change)
@@ -301,7 +317,7 @@ def fold(keys: RunKeys, changes: Iterable[Change]) -> Fold:
 
 
 def read_change(keys: RunKeys, key: bytes, value: bytes | None, revision: int) -> Change | None:
-    """A change of a key of the run; None: it is not a key that history is made of, or it holds something else.
+    """Decode a change of a key; None: history is not made of that key, or it holds something else.
 
     Arguments:
         keys: of the run.
@@ -310,8 +326,8 @@ def read_change(keys: RunKeys, key: bytes, value: bytes | None, revision: int) -
         revision: of the change.
     """
     kind, _, name = key.decode("utf-8", "backslashreplace").removeprefix(keys.base).partition("/")
-    records: dict[str, type[Round | State | Fault | Node]] = {
-        "round": Round,
+    records: dict[str, type[GenerationRecord | State | Fault | Node]] = {
+        "round": GenerationRecord,
         "state": State,
         "fault": Fault,
         "node": Node,

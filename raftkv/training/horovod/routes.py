@@ -1,20 +1,22 @@
 """Horovod's requests on the client port: ``GET``, ``PUT``, ``DELETE /<scope>/<key>``.
 
-For workers that are told ``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT``; served if ``--horovod-run`` names a run:
+For workers with ``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT`` in their environment; served if ``--horovod-run`` names
+a run:
 
     PUT /global/rank_0                       -> 200
     GET /global/1                            -> 200 and the value, which may be empty; 404: absent, ask again
     DELETE /global/0                         -> 200: rank 0 has finished with the scope
     GET /rank_and_size/host-a:0              -> rank,size,local_rank,local_size,cross_rank,cross_size, once the run's
-                                                epoch has begun; all -1: the run has no such slot
+                                                generation has begun; all -1: the run has no such slot
 
 Horovod takes 200 and 404 for answers and tries again, a few times, after anything else; its HTTP client knows header
 names in their usual spelling only (``rpc/server/http1``). It names no job, so one run is served at a time. Browsers are
 refused: a page must not write through the port of a member.
 
 Left out: the state (``horovod.scopes``), and who may use plain HTTP at all (``http.access``). A worker that asks for
-its rank while the loss of another is not known yet gets its place in the old epoch; it cannot meet all others there and
-asks again after Horovod's own timeout. Workers that are started anew for each epoch (``raftkvctl run exec``) never ask.
+its rank while the loss of another is not known yet gets its place in the old generation; it cannot meet all others
+there and asks again after Horovod's own timeout. Workers that are started anew for each generation (``raftkvctl run
+exec``) never ask.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from raftkv.training.horovod.scopes import LocalStore, Scopes
 _log = logging.getLogger(__name__)
 
 NAME_BYTES_MAX: Final = 512
-"""Of a scope, and of a key: a host name and a rank."""
+"""Length of the name of a scope, and of a key: a host name and a rank."""
 
 VALUE_BYTES_MAX: Final = 1024 * 1024
-"""Of what a worker puts: its addresses for all others, about 150 bytes each."""
+"""Size of what a worker puts: its addresses for all others, about 150 bytes each."""
 
 RESERVED: Final = frozenset({"debug", "health", "metrics", "v2", "v3", "v3alpha", "v3beta", "version"})
 """First parts of paths that are not Horovod's."""

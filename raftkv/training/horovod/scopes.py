@@ -2,12 +2,12 @@
 
 ::
 
-    /raftkv/horovod/<run>/<epoch>/key/<scope>/<key>       what workers put
-    /raftkv/horovod/<run>/<epoch>/done/<scope>/<rank>     ranks that have finished with a scope
+    /raftkv/horovod/<run>/<generation>/key/<scope>/<key>       what workers put
+    /raftkv/horovod/<run>/<generation>/done/<scope>/<rank>     ranks that have finished with a scope
 
-The epoch is that of the training run of the same id, 0 while there is none: what workers of an earlier world left
+The generation is that of the training run of the same id, 0 while there is none: what workers of an earlier world left
 behind is invisible to the next, and deleted at its first put. Every write carries the revision of the ``round`` record,
-so that none lands in an epoch that has just ended; every read is confirmed with a quorum.
+so that none lands in a generation that has just ended; every read is confirmed with a quorum.
 
 A scope of workers (``global``, ``local_<host>``, ``cross_<n>``, each with or without a suffix for a set of processes)
 is over when all its ranks have finished with it. Its ranks are those that have put something: a worker puts its address
@@ -27,7 +27,7 @@ from raftkv.client.keys import prefix_end
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import CLOSED, RUNNING, Round, State
+from raftkv.training.records import CLOSED, RUNNING, GenerationRecord, State
 from raftkv.training.rendezvous.ranks import find_slot, world_size
 
 ROOT: Final = "/raftkv/horovod/"
@@ -66,7 +66,12 @@ class LocalStore(Protocol):
         ...
 
     async def txn(self, call: Any, request: rpc_pb2.TxnRequest) -> tuple[int, rpc_pb2.TxnResponse]:
-        """Execute a txn; returns the revision and the response."""
+        """Execute a txn; returns the revision and the response.
+
+        Arguments:
+            call: on whose behalf.
+            request: what to execute.
+        """
         ...
 
     async def changed(self, *keys: bytes) -> None:
@@ -89,7 +94,11 @@ class Scopes:
         self._round_key, self._state_key = keys.round.encode(), keys.state.encode()
 
     async def get(self, scope: str, key: str) -> bytes | None:
-        """The value of a key; None: there is none (an empty value is one).
+        """Read the value of a key; None: there is none (an empty value is one).
+
+        Arguments:
+            scope: name of a table.
+            key: in it.
 
         Raises:
             StatusError: there is no quorum that could tell.
@@ -100,7 +109,13 @@ class Scopes:
         return found.value if found is not None else None
 
     async def put(self, scope: str, key: str, value: bytes) -> None:
-        """Set a key. A rank that puts something has not finished. Raises as ``get``."""
+        """Set a key. A rank that puts something has not finished. Raises as ``get``.
+
+        Arguments:
+            scope: name of a table.
+            key: in it.
+            value: any bytes.
+        """
         while True:
             await self._store.confirm()
             revision, current = self._round()
@@ -115,7 +130,12 @@ class Scopes:
                 return
 
     async def finish(self, scope: str, key: str) -> None:
-        """A rank is done with a scope: clear it if all are. In a plain table: delete the key. Raises as ``get``."""
+        """Finish a rank with a scope, and clear it if all have; in a plain table delete the key. Raises as ``get``.
+
+        Arguments:
+            scope: name of a table.
+            key: in it: of a scope of workers, the rank.
+        """
         rank = _rank(scope, key)
         while True:
             await self._store.confirm()
@@ -130,7 +150,12 @@ class Scopes:
             await self._clear_if_over(scope, current)
 
     async def slot(self, host: str, local_rank: int) -> Slot:
-        """Find the place of a worker in the present generation; waits while there is none. Raises as ``get``."""
+        """Find the place of a worker in the present generation; waits while there is none. Raises as ``get``.
+
+        Arguments:
+            host: name of the worker's machine.
+            local_rank: of the worker on it.
+        """
         while True:
             await self._store.confirm()
             found = self._find(self._state_key)
@@ -139,32 +164,32 @@ class Scopes:
                 state = State.decode(found.value)
                 if state.phase == CLOSED:
                     return NO_SLOT
-                if state.phase == RUNNING and current is not None and current.epoch == state.epoch:
+                if state.phase == RUNNING and current is not None and current.generation == state.generation:
                     place = find_slot(current.members, host, local_rank)
                     return NO_SLOT if place is None else (place.rank, world_size(current.members), *place[2:])
             await self._store.changed(self._round_key, self._state_key)
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
-    def _base(self, current: Round | None) -> str:
-        return f"{self._root}{current.epoch if current is not None else 0:012d}/"
+    def _base(self, current: GenerationRecord | None) -> str:
+        return f"{self._root}{current.generation if current is not None else 0:012d}/"
 
-    def _place(self, scope: str, key: str, current: Round | None) -> bytes:
+    def _place(self, scope: str, key: str, current: GenerationRecord | None) -> bytes:
         return f"{self._base(current)}key/{scope}/{key}".encode()
 
-    def _done(self, scope: str, rank: str, current: Round | None) -> bytes:
+    def _done(self, scope: str, rank: str, current: GenerationRecord | None) -> bytes:
         return f"{self._base(current)}done/{scope}/{rank}".encode()
 
-    def _round(self) -> tuple[int, Round | None]:
+    def _round(self) -> tuple[int, GenerationRecord | None]:
         """Read the run's record: its mod revision (0: there is none), and what it says."""
         found = self._find(self._round_key)
         if found is None:
             return 0, None
-        current = Round.decode(found.value)
-        if current.epoch < 0 or any(member.slots < 0 for member in current.members):
-            raise RecordError(Round.NAME, "it has negative numbers")
+        current = GenerationRecord.decode(found.value)
+        if current.generation < 0 or any(member.slots < 0 for member in current.members):
+            raise RecordError(GenerationRecord.NAME, "it has negative numbers")
         if world_size(current.members) > SLOTS_MAX:
-            raise RecordError(Round.NAME, f"it has more than {SLOTS_MAX} slots")
+            raise RecordError(GenerationRecord.NAME, f"it has more than {SLOTS_MAX} slots")
         return found.mod_revision, current
 
     # -- reading and writing -----------------------------------------------------------------------------------------
@@ -177,7 +202,7 @@ class Scopes:
         return [found.key for found in self._store.find(request)]
 
     async def _write(self, round_revision: int, writes: Sequence[rpc_pb2.RequestOp]) -> bool:
-        """Write, unless another epoch has begun."""
+        """Write, unless another generation has begun."""
         fence = rpc_pb2.Compare(
             key=self._round_key,
             target=rpc_pb2.Compare.MOD,
@@ -190,10 +215,11 @@ class Scopes:
         _, response = await self._store.txn(_ANONYMOUS, rpc_pb2.TxnRequest(compare=compares, success=writes))
         return response.succeeded
 
-    async def _clear_if_over(self, scope: str, current: Round | None) -> None:
+    async def _clear_if_over(self, scope: str, current: GenerationRecord | None) -> None:
         """Delete a scope with which all its ranks have finished; one that somebody begins anew meanwhile stays.
 
-        One with more keys than ranks can have is left to the next epoch: looking at all of them would hold the member.
+        One with more keys than ranks can have is left to the next generation: looking at all of them would hold the
+        member.
         """
         keys = self._place(scope, "", current)
         done = self._done(scope, "", current)

@@ -1,1 +1,22 @@
-"""Worker processes of a node."""
+"""Workers as processes: how they are started, watched and ended, and why they died.
+
+::
+
+    code = await Supervisor(kv, participant, Settings(command=("python", "train.py"), max_restarts=3)).run()
+
+    supervisor   a node that keeps its workers going from generation to generation: ``raftkvctl run exec``
+    environment  what a worker finds in its environment, in the words of torch, TensorFlow and Horovod
+    workers      the processes of one node in one generation, in the process group of a ``guard``
+    exit_watch   how processes ended that somebody else has started, as torchrun's agent
+    faults       from an exit status to a fault: signals, out of memory, torch's error files
+    output       what workers print: whole lines with ranks, log files, and nobody who reads slowly delays a worker
+
+Invariants:
+
+1. Workers die with their node: a guard ends their process group when the agent is gone, and what has left the group is
+   found by a mark in its environment.
+2. No worker of an earlier generation runs when the node asks for the next one.
+3. A fault is reported once, with its cause, before the node comes back to the rendezvous.
+
+Leaves out who is in which generation (``rendezvous``), and where a process is placed on its machine.
+"""

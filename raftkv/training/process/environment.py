@@ -1,4 +1,4 @@
-"""What a worker finds in its environment: its place in the epoch, in the words of every framework. Pure.
+"""What a worker finds in its environment: its place in the generation, in the words of every framework. Pure.
 
 ::
 
@@ -37,7 +37,7 @@ TF_PORT: Final = 2222
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the workers of an epoch meet: an address of rank 0's node, and a port that is free there."""
+    """Where the workers of a generation meet: an address of rank 0's node, and a port that is free there."""
 
     address: str
     port: int
@@ -75,12 +75,17 @@ class Extras:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """``host:port``, an IPv6 address in brackets."""
+    """Join to ``host:port``, with an IPv6 address in brackets.
+
+    Arguments:
+        host: a name or an address.
+        port: a number.
+    """
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_styles(names: Iterable[str]) -> tuple[str, ...]:
-    """The styles of that names, in the order of ``STYLES``; none given: all.
+    """Parse names of styles, into the order of ``STYLES``; none given: all.
 
     Raises:
         ConfigError: there is no such style.
@@ -97,12 +102,12 @@ def parse_styles(names: Iterable[str]) -> tuple[str, ...]:
 def make_environment(
     world: World, local_rank: int, meeting: Meeting, extras: Extras | None = None, styles: Sequence[str] = STYLES
 ) -> dict[str, str]:
-    """The variables of one worker.
+    """Make the variables of one worker.
 
     Arguments:
-        world: the epoch, as its node sees it.
+        world: the generation, as its node sees it.
         local_rank: of the worker among those of its node, from 0.
-        meeting: where the epoch's workers meet.
+        meeting: where the generation's workers meet.
         extras: the cluster's endpoints, TensorFlow's ports, counts of restarts.
         styles: which frameworks' names; see above.
 
@@ -137,7 +142,7 @@ def _texts(**values: object) -> dict[str, str]:
 def _common(place: _Place) -> dict[str, str]:
     return _texts(
         RAFTKV_RUN_ID=place.world.run_id,
-        RAFTKV_EPOCH=place.world.epoch,
+        RAFTKV_EPOCH=place.world.generation,
         RAFTKV_ENDPOINTS=",".join(place.extras.endpoints),
         RAFTKV_RANK=place.rank,
         RAFTKV_WORLD_SIZE=place.world_size,

@@ -5,7 +5,7 @@
     with WorkerWatch(on_end, run_id="job1") as watch:
         ...                # whoever starts workers starts them
         watch.look()       # finds children whose environment has RANK and TORCHELASTIC_RUN_ID=job1
-        watch.add(pid, rank=3)                # or is told
+        watch.add(pid, rank=3)                # or the caller adds it
 
 Owns a thread that sleeps on one pidfd for each worker. When a worker ends, the thread peeks at its status with
 ``WNOWAIT``, which leaves the status for the agent's own wait, and calls ``on_end``. So the agent finds out as it always
@@ -14,9 +14,9 @@ does, and everybody else of the run 0.1 s (a poll of the agent) and a time-out o
 Invariants:
 
 1. Nothing is waited for, signalled or reaped here: the agent is not disturbed.
-2. Each worker's end is told once, or not at all (see below); never a process that is not a child of this one.
+2. Each worker's end is reported once, or not at all (see below); never a process that is not a child of this one.
 
-Limits, said honestly: Linux only (pidfds: 5.3); elsewhere ``is_available`` is false, nothing is told, and a death is
+Limits: Linux only (pidfds: 5.3); elsewhere ``is_available`` is false, nothing is reported, and a death is
 known when the agent's own poll comes back to the rendezvous. A worker that ends before the first ``look``, or that the
 agent reaps in the same instant, is not told either. Workers that torch starts from a Python function (not from a
 script) carry their rank in no environment that others can read, and are not found.
@@ -45,7 +45,7 @@ seconds to go after the kernel has decided, and a kill of an hour before is no r
 
 
 def is_available() -> bool:
-    """This system lets a process watch its children."""
+    """Tell whether this system lets a process watch its children."""
     return sys.platform == "linux" and hasattr(os, "pidfd_open") and (PROC / "self" / "task").is_dir()
 
 
@@ -78,8 +78,8 @@ class WorkerWatch:
         self._living: dict[int, _Watched] = {}
         self._new: deque[_Watched] = deque()
         self._thread: threading.Thread | None = None
-        self._ear, self._mouth = socket.socketpair()
-        self._ear.setblocking(False)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
         self._is_stopped = False
 
     @property
@@ -102,7 +102,13 @@ class WorkerWatch:
         return len(self._living)
 
     def add(self, pid: int, rank: int = -1, local_rank: int = -1) -> None:
-        """Watch a child that the caller has started; nothing happens where that is not possible."""
+        """Watch a child that the caller has started; nothing happens where that is not possible.
+
+        Arguments:
+            pid: of the child.
+            rank: in the generation.
+            local_rank: on its node.
+        """
         if is_available() and not self._is_stopped:
             with self._lock:
                 self._seen.add(pid)
@@ -161,18 +167,18 @@ class WorkerWatch:
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
-            self._mouth.send(b"\0")
+            self._wake_writer.send(b"\0")
 
     # ---- on the thread
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._ear, selectors.EVENT_READ)
+            selector.register(self._wake_reader, selectors.EVENT_READ)
             while not self._is_stopped:
                 ready = selector.select(REFRESH_S if self._living else None)
                 self._take_new(selector)
                 for key, _ in ready:
-                    if key.fd != self._ear.fileno():
+                    if key.fd != self._wake_reader.fileno():
                         self._ended(selector, key.fd)
                 if not ready:
                     self._refresh()
@@ -180,7 +186,7 @@ class WorkerWatch:
 
     def _take_new(self, selector: selectors.BaseSelector) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._ear.recv(4096)
+            self._wake_reader.recv(4096)
         while self._new:
             selector.register(self._new.popleft().descriptor, selectors.EVENT_READ)
 
@@ -200,12 +206,12 @@ class WorkerWatch:
         for descriptor in list(self._living):
             del self._living[descriptor]
             os.close(descriptor)
-        self._ear.close()
-        self._mouth.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
 
 def _peek(watched: _Watched) -> End | None:
-    """How a worker ended; None: somebody has taken its status already."""
+    """Return how a worker ended; None: somebody has taken its status already."""
     try:
         status = os.waitid(os.P_PIDFD, watched.descriptor, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except ChildProcessError:

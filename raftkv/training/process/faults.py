@@ -5,7 +5,7 @@
     before = MemoryEvents.of(pid)
     ...                                     # the worker is killed
     end = end_of(status, worker, out_of_memory=MemoryEvents.of(pid).grew_since(before))
-    membership.report(end.fault(epoch, node, host))
+    participant.report(end.fault(generation, node, host))
 
 Owns the words. The kernel does not say in a process' status that it was killed for lack of memory: that is SIGKILL,
 like any other. What tells is the count of such kills that it keeps for the process' memory cgroup (version 2:
@@ -73,7 +73,7 @@ class End:
 
     @property
     def is_fault(self) -> bool:
-        """It did not end well."""
+        """Whether the worker ended with a fault."""
         return self.exit_code != 0
 
     @property
@@ -85,13 +85,18 @@ class End:
 
     @property
     def is_request(self) -> bool:
-        """It was asked to end: the agent does that to its own workers, a person may."""
+        """Whether somebody asked the worker to end: the agent does that to its own workers, a person may."""
         return self.signal in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
-    def fault(self, epoch: int, node: str, host: str) -> Fault:
-        """It, as a record for everybody."""
+    def fault(self, generation: int, node: str, host: str) -> Fault:
+        """Make a record of the end, for everybody.
+
+        Arguments:
+            generation: in which it happened.
+            node, host: where.
+        """
         return Fault(
-            epoch=epoch,
+            generation=generation,
             node=node,
             host=host,
             rank=self.worker.rank,
@@ -118,7 +123,13 @@ class End:
 
 
 def end_of(status: os.waitid_result, worker: Worker, *, out_of_memory: bool = False) -> End:
-    """What ``os.waitid`` says of a child that has ended, in words."""
+    """Describe in words what ``os.waitid`` says of a child that has ended.
+
+    Arguments:
+        status: from ``os.waitid``.
+        worker: who has ended.
+        out_of_memory: whether the kernel has killed it for lack of memory.
+    """
     if status.si_code == os.CLD_EXITED:
         message = _exception(worker.error_file) if status.si_status else ""
         return End(worker, status.si_status, out_of_memory=out_of_memory, message=message)
@@ -138,7 +149,7 @@ def signal_name(number: int) -> str:
 
 
 def _exception(error_file: str) -> str:
-    """The first line of the exception that torch's ``@record`` has written down, if any."""
+    """Read the first line of the exception that torch's ``@record`` has written down, if any."""
     try:
         with open(error_file, "rb") as file:
             message = json.loads(file.read(_ERROR_FILE_BYTES_MAX))["message"]
@@ -162,7 +173,12 @@ class MemoryEvents:
 
     @classmethod
     def of(cls, pid: int, proc: Path = PROC, cgroups: Path = CGROUPS) -> MemoryEvents:
-        """The count for a process that lives, or has ended and is still there for its parent to look at."""
+        """Read the count for a process that lives, or has ended and is still there for its parent to look at.
+
+        Arguments:
+            pid: of the process.
+            proc, cgroups: where the file systems of these names are.
+        """
         for place in (*_cgroup_files(proc / str(pid) / "cgroup", cgroups), proc / "vmstat"):
             found = _KILLS.search(_read(place))
             if found:
@@ -170,7 +186,7 @@ class MemoryEvents:
         return cls("", 0)
 
     def again(self) -> MemoryEvents:
-        """The same count, now."""
+        """Read the same count now."""
         found = _KILLS.search(_read(Path(self.place))) if self.place else None
         return MemoryEvents(self.place, int(found[1])) if found else self
 
@@ -180,7 +196,7 @@ class MemoryEvents:
 
 
 def _cgroup_files(table: Path, cgroups: Path) -> list[Path]:
-    """Where kills for lack of memory may be counted, the most exact first.
+    """Return where kills for lack of memory may be counted, the most exact first.
 
     In a container the path may be that of the host; then what is mounted is the container's own part.
     """

@@ -26,7 +26,12 @@ GIVE_UP_POLLS = 500
 
 
 def main(mark: str, directory: str) -> None:
-    """Wait for the end of the agent, then leave nothing of it behind."""
+    """Wait for the end of the agent, then leave nothing of it behind.
+
+    Arguments:
+        mark: in the environment of the agent's workers.
+        directory: of the agent's temporary files.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     sys.stdout.buffer.write(b"!")
@@ -55,7 +60,7 @@ def kill_marked(mark: str) -> None:
 
 
 def find_marked(mark: str) -> list[int]:
-    """Processes that carry the mark; one that has ended has no environment any more."""
+    """Find the processes that carry the mark; one that has ended has no environment any more."""
     line = f"{MARK}={mark}".encode()
     found = []
     try:

@@ -2,18 +2,19 @@
 
 ::
 
-    code = await Supervisor(kv, membership, Settings(command=("python", "train.py"), max_restarts=3)).run()
+    code = await Supervisor(kv, participant, Settings(command=("python", "train.py"), max_restarts=3)).run()
 
-What ends an epoch here, and what follows:
+What ends a generation here, and what follows:
 
-- a worker fails: the fault is told to everybody; all come back to the rendezvous. It counts against ``max_restarts`` if
-  it is the root cause of all that was told of the epoch: workers that fall because another fell do not count;
+- a worker fails: the fault is reported to everybody; all come back to the rendezvous. It counts against
+  ``max_restarts`` if it is the root cause of all that was reported of the generation: workers that fall because another
+  fell do not count;
 - nodes came or went: the workers are stopped (SIGTERM, SIGKILL after a while), and the node comes back;
 - all workers of this node ended well: it waits for those of the others; the last one closes the run as a success;
 - the run is closed: the workers are stopped;
 - a signal: it is passed on to the workers, and the node leaves; the others go on if enough are left.
 
-Losing the cluster of raftkv ends nothing: workers run on, and what has to be told is told when it is back.
+Losing the cluster of raftkv ends nothing: workers run on, and what they have to report waits until it is back.
 
 Owns the exit code: 0 after success everywhere; a failed worker's own (128 + the number of its signal); 1 if others
 closed the run; 128 + the number of the signal that this process got.
@@ -34,18 +35,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from raftkv.client.kv.operations import get_range, put
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
-from raftkv.training.errors import EpochOver, RecordError, RunClosed
+from raftkv.training.errors import GenerationOver, RecordError, RunClosed
 from raftkv.training.keys import RunKeys
 from raftkv.training.process.environment import STYLES, Extras, Meeting, make_environment
 from raftkv.training.process.faults import End
 from raftkv.training.process.workers import Workers
 from raftkv.training.records import RUNNING, Fault, Node
-from raftkv.training.rendezvous.denylist import Reported, root_cause
+from raftkv.training.scheduling.denylist import Reported, root_cause
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
-    from raftkv.training.output import Output
-    from raftkv.training.rendezvous.participant import Membership
+    from raftkv.training.process.output import Output
+    from raftkv.training.rendezvous.participant import Participant
     from raftkv.training.rendezvous.world import World
 
 Result = TypeVar("Result")
@@ -94,13 +95,13 @@ class Supervisor:
 
     Arguments:
         kv: a client of the whole cluster.
-        membership: this node, registered.
+        participant: this node, registered.
         settings: see there.
     """
 
-    def __init__(self, kv: Client, membership: Membership, settings: Settings) -> None:
+    def __init__(self, kv: Client, participant: Participant, settings: Settings) -> None:
         self._kv = kv
-        self._membership = membership
+        self._participant = participant
         self._settings = settings
         self._restarts = 0
         self._signal = 0
@@ -119,14 +120,14 @@ class Supervisor:
             the exit code.
 
         Raises:
-            TrainingError: there is no epoch to be had; the line says why.
+            TrainingError: there is no generation to be had; the line says why.
             WorkerStartError: the command cannot be run.
             StatusError: the cluster refused.
         """
-        unsubscribe = self._membership.on_change(lambda _: self._wake.set())
+        unsubscribe = self._participant.on_change(lambda _: self._wake.set())
         try:
             while True:
-                world = await self._interruptible(self._membership.next_world())
+                world = await self._interruptible(self._participant.next_world())
                 code = await self._live(world)
                 if code is not None:
                     return code
@@ -136,27 +137,29 @@ class Supervisor:
             return self._closed_code(closed.reason)
         finally:
             unsubscribe()
-            await self._membership.leave()
+            await self._participant.leave()
 
-    # ---- one epoch
+    # ---- one generation
 
     async def _live(self, world: World) -> int | None:
-        """One epoch, from its beginning to the end of its workers; None: come back for the next."""
+        """Live through one generation, from its beginning to the end of its workers; None: come back for the next."""
         try:
             meeting = await self._during(world, self._meeting(world))
             environments = await self._environments(world, meeting)
-        except EpochOver:
+        except GenerationOver:
             return None
         self._say_world(world, meeting)
         ranks = [world.rank + number for number in range(world.member.slots)]
         command, output = self._settings.command, self._settings.output
-        async with Workers.started(command, environments, ranks, output=output, epoch=world.epoch) as workers:
+        async with Workers.started(command, environments, ranks, output=output, generation=world.generation) as workers:
             try:
                 end = await self._during(world, workers.wait())
                 return await (self._succeed(world) if end is None else self._fail(world, end, workers))
-            except EpochOver as over:
+            except GenerationOver as over:
                 if workers.alive:
-                    self._settings.tell(f"epoch {world.epoch} is over{_because(over.reason)}; stopping the workers")
+                    self._settings.tell(
+                        f"generation {world.generation} is over{_because(over.reason)}; stopping the workers"
+                    )
                 await workers.stop(self._settings.stop_grace_s)
                 return None
             except _Stopped:
@@ -165,7 +168,7 @@ class Supervisor:
 
     async def _succeed(self, world: World) -> int | None:
         """Tell that all workers here have ended well; whoever is the last to say so closes the run."""
-        prefix = f"{RunKeys(world.run_id).sync(world.epoch)}exit/"
+        prefix = f"{RunKeys(world.run_id).sync(world.generation)}exit/"
         mine = put(f"{prefix}{world.index:06d}", b"0")
 
         async def step() -> int:
@@ -173,7 +176,7 @@ class Supervisor:
             return len(done.results[1].items)
 
         if await self._during(world, until_answered(step)) == world.node_count:
-            await self._membership.close(SUCCEEDED)
+            await self._participant.close(SUCCEEDED)
             return 0
         self._settings.tell(f"all workers of this node are done; waiting for those of {world.node_count - 1} others")
         await self._during(world, asyncio.Event().wait())
@@ -181,30 +184,32 @@ class Supervisor:
 
     async def _fail(self, world: World, end: End, workers: Workers) -> int | None:
         """Tell everybody of a fault, and decide whether this node goes on."""
-        fault = end.fault(world.epoch, world.member.id, world.member.host)
+        fault = end.fault(world.generation, world.member.id, world.member.host)
         self._settings.tell(str(fault))
         await asyncio.gather(workers.stop(self._settings.stop_grace_s), self._interruptible(self._report(world, fault)))
         root = await self._interruptible(self._root_cause(world))
-        if self._membership.closed or (root is not None and root.node != world.member.id):
+        if self._participant.closed or (root is not None and root.node != world.member.id):
             return None
         if self._restarts >= self._settings.max_restarts:
-            await self._membership.close(f"{fault}; no restarts left of {self._settings.max_restarts}")
+            await self._participant.close(f"{fault}; no restarts left of {self._settings.max_restarts}")
             return exit_code(end)
         self._restarts += 1
         self._settings.tell(f"restart {self._restarts} of {self._settings.max_restarts}")
         return None
 
     async def _report(self, world: World, fault: Fault) -> None:
-        """Tell of a fault, and wait until the epoch is over for all: then those that fell with it have told as well."""
-        await self._membership.report(fault)
+        """Report a fault, and wait until the generation is over for all: whoever fell with it has reported by then."""
+        await self._participant.report(fault)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_OVER_TIMEOUT_S):
-                while not (self._membership.closed or self._membership.nodes_waiting):
+                while not (self._participant.closed or self._participant.nodes_waiting):
                     await self._woken()
 
     async def _root_cause(self, world: World) -> Fault | None:
-        """Of all faults of the epoch the one that the others follow from."""
-        found = await until_answered(lambda: self._kv.range(RunKeys(world.run_id).faults(world.epoch), prefix=True))
+        """Find the fault of the generation that the others follow from."""
+        found = await until_answered(
+            lambda: self._kv.range(RunKeys(world.run_id).faults(world.generation), prefix=True)
+        )
         reported = []
         for item in found:
             with contextlib.suppress(RecordError):
@@ -212,7 +217,7 @@ class Supervisor:
         return root_cause(reported)
 
     def _closed_code(self, reason: str) -> int:
-        """The exit code if others have closed the run."""
+        """Return the exit code for a run that others have closed."""
         if reason == SUCCEEDED:
             return 0
         self._settings.tell(f"the run was closed{_because(reason)}")
@@ -229,10 +234,10 @@ class Supervisor:
         return await self._unless(what, lambda: None)
 
     async def _during(self, world: World, what: Coroutine[Any, Any, Result]) -> Result:
-        """Wait for something, but not beyond the end of the epoch.
+        """Wait for something, but not beyond the end of the generation.
 
         Raises:
-            EpochOver: that came first, and what was waited for is cancelled.
+            GenerationOver: that came first, and what was waited for is cancelled.
         """
         return await self._unless(what, lambda: self._check(world))
 
@@ -253,21 +258,21 @@ class Supervisor:
                 await asyncio.gather(task, return_exceptions=True)
 
     def _check(self, world: World) -> None:
-        """Raise ``EpochOver`` if it is, as far as this node knows."""
-        membership, state = self._membership, self._membership.phase
-        if membership.closed or membership.nodes_waiting:
-            over = state is not None and (state.phase != RUNNING or state.epoch != world.epoch)
-            raise EpochOver(world.run_id, world.epoch, state.reason if over and state is not None else "")
+        """Raise ``GenerationOver`` if it is, as far as this node knows."""
+        participant, state = self._participant, self._participant.phase
+        if participant.closed or participant.nodes_waiting:
+            over = state is not None and (state.phase != RUNNING or state.generation != world.generation)
+            raise GenerationOver(world.run_id, world.generation, state.reason if over and state is not None else "")
 
-    # ---- what workers are told
+    # ---- what workers find in their environment
 
     async def _meeting(self, world: World) -> Meeting:
-        """Where the epoch's workers meet: rank 0's node chooses a port, and tells."""
+        """Agree where the generation's workers meet: rank 0's node chooses a port and publishes it."""
         if world.index == 0:
             meeting = Meeting(world.member.address or world.member.host, free_port())
-            await self._membership.publish(str(meeting))
+            await self._participant.publish(str(meeting))
             return meeting
-        return Meeting.parse(await self._membership.published())
+        return Meeting.parse(await self._participant.published())
 
     async def _environments(self, world: World, meeting: Meeting) -> list[dict[str, str]]:
         settings = self._settings
@@ -279,7 +284,7 @@ class Supervisor:
         ]
 
     async def _ports(self, world: World) -> dict[str, list[int]]:
-        """The ports that nodes have told, by node id."""
+        """Read the ports that nodes have published, by node id."""
         page = await until_answered(lambda: self._kv.range(RunKeys(world.run_id).nodes, prefix=True))
         found = {}
         for item in page:
@@ -292,7 +297,9 @@ class Supervisor:
         first, last = world.rank, world.rank + world.member.slots - 1
         mine = f"rank {first}" if first == last else f"ranks {first} to {last}"
         nodes = f"{world.node_count} node{'s' if world.node_count > 1 else ''}"
-        self._settings.tell(f"epoch {world.epoch}: {mine} of {world.world_size}, {nodes}, meeting at {meeting}")
+        self._settings.tell(
+            f"generation {world.generation}: {mine} of {world.world_size}, {nodes}, meeting at {meeting}"
+        )
 
 
 def _because(reason: str) -> str:
@@ -300,7 +307,7 @@ def _because(reason: str) -> str:
 
 
 def exit_code(end: End) -> int:
-    """What a shell would return for a worker.
+    """Return what a shell would return for a worker.
 
     >>> from raftkv.training.process.faults import Worker
     >>> exit_code(End(Worker(1), 7)), exit_code(End(Worker(1), -1, "SIGKILL"))
@@ -313,7 +320,7 @@ def exit_code(end: End) -> int:
 
 
 def free_port() -> int:
-    """A port on which nobody listens at present.
+    """Find a port on which nobody listens at present.
 
     Raises:
         ConfigError: none was found.

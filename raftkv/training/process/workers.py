@@ -1,4 +1,4 @@
-"""The worker processes of one node in one epoch: started together, ended together, nothing of them left behind.
+"""The worker processes of one node in one generation: started together, ended together, nothing of them left behind.
 
 ::
 
@@ -38,7 +38,7 @@ from raftkv.training.process import guard
 from raftkv.training.process.faults import End, MemoryEvents, Worker, end_of
 
 if TYPE_CHECKING:
-    from raftkv.training.output import Output
+    from raftkv.training.process.output import Output
 
 _GUARD: Final = str(Path(guard.__file__).resolve())
 
@@ -73,7 +73,7 @@ class Workers:
     directory: str
     guard: subprocess.Popen[bytes]
     output: Output | None = None
-    epoch: int = 0
+    generation: int = 0
     processes: list[_Process] = field(default_factory=list)
 
     @classmethod
@@ -85,7 +85,7 @@ class Workers:
         ranks: Sequence[int] = (),
         *,
         output: Output | None = None,
-        epoch: int = 0,
+        generation: int = 0,
     ) -> AsyncIterator[Workers]:
         """Start one worker for each environment.
 
@@ -94,13 +94,13 @@ class Workers:
             environments: all of the environment of each worker.
             ranks: of the workers, for their ends; empty: their numbers.
             output: takes what they print; None: they share this process's own streams.
-            epoch: whose workers they are, for the names of log files.
+            generation: whose workers they are, for the names of log files.
 
         Raises:
             WorkerStartError: it cannot be run.
         """
         mark, directory = secrets.token_hex(16), tempfile.mkdtemp(prefix="raftkv-run-")
-        workers = cls(mark, directory, _start_guard(mark, directory), output, epoch)
+        workers = cls(mark, directory, _start_guard(mark, directory), output, generation)
         try:
             await workers._until_guarded()
             for number, environment in enumerate(environments):
@@ -115,7 +115,7 @@ class Workers:
         return sum(process.process.returncode is None for process in self.processes)
 
     async def wait(self) -> End | None:
-        """The first end that is a fault; None: all have ended well."""
+        """Wait for the first end that is a fault; None: all have ended well."""
         waiting = [asyncio.create_task(process.wait()) for process in self.processes]
         try:
             for coming in asyncio.as_completed(waiting):
@@ -128,7 +128,12 @@ class Workers:
                 task.cancel()
 
     async def stop(self, grace_s: float, number: int = signal.SIGTERM) -> None:
-        """Ask all to end, and kill those that have not after a while."""
+        """Ask all to end, and kill those that have not after a while.
+
+        Arguments:
+            grace_s: seconds that they have to end.
+            number: of the signal that asks them.
+        """
         self._signal(number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -166,7 +171,7 @@ class Workers:
     def _streams(self, rank: int, local_rank: int) -> AbstractContextManager[tuple[int | None, int | None]]:
         if self.output is None:
             return contextlib.nullcontext((None, None))
-        return self.output.of_worker(self.epoch, rank, local_rank)
+        return self.output.of_worker(self.generation, rank, local_rank)
 
     async def _end(self) -> None:
         """Leave nothing, and nothing unsaid; harmless when repeated."""

@@ -1,4 +1,4 @@
-"""This machine's address as other nodes see it, guessed when nobody has told: that from which it speaks to the cluster.
+"""A guess at this machine's address as other nodes see it: the one from which it speaks to the cluster.
 
 If the cluster is on this machine that says nothing; then it is what the machine's name stands for, or its loopback,
 with which at least a job on one machine works.
@@ -16,7 +16,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def guess_address(endpoints: Iterable[Endpoint]) -> str:
-    """An address in numbers. It may ask DNS, so it is not for an event loop; nothing is sent to the endpoints."""
+    """Guess this machine's address, in numbers. May ask DNS, so it is not for an event loop; sends no packet."""
     address = next(filter(None, map(_source_towards, endpoints)), LOOPBACK)
     if not is_loopback(address):
         return address
@@ -28,12 +28,12 @@ def guess_address(endpoints: Iterable[Endpoint]) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether no other machine can reach it."""
+    """Tell whether no other machine can reach an address."""
     return address.startswith("127.") or address == "::1"
 
 
 def _source_towards(endpoint: Endpoint) -> str:
-    """The source address of packets to an endpoint; empty: there is no way."""
+    """Find the source address of packets to an endpoint; empty: there is no way."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -1,6 +1,6 @@
-"""Who is in the next epoch, and when the present one is over: the decisions of a run. Pure.
+"""Who is in the next generation, and when the present one is over: the decisions of a run. Pure.
 
-Owns the rules, not the keys: ``office`` feeds it what it sees and carries out what it decides.
+Owns the rules, not the keys: ``arbiter_driver`` hands it what it sees and carries out what it decides.
 
     running   -> broken     a member is lost, came back, reported a fault; or newcomers are welcome
     broken    -> running    every member that is still there has come back, and the minimum is there
@@ -8,14 +8,14 @@ Owns the rules, not the keys: ``office`` feeds it what it sees and carries out w
 
 Rules:
 
-1. An epoch begins only with nodes that run nothing of an earlier one: a member says so by ``want > epoch``, a node that
-   is no member by ``running == 0``. That is all the safety there is to it: one world at a time.
-2. It waits for every member that still holds its lease: so one fault makes one new epoch, not two.
+1. A generation begins only with nodes that run nothing of an earlier one: a member says so by ``want > generation``, a
+   node that is no member by ``running == 0``. That is all the safety there is to it: one world at a time.
+2. It waits for every member that still holds its lease: so one fault makes one new generation, not two.
 3. Survivors keep their order; nobody is moved for a newcomer, unless ``rank_policy`` says so.
 4. After an outage of the store members are not taken for lost before they had time to register again
    (``forgive_until``): losing the store must not cost a healthy worker.
 
-It leaves out how leases end, and every clock: times are told to it, in seconds of any monotonic clock.
+Leaves out how leases end, and every clock: times are arguments, in seconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from raftkv.training.config import APPEND, FILL, TOPOLOGY
-from raftkv.training.records import CLOSED, HEARTBEAT_LOST, RUNNING, Fault, Member, Node, Round, State
+from raftkv.training.records import CLOSED, HEARTBEAT_LOST, RUNNING, Fault, GenerationRecord, Member, Node, State
 
 RETURNED = "returned"
 SCALE_UP = "scale up"
@@ -46,7 +47,7 @@ class Present:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """The epoch is over.
+    """The generation is over.
 
     Attributes:
         cause, node, reason: for the state.
@@ -61,7 +62,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The next epoch, with these members."""
+    """The next generation, with these members."""
 
     members: tuple[Member, ...]
 
@@ -74,14 +75,14 @@ class View:
     """What the arbiter sees.
 
     Attributes:
-        round, state: as recorded; epoch 0 has no members.
+        round, state: as recorded; generation 0 has no members.
         nodes: by id.
-        faults: of the present epoch, in the order in which they were recorded.
+        faults: of the present generation, in the order in which they were recorded.
         denied: hosts that are left out for now.
         admitted: nodes that have slots in the cluster; None: the run shares its machines with nobody.
     """
 
-    round: Round
+    round: GenerationRecord
     state: State
     nodes: dict[str, Present] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
@@ -89,9 +90,9 @@ class View:
     admitted: frozenset[str] | None = None
 
     @property
-    def epoch(self) -> int:
+    def generation(self) -> int:
         """The last that began."""
-        return self.round.epoch
+        return self.round.generation
 
     def lost(self) -> tuple[Member, ...]:
         """Members whose leases have ended."""
@@ -102,13 +103,15 @@ class View:
         return [
             member
             for member in self.round.members
-            if member.id in self.nodes and self.nodes[member.id].node.want <= self.epoch
+            if member.id in self.nodes and self.nodes[member.id].node.want <= self.generation
         ]
 
     def survivors(self) -> list[Node]:
         """Members that have come back, in rank order."""
         present = (self.nodes.get(member.id) for member in self.round.members)
-        return [one.node for one in present if one is not None and one.node.want > self.epoch and self._may(one.node)]
+        return [
+            one.node for one in present if one is not None and one.node.want > self.generation and self._may(one.node)
+        ]
 
     def newcomers(self) -> list[Node]:
         """Others that are ready, the first to come first."""
@@ -128,14 +131,14 @@ class Arbiter:
     """See the module.
 
     Arguments:
-        last_call_s: how long a first epoch waits for more than the minimum.
+        last_call_s: how long a first generation waits for more than the minimum.
         expected_nodes: how many make it begin at once; 0: the maximum.
         rank_policy: see ``RunConfig``.
 
     Attributes:
         look_again_at: when ``decide`` would say something else though nothing happened; None: never.
         forgive_until: see rule 4.
-        is_short: an epoch could begin, if there were more nodes.
+        is_short: a generation could begin, if there were more nodes.
     """
 
     def __init__(self, last_call_s: float, expected_nodes: int = 0, rank_policy: str = APPEND) -> None:
@@ -148,18 +151,23 @@ class Arbiter:
         self._minimum_since: float | None = None
 
     def decide(self, view: View, now: float) -> Decision | None:
-        """What is to be done now; None: nothing yet."""
+        """Decide what is to be done now; None: nothing yet.
+
+        Arguments:
+            view: what is there.
+            now: seconds of any monotonic clock, always the same one.
+        """
         self.look_again_at = None
         self.is_short = False
         phase = view.state.phase
         if phase == CLOSED:
             return None
-        if phase == RUNNING and view.state.epoch == view.epoch:
+        if phase == RUNNING and view.state.generation == view.generation:
             self._minimum_since = None
             return self._over(view, now)
         return self._next(view, now)
 
-    # -- is the epoch over?
+    # -- is the generation over?
 
     def _over(self, view: View, now: float) -> Break | None:
         if view.faults:
@@ -171,7 +179,7 @@ class Arbiter:
             return Break(HEARTBEAT_LOST, lost[0].id, f"lost {len(lost)} of {len(view.round.members)}: {names}", lost)
         for member in view.round.members:
             present = view.nodes.get(member.id)
-            if present is not None and present.node.want > view.epoch:
+            if present is not None and present.node.want > view.generation:
                 return Break(RETURNED, member.id, f"{member.host} came back to the rendezvous")
         newcomers = view.newcomers()
         if newcomers and len(view.round.members) < view.state.max_nodes:
@@ -203,7 +211,7 @@ class Arbiter:
         return self.begin(view)
 
     def begin(self, view: View) -> Begin | None:
-        """The next epoch, of those that may take part; None: they are too few."""
+        """Choose the next generation among those that may take part; None: they are too few."""
         survivors, newcomers = view.survivors(), view.newcomers()
         if len(survivors) + len(newcomers) < view.state.min_nodes:
             return None
@@ -232,7 +240,7 @@ class Arbiter:
 
 
 def by_place(nodes: Iterable[Node]) -> list[Node]:
-    """Nodes of one place, and of one host, side by side; in the order in which the places come first."""
+    """Sort nodes so that those of one place, and of one host, are neighbours; places by their first node."""
     rank_of: dict[tuple[str, str], int] = {}
     nodes = list(nodes)
     topologies: dict[str, int] = {}
@@ -255,13 +263,13 @@ def _filled(before: Sequence[Member], survivors: Sequence[Node], newcomers: Sequ
     return order + waiting
 
 
-def new_state(view: View, **changes: object) -> State:
-    """The next state record: limits and epoch as before."""
+def new_state(view: View, **changes: Any) -> State:
+    """Make the next state record: limits and generation as before."""
     state = view.state
-    values: dict[str, object] = {
-        "epoch": view.epoch,
+    values: dict[str, Any] = {
+        "generation": view.generation,
         "phase": state.phase,
         "min_nodes": state.min_nodes,
         "max_nodes": state.max_nodes,
     }
-    return State(**{**values, **changes})  # type: ignore[arg-type]
+    return State(**{**values, **changes})

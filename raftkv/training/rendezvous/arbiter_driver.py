@@ -1,12 +1,13 @@
-"""The arbiter's office: one node of the run sees all the others and writes down what ``arbiter`` decides.
+"""The arbiter at work: one node of the run sees all the others, and writes what ``arbiter`` decides.
 
-Owns the watches of ``node/`` and ``fault/``, and the two writes that move a run on:
+Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a run on. Both have the condition that
+``round``, ``state`` and ``arbiter`` are as this node has seen them:
 
-    break:  state = broken                                      if round, state and office are as seen
-    begin:  round = next epoch, state = running, old keys gone   if round, state and office are as seen
+    break:  state = broken, and a fault for each lost member
+    begin:  round = the next generation, state = running; what the generation before the last has left is deleted
 
-"office as seen" is the mod_revision of the ``arbiter`` key, which ends with its holder's lease: a holder that was
-frozen, or that another has replaced, decides nothing any more. A decision whose answer was lost is either seen by the
+The ``arbiter`` key ends with its holder's lease: a holder that was frozen, or that another node has replaced, decides
+nothing any more. A decision whose answer was lost is either seen by the
 watch or made again; the conditions keep it from happening twice.
 """
 
@@ -27,32 +28,32 @@ from raftkv.training.config import RunConfig
 from raftkv.training.control import Control
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, RUNNING, Fault, Node, Round
+from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, RUNNING, Fault, GenerationRecord, Node
 from raftkv.training.reflector import Reflector, below
 from raftkv.training.rendezvous.arbiter import Arbiter, Begin, Break, Decision, Present, View, new_state
-from raftkv.training.rendezvous.denylist import Reported
-from raftkv.training.rendezvous.eligibility import Permits
+from raftkv.training.rendezvous.eligibility import Eligibility
 from raftkv.training.rendezvous.record_cache import RecordCache
+from raftkv.training.scheduling.denylist import Reported
 
 _log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.05
 AFTER_ERROR_S: Final = 1.0
-TELL_PROGRESS_S: Final = 1.0
+REPORT_PROGRESS_S: Final = 1.0
 FAULTS_MAX: Final = 64
 """Lost members that are recorded one by one in a single decision; a txn has 128 operations at most."""
-FAULT_EPOCHS: Final = 16
-"""Epochs whose faults are kept for ``raftkvctl run show``; older ones are in the history of the store."""
+FAULT_GENERATIONS: Final = 16
+"""Generations whose faults are kept for ``raftkvctl run show``; older ones are in the history of the store."""
 
 
-class Office:
-    """See the module; made when this node becomes the arbiter, closed when it is not any more.
+class ArbiterDriver:
+    """See the module; made when this node becomes the arbiter, closed when it no longer is.
 
     Arguments:
         control: the store.
         config: of this node; the limits are the run's.
         cache: the node's view of ``round`` and ``state``.
-        revision: mod_revision of the arbiter key: the office.
+        revision: mod_revision of the ``arbiter`` key under which this node decides.
         forgive_until: see ``Arbiter``.
 
     Attributes:
@@ -71,9 +72,9 @@ class Office:
         self._nodes: dict[str, Present] = {}
         self._faults: dict[str, tuple[int, Fault]] = {}
         self._is_loaded = False
-        self._told: tuple[float, object] = (-math.inf, None)
+        self._last_progress: tuple[float, object] = (-math.inf, None)
         self._wake = asyncio.Event()
-        self._permits = Permits(control, config, mod_revision(self._keys.arbiter) == revision, self.look)
+        self._eligibility = Eligibility(control, config, mod_revision(self._keys.arbiter) == revision, self.look)
         self._all_faults = f"{self._keys.base}fault/"
         self._reflectors = (
             Reflector(control, below(self._keys.nodes), self._on_nodes),
@@ -86,25 +87,25 @@ class Office:
     def close(self) -> None:
         """Decide nothing more."""
         self._task.cancel()
-        self._permits.close()
+        self._eligibility.close()
         for reflector in self._reflectors:
             reflector.close()
         if self._timer is not None:
             self._timer.cancel()
 
     def look(self) -> None:
-        """Something has changed: decide again."""
+        """Decide again: something has changed."""
         self._wake.set()
 
     def forgive(self, until: float) -> None:
-        """The store was out of reach; see ``Arbiter``."""
+        """Take no member for lost before ``until``: the store was out of reach."""
         self._arbiter.forgive_until = max(self._arbiter.forgive_until, until)
         self.look()
 
     # -- what is there
 
     async def _load(self) -> None:
-        """All nodes and faults as of one revision; from there on the reflectors keep them current."""
+        """Read all nodes and faults as of one revision; from there on the reflectors keep them current."""
         reads = [GetRange(self._keys.nodes, prefix=True), GetRange(self._all_faults, prefix=True)]
         result = await self._control.txn((), reads)
         for reflector, page in zip(self._reflectors, result.results, strict=True):
@@ -131,7 +132,7 @@ class Office:
         try:
             node = Node.decode(item.value)
         except RecordError:
-            return  # not written by a node: it can be in no epoch
+            return  # not written by a node: it can be in no generation
         self._nodes[_name(item.key)] = Present(node, item.create_revision)
 
     def _put_fault(self, item: KeyValue) -> None:
@@ -144,19 +145,19 @@ class Office:
         state = self._cache.state
         if state is None or not all(reflector.is_following for reflector in self._reflectors):
             return None
-        current = self._cache.round or Round(0)
-        faults = [reported.fault for reported in self._reported(current.epoch)]
+        current = self._cache.round or GenerationRecord(0)
+        faults = [reported.fault for reported in self._reported(current.generation)]
         nodes = {
             node_id: present
             for node_id, present in self._nodes.items()
             if (present.node.min_nodes, present.node.max_nodes) == (state.min_nodes, state.max_nodes)
         }
         view = View(current, state, nodes, faults)
-        view.denied = self._permits.denied(view)
+        view.denied = self._eligibility.denied(view)
         return view
 
-    def _reported(self, epoch: int) -> list[Reported]:
-        mine = [Reported(fault, rev) for rev, fault in self._faults.values() if fault.epoch == epoch]
+    def _reported(self, generation: int) -> list[Reported]:
+        mine = [Reported(fault, rev) for rev, fault in self._faults.values() if fault.generation == generation]
         return sorted(mine, key=lambda reported: reported.revision)
 
     # -- deciding
@@ -166,7 +167,7 @@ class Office:
             try:
                 if not self._is_loaded:
                     await self._load()
-                await self._permits.refresh()
+                await self._eligibility.refresh()
                 await self._step()
             except StatusError:
                 # The store is out of reach, or is electing: nothing is decided meanwhile, and nothing is lost.
@@ -184,7 +185,7 @@ class Office:
         while (view := self._view()) is not None:
             decision = await self._decide(view)
             if decision is None:
-                await self._tell_progress(view)
+                await self._report_progress(view)
                 self._look_later()
                 return
             if not await self._carry_out(view, decision):
@@ -193,13 +194,15 @@ class Office:
     async def _decide(self, view: View) -> Decision | None:
         now = self._loop.time()
         decision = self._arbiter.decide(view, now)
-        if isinstance(decision, Begin) and await self._permits.judge(view.epoch, self._reported(view.epoch)):
-            view.denied = self._permits.denied(view)
+        if isinstance(decision, Begin) and await self._eligibility.count_root_cause(
+            view.generation, self._reported(view.generation)
+        ):
+            view.denied = self._eligibility.denied(view)
             decision = self._arbiter.decide(view, now)
-        permitted = await self._permits.permit(view, decision, self._arbiter, now)
-        if permitted is None:
+        admitted = await self._eligibility.admit(view, decision, self._arbiter, now)
+        if admitted is None:
             view.admitted = None
-        return permitted
+        return admitted
 
     def _look_later(self) -> None:
         if self._timer is not None:
@@ -209,7 +212,7 @@ class Office:
             self._timer = self._loop.call_at(self._arbiter.look_again_at, self.look)
 
     async def _carry_out(self, view: View, decision: Decision) -> bool:
-        """Whether it happened; if not, what stands against it is on its way through the watches."""
+        """Write a decision; False: it did not happen, and what speaks against it is on its way through the watches."""
         if isinstance(decision, Break):
             operations = self._break(view, decision)
         else:
@@ -236,31 +239,31 @@ class Office:
         known = {fault.key for fault in view.faults}
         for member in decision.lost[:FAULTS_MAX]:
             if member.id not in known:
-                fault = Fault(view.epoch, member.id, member.host, cause=HEARTBEAT_LOST, time=now)
-                operations.append(Put(self._keys.faults(view.epoch) + fault.key, fault.encode()))
+                fault = Fault(view.generation, member.id, member.host, cause=HEARTBEAT_LOST, time=now)
+                operations.append(Put(self._keys.faults(view.generation) + fault.key, fault.encode()))
         return operations
 
     def _begin(self, view: View, decision: Begin) -> list[Operation]:
         now = time.time()
-        epoch = view.epoch + 1
-        joined, left_out = len(decision.members), self._permits.left_out(view)
-        state = new_state(view, epoch=epoch, phase=RUNNING, joined=joined, left_out=left_out, time=now)
+        generation = view.generation + 1
+        joined, left_out = len(decision.members), self._eligibility.left_out(view)
+        state = new_state(view, generation=generation, phase=RUNNING, joined=joined, left_out=left_out, time=now)
         operations: list[Operation] = [
-            Put(self._keys.round, Round(epoch, decision.members, now).encode()),
+            Put(self._keys.round, GenerationRecord(generation, decision.members, now).encode()),
             Put(self._keys.state, state.encode()),
         ]
-        old = epoch - 2
+        old = generation - 2
         if old > 0:
             operations += [
                 Delete(self._keys.store(old), prefix=True),
                 Delete(self._keys.sync(old), prefix=True),
                 Delete(self._keys.boot(old)),
             ]
-        if epoch > FAULT_EPOCHS:
-            operations.append(Delete(self._keys.faults(epoch - FAULT_EPOCHS), prefix=True))
+        if generation > FAULT_GENERATIONS:
+            operations.append(Delete(self._keys.faults(generation - FAULT_GENERATIONS), prefix=True))
         return operations
 
-    async def _tell_progress(self, view: View) -> None:
+    async def _report_progress(self, view: View) -> None:
         """Write how many are there, and what keeps them, for those who wait; not more often than people can read."""
         kept = view.state
         if kept.phase == CLOSED:
@@ -269,20 +272,20 @@ class Office:
         joined = kept.joined if is_running else len(view.survivors()) + len(view.newcomers())
         news = {
             "joined": joined,
-            "waits_for": "" if is_running else self._permits.waits_for,
-            "left_out": self._permits.left_out(view),
+            "waits_for": "" if is_running else self._eligibility.waits_for,
+            "left_out": self._eligibility.left_out(view),
         }
-        at, told = self._told
+        at, told = self._last_progress
         now = self._loop.time()
         if news == told or all(getattr(kept, name) == value for name, value in news.items()):
             return
-        if now < at + TELL_PROGRESS_S:
-            later = at + TELL_PROGRESS_S
+        if now < at + REPORT_PROGRESS_S:
+            later = at + REPORT_PROGRESS_S
             self._arbiter.look_again_at = min(self._arbiter.look_again_at or later, later)
             return
         state = new_state(view, cause=kept.cause, node=kept.node, reason=kept.reason, time=kept.time, **news)
         result = await self._control.txn(self._as_seen(), [Put(self._keys.state, state.encode())])
-        self._told = (now, news if result.succeeded else None)
+        self._last_progress = (now, news if result.succeeded else None)
 
 
 def _name(key: bytes) -> str:

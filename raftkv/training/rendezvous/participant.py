@@ -1,27 +1,27 @@
-"""One node's part in a run: being there, being in worlds, and doing its share of deciding.
+"""One node's part in a run: it registers, takes part in worlds, and is the arbiter if it is elected.
 
 ::
 
-    membership = await Membership.open(kv, RunConfig(run_id="job", min_nodes=2, max_nodes=4))
+    participant = await Participant.open(kv, RunConfig(run_id="job", min_nodes=2, max_nodes=4))
     while not done:
-        world = await membership.next_world()       # everything of earlier worlds is stopped here
+        world = await participant.next_world()       # everything of earlier worlds is stopped here
         start_workers(world)
-        while workers_run() and not membership.nodes_waiting: ...
+        while workers_run() and not participant.nodes_waiting: ...
         stop_workers()
-    await membership.close("finished")              # for everybody
-    await membership.leave()
+    await participant.close("finished")              # for everybody
+    await participant.leave()
 
 What it holds to:
 
-1. ``next_world`` tells the run that nothing of an earlier epoch runs here any more, *before* it waits; so a world is
-   never handed out while another may still run here.
+1. ``next_world`` writes that nothing of an earlier generation runs here any more, *before* it waits; so a world
+   is never handed out while another may still run here.
 2. Losing the store, or its leader, ends nothing: calls are made again until they get through, and a running world goes
    on. Only the cluster's word that the lease is gone counts; then the node registers again, and is in its world for as
-   long as no other epoch has begun.
-3. Every write is conditional on the lease, and every write of an epoch on the epoch (``World.fence``).
+   long as no other generation has begun.
+3. Every write is conditional on the lease, and every write of a generation on the generation (``World.fence``).
 
-It puts together ``presence`` (the lease and the node's key), ``record_cache`` (what the run's record says) and
-``succession`` (who decides, and this node's turn at it).
+It puts together ``registration`` (the lease and the node's key), ``record_cache`` (what the run's record says) and
+``arbiter_election`` (who decides, and how this node comes to).
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ from raftkv.client.kv.compares import Compare, mod_revision, version
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
 from raftkv.client.values import Event, KeyValue, TxnResult
 from raftkv.errors import StatusError
+from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
 from raftkv.training.control import ClientControl, Control
-from raftkv.training.errors import EpochOver, JoinTimeout, RecordError, RunClosed, RunConflict
+from raftkv.training.errors import GenerationOver, JoinTimeout, RecordError, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, GATHERING, LEFT, RUNNING, Fault, Node, Round, State
+from raftkv.training.records import BROKEN, CLOSED, GATHERING, LEFT, RUNNING, Fault, GenerationRecord, Node, State
 from raftkv.training.reflector import Reflector
-from raftkv.training.rendezvous.arbiter_election import Succession
+from raftkv.training.rendezvous.arbiter_election import ArbiterElection
 from raftkv.training.rendezvous.record_cache import RecordCache
-from raftkv.training.rendezvous.registration import Presence
+from raftkv.training.rendezvous.registration import Registration
 from raftkv.training.rendezvous.world import World
 from raftkv.training.retries import until_answered
 from raftkv.training.scheduling.ledger import HOST_SLOTS, give_back
@@ -56,27 +57,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is from its next epoch, for people who wait.
+    """How far a run is from its next generation, for people who wait.
 
     Attributes:
-        epoch: the last that began.
+        generation: the last that began.
         phase, reason: of the run.
         joined: nodes that are there.
         min_nodes, max_nodes: of the run.
     """
 
-    epoch: int
+    generation: int
     phase: str
     reason: str
     joined: int
     min_nodes: int
     max_nodes: int
 
+    @property
+    def epoch(self) -> int:
+        """Alias of ``generation``."""
+        return self.generation
+
 
 OnProgress = Callable[[Progress], None]
 
 
-class Membership:
+class Participant:
     """See the module; made by ``open``.
 
     Attributes:
@@ -93,7 +99,7 @@ class Membership:
         self._keys = RunKeys(config.run_id)
         self._cache = RecordCache(control, config.run_id, self._changed)
         self._calls = Reflector(control, self._keys.calls, self._on_calls)
-        self._presence = Presence(
+        self._registration = Registration(
             control,
             config,
             _new_node(config, data),
@@ -101,12 +107,11 @@ class Membership:
             on_lost=self._lost_lease,
             on_outage=self._outage,
         )
-        self._succession = Succession(control, config, self._cache, self._presence)
+        self._election = ArbiterElection(control, config, self._cache, self._registration)
         self._left = False
         self._on_progress = on_progress
-        self._told: Progress | None = None
-        self._callbacks: dict[int, Callable[[Membership], None]] = {}
-        self._last_callback = 0
+        self._reported: Progress | None = None
+        self._callbacks: Callbacks[[Participant]] = Callbacks()
         self._waiters: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
 
@@ -120,11 +125,11 @@ class Membership:
         *,
         data: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
-    ) -> Membership:
+    ) -> Participant:
         """Register a node in a run.
 
         Arguments:
-            kv: a client, whole, not a view; it must outlive the membership.
+            kv: a client, whole, not a view; it must outlive the participant.
             config: the run and this node.
             data: small texts that other nodes can read.
             on_progress: called on the loop while nodes gather.
@@ -145,19 +150,26 @@ class Membership:
         *,
         data: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
-    ) -> Membership:
-        """As ``open``, over any control."""
-        membership = cls(control, config, data or {}, on_progress)
+    ) -> Participant:
+        """Register like ``open``, over any control.
+
+        Arguments:
+            control: the store.
+            config: the run and this node.
+            data: small texts that other nodes can read.
+            on_progress: called on the loop while nodes gather.
+        """
+        participant = cls(control, config, data or {}, on_progress)
         try:
-            await membership._presence.open()
-            await membership._check_run()
+            await participant._registration.open()
+            await participant._check_run()
         except BaseException:
-            await membership._go()
+            await participant._go()
             raise
-        return membership
+        return participant
 
     async def leave(self) -> None:
-        """Be there no more. An epoch that this node was in ends at once, unless the run is closed."""
+        """Leave the run. A generation that this node was in ends at once, unless the run is closed."""
         try:
             if self.closed and not self._left:
                 # What this node's workers still wrote after the run was closed goes with the last who leaves.
@@ -169,34 +181,34 @@ class Membership:
         await self._go()
 
     async def _say_goodbye(self, world: World) -> None:
-        fault = Fault(world.epoch, self.node.id, self.node.host, cause=LEFT, time=time.time())
-        put = Put(self._keys.faults(world.epoch) + fault.key, fault.encode())
+        fault = Fault(world.generation, self.node.id, self.node.host, cause=LEFT, time=time.time())
+        put = Put(self._keys.faults(world.generation) + fault.key, fault.encode())
         await self._control.txn(world.fence.conditions, [put])
 
     def _leftovers(self) -> list[Operation]:
-        """Removes what must not outlive a run; ``round`` and ``state`` must, so that epochs never go back."""
+        """Removes what must not outlive a run; ``round`` and ``state`` must, so that generations never go back."""
         parts = ("boot", "deny", "fault", "store", "strike", "sync")
         return [Delete(f"{self._keys.base}{part}/", prefix=True) for part in parts]
 
     async def _go(self) -> None:
         self._left = True
-        self._succession.close()
+        self._election.close()
         self._cache.close()
         self._calls.close()
         self._wake()
-        await self._presence.leave()
+        await self._registration.leave()
         if self.config.cluster:
             await give_back(self._control, self.config.cluster, self.config.run_id)
 
     async def close(self, reason: str = "finished") -> None:
-        """End the run for everybody: no epoch begins any more. Does nothing if one has begun without this node.
+        """End the run for everybody: no generation begins any more. Does nothing if one has begun without this node.
 
         Raises:
             StatusError: the store refused.
         """
         while not self.closed and not self._left:
             state, current = self._cache.state, self._cache.round
-            if state is None or (self.world is not None and current and current.epoch != self.world.epoch):
+            if state is None or (self.world is not None and current and current.generation != self.world.generation):
                 return
             closed = replace(state, phase=CLOSED, reason=reason, cause="", node=self.node.id, time=time.time())
             conditions = [self._state_as_seen(), version(self._keys.node(self.node.id)) > 0]
@@ -204,7 +216,7 @@ class Membership:
             if result.succeeded:
                 await self._cache.reached(result.revision)
             else:
-                await self._presence.registered.wait()
+                await self._registration.registered.wait()
                 await self._cache.refresh()
 
     # -- what the store holds
@@ -215,14 +227,14 @@ class Membership:
         self._cache.load(record, result.revision)
 
     def _lost_lease(self) -> None:
-        self._succession.lost_lease()
-        self._succession.forgive()
+        self._election.lost_lease()
+        self._election.forgive()
 
     def _outage(self) -> None:
-        self._succession.forgive()
+        self._election.forgive()
 
     def _on_calls(self, changes: Sequence[Event]) -> None:
-        self._succession.held_by(self._calls.get(self._keys.arbiter))
+        self._election.on_arbiter(self._calls.get(self._keys.arbiter))
         self._wake()
 
     async def _txn(self, compares: Sequence[Compare], then: Sequence[Operation]) -> TxnResult:
@@ -234,7 +246,7 @@ class Membership:
     # -- may this node take part?
 
     async def _check_run(self) -> None:
-        """A run that is closed, or has other limits, is taken over if nobody is in it any more."""
+        """Take over a run that is closed, or has other limits, if nobody is in it any more."""
         limits = self._limits
         while (state := self._cache.state) is not None:
             revision = self._cache.state_revision
@@ -245,9 +257,11 @@ class Membership:
                     raise RunClosed(self.config.run_id, state.reason)
                 raise self._conflict(state)
             phase = GATHERING if state.phase == CLOSED else BROKEN
-            anew = State(state.epoch, phase, "started anew", min_nodes=limits[0], max_nodes=limits[1], time=time.time())
+            anew = State(
+                state.generation, phase, "started anew", min_nodes=limits[0], max_nodes=limits[1], time=time.time()
+            )
             put = Put(self._keys.state, anew.encode())
-            # An epoch that began meanwhile has written the state: then this is judged anew.
+            # A generation that began meanwhile has written the state: then this is decided anew.
             result = await self._txn([mod_revision(self._keys.state) == revision], [put, *self._leftovers()])
             if result.succeeded:
                 await self._cache.reached(result.revision)
@@ -263,7 +277,7 @@ class Membership:
         return RunConflict(self.config.run_id, f"{state.min_nodes}:{state.max_nodes}", ours)
 
     async def _is_somebody_there(self, state: State, revision: int) -> bool:
-        """Nodes of the run as it stands; or others that came before this one, so that of two newcomers one has it."""
+        """Look for nodes of the run as it is, or for others that came before this one: of two newcomers one has it."""
         found = (await self._txn((), [GetRange(self._keys.nodes, prefix=True)])).results[0]
         others = [item for item in found if item.key != self._keys.node(self.node.id).encode()]
         if state.phase == CLOSED:
@@ -290,10 +304,10 @@ class Membership:
         try:
             while True:
                 async with asyncio.timeout_at(deadline):
-                    await self._presence.declare(self._first_possible())
+                    await self._registration.declare(self._first_possible())
                 world = await self._formed(deadline)
                 if world is not None:
-                    self._presence.starts(world.epoch)
+                    self._registration.starts(world.generation)
                     self.world = world
                     return world
         except TimeoutError:
@@ -302,13 +316,13 @@ class Membership:
             raise JoinTimeout(self.config.run_id, limit_s, why) from None
 
     def _first_possible(self) -> int:
-        """The first epoch that may include this node, which runs nothing now."""
+        """Return the first generation that may include this node, which runs nothing now."""
         current, world = self._cache.round, self.world
-        present = current.epoch if current is not None and self._is_member(current) else 0
-        return max(present, world.epoch if world is not None else 0) + 1
+        present = current.generation if current is not None and self._is_member(current) else 0
+        return max(present, world.generation if world is not None else 0) + 1
 
     async def _formed(self, deadline: float) -> World | None:
-        """The world that this node may start; None: one began and ended without it, it must declare itself again."""
+        """Wait for a world that this node may start; None: one began and ended without it, so it must declare again."""
         while True:
             state, current = self._cache.state, self._cache.round
             if self._left:
@@ -317,20 +331,20 @@ class Membership:
                 raise RunClosed(self.config.run_id, state.reason)
             if state is not None and (state.min_nodes, state.max_nodes) != self._limits:
                 raise self._conflict(state)  # another job took the run over while this node was out of reach
-            if current is not None and current.epoch >= self.node.want and self._is_member(current):
-                if state is None or state.phase != RUNNING or state.epoch != current.epoch:
+            if current is not None and current.generation >= self.node.want and self._is_member(current):
+                if state is None or state.phase != RUNNING or state.generation != current.generation:
                     return None
-                if not self._presence.was_there(self._cache.round_revision):
+                if not self._registration.was_there(self._cache.round_revision):
                     return None  # the run goes on without this node, which is about to say that it runs nothing
                 return self._world(current)
-            self._tell_progress()
+            self._report_progress()
             await self._next_change(None if self._is_standby else deadline)
 
-    def _world(self, current: Round) -> World:
+    def _world(self, current: GenerationRecord) -> World:
         index = next(index for index, member in enumerate(current.members) if member.id == self.node.id)
-        return World(self.config.run_id, current.epoch, current.members, index, self._cache.round_revision)
+        return World(self.config.run_id, current.generation, current.members, index, self._cache.round_revision)
 
-    def _is_member(self, current: Round | None) -> bool:
+    def _is_member(self, current: GenerationRecord | None) -> bool:
         return current is not None and any(member.id == self.node.id for member in current.members)
 
     @property
@@ -343,7 +357,7 @@ class Membership:
         state = self._cache.state
         if self._cache.damage:
             return self._cache.damage
-        if state is None or not self._presence.registered.is_set():
+        if state is None or not self._registration.registered.is_set():
             return "the store cannot be reached"
         if state.waits_for:
             return f"it waits for {state.waits_for}"
@@ -356,24 +370,18 @@ class Membership:
 
     @property
     def node(self) -> Node:
-        """As registered."""
-        return self._presence.node
+        """This node, as registered."""
+        return self._registration.node
 
     @property
     def nodes_waiting(self) -> int:
         """0 while the last world is whole; else come back with ``next_world``. No I/O; any thread may ask."""
-        world, state, current = self.world, self._cache.state, self._cache.round
-        if world is None or state is None or state.phase == CLOSED:
-            return 0
-        if current is not None and current.epoch > world.epoch:
-            return 1
-        return max(1, state.joined) if state.phase == BROKEN and state.epoch == world.epoch else 0
+        return self._cache.nodes_waiting(self.world)
 
     @property
     def closed(self) -> bool:
         """Whether the run is over."""
-        state = self._cache.state
-        return state is not None and state.phase == CLOSED
+        return self._cache.closed
 
     @property
     def phase(self) -> State | None:
@@ -394,59 +402,55 @@ class Membership:
             StatusError: the store refused.
         """
         world = self.world
-        if world is None or fault.epoch != world.epoch:
+        if world is None or fault.generation != world.generation:
             return
-        put = Put(self._keys.faults(world.epoch) + fault.key, fault.encode())
+        put = Put(self._keys.faults(world.generation) + fault.key, fault.encode())
         await self._txn(world.fence.conditions, [put])
 
     async def publish(self, value: str) -> None:
         """Tell all members of the present world something, as the address of its store; the last one counts.
 
         Raises:
-            EpochOver: it is over.
+            GenerationOver: it is over.
             StatusError: the store refused.
         """
         world = self._present()
-        result = await self._txn(world.fence.conditions, [Put(self._keys.boot(world.epoch), value)])
+        result = await self._txn(world.fence.conditions, [Put(self._keys.boot(world.generation), value)])
         if not result.succeeded:
-            raise EpochOver(world.run_id, world.epoch)
+            raise GenerationOver(world.run_id, world.generation)
 
     async def published(self, timeout_s: float | None = None) -> str:
-        """What was published in the present world; waits for it.
+        """Wait for what was published in the present world, and return it.
 
         Raises:
-            EpochOver: it ended before.
+            GenerationOver: it ended before.
             RunClosed: the run did.
             TimeoutError: nothing came in time.
         """
         world = self._present()
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
-        while (published := self._calls.get(self._keys.boot(world.epoch))) is None:
+        while (published := self._calls.get(self._keys.boot(world.generation))) is None:
             state = self._cache.state
             if self.closed or self._left:
                 raise RunClosed(world.run_id, state.reason if state is not None else "")
             if self.nodes_waiting:
-                raise EpochOver(world.run_id, world.epoch, state.reason if state is not None else "")
+                raise GenerationOver(world.run_id, world.generation, state.reason if state is not None else "")
             await self._next_change(deadline)
         return published.text
 
     def _present(self) -> World:
         if self.world is None:
-            raise EpochOver(self.config.run_id, 0, "no epoch has begun here yet")
+            raise GenerationOver(self.config.run_id, 0, "no generation has begun here yet")
         return self.world
 
-    def on_change(self, callback: Callable[[Membership], None]) -> Callable[[], None]:
+    def on_change(self, callback: Callable[[Participant], None]) -> Callable[[], None]:
         """Call back, on the loop, whenever something about the run changes. Returns how to take that back."""
-        self._last_callback += 1
-        number = self._last_callback
-        self._callbacks[number] = callback
-        return lambda: self._callbacks.pop(number, None) and None
+        return self._callbacks.add(callback)
 
     def _changed(self) -> None:
         self._wake()
-        self._succession.look()
-        for callback in list(self._callbacks.values()):
-            callback(self)
+        self._election.look()
+        self._callbacks.call(self)
 
     async def _next_change(self, deadline: float | None) -> None:
         future: asyncio.Future[None] = self._loop.create_future()
@@ -460,15 +464,15 @@ class Membership:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         state = self._cache.state
         if self._on_progress is None or state is None:
             return
         waits_for = f"waits for {state.waits_for}" if state.waits_for else ""
         reason = state.left_out.get(self.node.host) or waits_for or state.reason
-        progress = Progress(state.epoch, state.phase, reason, state.joined, state.min_nodes, state.max_nodes)
-        if progress != self._told:
-            self._told = progress
+        progress = Progress(state.generation, state.phase, reason, state.joined, state.min_nodes, state.max_nodes)
+        if progress != self._reported:
+            self._reported = progress
             self._on_progress(progress)
 
 
@@ -487,7 +491,7 @@ def _new_node(config: RunConfig, data: Mapping[str, str]) -> Node:
 
 
 def _is_of(item: KeyValue, state: State) -> bool:
-    """Whether a node was started with the limits that stand there."""
+    """Tell whether a node was started with the limits of a state."""
     try:
         node = Node.decode(item.value)
     except RecordError:

@@ -1,4 +1,4 @@
-"""Ranks: from the members of an epoch, in their order, to the place of every slot. Pure.
+"""Ranks: from the members of a generation, in their order, to the place of every slot. Pure.
 
 >>> from raftkv.training.records import Member
 >>> two = [Member("a-1", "a", slots=2), Member("b-1", "b", slots=1)]
@@ -38,12 +38,12 @@ class Placement(NamedTuple):
 
 
 def world_size(members: Sequence[Member]) -> int:
-    """Slots of all members."""
+    """Count the slots of all members."""
     return sum(member.slots for member in members)
 
 
 def first_ranks(members: Sequence[Member]) -> list[int]:
-    """The lowest rank of each member."""
+    """Return the lowest rank of each member."""
     firsts, total = [], 0
     for member in members:
         firsts.append(total)
@@ -79,7 +79,7 @@ def find_slot(members: Sequence[Member], host: str, local_rank: int) -> Placemen
 
 
 def placements(members: Sequence[Member]) -> list[Placement]:
-    """The places of all slots, by rank."""
+    """Compute the places of all slots, by rank."""
     local_sizes: dict[str, int] = defaultdict(int)
     slots: list[tuple[int, str, int]] = []
     for index, member in enumerate(members):

@@ -8,8 +8,9 @@ from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.training.control import Control
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import Round, State
+from raftkv.training.records import BROKEN, CLOSED, GenerationRecord, State
 from raftkv.training.reflector import Reflector
+from raftkv.training.rendezvous.world import World
 
 
 class RecordCache(Reflector):
@@ -29,12 +30,26 @@ class RecordCache(Reflector):
     def __init__(self, control: Control, run_id: str, on_change: Callable[[], None]) -> None:
         keys = RunKeys(run_id)
         super().__init__(control, keys.record, self._decode)
-        self.round: Round | None = None
+        self.round: GenerationRecord | None = None
         self.state: State | None = None
         self.round_revision = self.state_revision = 0
         self.damage = ""
         self._round_key, self._state_key = keys.round.encode(), keys.state.encode()
         self._on_change = on_change
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over."""
+        return self.state is not None and self.state.phase == CLOSED
+
+    def nodes_waiting(self, world: World | None) -> int:
+        """Return 0 while a world is whole, as far as is known; else how many nodes wait for the next, at least 1."""
+        state, current = self.state, self.round
+        if world is None or state is None or state.phase == CLOSED:
+            return 0
+        if current is not None and current.generation > world.generation:
+            return 1
+        return max(1, state.joined) if state.phase == BROKEN and state.generation == world.generation else 0
 
     def _decode(self, changes: Sequence[Event]) -> None:
         for event in changes:
@@ -45,7 +60,10 @@ class RecordCache(Reflector):
         revision = item.mod_revision if item is not None else 0
         try:
             if key == self._round_key:
-                self.round, self.round_revision = Round.decode(item.value) if item is not None else None, revision
+                self.round, self.round_revision = (
+                    GenerationRecord.decode(item.value) if item is not None else None,
+                    revision,
+                )
             elif key == self._state_key:
                 self.state, self.state_revision = State.decode(item.value) if item is not None else None, revision
         except RecordError as error:

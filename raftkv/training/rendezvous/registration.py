@@ -1,14 +1,14 @@
-"""A node's being there: its lease and its leased key, for as long as it wants to be.
+"""A node's registration: its lease and its leased key, for as long as it takes part.
 
-Owns what stands in the node's key. The key says which epochs this node may be in; it is always the truth about this
-process, also when it is written anew because the lease was lost:
+Owns what stands in the node's key. The key says which generations this node may be in; it is always the truth about
+this process, also when it is written anew because the lease was lost:
 
     registered               want = 1, running = 0         it runs nothing
-    declared at epoch n      want = n + 1, running = 0     it has stopped everything up to n
+    declared in n            want = n + 1, running = 0     it has stopped everything up to n
     lost and back in n       want = n, running = n         it still runs n, and did not know better
 
 Each write is conditional on the last one (the key's mod_revision): an attempt that was held up somewhere, and is
-applied after a later one, must not take back what that one said.
+applied after a later one, must not undo the later one.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ OUTAGE_S: Final = 3.0
 """A lease that was not confirmed for so long beyond its TTL means that the store was out of reach, for others too. An
 election is shorter, and costs no live node its lease: it must not keep the dead ones in."""
 OPEN_LIMIT_S: Final = 10.0
-"""How long the first registration is tried, through an election say; a wrong address should be told soon."""
+"""How long the first registration is tried, through an election say; a wrong address should be reported soon."""
 
 
-class Presence:
+class Registration:
     """See the module.
 
     Arguments:
         control: the store.
         config: of this node.
-        node: what it says of itself.
-        on_registered: told what the store held at each registration: the run's record, the calls, the revision.
+        node: the value of its key.
+        on_registered: called with what the store held at each registration: record, calls and revision.
         on_lost: called when the lease is lost; the node registers again by itself.
         on_outage: called at every beat at which the store is out of reach.
 
@@ -55,7 +55,7 @@ class Presence:
         node: as registered.
         grant: the lease; None while it is lost.
         registered: set while the node's key is there, as far as is known.
-        epoch: of the world that runs here; 0: none.
+        generation: of the world that runs here; 0: none.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Presence:
         self.node = node
         self.grant: Grant | None = None
         self.registered = asyncio.Event()
-        self.epoch = 0
+        self.generation = 0
         self._control = control
         self._config = config
         self._keys = RunKeys(config.run_id)
@@ -97,7 +97,7 @@ class Presence:
         self._beat()
 
     async def leave(self) -> None:
-        """Be there no more."""
+        """End the registration."""
         self._left = True
         if self._again is not None:
             self._again.cancel()
@@ -106,16 +106,16 @@ class Presence:
             await self._drop(grant)
 
     def was_there(self, revision: int) -> bool:
-        """Whether the node's key is there, as far as is known, and has been since before a revision."""
+        """Tell whether the node's key exists, as far as is known, and has existed since before a revision."""
         return self.registered.is_set() and self._since < revision
 
-    def starts(self, epoch: int) -> None:
-        """A world begins to run here."""
-        self.epoch = epoch
+    def starts(self, generation: int) -> None:
+        """Note that a world begins to run here."""
+        self.generation = generation
         self._declared = False
 
     async def declare(self, want: int) -> None:
-        """Write that nothing before the epoch ``want`` runs here any more, unless that stands there already."""
+        """Write that nothing before the generation ``want`` runs here any more, unless that stands there already."""
         while not self._declared or self.node.want < want:
             self.node = replace(self.node, want=max(want, self.node.want), running=0)
             self._declared = True  # if the lease is lost meanwhile, this is what is registered
@@ -150,7 +150,7 @@ class Presence:
                 return True  # by an attempt whose answer was lost
 
     def lose(self, lease_id: int) -> None:
-        """The cluster says that a lease is gone: if it is this node's, its key and office are gone as well."""
+        """Register anew if a lease that the cluster has ended is this node's: its keys have gone with it."""
         if self._left or self.grant is None or self.grant.id != lease_id:
             return
         self.grant = None
@@ -163,7 +163,7 @@ class Presence:
     # -- registering
 
     async def _register(self) -> None:
-        """Be there under a new lease. One at a time: ``lose`` leaves it to this to begin anew."""
+        """Register under a new lease. One at a time: ``lose`` leaves it to this to begin anew."""
         key = self._keys.node(self.node.id)
         while True:
             grant = self.grant = await self._new_grant()
@@ -175,7 +175,7 @@ class Presence:
                 self._forget(grant)  # it ended between its grant and its use: the process stood still
                 continue
             except StatusError:
-                # It may have happened, with the office too: what hangs on this lease must not outlive it.
+                # It may have happened, and made this node the arbiter: no key of this lease may outlive this attempt.
                 self._forget(grant)
                 await self._drop(grant)
                 raise
@@ -202,7 +202,7 @@ class Presence:
             self.grant = None
 
     def _registration(self, grant: Grant) -> list[Operation]:
-        """The node's key; state and office, if nobody has begun; and what there is."""
+        """Make the operations: the node's key; state and arbiter, if nobody has begun; and reads of what there is."""
         config, keys = self._config, self._keys
         state = State(0, GATHERING, min_nodes=config.min_nodes, max_nodes=config.max_nodes, time=time.time())
         return [
@@ -220,7 +220,7 @@ class Presence:
             return  # nobody keeps it alive: it ends with its TTL
 
     async def _register_again(self) -> None:
-        running = 0 if self._declared else self.epoch
+        running = 0 if self._declared else self.generation
         self.node = replace(self.node, running=running, want=running or self.node.want, time=time.time())
         stood_still_s, self._stood_still_s = self._stood_still_s, 0.0
         try:
@@ -230,14 +230,14 @@ class Presence:
         except StatusError as error:
             _log.error("raftkv: node %s cannot register again in run %s: %s", self.node.id, self._config.run_id, error)
 
-    async def _explain(self, epoch: int, stood_still_s: float) -> None:
-        """Only this node can tell why its lease ended although it lives: say it where the arbiter noted the loss."""
+    async def _explain(self, generation: int, stood_still_s: float) -> None:
+        """Write, where the arbiter noted the loss, why the lease ended although this node lives: nobody else knows."""
         if stood_still_s >= self._config.lease_ttl_s:
             cause, message = HEARTBEAT_LOST, f"the process stood still for {stood_still_s:.1f} s"
         else:
             cause, message = PARTITION, "it was cut off from the store, and is back"
-        fault = Fault(epoch, self.node.id, self.node.host, cause=cause, message=message, time=time.time())
-        key = self._keys.faults(epoch) + fault.key
+        fault = Fault(generation, self.node.id, self.node.host, cause=cause, message=message, time=time.time())
+        key = self._keys.faults(generation) + fault.key
         await until_answered(lambda: self._control.txn([version(key) > 0], [Put(key, fault.encode())]))
 
     # -- time

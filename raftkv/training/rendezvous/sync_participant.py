@@ -1,11 +1,11 @@
-"""A node's part in a run, for programs without an event loop: ``membership`` with blocking calls.
+"""A node's part in a run, for programs without an event loop: ``participant`` with blocking calls.
 
 ::
 
     with raftkv.connect("h1:2379,h2:2379") as kv:
-        membership = Membership.open(kv, RunConfig(run_id="job", min_nodes=2, max_nodes=4))
-        world = membership.next_world()
-        while workers_run() and not membership.nodes_waiting: ...
+        participant = Participant.open(kv, RunConfig(run_id="job", min_nodes=2, max_nodes=4))
+        world = participant.next_world()
+        while workers_run() and not participant.nodes_waiting: ...
 
 It lives on the client's background thread, which keeps the lease alive whatever the program's own threads do. Callbacks
 (``on_change``, ``on_progress``) run there: they must be short, and must not make blocking calls.
@@ -19,13 +19,13 @@ from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.sync.client import Client
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Node, State
-from raftkv.training.rendezvous import participant as aio_membership
+from raftkv.training.rendezvous import participant as aio_participant
 from raftkv.training.rendezvous.participant import OnProgress
 from raftkv.training.rendezvous.world import World
 
 
-class Membership(Blocking[aio_membership.Membership]):
-    """See ``membership.Membership``; made by ``open``."""
+class Participant(Blocking[aio_participant.Participant]):
+    """See ``participant.Participant``; made by ``open``."""
 
     @classmethod
     def open(
@@ -35,27 +35,34 @@ class Membership(Blocking[aio_membership.Membership]):
         *,
         data: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
-    ) -> Membership:
-        """Register a node in a run; arguments and errors as of ``membership.Membership.open``."""
+    ) -> Participant:
+        """Register a node in a run; arguments and errors as of ``participant.Participant.open``.
+
+        Arguments:
+            kv: a client, whole, not a view; it must outlive the participant.
+            config: the run and this node.
+            data: small texts that other nodes can read.
+            on_progress: called on the client's thread while nodes gather.
+        """
         loop, client = kv.target()
-        inner = loop.run(aio_membership.Membership.open(client, config, data=data, on_progress=on_progress))
+        inner = loop.run(aio_participant.Participant.open(client, config, data=data, on_progress=on_progress))
         return cls(kv, loop, inner)
 
-    next_world = blocking(aio_membership.Membership.next_world)
-    report = blocking(aio_membership.Membership.report)
-    publish = blocking(aio_membership.Membership.publish)
-    published = blocking(aio_membership.Membership.published)
-    close = blocking(aio_membership.Membership.close)
-    leave = blocking(aio_membership.Membership.leave)
+    next_world = blocking(aio_participant.Participant.next_world)
+    report = blocking(aio_participant.Participant.report)
+    publish = blocking(aio_participant.Participant.publish)
+    published = blocking(aio_participant.Participant.published)
+    close = blocking(aio_participant.Participant.close)
+    leave = blocking(aio_participant.Participant.leave)
 
     @property
     def config(self) -> RunConfig:
-        """Of this node."""
+        """Settings of this node."""
         return self._inner.config
 
     @property
     def node(self) -> Node:
-        """As registered."""
+        """This node, as registered."""
         return self._inner.node
 
     @property
@@ -83,7 +90,7 @@ class Membership(Blocking[aio_membership.Membership]):
         """Why a record of the run cannot be read; empty: all is well."""
         return self._inner.damage
 
-    def on_change(self, callback: Callable[[Membership], None]) -> Callable[[], None]:
+    def on_change(self, callback: Callable[[Participant], None]) -> Callable[[], None]:
         """Call back, on the client's thread, whenever something about the run changes; returns how to stop that."""
         cancel = self._ask(lambda inner: inner.on_change(lambda _: callback(self)))
         return lambda: self._loop.call_soon(cancel)

@@ -1,10 +1,10 @@
-"""A world: one epoch, as one of its members sees it. A value; it never changes, it only ends.
+"""A world: one generation, as one of its members sees it. A value; it never changes, it only ends.
 
 ::
 
-    world = await membership.next_world()
-    world.epoch, world.rank, world.world_size
-    await kv.put("checkpoints/latest", b"7", fence=world.fence)    # refused once the epoch is over
+    world = await participant.next_world()
+    world.generation, world.rank, world.world_size
+    await kv.put("checkpoints/latest", b"7", fence=world.fence)    # refused once the generation is over
 
 The fence of a world is two conditions on the store: ``round`` was not written since, and the leased key of this node
 is there. A process that slept through its lease therefore writes nothing, whatever it believes.
@@ -18,7 +18,7 @@ from functools import cached_property
 from raftkv.client.kv.compares import Compare, mod_revision, version
 from raftkv.client.space import Space
 from raftkv.pb import rpc_pb2
-from raftkv.training.errors import EpochOver
+from raftkv.training.errors import GenerationOver
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import Member
 from raftkv.training.rendezvous import ranks
@@ -30,21 +30,26 @@ class World:
 
     Attributes:
         run_id: of the run.
-        epoch: its number; grows by one with every world of the run, never goes back: the fencing token.
+        generation: its number; grows by one with every world of the run, never goes back: the fencing token.
         members: in the order of ranks.
         index: of this node among them: the node rank.
         revision: of the store when it began.
     """
 
     run_id: str
-    epoch: int
+    generation: int
     members: tuple[Member, ...]
     index: int
     revision: int
 
     def __repr__(self) -> str:
         place = f"node {self.index} of {len(self.members)}, rank {self.rank} of {self.world_size}"
-        return f"<World of run {self.run_id!r}: epoch {self.epoch}, {place}>"
+        return f"<World of run {self.run_id!r}: generation {self.generation}, {place}>"
+
+    @property
+    def epoch(self) -> int:
+        """Alias of ``generation``."""
+        return self.generation
 
     @property
     def member(self) -> Member:
@@ -78,7 +83,7 @@ class World:
 
     @property
     def local_rank(self) -> int:
-        """Of this node's lowest rank, on its host."""
+        """Number of this node's lowest rank among those on its host."""
         return self.placements[self.rank].local_rank
 
     @property
@@ -88,7 +93,7 @@ class World:
 
     @property
     def cross_rank(self) -> int:
-        """Of this node's host, among the hosts that have its local rank."""
+        """Number of this node's host among those that have its local rank."""
         return self.placements[self.rank].cross_rank
 
     @property
@@ -98,7 +103,7 @@ class World:
 
     @property
     def fence(self) -> WorldFence:
-        """For ``fence=`` of a client's calls: they fail with ``EpochOver`` once the epoch is over."""
+        """For ``fence=`` of a client's calls: they fail with ``GenerationOver`` once the generation is over."""
         return WorldFence(self)
 
 
@@ -117,6 +122,6 @@ class WorldFence:
         """See ``client.guards.Fence``."""
         return [condition.to_message(Space()) for condition in self.conditions]
 
-    def broken(self) -> EpochOver:
+    def broken(self) -> GenerationOver:
         """See ``client.guards.Fence``."""
-        return EpochOver(self._world.run_id, self._world.epoch)
+        return GenerationOver(self._world.run_id, self._world.generation)

@@ -81,7 +81,13 @@ def claim(
 
 
 def release(ledger: Ledger, run: str, node_ids: Collection[str] | None = None) -> Ledger:
-    """Give back slots: of some nodes, which do not take part any more, or all of the run, which then has no claim."""
+    """Give back slots: of some nodes, which do not take part any more, or all of the run, which then has no claim.
+
+    Arguments:
+        ledger: before it.
+        run: its id.
+        node_ids: None: all.
+    """
     old = ledger.find(run)
     if old is None:
         return ledger
@@ -92,7 +98,12 @@ def release(ledger: Ledger, run: str, node_ids: Collection[str] | None = None) -
 
 
 def forget(ledger: Ledger, runs: Collection[str]) -> Ledger:
-    """Drop the claims of runs that are gone."""
+    """Drop the claims of runs that are gone.
+
+    Arguments:
+        ledger: before it.
+        runs: their ids.
+    """
     if not any(claim.run in runs for claim in ledger.claims):
         return ledger
     left = [claim for claim in ledger.claims if claim.run not in runs]
@@ -110,7 +121,7 @@ def _others(ledger: Ledger, run: str) -> list[Claim]:
 
 
 def _tidy(claims: Iterable[Claim], declared: Mapping[str, int], arrivals: int) -> Ledger:
-    """In the order of arrival, without hosts that nobody names: the record does not grow with time."""
+    """Put claims in the order of arrival, and forget hosts that nobody names: the record does not grow with time."""
     ordered = tuple(sorted(claims, key=lambda claim: claim.since))
     named = {need.host for claim in ordered for need in claim.nodes}
     return Ledger(ordered, {host: slots for host, slots in sorted(declared.items()) if host in named}, arrivals)
@@ -120,7 +131,7 @@ def _tidy(claims: Iterable[Claim], declared: Mapping[str, int], arrivals: int) -
 
 
 def capacity(ledger: Ledger, hosts: Mapping[str, int]) -> dict[str, int]:
-    """Slots of every host that a claim names.
+    """Return the slots of every host that a claim names.
 
     Arguments:
         ledger: the claims.
@@ -175,14 +186,14 @@ class _Table:
         return False
 
     def claims(self) -> tuple[Claim, ...]:
-        """As they are now."""
+        """Return the claims as they are now."""
         return tuple(
             replace(claim, passed=min(claim.passed + 1, PASSED_OVER_MAX)) if claim.run in self._passed else claim
             for claim in self._claims.values()
         )
 
     def _order(self) -> list[Claim]:
-        """Those who could use something: first who reserves, then by share."""
+        """Return those who could use something: first who reserves, then by share."""
         able = [claim for claim in self._claims.values() if not claim.is_complete and self._is_able(claim)]
         return sorted(able, key=lambda claim: (not reserves(claim), *_turn(claim)))
 
@@ -204,17 +215,17 @@ class _Table:
 
 
 def reserves(claim: Claim) -> bool:
-    """Whether what becomes free is kept for a run."""
+    """Tell whether what becomes free is kept for a run."""
     return claim.waits and claim.passed >= PASSED_OVER_MAX
 
 
 def _turn(claim: Claim, more_slots: int = 0) -> tuple[Fraction, int]:
-    """Who has the smallest is served first."""
+    """Return a sort key: who has the smallest is served first."""
     return Fraction(sum(need.slots for need in claim.holding) + more_slots, claim.weight), claim.since
 
 
 def _gang(claim: Claim, free: Mapping[str, int]) -> list[Need]:
-    """``min_nodes`` of a run's nodes that fit together, the preferred ones if they do; none if none do."""
+    """Choose ``min_nodes`` of a run's nodes that fit together, the preferred ones if they do; none if none do."""
     preferred = _fitting(claim.nodes, free, claim.min_nodes)
     if len(preferred) < claim.min_nodes:
         # Of each host the smallest: no other choice lets more nodes in, so if this fails nothing fits.
@@ -252,18 +263,29 @@ def _fitting(needs: Iterable[Need], free: Mapping[str, int], count: int) -> list
     return picked
 
 
-# ---- what people are told
+# ---- explanations for people
 
 
-def line(ledger: Ledger, hosts: Mapping[str, int]) -> list[Claim]:
-    """The runs that wait and can be served one day, in the order in which they are looked at."""
+def queue(ledger: Ledger, hosts: Mapping[str, int]) -> list[Claim]:
+    """Return the runs that wait and can be served one day, in the order in which they are considered.
+
+    Arguments:
+        ledger: the claims.
+        hosts: slots of hosts, as their own keys say.
+    """
     room = capacity(ledger, hosts)
     waiting = [claim for claim in ledger.claims if claim.waits and _gang(claim, room)]
     return sorted(waiting, key=lambda claim: (not reserves(claim), claim.since))
 
 
 def why(ledger: Ledger, run: str, hosts: Mapping[str, int]) -> str:
-    """Why a run waits, in one line; empty: it does not."""
+    """Explain why a run waits, in one line; empty: it does not.
+
+    Arguments:
+        ledger: the claims.
+        run: its id.
+        hosts: slots of hosts, as their own keys say.
+    """
     claim = ledger.find(run)
     if claim is None or not claim.waits:
         return ""
@@ -275,7 +297,7 @@ def why(ledger: Ledger, run: str, hosts: Mapping[str, int]) -> str:
         return f"it needs more slots than there are on {_some(short)}: start it with fewer, or declare the slots"
     wanted = {need.host for need in claim.nodes}
     holders = [other.run for other in ledger.claims if wanted & {need.host for need in other.holding}]
-    place = 1 + line(ledger, hosts).index(claim)
+    place = 1 + queue(ledger, hosts).index(claim)
     reserving = ", and reserves what becomes free" if reserves(claim) else ""
     if not holders:
         return f"number {place} in line{reserving}"

@@ -37,6 +37,7 @@ from raftkv.client.kv.compares import Compare, create_revision, mod_revision
 from raftkv.client.kv.operations import Delete, Get, GetRange, Operation, Put
 from raftkv.client.values import PUT, Event, KeyValue, RangeResult
 from raftkv.errors import StatusError
+from raftkv.training.callbacks import Callbacks
 from raftkv.training.control import Control
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys, check_cluster
@@ -62,7 +63,7 @@ class Candidate(Protocol):
 
     @property
     def id(self) -> str:
-        """Of this incarnation."""
+        """Id of this incarnation of the node."""
         ...
 
     @property
@@ -131,7 +132,7 @@ class ClusterAdmission:
         self._keys = ClusterKeys(check_cluster(cluster))
         self._weight = weight
         self._answers: dict[str, tuple[str, ...]] = {}
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: Callbacks[[]] = Callbacks()
         self._reflector: Reflector | None = None
         self._runs: dict[str, Reflector] = {}
 
@@ -153,8 +154,8 @@ class ClusterAdmission:
             guards: conditions for any change, as that the one who asks is still the arbiter.
 
         Returns:
-            The nodes that may run; None: the run waits in line, or the guards do not hold. ``on_change`` tells when to
-            ask again.
+            The nodes that may run; None: the run waits in the queue, or the guards do not hold. ``on_change`` tells
+            when to ask again.
 
         Raises:
             RecordError: the ledger holds something that raftkv did not write.
@@ -184,7 +185,7 @@ class ClusterAdmission:
 
         Arguments:
             run_id: of the run.
-            node_ids: of the nodes that take part no longer; None: all, and the place in line.
+            node_ids: of the nodes that take part no longer; None: all, and the place in the queue.
             guards: as for ``request``.
 
         Raises:
@@ -200,8 +201,7 @@ class ClusterAdmission:
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Have a function called, on the loop, when a request may be answered otherwise; returns how to end that."""
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+        return self._callbacks.add(callback)
 
     def close(self) -> None:
         """Watch nothing any more; what was claimed stays claimed."""
@@ -251,7 +251,7 @@ class ClusterAdmission:
         ]
 
     def _writes(self, ledger: Ledger) -> list[Operation]:
-        """A ledger without claims is no key at all."""
+        """Write the ledger; one without claims is no key at all."""
         return [Put(self._keys.ledger, ledger.encode()) if ledger.claims else Delete(self._keys.ledger)]
 
     # ---- hearing of changes
@@ -292,7 +292,7 @@ class ClusterAdmission:
         return not complete and not {claim.run for claim in ledger.claims} <= {*self._runs, *self._answers}
 
     def _on_nodes(self, run: str, changes: Sequence[Event]) -> None:
-        """The nodes of another run have changed: once the last is gone, its slots are free for whoever asks."""
+        """Notice when the last node of another run is gone: its slots are free for whoever asks."""
         if run in self._runs and not self._runs[run].items:
             self._runs.pop(run).close()
             self._notify()
@@ -302,14 +302,18 @@ class ClusterAdmission:
             self._runs.pop(run).close()
 
     def _notify(self) -> None:
-        for callback in tuple(self._callbacks):
-            callback()
+        self._callbacks.call()
 
 
 async def give_back(control: Control, cluster: str, run_id: str) -> None:
     """Take away the claim of a run that has no nodes any more: the last that leaves does it.
 
     If it fails nothing is lost: whoever waits for the slots sees that the run has no nodes.
+
+    Arguments:
+        control: the store.
+        cluster: whose ledger.
+        run_id: of the run.
     """
     deserted = [create_revision(RunKeys(run_id).nodes, prefix=True) == 0]
 
@@ -325,7 +329,7 @@ async def give_back(control: Control, cluster: str, run_id: str) -> None:
 
 
 def _declared(candidates: Sequence[Candidate]) -> dict[str, int]:
-    """Slots of hosts, as their nodes say; what is not a number says nothing."""
+    """Return the slots of hosts, as their nodes declare them; what is not a number says nothing."""
     said = {each.host: each.data.get(HOST_SLOTS, "") for each in candidates}
     return {host: int(slots) for host, slots in said.items() if slots.isascii() and slots.isdecimal()}
 

@@ -140,7 +140,7 @@ class Ledger(Record):
     arrivals: int = 0
 
     def find(self, run: str) -> Claim | None:
-        """The claim of a run."""
+        """Find the claim of a run."""
         return next((claim for claim in self.claims if claim.run == run), None)
 
     @classmethod
@@ -164,7 +164,7 @@ class HostRecord(Record):
 
 
 def read_hosts(items: Iterable[tuple[str, bytes]]) -> dict[str, int]:
-    """Slots by host, from the values of ``host/`` keys; one that cannot be read counts as not written."""
+    """Decode the slots of hosts from their ``host/`` keys; one that cannot be read counts as not written."""
     hosts = {}
     for host, value in items:
         try:
@@ -175,7 +175,7 @@ def read_hosts(items: Iterable[tuple[str, bytes]]) -> dict[str, int]:
 
 
 def slots_by_host(needs: Iterable[Need]) -> Counter[str]:
-    """Slots that nodes take together."""
+    """Count the slots that nodes take, by host."""
     taken: Counter[str] = Counter()
     for need in needs:
         taken[need.host] += need.slots

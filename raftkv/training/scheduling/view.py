@@ -8,7 +8,7 @@
     for waiting in view.queue:
         print(waiting.place, waiting.run, waiting.reason)
 
-Owns nothing; the line is shown in the order in which slots that become free are handed out.
+Owns nothing; the queue is shown in the order in which slots that become free are handed out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from raftkv.client.kv.operations import GetRange
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys, check_cluster
-from raftkv.training.rendezvous.denylist import read_denial
 from raftkv.training.scheduling import admission
+from raftkv.training.scheduling.denylist import read_denial
 from raftkv.training.scheduling.record import Claim, ClusterKeys, Ledger, read_hosts, slots_by_host
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class ClusterView:
     queue: tuple[WaitingView, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Convert to what JSON can hold."""
         plain = asdict(self)
         for shown, host in zip(plain["hosts"], self.hosts, strict=True):
             shown["free"] = host.free
@@ -119,7 +119,7 @@ class ClusterView:
 
 
 async def list_clusters(kv: Client) -> list[str]:
-    """Names of the clusters of which something is known.
+    """List the names of the clusters of which something is known.
 
     Raises:
         StatusError: the store did not answer.
@@ -160,7 +160,7 @@ class _Found:
         self.strikes = [name.split("/")[0] for name in _below("strike/", by_name)]
 
     def host_views(self) -> tuple[HostView, ...]:
-        """All hosts of which something is known."""
+        """Describe all hosts of which something is known."""
         room = admission.capacity(self.ledger, self.hosts)
         held: dict[str, dict[str, int]] = {}
         for claim in self.ledger.claims:
@@ -211,9 +211,9 @@ def _grant_view(claim: Claim, alive: set[str]) -> GrantView:
 
 
 def _queue(ledger: Ledger, hosts: Mapping[str, int], alive: set[str]) -> list[WaitingView]:
-    line = admission.line(ledger, hosts)
-    places = {claim.run: place for place, claim in enumerate(line, start=1)}
-    waiting = [*line, *(claim for claim in ledger.claims if claim.waits and claim.run not in places)]
+    queue = admission.queue(ledger, hosts)
+    places = {claim.run: place for place, claim in enumerate(queue, start=1)}
+    waiting = [*queue, *(claim for claim in ledger.claims if claim.waits and claim.run not in places)]
     return [
         WaitingView(
             place=places.get(claim.run, 0),

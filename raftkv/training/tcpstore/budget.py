@@ -36,7 +36,12 @@ class Budget:
         """In the order in which they began to hold something."""
 
     def hold(self, holder: Holder, size_bytes: int) -> None:
-        """Say how much a connection holds now; 0: nothing. May close a connection, this one or another."""
+        """Say how much a connection holds now; 0: nothing. May close a connection, this one or another.
+
+        Arguments:
+            holder: the connection.
+            size_bytes: of all that waits for it.
+        """
         self.total += size_bytes - self._held.get(holder, 0)
         if not size_bytes:
             self._held.pop(holder, None)
@@ -64,6 +69,6 @@ class Budgets:
         self.answers = Budget(answer_bytes, "answers that it does not read")
 
     def forget(self, holder: Holder) -> None:
-        """A connection has ended."""
+        """Drop the account of a connection that has ended."""
         self.requests.hold(holder, 0)
         self.answers.hold(holder, 0)

@@ -32,7 +32,7 @@ from raftkv.training.tcpstore.wire import FrameError, Op, Reader, Request
 PENDING_BYTES_MAX: Final = 1024 * 1024
 REQUESTS_PER_TURN: Final = 64
 WAITS_MAX: Final = 64
-"""Of one connection at once; torch's clients have one."""
+"""Waits of one connection at once; torch's clients have one."""
 WATCH_BYTES: Final = 4096
 """What a key costs while it is waited for, here and at a member; counted among what a connection holds."""
 REQUEST_TIMEOUT_S: Final = 60.0
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
     # ---- the socket
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has come."""
+        """Begin to serve a client."""
         if not isinstance(transport, asyncio.Transport):
             raise TypeError("the gateway serves streams")
         self._transport = transport
@@ -125,18 +125,18 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """The client does not read its answers."""
+        """Take no more requests: the client does not read its answers."""
         self._writable.clear()
         self._stalled_since = self._loop.time()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Take requests again: the client reads."""
         self._writable.set()
         self._stalled_since = float("inf")
         self._budgets.answers.hold(self, 0)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone, and nobody waits any more; what it wrote before is still done."""
+        """End the waits of a client that has gone; what it wrote before is still done."""
         self._is_gone = True
         self._writable.set()
         for task in self._waits:
@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol):
                 await asyncio.sleep(0)
 
     def _take(self) -> Request | None:
-        """The next request; None: it has not come as a whole, or not all of it was looked at in this turn."""
+        """Take the next request; None: it has not come as a whole, or not all of it was looked at in this turn."""
         request, self._next = self._next or self._reader.next(), None
         if request is not None:
             self._unfinished_since = float("inf")
@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
                 self._answer(answer)
 
     def _writes(self, request: Request) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of a write, and of those that are there behind it."""
+        """Return the keys and values of a write, and of those that are there behind it."""
         pairs, size_bytes = 0, 0
         while True:
             yield from zip(request.keys, request.values, strict=True)

@@ -26,7 +26,7 @@ from raftkv import aio
 from raftkv.errors import ConfigError, StatusError
 from raftkv.training.tcpstore.budget import Budgets
 from raftkv.training.tcpstore.connection import Connection
-from raftkv.training.tcpstore.lifetime import LINGER_S, Tenancy
+from raftkv.training.tcpstore.lifetime import LINGER_S, StoreLifetime
 from raftkv.training.tcpstore.store import ReplicatedStore
 
 ROOT: Final = "/raftkv/tcpstore/"
@@ -75,7 +75,9 @@ class Gateway:
         self._config = config
         self._trouble = _Trouble()
         self._store = ReplicatedStore(kv, config.prefix, on_trouble=self._trouble.note)
-        self._tenancy = Tenancy(kv, config.prefix, config.linger_s, fresh=config.fresh, on_trouble=self._trouble.note)
+        self._lifetime = StoreLifetime(
+            kv, config.prefix, config.linger_s, fresh=config.fresh, on_trouble=self._trouble.note
+        )
         self._connections: set[Connection] = set()
         self._connections_max = connections_allowed()
         self._is_full = False
@@ -103,7 +105,7 @@ class Gateway:
         self._server = await loop.create_server(
             self._connection, self._config.host, self._config.port, backlog=1024, start_serving=False
         )
-        if await self._tenancy.begin():
+        if await self._lifetime.begin():
             _log.info("the store below %s begins empty", self._config.prefix)
         await self._server.start_serving()
         self._checking = loop.create_task(self._check())
@@ -127,7 +129,7 @@ class Gateway:
                 for connection in connections:
                     await connection.finished()
                 await self._store.close()
-                await self._tenancy.end()
+                await self._lifetime.end()
         except TimeoutError:
             _log.warning("raftkv does not answer: some of what clients wrote last may be lost")
         for connection in connections:
@@ -146,7 +148,7 @@ class Gateway:
 
 
 def connections_allowed() -> int:
-    """How many clients there may be: with no descriptor left, the gateway could not reach raftkv either."""
+    """Compute how many clients there may be: with no descriptor left, the gateway could not reach raftkv either."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return CONNECTIONS_MAX
@@ -168,7 +170,7 @@ class _Trouble:
         self._is_known = False
 
     def note(self, error: StatusError | None) -> None:
-        """An attempt failed, or what had failed works."""
+        """Note that an attempt failed, or (None) that what had failed works."""
         if error is None and self._is_known:
             _log.warning("raftkv answers again")
         elif error is not None and not self._is_known:

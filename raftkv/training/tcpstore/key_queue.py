@@ -1,7 +1,7 @@
-"""Who changes a value of a store next, in this process: a line for each key, and what was last seen there.
+"""The order of changes to one value of a store, in this process: a queue for each key, and what was last seen there.
 
 Many connections of one gateway add to the same counter. If each tried for itself, all but one would fail each time;
-in a line each begins with what the one before has written, and usually succeeds at once. What was seen is a guess,
+in a queue each begins with what the one before has written, and usually succeeds at once. What was seen is a guess,
 never an answer: others write too.
 """
 
@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, item: aio.KeyValue | None) -> Seen:
-        """What a read has found."""
+        """Make one of what a read has found."""
         return ABSENT if item is None else cls(item.value, item.mod_revision)
 
 
@@ -37,12 +37,12 @@ ABSENT: Final = Seen(None, 0)
 
 
 @dataclass
-class Line:
-    """Of one key.
+class KeyQueue:
+    """The queue of one key.
 
     Attributes:
         seen: what was last seen; None: nothing is known.
-        users: in the line.
+        users: how many hold or wait for the lock.
     """
 
     seen: Seen | None = None
@@ -50,30 +50,30 @@ class Line:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Lines:
-    """The lines of one store; only so many are remembered that nobody stands in."""
+class KeyQueues:
+    """The queues of one store; only ``REMEMBERED_MAX`` are kept in which nobody waits."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[bytes, Line] = OrderedDict()
+        self._queues: OrderedDict[bytes, KeyQueue] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def at(self, key: bytes) -> AsyncIterator[Line]:
-        """Stand in line, and be the first."""
-        line = self._lines.setdefault(key, Line())
-        self._lines.move_to_end(key)
-        line.users += 1
+    async def at(self, key: bytes) -> AsyncIterator[KeyQueue]:
+        """Wait in the queue of a key until it is this caller's turn."""
+        queue = self._queues.setdefault(key, KeyQueue())
+        self._queues.move_to_end(key)
+        queue.users += 1
         try:
-            async with line.lock:
-                yield line
+            async with queue.lock:
+                yield queue
         finally:
-            line.users -= 1
-            self._tidy(line)
+            queue.users -= 1
+            self._tidy(queue)
 
-    def _tidy(self, line: Line) -> None:
-        if line.seen is not None and line.seen.value is not None and len(line.seen.value) > REMEMBERED_BYTES_MAX:
-            line.seen = None
-        while len(self._lines) > REMEMBERED_MAX:
-            oldest = next(iter(self._lines))
-            if self._lines[oldest].users:
+    def _tidy(self, queue: KeyQueue) -> None:
+        if queue.seen is not None and queue.seen.value is not None and len(queue.seen.value) > REMEMBERED_BYTES_MAX:
+            queue.seen = None
+        while len(self._queues) > REMEMBERED_MAX:
+            oldest = next(iter(self._queues))
+            if self._queues[oldest].users:
                 return
-            del self._lines[oldest]
+            del self._queues[oldest]

@@ -21,7 +21,7 @@ LINGER_S: Final = 60
 _PARTS: Final = ("k/", "q/", "t/", "w/")
 
 
-class Tenancy:
+class StoreLifetime:
     """One gateway's part in the life of its store.
 
     Arguments:
@@ -47,11 +47,11 @@ class Tenancy:
             StatusError: it refuses for good.
         """
         await persist(self._session.establish, self._on_trouble)
-        began = await persist(self._move_in, self._on_trouble)
+        began = await persist(self._announce, self._on_trouble)
         await persist(lambda: self._session.keep(self._key, b""), self._on_trouble)
         return began
 
-    async def _move_in(self) -> bool:
+    async def _announce(self) -> bool:
         here = aio.put(self._key, lease=self._session)
         # Holds for an interval without keys, and for no other. Its own key, if an earlier attempt came through, counts.
         alone = [] if self._fresh else [aio.create_revision("g/", prefix=True) == 0]

@@ -30,14 +30,14 @@ from raftkv.client.kv.operations import Operation
 from raftkv.client.rpc.retry import Backoff
 from raftkv.errors import RaftKVError
 from raftkv.training.control import ClientControl
-from raftkv.training.tcpstore.key_queue import ABSENT, Lines, Seen
+from raftkv.training.tcpstore.key_queue import ABSENT, KeyQueues, Seen
 from raftkv.training.tcpstore.wait import Wait, first_value, queue_prefix
 from raftkv.training.tcpstore.writer import ATTEMPT_TIMEOUT_S, OnTrouble, Outcome, Writer, Writers, persist
 
 OPERATIONS_MAX: Final = 100
-"""Of one txn: members allow 128, and a writer's own key is one of them."""
+"""Operations of one txn: members allow 128, and a writer's own key is one of them."""
 BATCH_BYTES_MAX: Final = 1024 * 1024
-"""Of one txn: members allow 1.5 MiB."""
+"""Bytes of one txn: members allow 1.5 MiB."""
 FIRST_READ_KEYS: Final = 8
 """Keys read by the first txn of a read of many: how large their values are shows in its answer."""
 WATCHED_KEYS_MAX: Final = 100
@@ -55,7 +55,7 @@ DELETE: Final = object()
 KEEP: Final = object()
 """What a change makes of a value: what it was."""
 Change = Callable[[bytes | None], tuple[Any, Any]]
-"""From the value (None: absent) to what it becomes (bytes, ``DELETE`` or ``KEEP``) and what the caller is told."""
+"""From the value (None: absent) to what it becomes (bytes, ``DELETE`` or ``KEEP``) and the answer for the caller."""
 
 
 class NotANumber(RaftKVError):
@@ -74,7 +74,11 @@ class TooManyKeys(RaftKVError):
 
 
 def parse_number(key: bytes, value: bytes) -> int:
-    """The number at the beginning of a value, as C reads it.
+    """Parse the number at the beginning of a value, as C reads it.
+
+    Arguments:
+        key: for the error.
+        value: of the key.
 
     Raises:
         NotANumber: there is none, or it does not fit.
@@ -87,7 +91,7 @@ def parse_number(key: bytes, value: bytes) -> int:
 
 
 def wrap(number: int) -> int:
-    """A sum as 64 bits hold it."""
+    """Wrap a sum to 64 bits."""
     return (number + (1 << 63)) % _INT64 - (1 << 63)
 
 
@@ -116,7 +120,7 @@ class ReplicatedStore:
         self._writers = Writers(self._kv, b"w/", fence, on_trouble)
         self._on_trouble = on_trouble
         self._queues = queues
-        self._lines = Lines()
+        self._changes = KeyQueues()
 
     async def close(self) -> None:
         """Delete what the store keeps for this process; the values stay. Only when no call is under way."""
@@ -125,15 +129,15 @@ class ReplicatedStore:
     # ---- values
 
     async def get(self, key: bytes) -> bytes | None:
-        """The value; None: absent."""
+        """Read a value; None: absent."""
         return (await self._see(key)).value
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values, in their order."""
+        """Read values, in the order of the keys."""
         return [value async for values in self.values(keys) for value in values]
 
     async def values(self, keys: Sequence[bytes]) -> AsyncGenerator[list[bytes | None], None]:
-        """The values, in their order, as they are read: about ``BATCH_BYTES_MAX`` at a time, however large they are."""
+        """Read values, in the order of the keys: about ``BATCH_BYTES_MAX`` at a time, however large they are."""
         start, count = 0, FIRST_READ_KEYS
         while start < len(keys):
             some = _with_distinct(keys, start, count)
@@ -164,8 +168,8 @@ class ReplicatedStore:
         Returns:
             What ``change`` tells the caller.
         """
-        async with self._lines.at(key) as line, self._writers.one() as writer:
-            seen, guessed = line.seen, True
+        async with self._changes.at(key) as queue, self._writers.one() as writer:
+            seen, guessed = queue.seen, True
             if seen is None:
                 seen, guessed = (ABSENT, True) if likely_absent else (await self._see(key), False)
             pauses = Backoff(_CONFLICT_PAUSE_S, _CONFLICT_PAUSE_MAX_S)
@@ -178,7 +182,7 @@ class ReplicatedStore:
                     continue
                 outcome = await self._replace(writer, key, seen, new)
                 if outcome.applied:
-                    line.seen = ABSENT if new is DELETE else Seen(new, outcome.revision)
+                    queue.seen = ABSENT if new is DELETE else Seen(new, outcome.revision)
                     return answer
                 seen, guessed = Seen.of(outcome.found[0]), False
                 await asyncio.sleep(pauses.next_s())
@@ -195,6 +199,10 @@ class ReplicatedStore:
     async def add(self, key: bytes, amount: int) -> int:
         """Add to a decimal number, absent is 0; returns the sum.
 
+        Arguments:
+            key: of the number.
+            amount: may be negative.
+
         Raises:
             NotANumber: something else is there.
         """
@@ -207,11 +215,21 @@ class ReplicatedStore:
         return total
 
     async def append(self, key: bytes, value: bytes) -> None:
-        """Put bytes behind a value; absent is empty."""
+        """Put bytes behind a value; absent is empty.
+
+        Arguments:
+            key: of the value.
+            value: what to add to it.
+        """
         await self.change(key, lambda old: ((old or b"") + value, None), likely_absent=True)
 
     async def compare_set(self, key: bytes, expected: bytes, new: bytes) -> bytes:
         """Replace what is expected: nothing at all, or an empty value, if that is empty.
+
+        Arguments:
+            key: of the value.
+            expected: the present value.
+            new: the next one.
 
         Returns:
             The value that is there now; if there is none, what was expected.
@@ -231,11 +249,11 @@ class ReplicatedStore:
         return existed
 
     async def count(self) -> int:
-        """The number of values."""
+        """Count the values."""
         return await persist(lambda: self._kv.count("k/", prefix=True, timeout_s=ATTEMPT_TIMEOUT_S), self._on_trouble)
 
     async def keys(self) -> list[bytes]:
-        """The keys of all values, as of one revision.
+        """Read the keys of all values, as of one revision.
 
         Raises:
             TooManyKeys: they are more than ``KEYS_BYTES_MAX`` together.
@@ -256,7 +274,7 @@ class ReplicatedStore:
     # ---- waiting
 
     async def missing(self, keys: Iterable[bytes]) -> dict[bytes, int]:
-        """Those keys that have neither value nor queue, and the revision at which that was so."""
+        """Find those keys that have neither value nor queue, and the revision at which that was so."""
         missing: dict[bytes, int] = {}
         for some in _chunks(list(dict.fromkeys(keys)), OPERATIONS_MAX // 2):
             asked = [aio.get_range(b"k/" + key, count_only=True) for key in some]
@@ -274,7 +292,7 @@ class ReplicatedStore:
         await self.wait_for(await self.missing(keys))
 
     async def wait_for(self, missing: Mapping[bytes, int]) -> None:
-        """The rest of ``wait``, with what ``missing`` has found."""
+        """Do the rest of ``wait``, with what ``missing`` has found."""
         for some in _chunks(list(missing), WATCHED_KEYS_MAX):
             with contextlib.ExitStack() as stack:
                 take = self.take_token if self._queues else None
@@ -283,7 +301,7 @@ class ReplicatedStore:
                     await wait.finished()
 
     async def wait_value(self, key: bytes) -> bytes:
-        """The value, as soon as there is one."""
+        """Wait for a value, and return it."""
         result = await self._read([aio.get(b"k/" + key)])
         if result.results[0] is None:
             return await first_value(self._control, key, result.revision)
@@ -293,13 +311,22 @@ class ReplicatedStore:
     async def arrive(self, key: bytes, size: int) -> bool:
         """Come to a barrier; tells whether it is complete. The value of the key counts those who have come.
 
+        Arguments:
+            key: of the barrier.
+            size: how many must come.
+
         Raises:
             NotANumber: the key has another value.
         """
         return await self.add(key, 1) >= size
 
     async def wait_all_arrived(self, key: bytes, size: int) -> None:
-        """Wait until so many have come, or somebody writes something else to the key."""
+        """Wait until so many have come, or somebody writes something else to the key.
+
+        Arguments:
+            key: of the barrier.
+            size: how many must come.
+        """
 
         def complete(value: bytes) -> bool:
             try:
@@ -315,7 +342,12 @@ class ReplicatedStore:
     # ---- queues
 
     async def push(self, key: bytes, value: bytes) -> None:
-        """Put an item at the end of a queue; wakes one who waits for it."""
+        """Put an item at the end of a queue; wakes one who waits for it.
+
+        Arguments:
+            key: of the queue.
+            value: the item.
+        """
         name = secrets.token_hex(8).encode()
         items = [aio.put(queue_prefix(b"q/", key) + name, value), aio.put(queue_prefix(b"t/", key) + name)]
         async with self._writers.one() as writer:
@@ -339,12 +371,17 @@ class ReplicatedStore:
                 await asyncio.sleep(pauses.next_s())
 
     async def length(self, key: bytes) -> int:
-        """The number of items of a queue."""
+        """Count the items of a queue."""
         prefix = queue_prefix(b"q/", key)
         return await persist(lambda: self._kv.count(prefix, prefix=True, timeout_s=ATTEMPT_TIMEOUT_S), self._on_trouble)
 
     async def take_token(self, token: bytes, revision: int) -> bool:
-        """Whether it is for this waiter, and for no other, to be woken by a new item."""
+        """Tell whether it is for this waiter, and for no other, to be woken by a new item.
+
+        Arguments:
+            token: its key.
+            revision: at which the token was put.
+        """
         async with self._writers.one() as writer:
             still_there = aio.mod_revision(token) == revision
             return (await writer.commit([still_there], [aio.delete(token)])).applied
@@ -371,7 +408,7 @@ def _chunks(keys: Sequence[bytes], size: int = OPERATIONS_MAX) -> Iterator[Seque
 
 
 def _with_distinct(keys: Sequence[bytes], start: int, count: int) -> Sequence[bytes]:
-    """As many of the keys from there on as hold so many different ones; a client may name a key very often."""
+    """Return as many of the keys from there on as hold so many different ones; a client may name a key very often."""
     seen: set[bytes] = set()
     end = start
     for key in keys[start : start + 10 * OPERATIONS_MAX]:

@@ -21,7 +21,12 @@ TakeToken = Callable[[bytes, int], Awaitable[bool]]
 
 
 def queue_prefix(kind: bytes, key: bytes) -> bytes:
-    """The prefix of the items (``q/``) or tokens (``t/``) of a queue; its length keeps ``a`` and ``a/b`` apart."""
+    """Return the prefix of a queue's items (``q/``) or tokens (``t/``); its length keeps ``a`` and ``a/b`` apart.
+
+    Arguments:
+        kind: ``q/`` or ``t/``.
+        key: of the queue.
+    """
     return b"%s%d:%s/" % (kind, len(key), key)
 
 
@@ -121,7 +126,7 @@ class Wait:
 def _puts(
     control: Control, interval: Interval, revision: int, on_changes: OnChanges, waiting: asyncio.Future[Any]
 ) -> Reflector:
-    """What is put into an interval after a revision; a refusal ends the waiting."""
+    """Follow what is put into an interval after a revision; a refusal ends the waiting."""
 
     def on_refused(error: Exception) -> None:
         if not waiting.done():

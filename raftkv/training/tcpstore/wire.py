@@ -28,7 +28,7 @@ KEY_BYTES_MAX: Final = 8 * 1024
 VALUE_BYTES_MAX: Final = 8 * 1024 * 1024
 KEYS_MAX: Final = 128 * 1024
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of one request with all its keys and values; torch's own server has no such bound."""
+"""Bytes of one request with all its keys and values; torch's own server has no such bound."""
 
 STRINGS_PER_TURN: Final = 2048
 """Cut by one call of ``Reader.next``: some 2 ms."""
@@ -159,7 +159,7 @@ class Reader:
         return self.buffered_bytes + self._size + len(self._strings) * _STRING_OVERHEAD_BYTES
 
     def requests(self) -> Iterator[Request]:
-        """The requests that have come as a whole.
+        """Yield the requests that have come as a whole.
 
         Raises:
             FrameError: the next bytes are no request.
@@ -169,7 +169,7 @@ class Reader:
                 yield request
 
     def next(self) -> Request | None:
-        """The next request, or None: it has not come as a whole, or (``is_cut_short``) call again, in another turn.
+        """Return the next request; None: it has not come as a whole, or (``is_cut_short``) call again in another turn.
 
         Raises:
             FrameError: the next bytes are no request.
@@ -265,7 +265,7 @@ VALIDATION: Final = struct.pack("<BI", Op.VALIDATE, MAGIC)
 
 
 def pack_bytes(value: bytes) -> bytes:
-    """A string, as it stands in requests and answers."""
+    """Pack a string, as it stands in requests and answers."""
     return struct.pack("<Q", len(value)) + value
 
 
@@ -275,10 +275,10 @@ def pack_many(values: Iterable[bytes]) -> bytes:
 
 
 def pack_int(number: int) -> bytes:
-    """A signed number of 64 bits."""
+    """Pack a signed number of 64 bits."""
     return struct.pack("<q", number)
 
 
 def pack_nonce(number: int) -> bytes:
-    """The answer to a PING."""
+    """Pack the answer to a PING."""
     return struct.pack("<I", number)

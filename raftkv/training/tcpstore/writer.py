@@ -32,7 +32,7 @@ from raftkv.errors import StatusError
 T = TypeVar("T")
 
 ATTEMPT_TIMEOUT_S: Final = 3.0
-"""Of one attempt: a member that is frozen is left after this."""
+"""Time limit of one attempt: a member that is frozen is left after this."""
 _PAUSE_MAX_S: Final = 0.25
 
 OnTrouble = Callable[[StatusError | None], None]
@@ -91,6 +91,11 @@ class Writer:
     ) -> Outcome:
         """Do the operations, once, if the conditions hold; else the others, which only read.
 
+        Arguments:
+            conditions: all must hold.
+            operations: what to write.
+            otherwise: reads.
+
         Raises:
             FenceLost: what the fence stands for is over; nothing was written.
             StatusError: the cluster refused; nothing was written.
@@ -106,7 +111,7 @@ class Writer:
                 return Outcome(True, self._revision)
 
     async def _settle(self, refused: Outcome, mark: bytes) -> Outcome:
-        """A copy of a txn whose conditions did not hold may still be under way: see that it cannot happen any more."""
+        """Make sure that no copy of a txn whose conditions did not hold can happen any more; one may be under way."""
         touch = aio.txn().then(aio.put(self.key, self._next_mark()))
         outer, _ = await self._attempt_until_answered(touch)
         if outer.succeeded:
@@ -119,7 +124,7 @@ class Writer:
         return b"%d" % self._marks
 
     def _touched(self, item: aio.KeyValue | None) -> bytes:
-        """The txn that wrote the key last; empty: the whole store was deleted since, and everything begins anew."""
+        """Return the mark of the txn that wrote the key last; empty: the whole store was deleted since."""
         self._revision = 0 if item is None else item.mod_revision
         return b"" if item is None else item.value
 
@@ -165,7 +170,7 @@ class Writers:
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[Writer]:
-        """A writer for one write or several, one after the other."""
+        """Lend a writer for one write or several, one after the other."""
         writer = self._free.pop() if self._free else self._make()
         yield writer
         self._free.append(writer)  # not after an exception: see the module

@@ -47,7 +47,7 @@ RETRY_MAX_S: Final = 0.25
 OPERATIONS_MAX: Final = 100
 """Members that one txn announces."""
 CALL_TIMEOUT_S: Final = 1.0
-"""Of one attempt. All of them can be repeated, and what a dead leader of the store has swallowed never answers."""
+"""Time limit of one attempt. All can be repeated, and what a dead leader of the store has swallowed never answers."""
 _ABSENT: Final = Ask("", "absent")
 _log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Job:
         self._head = Reflector(self._control, below(self._keys.head), self._on_head)
         self._others: Reflector | None = None
         self._announced: dict[str, str] = {}  # by replica, the number of the ask that its key has
-        self._generation = 0
+        self._lease_number = 0
         self._arbiter: KeyValue | None = None
         self._record_revision = 0
         self._asks = 0
@@ -122,13 +122,18 @@ class Job:
     # ---- what replicas say
 
     def heard(self, replica_id: str, connection: Hashable) -> None:
-        """A heartbeat."""
+        """Take a heartbeat.
+
+        Arguments:
+            replica_id: from whom.
+            connection: on which it came.
+        """
         if self.roster.heard(replica_id, connection, self._loop.time()):
             _log.info("%s: %s is here", self.name, replica_id)
             self._wake.set()
 
     def ask(self, message: bytes, connection: Hashable, waiter: Hashable, answer: Answer) -> Callable[[], None]:
-        """A replica asks for its next quorum; returns how to take that back.
+        """Take a replica's question for its next quorum; returns how to withdraw it.
 
         Arguments:
             message: its ``QuorumMember``.
@@ -150,7 +155,7 @@ class Job:
             self._wake.set()
 
     def disconnected(self, connection: Hashable) -> None:
-        """A connection has closed; who does not come back on another one within the grace is gone."""
+        """Note a closed connection; who does not come back on another one within the grace is gone."""
         for replica_id in self.roster.disconnected(connection):
             self._loop.call_later(self._timing.disconnect_grace_s, self._drop_absent, replica_id)
 
@@ -226,8 +231,8 @@ class Job:
     async def _turn(self) -> None:
         if self._head.revision == 0 or self._lease.lease is None:
             return  # both wake this loop when they are there
-        if self._generation != self._lease.generation:
-            self._generation = self._lease.generation
+        if self._lease_number != self._lease.number:
+            self._lease_number = self._lease.number
             self._announced.clear()
         if self._arbiter is None:
             await self._stand()
@@ -318,7 +323,7 @@ class Job:
         self._wake.set()
 
     def _view(self, others: Reflector) -> View:
-        """Everything that is known, at this moment."""
+        """Return everything that is known at this moment."""
         now_s = self._loop.time()
         healthy = set(self.roster.healthy(now_s))
         asks = self.roster.asks()
@@ -353,7 +358,7 @@ class Job:
             _log.debug("%s: %s", self.name, self._reason)
 
     async def _confirm(self) -> bool:
-        """Whether this daemon is still the arbiter and knows the last quorum: a read, nothing is written."""
+        """Tell whether this daemon is still the arbiter and knows the last quorum: a read, nothing is written."""
         return await self._commit(get(self._keys.arbiter))
 
     async def _write(self, record: QuorumRecord) -> bool:

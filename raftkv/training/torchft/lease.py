@@ -1,7 +1,7 @@
 """The one lease of a lighthouse daemon: with it goes all that says that the daemon is there.
 
 It outlives an outage of the whole store, and ends within ``grace_s`` of the daemon's death. When the store says that it
-is gone, another one is granted; ``generation`` tells the users that what they attached to the old one is gone with it.
+is gone, another one is granted; ``number`` tells the users that what they attached to the old one is gone with it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class DaemonLease:
 
     Attributes:
         lease: the present one; None: there is none now.
-        generation: grows with every lease.
+        number: grows with every lease.
     """
 
     def __init__(self, kv: Client, ttl_s: float, grace_s: float) -> None:
         self.lease: Lease | None = None
-        self.generation = 0
+        self.number = 0
         self._kv = kv
         self._ttl_s = ttl_s
         self._grace_s = grace_s
@@ -70,6 +70,6 @@ class DaemonLease:
 
     def _set(self, lease: Lease | None) -> None:
         self.lease = lease
-        self.generation += lease is not None
+        self.number += lease is not None
         for callback in self._listeners:
             callback()

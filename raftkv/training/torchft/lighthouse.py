@@ -43,7 +43,7 @@ from raftkv.training.torchft.rules import Rules
 QUORUM: Final = "/torchft.LighthouseService/Quorum"
 HEARTBEAT: Final = "/torchft.LighthouseService/Heartbeat"
 REPLICAS_MAX: Final = 2048
-"""Of a job at one daemon. A quorum is one value in the store, which takes 1.5 MiB."""
+"""Replicas of a job at one daemon. A quorum is one value in the store, which takes 1.5 MiB."""
 _NOTHING: Final = torchft_pb2.LighthouseHeartbeatResponse().SerializeToString()
 _LIMITS: Final = ServerLimits(ping_permit_without_stream=True)  # managers ping once a minute, busy or not
 _log = logging.getLogger(__name__)
@@ -152,6 +152,10 @@ class Lighthouse:
 
     async def listen(self, host: str, port: int, job: str) -> list[tuple[str, int]]:
         """Open a listener for a job, before ``run``; returns the addresses it has got.
+
+        Arguments:
+            host, port: of the listener; port 0: any that is free.
+            job: its name.
 
         Raises:
             ConfigError: the job's name cannot be one.

@@ -36,7 +36,7 @@ _JOB: Final = re.compile(r"[^\x00-\x20/@\x7f]{1,200}")
 
 
 def check_job(job: str) -> str:
-    """A name that a job can have.
+    """Return the name of a job if it can be used.
 
     Raises:
         ConfigError: it is empty, too long, or has white space, a slash or an @.
@@ -73,7 +73,12 @@ class JobKeys:
         return f"{ROOT}{self.job}/member/"
 
     def member(self, daemon_id: str, replica_id: str) -> str:
-        """One replica; a daemon's id has no slash, a replica's may have any character."""
+        """Return the key of one replica; a daemon's id has no slash, a replica's may have any character.
+
+        Arguments:
+            daemon_id: of the daemon that the replica is connected to.
+            replica_id: its name.
+        """
         return f"{self.members}{daemon_id}/{replica_id}"
 
     def parse_member(self, key: str) -> tuple[str, str]:
@@ -97,11 +102,11 @@ class MemberRecord(Record):
 
     @classmethod
     def of(cls, ask: Ask | None) -> MemberRecord:
-        """The record of a replica that asks, or does not."""
+        """Make the record of a replica that asks, or (None) does not."""
         return cls() if ask is None else cls(ask.number, base64.b64encode(ask.message).decode())
 
     def to_ask(self) -> Ask | None:
-        """What it asks.
+        """Return what the replica asks.
 
         Raises:
             RecordError: its message is none.
@@ -128,7 +133,13 @@ class QuorumRecord(Record):
 
     @classmethod
     def of(cls, quorum_id: int, members: tuple[Ask, ...], time: float) -> QuorumRecord:
-        """The record of a decision."""
+        """Make the record of a decision.
+
+        Arguments:
+            quorum_id: of the quorum.
+            members: their asks.
+            time: wall clock of the arbiter, in seconds.
+        """
         return cls(
             quorum_id,
             {ask.replica_id: ask.number for ask in members},
@@ -142,13 +153,18 @@ class QuorumRecord(Record):
         return tuple(sorted(self.asks))
 
     def has_answered(self, replica_id: str, number: str) -> bool:
-        """Whether an ask is this quorum's, or one before it: a write that was long under way may bring it back."""
+        """Tell whether this quorum or one before it has answered an ask, which a late write may bring back.
+
+        Arguments:
+            replica_id: who asks.
+            number: of the ask.
+        """
         daemon_id, _, count = self.asks.get(replica_id, "").rpartition("/")
         asked_of, _, asked = number.rpartition("/")
         return daemon_id == asked_of and asked.isdecimal() and count.isdecimal() and int(asked) <= int(count)
 
     def answer(self) -> bytes:
-        """The ``LighthouseQuorumResponse`` that its members get.
+        """Encode the ``LighthouseQuorumResponse`` that its members get.
 
         Raises:
             RecordError: a message is none.
@@ -163,7 +179,11 @@ class QuorumRecord(Record):
 
 
 def make_ask(message: bytes, number: str) -> Ask:
-    """An ask out of the ``QuorumMember`` that came, whose fields stay as they are.
+    """Make an ask out of the ``QuorumMember`` that came, whose fields stay as they are.
+
+    Arguments:
+        message: a serialized ``QuorumMember``.
+        number: of the ask, unique among all daemons.
 
     Raises:
         RecordError: it is none.

@@ -52,7 +52,13 @@ class Roster:
         self._by_connection: dict[Hashable, set[str]] = {}
 
     def heard(self, replica_id: str, connection: Hashable, now_s: float) -> bool:
-        """Something came from a replica; tells if it did not count as healthy before."""
+        """Note that something came from a replica; tells if it did not count as healthy before.
+
+        Arguments:
+            replica_id: from whom.
+            connection: on which it came.
+            now_s: seconds of the loop's clock.
+        """
         replica = self.replicas.get(replica_id)
         if replica is None:
             self._connect(replica_id, Replica(now_s), connection)
@@ -69,18 +75,30 @@ class Roster:
         self._by_connection.setdefault(connection, set()).add(replica_id)
 
     def asked(self, ask: Ask, waiter: Hashable, answer: Answer, now_s: float) -> None:
-        """A replica that was heard of asks for a quorum, in place of what it asked before."""
+        """Note what a replica asks, in place of what it asked before.
+
+        Arguments:
+            ask: what it asks.
+            waiter: who withdraws the answer with ``withdraw``.
+            answer: called with the body of the answer.
+            now_s: seconds of the loop's clock.
+        """
         replica = self.replicas[ask.replica_id]
         replica.ask, replica.asked_s = ask, now_s
         replica.waiting[waiter] = answer
 
     def is_crowded(self, replica_id: str) -> bool:
-        """Whether so many wait for a replica's quorum that no other may; a manager has one call under way."""
+        """Tell whether so many wait for a replica's quorum that no other may; a manager has one call under way."""
         replica = self.replicas.get(replica_id)
         return replica is not None and len(replica.waiting) >= WAITING_MAX
 
     def withdraw(self, replica_id: str, waiter: Hashable) -> bool:
-        """Nobody wants that answer any more; tells if that ends the ask."""
+        """Withdraw a waiter; tells if that ends the ask.
+
+        Arguments:
+            replica_id: who asked.
+            waiter: as in ``asked``.
+        """
         replica = self.replicas.get(replica_id)
         if replica is None or replica.waiting.pop(waiter, None) is None or replica.waiting:
             return False
@@ -88,7 +106,7 @@ class Roster:
         return True
 
     def disconnected(self, connection: Hashable) -> list[str]:
-        """A connection has closed; returns the replicas that have no other."""
+        """Note a closed connection; returns the replicas that have no other."""
         alone = []
         for replica_id in sorted(self._by_connection.pop(connection, ())):
             replica = self.replicas.get(replica_id)
@@ -100,7 +118,7 @@ class Roster:
         return alone
 
     def drop_absent(self, replica_id: str) -> bool:
-        """The grace of a replica has passed; tells if it is gone."""
+        """Drop a replica whose grace has passed without a connection; tells if it is gone."""
         replica = self.replicas.get(replica_id)
         if replica is None or replica.connections:
             return False
@@ -108,22 +126,28 @@ class Roster:
         return True
 
     def healthy(self, now_s: float) -> frozenset[str]:
-        """Those that were heard of lately."""
+        """Return the replicas that were heard of lately."""
         return frozenset(name for name, replica in self.replicas.items() if now_s - replica.heard_s < self._timeout_s)
 
     def next_silence_s(self, now_s: float) -> float | None:
-        """When the next of the healthy ones may have been silent for too long; None: there is none."""
+        """Return when the next healthy one may have been silent for too long; None: there is none."""
         ends = [replica.heard_s + self._timeout_s for replica in self.replicas.values()]
         return min((end for end in ends if end > now_s), default=None)
 
     def asks(self) -> dict[str, tuple[Ask, float]]:
-        """Who asks what, since when."""
+        """Return who asks what, since when."""
         return {
             name: (replica.ask, replica.asked_s) for name, replica in self.replicas.items() if replica.ask is not None
         }
 
     def answer(self, replica_id: str, number: str, body: bytes) -> bool:
-        """A quorum has answered an ask; tells if it was one of this roster."""
+        """Answer an ask with a quorum; tells if it was one of this roster.
+
+        Arguments:
+            replica_id: who asked.
+            number: of the ask.
+            body: of the answer.
+        """
         replica = self.replicas.get(replica_id)
         if replica is None or replica.ask is None or replica.ask.number != number:
             return False

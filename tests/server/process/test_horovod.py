@@ -1,4 +1,4 @@
-"""Horovod's rendezvous on three real members: a recorded init of two ranks, other members, dead members, epochs."""
+"""Horovod's rendezvous on three real members: a recorded init of two ranks, dead members, generations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import raftkv
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import Member, Round, State
+from raftkv.training.records import GenerationRecord, Member, State
 from tests.procs import RAFTKV, Cluster
 from tests.server.process.horovod_worker import Worker, ask, replay, trace
 
@@ -47,10 +47,10 @@ def left(kv: raftkv.Client) -> list[str]:
     return [item.key.decode().removeprefix(ROOT) for item in kv.range(ROOT, prefix=True)]
 
 
-def begin(kv: raftkv.Client, epoch: int, *members: Member) -> None:
-    """What a run writes when an epoch begins."""
-    kv.put(RUN.round, Round(epoch, members, time=1.0).encode())
-    kv.put(RUN.state, State(epoch, "running", min_nodes=2).encode())
+def begin(kv: raftkv.Client, generation: int, *members: Member) -> None:
+    """What a run writes when a generation begins."""
+    kv.put(RUN.round, GenerationRecord(generation, members, time=1.0).encode())
+    kv.put(RUN.state, State(generation, "running", min_nodes=2).encode())
 
 
 def test_two_ranks_meet_and_leave_nothing_behind(cluster: Cluster, kv: raftkv.Client) -> None:
@@ -135,7 +135,7 @@ def test_rank_and_size_come_from_the_run(cluster: Cluster, kv: raftkv.Client) ->
     assert say(cluster.endpoints[1], "GET", "/rank_and_size/host-a:0") == (200, b"-1,-1,-1,-1,-1,-1")
 
 
-def test_another_epoch_is_another_table(cluster: Cluster, kv: raftkv.Client) -> None:
+def test_another_generation_is_another_table(cluster: Cluster, kv: raftkv.Client) -> None:
     first, second, _ = cluster.endpoints
     say(first, "PUT", "/global/rank_0", b"before all")
     begin(kv, 1, Member("a-1", "host-a"))

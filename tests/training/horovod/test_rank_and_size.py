@@ -15,7 +15,7 @@ from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.training.errors import RecordError
 from raftkv.training.horovod.scopes import NO_SLOT, Scopes, Slot
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import RUNNING, Member, Round, State
+from raftkv.training.records import RUNNING, GenerationRecord, Member, State
 from raftkv.training.rendezvous.ranks import placements, world_size
 
 KEYS = RunKeys("job")
@@ -44,7 +44,7 @@ def slot(current: bytes, host: str, local_rank: int, state: bytes = State(7, RUN
 @given(MEMBERS)
 def test_every_slot_is_where_the_run_has_it(hosts: list[tuple[str, int]]) -> None:
     members = [Member(f"n{number}", host, slots=slots) for number, (host, slots) in enumerate(hosts)]
-    current = Round(7, tuple(members), time=1.5).encode()
+    current = GenerationRecord(7, tuple(members), time=1.5).encode()
     size = world_size(members)
     for place in placements(members):
         expected = (place.rank, size, place.local_rank, place.local_size, place.cross_rank, place.cross_size)
@@ -80,7 +80,7 @@ def test_what_is_no_round_is_refused(value: bytes) -> None:
 @pytest.mark.parametrize("value", [b"", b"{}", b'{"epoch":1}', b'{"epoch":"1","phase":"running"}'])
 def test_what_is_no_state_is_refused(value: bytes) -> None:
     with pytest.raises(RecordError):
-        slot(Round(7).encode(), "a", 0, value)
+        slot(GenerationRecord(7).encode(), "a", 0, value)
 
 
 @pytest.mark.parametrize("run", ["a b", "/a", "a/", "a//b", "a\n", "x" * 201])

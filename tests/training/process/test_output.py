@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.errors import ConfigError
-from raftkv.training.output import Console, Destinations, Output, destinations, lines, parse_streams
-from raftkv.training.output.console import Backlog, Writer
-from raftkv.training.output.destinations import parse_ranks
-from raftkv.training.output.lines import LINE_MAX_BYTES, Lines
+from raftkv.training.process.output import Console, Destinations, Output, destinations, lines, parse_streams
+from raftkv.training.process.output.console import Backlog, Writer
+from raftkv.training.process.output.destinations import parse_ranks
+from raftkv.training.process.output.lines import LINE_MAX_BYTES, Lines
 from tests.procs import wait_for
 
 WORKER = [sys.executable, "-I", "-S", "-u", "-c"]
@@ -225,7 +225,7 @@ def test_one_place_for_both_streams_gets_whole_lines(tmp_path: Path) -> None:
 
 
 def test_a_process_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftkv.training.output.pump.PATIENCE_S", 1.0)
+    monkeypatch.setattr("raftkv.training.process.output.pump.PATIENCE_S", 1.0)
     code = "import os, sys\nprint('said')\nif os.fork() == 0:\n    open(sys.argv[1], 'w').close()\n    sys.stdin.read()"
     node = Node(tmp_path, Destinations())
     with node.output.of_worker(1, 0, 0) as (stdout, stderr):

@@ -71,7 +71,7 @@ def test_an_end_is_told_with_its_cause(code: str, cause: str, told: str, left_wi
 
     run(code, use)
     fault = found[0].fault(3, "h-1", "h")
-    assert (fault.cause, str(fault), fault.epoch, exit_code(found[0])) == (cause, told, 3, left_with)
+    assert (fault.cause, str(fault), fault.generation, exit_code(found[0])) == (cause, told, 3, left_with)
 
 
 def test_the_first_fault_is_told_while_others_run() -> None:

@@ -85,7 +85,7 @@ def test_a_worker_that_exits_is_told_with_the_exception_that_torch_wrote_down(
     watch.look()
     let_go(worker)
     fault = ends.get(timeout=WAIT_S).fault(5, "node-a", "host-a")
-    assert (fault.cause, fault.exit_code, fault.rank, fault.epoch) == (EXIT, 3, 2, 5)
+    assert (fault.cause, fault.exit_code, fault.rank, fault.generation) == (EXIT, 3, 2, 5)
     assert str(fault) == "rank 2 on host-a exited with 3: RuntimeError: no data"
 
 
@@ -151,7 +151,7 @@ def place(root: Path, path: str, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("membership", "file", "text"),
+    ("participant", "file", "text"),
     [
         ("0::/pod/a\n", "pod/a/memory.events", "oom 1\noom_kill 2\n"),
         ("0::/of/the/host\n", "memory.events", "oom_kill 2\n"),
@@ -160,10 +160,10 @@ def place(root: Path, path: str, text: str) -> Path:
     ],
 )
 def test_the_kernels_count_of_memory_kills_is_found(
-    groups: tuple[Path, Path], membership: str, file: str, text: str
+    groups: tuple[Path, Path], participant: str, file: str, text: str
 ) -> None:
     proc, cgroups = groups
-    place(proc, "1/cgroup", membership)
+    place(proc, "1/cgroup", participant)
     counted = place(cgroups, file, text)
     before = MemoryEvents.of(1, *groups)
     assert (before.place, before.kills) == (str(counted), 2)

@@ -1,4 +1,4 @@
-"""The arbiter's rules: whatever it sees, an epoch begins safely, and it begins when it can."""
+"""The arbiter's rules: whatever it sees, a generation begins safely, and it begins when it can."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from raftkv.training.records import (
     PHASES,
     RUNNING,
     Fault,
+    GenerationRecord,
     Member,
     Node,
-    Round,
     State,
 )
 from raftkv.training.rendezvous.arbiter import (
@@ -41,10 +41,10 @@ def node(name: str, want: int = 1, running: int = 0, **more: str) -> Node:
     return Node(f"{name}-1", more.get("host", name), want=want, running=running, topology=more.get("topology", ""))
 
 
-def view(phase: str, epoch: int, members: str, there: list[Node], limits: tuple[int, int] = (1, 4)) -> View:
+def view(phase: str, generation: int, members: str, there: list[Node], limits: tuple[int, int] = (1, 4)) -> View:
     """Members are named by letters; ``there`` came in its order."""
-    rounds = Round(epoch, tuple(node(name).member for name in members))
-    state = State(epoch, phase, min_nodes=limits[0], max_nodes=limits[1])
+    rounds = GenerationRecord(generation, tuple(node(name).member for name in members))
+    state = State(generation, phase, min_nodes=limits[0], max_nodes=limits[1])
     return View(rounds, state, {one.id: Present(one, since) for since, one in enumerate(there, 10)})
 
 
@@ -58,10 +58,10 @@ def cause(decision: object) -> str:
     return decision.cause
 
 
-# ---- when an epoch is over
+# ---- when a generation is over
 
 
-def test_an_epoch_that_is_whole_goes_on() -> None:
+def test_a_generation_that_is_whole_goes_on() -> None:
     arbiter = Arbiter(5.0)
     assert arbiter.decide(view(RUNNING, 1, "ab", [node("a"), node("b")], (1, 2)), NOW) is None
     assert arbiter.look_again_at is None
@@ -117,7 +117,7 @@ def test_nothing_happens_in_a_closed_run() -> None:
 # ---- who is in the next one
 
 
-def test_the_next_epoch_waits_for_every_member_that_is_there() -> None:
+def test_the_next_generation_waits_for_every_member_that_is_there() -> None:
     there = [node("a", want=2), node("b", want=1), node("c", want=1)]
     assert Arbiter(0.0).decide(view(BROKEN, 1, "ab", there), NOW) is None
     there[1] = node("b", want=2)
@@ -171,12 +171,12 @@ def test_a_host_that_is_denied_is_left_out_and_not_counted() -> None:
     assert Arbiter(0.0).decide(seen, NOW) is None
 
 
-def test_a_node_that_may_still_run_an_older_epoch_is_in_none() -> None:
+def test_a_node_that_may_still_run_an_older_generation_is_in_none() -> None:
     there = [node("a", want=3), node("z", want=1, running=1)]
     assert order(Arbiter(0.0).decide(view(BROKEN, 2, "a", there), NOW)) == "a"
 
 
-def test_the_next_epoch_too_forgives_members_that_could_not_be_there() -> None:
+def test_the_next_generation_too_forgives_members_that_could_not_be_there() -> None:
     arbiter = Arbiter(0.0)
     arbiter.forgive_until = NOW + 2
     seen = view(BROKEN, 1, "ab", [node("a", want=2)])
@@ -188,7 +188,7 @@ def test_the_next_epoch_too_forgives_members_that_could_not_be_there() -> None:
 # ---- the last call
 
 
-def test_the_first_epoch_waits_for_the_last_call() -> None:
+def test_the_first_generation_waits_for_the_last_call() -> None:
     arbiter = Arbiter(5.0)
     seen = view(GATHERING, 0, "", [node("a"), node("b")], (2, 4))
     assert arbiter.decide(seen, NOW) is None
@@ -212,7 +212,7 @@ def test_it_is_cut_short_when_everybody_is_there(expected: int, there: str) -> N
     assert order(Arbiter(5.0, expected).decide(seen, NOW)) == there
 
 
-def test_a_new_state_keeps_the_limits_and_the_epoch() -> None:
+def test_a_new_state_keeps_the_limits_and_the_generation() -> None:
     seen = view(RUNNING, 7, "a", [], (2, 4))
     assert new_state(seen, phase=BROKEN, reason="x") == State(7, BROKEN, reason="x", min_nodes=2, max_nodes=4)
 
@@ -224,19 +224,19 @@ NAMES = "abcdefg"
 
 @st.composite
 def views(draw: st.DrawFn) -> View:
-    epoch = draw(st.integers(0, 3))
-    members = draw(st.permutations(NAMES))[: draw(st.integers(0, 5)) if epoch else 0]
+    generation = draw(st.integers(0, 3))
+    members = draw(st.permutations(NAMES))[: draw(st.integers(0, 5)) if generation else 0]
     smallest = draw(st.integers(1, 4))
     there = [
-        node(name, want=draw(st.integers(0, epoch + 2)), running=draw(st.integers(0, epoch)))
+        node(name, want=draw(st.integers(0, generation + 2)), running=draw(st.integers(0, generation)))
         for name in draw(st.permutations(NAMES))[: draw(st.integers(0, 7))]
     ]
-    seen = view(draw(st.sampled_from(PHASES)), epoch, "".join(members), there, (smallest, draw(st.integers(5, 6))))
+    seen = view(draw(st.sampled_from(PHASES)), generation, "".join(members), there, (smallest, draw(st.integers(5, 6))))
     if draw(st.booleans()):
-        seen.state = replace(seen.state, epoch=max(epoch - 1, 0))
+        seen.state = replace(seen.state, generation=max(generation - 1, 0))
     seen.denied = frozenset(draw(st.sets(st.sampled_from(NAMES), max_size=2)))
     seen.admitted = draw(st.none() | st.frozensets(st.sampled_from([f"{name}-1" for name in NAMES])))
-    seen.faults = [Fault(epoch, "a-1", "a")] * draw(st.integers(0, 1))
+    seen.faults = [Fault(generation, "a-1", "a")] * draw(st.integers(0, 1))
     return seen
 
 
@@ -244,22 +244,22 @@ ARBITERS = st.builds(Arbiter, st.sampled_from([0.0, 5.0]), st.integers(0, 6), st
 
 
 @given(views(), ARBITERS)
-def test_an_epoch_begins_only_with_nodes_that_run_nothing(seen: View, arbiter: Arbiter) -> None:
+def test_a_generation_begins_only_with_nodes_that_run_nothing(seen: View, arbiter: Arbiter) -> None:
     decision = arbiter.decide(seen, NOW)
     if not isinstance(decision, Begin):
         return
     assert seen.state.phase != CLOSED
-    assert seen.state.phase != RUNNING or seen.state.epoch != seen.epoch
+    assert seen.state.phase != RUNNING or seen.state.generation != seen.generation
     ids = [member.id for member in decision.members]
     assert len(set(ids)) == len(ids)
     assert seen.state.min_nodes <= len(ids) <= seen.state.max_nodes
     before = {member.id for member in seen.round.members}
     for node_id in ids:
         one = seen.nodes[node_id].node
-        assert one.want > seen.epoch if node_id in before else one.running == 0
+        assert one.want > seen.generation if node_id in before else one.running == 0
         assert one.host not in seen.denied
         assert seen.admitted is None or node_id in seen.admitted
-    assert all(seen.nodes[node_id].node.want > seen.epoch for node_id in before if node_id in seen.nodes)
+    assert all(seen.nodes[node_id].node.want > seen.generation for node_id in before if node_id in seen.nodes)
 
 
 @given(views(), ARBITERS)
@@ -276,10 +276,10 @@ def test_whoever_stays_keeps_the_order_and_has_his_place_before_newcomers(seen: 
 
 
 @given(views(), ARBITERS)
-def test_an_epoch_is_over_only_for_a_reason(seen: View, arbiter: Arbiter) -> None:
+def test_a_generation_is_over_only_for_a_reason(seen: View, arbiter: Arbiter) -> None:
     decision = arbiter.decide(seen, NOW)
     if isinstance(decision, Break):
-        assert (seen.state.phase, seen.state.epoch) == (RUNNING, seen.epoch)
+        assert (seen.state.phase, seen.state.generation) == (RUNNING, seen.generation)
         assert seen.faults or seen.lost() or seen.survivors() or seen.newcomers() or _somebody_came_back(seen)
         assert decision.cause
         assert decision.reason
@@ -287,7 +287,7 @@ def test_an_epoch_is_over_only_for_a_reason(seen: View, arbiter: Arbiter) -> Non
 
 def _somebody_came_back(seen: View) -> bool:
     members = {member.id for member in seen.round.members}
-    return any(one.node.want > seen.epoch for node_id, one in seen.nodes.items() if node_id in members)
+    return any(one.node.want > seen.generation for node_id, one in seen.nodes.items() if node_id in members)
 
 
 @given(views(), ARBITERS)
@@ -310,7 +310,7 @@ def test_a_decision_that_is_carried_out_is_not_made_again(seen: View, arbiter: A
         seen.state = new_state(seen, phase=BROKEN)
         assert not isinstance(arbiter.decide(seen, NOW), Break)
     elif isinstance(decision, Begin):
-        seen.round = Round(seen.epoch + 1, decision.members)
+        seen.round = GenerationRecord(seen.generation + 1, decision.members)
         seen.state = new_state(seen, phase=RUNNING)
         seen.faults = []
         assert not isinstance(arbiter.decide(seen, NOW), Begin)

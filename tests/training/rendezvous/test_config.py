@@ -1,4 +1,4 @@
-"""Settings of a node: what users may write, and what they are told otherwise."""
+"""Settings of a node: what users may write, and the errors for all else."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
 from raftkv.training.control import OnEvents, OnLost
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import RUNNING, Round, State
+from raftkv.training.records import RUNNING, GenerationRecord, State
 from raftkv.training.rendezvous.record_cache import RecordCache
 
 KEYS = RunKeys("job")
@@ -19,12 +19,12 @@ def item(key: str, value: bytes, revision: int) -> KeyValue:
     return KeyValue(key.encode(), value, 1, 1, revision, 0)
 
 
-def state(epoch: int, revision: int, phase: str = RUNNING) -> KeyValue:
-    return item(KEYS.state, State(epoch, phase).encode(), revision)
+def state(generation: int, revision: int, phase: str = RUNNING) -> KeyValue:
+    return item(KEYS.state, State(generation, phase).encode(), revision)
 
 
-def begun(epoch: int, revision: int) -> KeyValue:
-    return item(KEYS.round, Round(epoch).encode(), revision)
+def begun(generation: int, revision: int) -> KeyValue:
+    return item(KEYS.round, GenerationRecord(generation).encode(), revision)
 
 
 @pytest.fixture
@@ -54,17 +54,17 @@ def test_it_takes_what_a_read_has_found_and_then_what_the_watch_brings(
     cache: RecordCache, watched: Watched, changes: list[int]
 ) -> None:
     cache.load([begun(1, 5), state(1, 6)], 8)
-    assert (cache.round, cache.state) == (Round(1), State(1, RUNNING))
+    assert (cache.round, cache.state) == (GenerationRecord(1), State(1, RUNNING))
     assert (cache.round_revision, cache.state_revision, cache.revision) == (5, 6, 8)
     watched.on_events(9, [Event(PUT, begun(2, 9)), Event(PUT, state(2, 9))])
-    assert (cache.round, cache.round_revision, cache.revision) == (Round(2), 9, 9)
+    assert (cache.round, cache.round_revision, cache.revision) == (GenerationRecord(2), 9, 9)
     assert len(changes) == 2
 
 
 def test_what_is_gone_is_gone(cache: RecordCache, watched: Watched) -> None:
     cache.load([begun(1, 5), state(1, 5)], 5)
     watched.on_events(6, [Event(DELETE, item(KEYS.state, b"", 6))])
-    assert (cache.state, cache.state_revision, cache.round) == (None, 0, Round(1))
+    assert (cache.state, cache.state_revision, cache.round) == (None, 0, GenerationRecord(1))
     cache.load([], 7)
     assert (cache.round, cache.round_revision) == (None, 0)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.training.errors import RecordError
-from raftkv.training.records import CAUSES, PHASES, Fault, Member, Node, Record, Round, State
+from raftkv.training.records import CAUSES, PHASES, Fault, GenerationRecord, Member, Node, Record, State
 
 TEXTS = st.text(max_size=12)
 TIMES = st.floats(0, 2e9)
@@ -20,7 +20,7 @@ NODES = st.builds(
     Node, TEXTS, TEXTS, TEXTS, COUNTS, TEXTS, want=COUNTS, running=COUNTS, min_nodes=COUNTS, max_nodes=COUNTS,
     data=st.dictionaries(TEXTS, TEXTS, max_size=3), time=TIMES,
 )  # fmt: skip
-ROUNDS = st.builds(Round, COUNTS, st.lists(MEMBERS, max_size=4).map(tuple), TIMES)
+ROUNDS = st.builds(GenerationRecord, COUNTS, st.lists(MEMBERS, max_size=4).map(tuple), TIMES)
 STATES = st.builds(
     State, COUNTS, st.sampled_from(PHASES), reason=TEXTS, cause=TEXTS, node=TEXTS, joined=COUNTS,
     min_nodes=COUNTS, max_nodes=COUNTS, time=TIMES,
@@ -29,7 +29,7 @@ FAULTS = st.builds(
     Fault, COUNTS, TEXTS, TEXTS, st.integers(-1, 9999), st.sampled_from(CAUSES), st.integers(-128, 255), TEXTS, TEXTS,
     TIMES,
 )  # fmt: skip
-KINDS: list[type[Record]] = [Member, Node, Round, State, Fault]
+KINDS: list[type[Record]] = [Member, Node, GenerationRecord, State, Fault]
 
 
 @given(st.one_of(MEMBERS, NODES, ROUNDS, STATES, FAULTS))
@@ -63,7 +63,21 @@ JSON = st.recursive(
     max_leaves=6,
 )
 FIELDS = st.sampled_from(
-    ["id", "host", "address", "slots", "want", "running", "data", "epoch", "members", "phase", "time", "cause", "node"]
+    [
+        "id",
+        "host",
+        "address",
+        "slots",
+        "want",
+        "running",
+        "data",
+        "generation",
+        "members",
+        "phase",
+        "time",
+        "cause",
+        "node",
+    ]
 )
 
 
@@ -92,7 +106,7 @@ def test_fields_of_a_newer_version_are_passed_over() -> None:
         (Member, b'{"id":"a","host":"a","slots":"2"}', "slots is '2'"),
         (Node, b'{"id":"a","host":"a","data":{"x":1}}', "data is not a table of texts"),
         (Node, b'{"id":"a","host":"a","want":1.5}', "want is 1.5"),
-        (Round, b'{"epoch":1,"members":{}}', "members is {}"),
+        (GenerationRecord, b'{"epoch":1,"members":{}}', "members is {}"),
         (State, b'{"epoch":1,"phase":"asleep"}', "phase is 'asleep'"),
         (State, b'{"epoch":1,"phase":["running"]}', "phase is ['running']"),
         (Fault, b'{"epoch":"1","node":"a"}', "epoch is '1'"),
@@ -106,12 +120,12 @@ def test_what_is_wrong_is_named(kind: type[Record], value: bytes, why: str) -> N
 
 def test_a_tower_of_brackets_is_an_error_too() -> None:
     with pytest.raises(RecordError):
-        Round.decode(b'{"epoch":1,"members":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+        GenerationRecord.decode(b'{"epoch":1,"members":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
 
 
 def test_a_member_of_a_round_that_is_none_is_an_error() -> None:
     with pytest.raises(RecordError, match="not a member record"):
-        Round.decode(b'{"epoch":1,"members":[{"id":"a"}]}')
+        GenerationRecord.decode(b'{"epoch":1,"members":[{"id":"a"}]}')
 
 
 def test_a_node_is_a_member_with_its_place() -> None:
@@ -133,6 +147,6 @@ def test_a_fault_has_a_place_and_a_line(fault: Fault, key: str, line: str) -> No
     assert str(fault) == line
 
 
-def test_faults_of_an_epoch_lie_in_the_order_of_ranks() -> None:
+def test_faults_of_a_generation_lie_in_the_order_of_ranks() -> None:
     keys = [Fault(1, "a", rank=rank).key for rank in (0, 2, 10, 99_999)]
     assert keys == sorted(keys)

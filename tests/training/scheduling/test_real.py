@@ -12,7 +12,7 @@ from raftkv.aio import Client, connect, put
 from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import RUNNING, Fault
-from raftkv.training.rendezvous.participant import Membership, Progress
+from raftkv.training.rendezvous.participant import Participant, Progress
 from raftkv.training.rendezvous.world import World
 from raftkv.training.scheduling.record import ClusterKeys
 from raftkv.training.scheduling.view import describe_cluster
@@ -29,26 +29,26 @@ def members() -> Iterator[Cluster]:
 
 
 class Agent:
-    """A node of a run: it takes part in every epoch, and its workers always do as they are told."""
+    """A node of a run: it takes part in every generation, and its workers always stop when they must."""
 
-    def __init__(self, kv: Client, membership: Membership) -> None:
+    def __init__(self, kv: Client, participant: Participant) -> None:
         self.kv = kv
-        self.membership = membership
+        self.participant = participant
         self.worlds: list[World] = []
         self.task = asyncio.create_task(self._work())
 
     async def _work(self) -> None:
         while True:
-            self.worlds.append(await self.membership.next_world(PATIENCE_S))
-            await until(lambda: self.membership.nodes_waiting or self.membership.closed)
-            if self.membership.closed:
+            self.worlds.append(await self.participant.next_world(PATIENCE_S))
+            await until(lambda: self.participant.nodes_waiting or self.participant.closed)
+            if self.participant.closed:
                 return
 
     @property
     def hosts(self) -> list[str]:
-        """Of the world that it is in; none: it waits."""
-        membership = self.membership
-        if not self.worlds or membership.nodes_waiting or membership.closed:
+        """Hosts of the world that it is in; none: it waits."""
+        participant = self.participant
+        if not self.worlds or participant.nodes_waiting or participant.closed:
             return []
         return [member.host for member in self.worlds[-1].members]
 
@@ -56,7 +56,7 @@ class Agent:
         """Leave; without a word: its connection breaks, as when its process was killed."""
         self.task.cancel()
         if word:
-            await self.membership.leave()
+            await self.participant.leave()
         await self.kv.close()
 
 
@@ -80,7 +80,7 @@ class Stage:
             run_id=run_id, host=host, min_nodes=low, max_nodes=high, last_call_timeout_s=0.1, host_slots=1, **options
         )
         kv = connect(self._endpoints)
-        agent = Agent(kv, await Membership.open(kv, config, on_progress=note))
+        agent = Agent(kv, await Participant.open(kv, config, on_progress=note))
         self.agents.append(agent)
         return agent
 
@@ -88,18 +88,18 @@ class Stage:
         return [await self.agent(run_id, host, len(hosts), len(hosts), **options) for host in hosts]
 
     async def fail(self, follower: Agent, culprit: Agent) -> None:
-        """A worker runs out of memory, and its peer fails in a collective: both are told at one revision."""
-        keys, world = RunKeys(follower.membership.config.run_id), follower.worlds[-1]
-        node, rank = follower.membership.node, follower.worlds[-1].rank
+        """A worker runs out of memory, and its peer fails in a collective: both are reported at one revision."""
+        keys, world = RunKeys(follower.participant.config.run_id), follower.worlds[-1]
+        node, rank = follower.participant.node, follower.worlds[-1].rank
         message = "RuntimeError: Connection closed by peer"
-        failed = Fault(world.epoch, node.id, node.host, rank, "exit", exit_code=1, message=message)
-        node, rank = culprit.membership.node, culprit.worlds[-1].rank
-        began = Fault(world.epoch, node.id, node.host, rank, "out of memory")
-        puts = [put(keys.faults(world.epoch) + fault.key, fault.encode()) for fault in (failed, began)]
+        failed = Fault(world.generation, node.id, node.host, rank, "exit", exit_code=1, message=message)
+        node, rank = culprit.participant.node, culprit.worlds[-1].rank
+        began = Fault(world.generation, node.id, node.host, rank, "out of memory")
+        puts = [put(keys.faults(world.generation) + fault.key, fault.encode()) for fault in (failed, began)]
         await self.kv.txn().then(*puts).commit()
 
     async def close(self, agents: list[Agent]) -> None:
-        await agents[0].membership.close()
+        await agents[0].participant.close()
         for agent in agents:
             await agent.stop()
 
@@ -172,7 +172,7 @@ def test_a_run_grows_only_onto_slots_that_are_free(play) -> None:
         await until(asked)
         await stage.close(other)
         await until(lambda: one.hosts == two.hosts == ["x", "y"])
-        assert [world.epoch for world in one.worlds] == [1, 2], "not broken before there was room"
+        assert [world.generation for world in one.worlds] == [1, 2], "not broken before there was room"
 
     play(story)
 
@@ -208,18 +208,18 @@ def test_a_run_below_its_minimum_gives_back_what_it_has(play) -> None:
     play(story)
 
 
-def test_a_host_that_broke_two_epochs_is_left_out_and_told_why(play) -> None:
+def test_a_host_that_broke_two_generations_is_left_out_and_told_why(play) -> None:
     async def story(stage: Stage) -> None:
         options = {"fault_limit": 2, "fault_window_s": 600, "fault_cooldown_s": 300}
         good, other, bad = [await stage.agent("g", host, 2, 3, **options) for host in ("good", "other", "bad")]
-        for epoch in (1, 2):
+        for generation in (1, 2):
             await until(lambda: len(good.hosts) == 3)
             await stage.fail(good, culprit=bad)
-            await until(lambda epoch=epoch: good.worlds[-1].epoch > epoch and good.hosts)
+            await until(lambda generation=generation: good.worlds[-1].generation > generation and good.hosts)
         await until(lambda: good.hosts == other.hosts == ["good", "other"])
         await until(lambda: any("is left out for 300 s after 2 faults" in line for line in stage.told["g/bad"][-1:]))
-        assert bad.membership.phase is not None
-        assert bad.membership.phase.phase == RUNNING
+        assert bad.participant.phase is not None
+        assert bad.participant.phase.phase == RUNNING
         # The run needs two: without the other good host the denied one is better than none.
         await other.stop()
         await until(lambda: good.hosts == bad.hosts == ["good", "bad"])

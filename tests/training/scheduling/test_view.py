@@ -12,8 +12,8 @@ from raftkv.errors import ConfigError
 from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import Fault
-from raftkv.training.rendezvous.denylist import DenyKeys
 from raftkv.training.scheduling.admission import admit, claim
+from raftkv.training.scheduling.denylist import DenyKeys
 from raftkv.training.scheduling.record import ClusterKeys, HostRecord, Ledger, Need
 from raftkv.training.scheduling.view import ClusterView, describe_cluster, list_clusters
 

@@ -18,14 +18,14 @@ from raftkv.training.config import RunConfig
 from raftkv.training.errors import JoinTimeout, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import EXIT, Fault
-from raftkv.training.rendezvous.participant import Membership
+from raftkv.training.rendezvous.participant import Participant
 
 from .network import Link, SimControl
 
 if TYPE_CHECKING:
     from raftkv.training.rendezvous.world import World
 
-    from .judge import Judge
+    from .checkers import RunChecker
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Habits:
     Attributes:
         poll_s: how often they look whether they are wanted.
         stop_s: shortest and longest time to stop the workers.
-        fenced_write: chance at each look that a worker writes something with the fence of its epoch.
+        fenced_write: chance at each look that a worker writes something with the fence of its generation.
     """
 
     poll_s: float = 0.1
@@ -47,27 +47,27 @@ class Agent:
     """One incarnation of an agent on one machine.
 
     Attributes:
-        workers: (epoch, rank) of those that run.
-        last_epoch: of the last world it was given; 0: none.
+        workers: (generation, rank) of those that run.
+        last_generation: of the last world it was given; 0: none.
         exited: why it is gone; empty: it is there.
-        told: it has seen that its epoch is over.
+        told: it has seen that its generation is over.
         fails: its workers are to fail at the next look.
         finishes: its workers are to end well at the next look.
         leaves: it is to go at the next look, as after SIGTERM, without an end of the run.
     """
 
-    def __init__(self, number: int, link: Link, judge: Judge, config: RunConfig, habits: Habits) -> None:
+    def __init__(self, number: int, link: Link, checker: RunChecker, config: RunConfig, habits: Habits) -> None:
         self.number = number
         self.name = f"{config.host}#{number}"
         self.link = link
-        self.judge = judge
+        self.checker = checker
         self.config = config
         self.habits = habits
         self.random = random.Random(link.random.random())
-        self.membership: Membership | None = None
+        self.participant: Participant | None = None
         self.workers: set[tuple[int, int]] = set()
         self.world: World | None = None
-        self.last_epoch = 0
+        self.last_generation = 0
         self.exited = ""
         self.told = False
         self.leaving = False
@@ -77,7 +77,7 @@ class Agent:
         self.leaves = False
         self.calm_since = 0.0
         self._writes = 0
-        judge.agents[number] = self
+        checker.agents[number] = self
         link.loop.create_task(self._main())
 
     @property
@@ -92,7 +92,7 @@ class Agent:
 
     def kill(self, reason: str = "killed") -> None:
         """It and its workers are gone; the kernel closes their connections."""
-        self.judge.say(f"{self.name} {reason}")
+        self.checker.say(f"{self.name} {reason}")
         self.link.loop.crash()
         self.link.hang_up()
         self.workers.clear()
@@ -102,52 +102,52 @@ class Agent:
 
     async def _main(self) -> None:
         try:
-            membership = self.membership = await self._open()
-            self.exited = await self._serve(membership)
+            participant = self.participant = await self._open()
+            self.exited = await self._serve(participant)
         except RunClosed:
             self.exited = "closed"
         except RunConflict:
             self.exited = "conflict"
-        self.judge.say(f"{self.name} exits: {self.exited}")
+        self.checker.say(f"{self.name} exits: {self.exited}")
         self.workers.clear()
 
-    async def _open(self) -> Membership:
+    async def _open(self) -> Participant:
         while True:
             try:
                 control = SimControl(self.link)
-                return await Membership.start(control, self.config, data={"agent": str(self.number)})
+                return await Participant.start(control, self.config, data={"agent": str(self.number)})
             except StatusError as error:
-                self.judge.say(f"{self.name} cannot open: {error}")
+                self.checker.say(f"{self.name} cannot open: {error}")
                 await asyncio.sleep(0.5)
 
-    async def _serve(self, membership: Membership) -> str:
+    async def _serve(self, participant: Participant) -> str:
         while True:
-            world = await self._next_world(membership)
+            world = await self._next_world(participant)
             if world is None:
-                await self._leave(membership)
+                await self._leave(participant)
                 return "gave up"
             if isinstance(world, str):
-                await self._leave(membership)
+                await self._leave(participant)
                 return world
             self._start(world)
-            how = await self._monitor(membership, world)
+            how = await self._monitor(participant, world)
             self.leaving = True
             await self._stop_workers()
             self.leaving = False
             if how == "finished":
-                await self._close(membership)
+                await self._close(participant)
             if how in ("finished", "left"):
-                await self._leave(membership)
+                await self._leave(participant)
                 return how
 
-    async def _next_world(self, membership: Membership) -> World | str | None:
+    async def _next_world(self, participant: Participant) -> World | str | None:
         self.waiting = True
         try:
             while True:
                 try:
-                    return await membership.next_world()
+                    return await participant.next_world()
                 except StatusError as error:
-                    self.judge.say(f"{self.name} next_world: {error}")
+                    self.checker.say(f"{self.name} next_world: {error}")
                     await asyncio.sleep(0.3)
         except RunClosed:
             return "closed"
@@ -159,59 +159,61 @@ class Agent:
             self.waiting = False
 
     def _start(self, world: World) -> None:
-        self.judge.starts(self, world)
-        self.world, self.last_epoch, self.told = world, world.epoch, False
-        self.workers = {(world.epoch, world.rank + slot) for slot in range(world.member.slots)}
+        self.checker.starts(self, world)
+        self.world, self.last_generation, self.told = world, world.generation, False
+        self.workers = {(world.generation, world.rank + slot) for slot in range(world.member.slots)}
 
-    async def _monitor(self, membership: Membership, world: World) -> str:
+    async def _monitor(self, participant: Participant, world: World) -> str:
         self.fails = False
         while True:
             await asyncio.sleep(self.habits.poll_s)
-            if membership.closed or membership.nodes_waiting > 0:
+            if participant.closed or participant.nodes_waiting > 0:
                 self.told = True
                 return "wanted"
             if self.fails:
-                await self._report(membership, world)
+                await self._report(participant, world)
                 return "failed"
             if self.finishes or self.leaves:
                 return "finished" if self.finishes else "left"
             if self.random.random() < self.habits.fenced_write:
                 self.link.loop.create_task(self._write(world))
 
-    async def _report(self, membership: Membership, world: World) -> None:
-        self.judge.say(f"{self.name} reports a fault of epoch {world.epoch}")
-        fault = Fault(world.epoch, world.member.id, host=self.config.host, rank=world.rank, cause=EXIT, exit_code=1)
+    async def _report(self, participant: Participant, world: World) -> None:
+        self.checker.say(f"{self.name} reports a fault of generation {world.generation}")
+        fault = Fault(
+            world.generation, world.member.id, host=self.config.host, rank=world.rank, cause=EXIT, exit_code=1
+        )
         try:
-            await membership.report(fault)
+            await participant.report(fault)
         except RaftKVError as error:
-            self.judge.say(f"{self.name} report: {error}")
+            self.checker.say(f"{self.name} report: {error}")
 
     async def _stop_workers(self) -> None:
         await asyncio.sleep(self.random.uniform(*self.habits.stop_s))
         self.workers.clear()
-        self.judge.say(f"{self.name} has stopped epoch {self.last_epoch}")
+        self.checker.say(f"{self.name} has stopped generation {self.last_generation}")
 
-    async def _close(self, membership: Membership) -> None:
+    async def _close(self, participant: Participant) -> None:
         while True:
             try:
-                await membership.close("finished")
+                await participant.close("finished")
             except StatusError:
                 await asyncio.sleep(0.3)
             else:
                 return
 
-    async def _leave(self, membership: Membership) -> None:
+    async def _leave(self, participant: Participant) -> None:
         try:
-            await membership.leave()
+            await participant.leave()
         except StatusError as error:
-            self.judge.say(f"{self.name} leave: {error}")
+            self.checker.say(f"{self.name} leave: {error}")
 
     # ---- what its workers do, and a zombie's go on doing
 
     async def _write(self, world: World) -> None:
         self._writes += 1
-        key = f"{RunKeys(world.run_id).sync(world.epoch)}{self.number}-{self._writes}"
-        value = json.dumps({"epoch": world.epoch, "node": world.member.id})
+        key = f"{RunKeys(world.run_id).sync(world.generation)}{self.number}-{self._writes}"
+        value = json.dumps({"epoch": world.generation, "node": world.member.id})
         try:
             await SimControl(self.link).txn(world.fence.conditions, [Put(key, value)])
         except StatusError:

@@ -141,12 +141,12 @@ class Faults:
 
     def freeze(self, agent: Agent) -> None:
         """A machine stands still."""
-        agent.judge.say(f"{agent.name} freezes")
+        agent.checker.say(f"{agent.name} freezes")
         agent.link.loop.freeze()
 
     def _thaw(self, agent: Agent) -> None:
         if agent.alive and agent.link.loop.frozen:
-            agent.judge.say(f"{agent.name} thaws")
+            agent.checker.say(f"{agent.name} thaws")
             agent.haunt()
             agent.link.loop.thaw()
             agent.calm_since = self.simulation.now
@@ -170,13 +170,13 @@ class Faults:
 
     def cut(self, agent: Agent) -> None:
         """A node cannot reach the cluster."""
-        agent.judge.say(f"{agent.name} is cut off")
+        agent.checker.say(f"{agent.name} is cut off")
         agent.link.cut = True
         agent.link.breaks += 1
 
     def _mend(self, agent: Agent) -> None:
         if agent.link.cut:
-            agent.judge.say(f"{agent.name} is connected again")
+            agent.checker.say(f"{agent.name} is connected again")
             agent.link.cut = False
             agent.calm_since = self.simulation.now
 
@@ -184,7 +184,7 @@ class Faults:
         """A connection breaks and is made again."""
         agent = self._any(lambda agent: not agent.link.cut)
         if agent is not None:
-            agent.judge.say(f"{agent.name} loses its connection")
+            agent.checker.say(f"{agent.name} loses its connection")
             agent.link.reset()
             agent.calm_since = self.simulation.now
         return agent is not None
@@ -203,14 +203,14 @@ class Faults:
         if not self.simulation.cluster.leads:
             return False
         duration_s = self.random.uniform(0.05, most_s)
-        self.simulation.judge.say(f"{begin.__name__} for {duration_s:.3f} s")
+        self.simulation.checker.say(f"{begin.__name__} for {duration_s:.3f} s")
         begin(duration_s)
-        self.simulation.judge.cluster_calm_since = self.simulation.now + duration_s
+        self.simulation.checker.cluster_calm_since = self.simulation.now + duration_s
         return True
 
     def compact(self) -> bool:
         """The cluster forgets its history."""
-        self.simulation.judge.say("compaction")
+        self.simulation.checker.say("compaction")
         self.simulation.cluster.store.compact()
         return True
 
@@ -218,8 +218,8 @@ class Faults:
 
     def arbiter(self) -> Agent | None:
         """The agent that decides now."""
-        judge = self.simulation.judge
-        return next((agent for agent in self.simulation.live if agent.number == judge.arbiter), None)
+        checker = self.simulation.checker
+        return next((agent for agent in self.simulation.live if agent.number == checker.arbiter), None)
 
     def _any(self, fits: Callable[[Agent], bool] = lambda agent: True) -> Agent | None:
         agents = [agent for agent in self.simulation.live if fits(agent)]

@@ -1,7 +1,7 @@
 """The way from a node to the cluster, and ``Control`` over it.
 
 Owns delays, losses and partitions. A request can be lost, its answer can be lost, and it can arrive after its sender
-has given up: the sender is told ``UNAVAILABLE`` each time and does not know which. What is promised all the same: an
+has given up: the sender gets ``UNAVAILABLE`` each time and does not know which. What is promised all the same: an
 answer belongs to its question, a watch delivers every change once and in order, and a lease is reported lost only on
 the cluster's word.
 
@@ -35,7 +35,7 @@ RETRY_S = 0.2
 
 
 def unavailable(definite: bool) -> StatusError:
-    """What a client is told when it gets no answer."""
+    """The error of a client that gets no answer."""
     return UnknownStatus(UNAVAILABLE, "simulated: no answer", definite)
 
 

@@ -7,7 +7,8 @@
     outcome.violation                            # None, or which property did not hold, and when
 
 Owns what of the properties is about whole runs. P6: in bounded time all agents that are left, up to the maximum, are in
-one running epoch, or the run is closed and everybody has gone. P9: nothing is asked or written while nothing happens.
+one running generation, or the run is closed and everybody has gone. P9: nothing is asked or written while nothing
+happens.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from raftkv.training.records import CLOSED, RUNNING
 from tests.virtual_loop import NodeLoop, Scheduler
 
 from .agent import Agent, Habits
+from .checkers import RunChecker
 from .cluster import Cluster
-from .judge import Judge
 from .network import Link, Weather
 
 RUN_ID = "job"
@@ -83,7 +84,7 @@ class Outcome:
 
 
 class Simulation:
-    """Machines, a cluster and a judge, on one virtual clock."""
+    """Machines, a cluster and a checker, on one virtual clock."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -91,7 +92,7 @@ class Simulation:
         self.scheduler = Scheduler(random.Random(self.random.random()))
         self.cluster = Cluster(self.scheduler, random.Random(self.random.random()), settings.ttl_min_s)
         config = settings.config
-        self.judge = Judge(self.cluster, RUN_ID, config.min_nodes, config.max_nodes, config.rank_policy)
+        self.checker = RunChecker(self.cluster, RUN_ID, config.min_nodes, config.max_nodes, config.rank_policy)
         self.agents: list[Agent] = []
         self.happened: Counter[str] = Counter()
         self.settled_s = 0.0
@@ -106,9 +107,9 @@ class Simulation:
         offset_s = self.random.uniform(0.0, CLOCK_OFFSET_S)
         loop = NodeLoop(self.scheduler, offset_s, config.host)  # type: ignore[abstract]
         link = Link(loop, self.cluster, random.Random(self.random.random()), self.settings.weather)
-        agent = Agent(number, link, self.judge, config, self.settings.habits)
+        agent = Agent(number, link, self.checker, config, self.settings.habits)
         self.agents.append(agent)
-        self.judge.say(f"{agent.name} comes")
+        self.checker.say(f"{agent.name} comes")
         return agent
 
     @property
@@ -127,70 +128,70 @@ class Simulation:
     def violation(self) -> str | None:
         """The first, if any."""
         for text in self.scheduler.failures:
-            self.judge.violations.append(f"P0: an exception that nobody handled: {text}")
+            self.checker.violations.append(f"P0: an exception that nobody handled: {text}")
         self.scheduler.failures.clear()
-        return self.judge.violations[0] if self.judge.violations else None
+        return self.checker.violations[0] if self.checker.violations else None
 
     def pass_time(self, duration_s: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Let time pass until something holds; whether it came to hold."""
         deadline = self.now + duration_s
-        self.scheduler.run_until(deadline, lambda: bool(self.judge.violations or self.scheduler.failures) or until())
+        self.scheduler.run_until(deadline, lambda: bool(self.checker.violations or self.scheduler.failures) or until())
         return until()
 
     def _look(self) -> None:
-        self.judge.look()
+        self.checker.look()
         self.scheduler.after(LOOK_S, self._look)
 
     # ---- where it has come to
 
     @property
     def members(self) -> list[Agent]:
-        """Agents that run workers of the present epoch."""
-        return [agent for agent in self.live if any(epoch == self.judge.epoch for epoch, _ in agent.workers)]
+        """Agents that run workers of the present generation."""
+        return [agent for agent in self.live if any(number == self.checker.generation for number, _ in agent.workers)]
 
     def is_settled(self) -> bool:
         """P6, at this moment."""
-        state = self.judge.state
+        state = self.checker.state
         live = self.live
         if state is not None and state.phase == CLOSED:
             return not live
-        if len(live) < self.judge.min_nodes:
+        if len(live) < self.checker.min_nodes:
             return not any(agent.workers for agent in live)
-        if state is None or state.phase != RUNNING or state.epoch != self.judge.epoch:
+        if state is None or state.phase != RUNNING or state.generation != self.checker.generation:
             return False
         if any(agent.leaving for agent in live):
             return False
-        wanted = min(self.judge.max_nodes, len(live))
+        wanted = min(self.checker.max_nodes, len(live))
         members, standby = self.members, [agent for agent in live if not agent.workers]
         return len(members) == wanted and len(standby) == len(live) - wanted and self._is_whole()
 
     def _is_whole(self) -> bool:
         ids = {agent.world.member.id for agent in self.members if agent.world is not None}
-        return ids == {member.id for member in self.judge.rounds[-1].round.members}
+        return ids == {member.id for member in self.checker.rounds[-1].round.members}
 
     def settle(self, limit_s: float = SETTLE_S, stable_s: float = STABLE_S) -> None:
-        """Require P6: settled within a time, and still so a while later, in the same epoch."""
+        """Require P6: settled within a time, and still so a while later, in the same generation."""
         began = self.now
         while self.violation is None:
             if not self.pass_time(began + limit_s - self.now, self.is_settled):
                 if self.violation is None:
-                    self.judge.fail("P6", f"not settled after {limit_s:g} s: {self.describe()}")
+                    self.checker.fail("P6", f"not settled after {limit_s:g} s: {self.describe()}")
                 return
             self.settled_s = self.now - began
-            epoch = self.judge.epoch
+            generation = self.checker.generation
             self.pass_time(stable_s, lambda: not self.is_settled())
-            if self.is_settled() and self.judge.epoch == epoch:
+            if self.is_settled() and self.checker.generation == generation:
                 return
 
     def idle(self, duration_s: float = IDLE_S) -> None:
         """Require the second half of P9: nothing is written while nothing happens, and nobody calls."""
         revision, calls = self.cluster.store.revision, self.calls()
-        fenced = self.judge.fenced_writes
+        fenced = self.checker.fenced_writes
         self.pass_time(duration_s)
-        written = self.cluster.store.revision - revision - (self.judge.fenced_writes - fenced)
+        written = self.cluster.store.revision - revision - (self.checker.fenced_writes - fenced)
         asked = self.calls().total() - calls.total()
         if self.violation is None and (written or asked):
-            self.judge.fail(
+            self.checker.fail(
                 "P9", f"{written} revisions and {asked} calls in {duration_s:g} s in which nothing happened"
             )
 
@@ -203,13 +204,13 @@ class Simulation:
 
     def describe(self) -> str:
         """Who is where, in a line."""
-        state = self.judge.state
+        state = self.checker.state
         where = [
             f"{agent.name} {'frozen ' if agent.link.loop.frozen else ''}"
             f"{sorted(agent.workers) or ('waits' if agent.waiting else 'idle')}"
             for agent in self.live
         ]
-        return f"epoch {self.judge.epoch}, {state and (state.epoch, state.phase)}; {', '.join(where)}"
+        return f"generation {self.checker.generation}, {state and (state.generation, state.phase)}; {', '.join(where)}"
 
     def finish(self) -> Outcome:
         """End everything and report."""
@@ -218,13 +219,13 @@ class Simulation:
         return Outcome(
             self.settings,
             violation,
-            len(self.judge.rounds),
+            len(self.checker.rounds),
             self.now,
             self.happened,
             self.calls(),
-            self.judge.fenced_writes,
+            self.checker.fenced_writes,
             self.settled_s,
-            self.judge.log,
+            self.checker.log,
         )
 
     def heal(self) -> None:
@@ -232,10 +233,10 @@ class Simulation:
         for agent in self.live:
             agent.link.weather = CALM
             agent.fails = agent.leaves = False
-        self.judge.cluster_calm_since = self.now
+        self.checker.cluster_calm_since = self.now
         config = self.settings.config
         limits = (config.min_nodes, config.max_nodes)
-        while limits == (self.judge.min_nodes, self.judge.max_nodes) and len(self.live) < config.min_nodes:
+        while limits == (self.checker.min_nodes, self.checker.max_nodes) and len(self.live) < config.min_nodes:
             self.add_agent().link.weather = CALM
 
     def close_run(self) -> None:
@@ -244,17 +245,17 @@ class Simulation:
         if not members:
             return
         members[0].finishes = True
-        reopened = self.judge.reopened
-        everybody_goes = self.pass_time(SETTLE_S, lambda: not self.live or self.judge.reopened > reopened)
-        if self.judge.reopened > reopened:
+        reopened = self.checker.reopened
+        everybody_goes = self.pass_time(SETTLE_S, lambda: not self.live or self.checker.reopened > reopened)
+        if self.checker.reopened > reopened:
             self.settle()  # by one that came when all others had left: the same id may be run again
             return
         if not everybody_goes:
-            self.judge.fail("P6", f"the run was closed, but some are still there: {self.describe()}")
+            self.checker.fail("P6", f"the run was closed, but some are still there: {self.describe()}")
         # Whoever could not tell the cluster that it has gone is gone with its lease.
         is_clean = self.pass_time(LEASE_MAX_S, lambda: not self.left_behind())
         if self.violation is None and not is_clean:
-            self.judge.fail("P6", f"keys are left behind: {self.left_behind()}")
+            self.checker.fail("P6", f"keys are left behind: {self.left_behind()}")
 
     def left_behind(self) -> list[str]:
         """Keys of the run that are there though nobody is, other than those that stay."""

@@ -39,16 +39,16 @@ class Directed(Simulation):
     def check(self) -> None:
         """Raise if a property has been violated."""
         if self.violation is not None:
-            raise Broken("\n".join([self.violation, *self.judge.log[-60:]]))
+            raise Broken("\n".join([self.violation, *self.checker.log[-60:]]))
 
     def require(self, holds: bool, text: str) -> None:
         """Raise unless something holds."""
         self.check()
         if not holds:
-            raise Broken("\n".join([f"{text}: {self.describe()}", *self.judge.log[-60:]]))
+            raise Broken("\n".join([f"{text}: {self.describe()}", *self.checker.log[-60:]]))
 
     def forms(self, count: int) -> None:
-        """Let the epoch form that everybody is in, and all calls come to rest."""
+        """Let the generation form that everybody is in, and all calls come to rest."""
         self.settle(20.0, stable_s=1.0)
         self.require(len(self.members) == count, f"not {count} members")
 
@@ -67,10 +67,12 @@ class Directed(Simulation):
     @contextlib.contextmanager
     def rounds(self, count: int, limit_s: float = 20.0) -> Iterator[None]:
         """What happens inside makes so many new rounds, and then nothing more."""
-        before = self.judge.epoch
+        before = self.checker.generation
         yield
         self.settle(limit_s, stable_s=8.0)
-        self.require(self.judge.epoch == before + count, f"{self.judge.epoch - before} new rounds, not {count}")
+        self.require(
+            self.checker.generation == before + count, f"{self.checker.generation - before} new rounds, not {count}"
+        )
 
     def end(self) -> None:
         """Nothing was violated; nothing runs any more."""

@@ -4,7 +4,7 @@ Owns keys, leases and the whole history. Written from the API's documentation an
 a mistake there is not repeated here. No time: leases end when ``revoke`` is called (``cluster.py`` keeps the clock).
 
 Invariants:
-1. A txn is judged on the state before it and applied at one revision; if it changes nothing the revision stays.
+1. A txn is decided on the state before it and applied at one revision; if it changes nothing the revision stays.
 2. A key with a lease ends with it, all keys of a lease in one revision.
 3. ``history`` holds every change since the last compaction, in order of revision and, within one, of the txn.
 

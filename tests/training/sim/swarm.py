@@ -92,7 +92,7 @@ def _simulate(simulation: Simulation, settings: Settings) -> Outcome:
     simulation.pass_time(settings.arrival_s)
     if settings.faults == faults.STORE_ONLY:
         simulation.settle()
-    formed = simulation.judge.epoch
+    formed = simulation.checker.generation
     if settings.faults:
         simulation.scheduler.after(simulation.random.random() * 3, trouble.strike_on, settings.faults, settings.gap_s)
         simulation.pass_time(settings.faults_s)
@@ -100,8 +100,10 @@ def _simulate(simulation: Simulation, settings: Settings) -> Outcome:
     simulation.heal()
     if simulation.violation is None:
         simulation.settle()
-    if settings.faults == faults.STORE_ONLY and simulation.judge.epoch != formed:
-        simulation.judge.fail("P7", f"the store alone failed, and epoch {formed} became {simulation.judge.epoch}")
+    if settings.faults == faults.STORE_ONLY and simulation.checker.generation != formed:
+        simulation.checker.fail(
+            "P7", f"the store alone failed, and generation {formed} became {simulation.checker.generation}"
+        )
     if settings.finishes and simulation.violation is None:
         simulation.close_run()
     return simulation.finish()

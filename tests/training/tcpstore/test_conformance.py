@@ -268,7 +268,7 @@ class _Pair:
     def ask(self, *step: object) -> None:
         if self.waits and step[0] is Op.COMPARE_SET and step[2]:
             # Torch's server wakes who waits for a key even when the swap is refused and the key is still not there.
-            # The gateway does not: what is told to be there is there.
+            # The gateway does not: what it says to be there is there.
             return
         self.log.append(step)
         ours, theirs = (client.ask(*step) for client in self.asking)  # type: ignore[arg-type]

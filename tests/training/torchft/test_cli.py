@@ -1,4 +1,4 @@
-"""``raftkv torchft-lighthouse``: what cannot work is told in one line; several jobs; what is going on, over HTTP."""
+"""``raftkv torchft-lighthouse``: what cannot work is refused in one line; several jobs; what is going on, over HTTP."""
 
 from __future__ import annotations
 

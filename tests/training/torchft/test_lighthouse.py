@@ -131,7 +131,7 @@ def names(quorum: torchft_pb2.Quorum) -> str:
 
 
 async def together(*replicas: Replica, **fields: Any) -> torchft_pb2.Quorum:
-    """One step of all; they were told the same."""
+    """One step of all; they got the same answer."""
     quorums = await asyncio.gather(*(replica.quorum(**fields) for replica in replicas))
     assert len({quorum.SerializeToString() for quorum in quorums}) == 1
     return quorums[0]
@@ -322,7 +322,7 @@ def test_a_lost_lease_is_replaced_and_steps_go_on(play):
         first = await together(a, b)
         for lease in await stage.kv.leases():
             await stage.kv.revoke(lease)
-        # Whoever is there is told again, though nobody has asked for anything.
+        # Whoever is there gets it again, though nobody has asked for anything.
         while await stage.kv.count("/raftkv/torchft/job/member/", prefix=True) < 2:  # noqa: ASYNC110  as above
             await asyncio.sleep(0.01)
         last = await together(a, b)

@@ -3,7 +3,7 @@
 ::
 
     output = Output(console, Destinations())
-    with output.of_worker(epoch=1, rank=3, local_rank=1) as (stdout, stderr):
+    with output.of_worker(generation=1, rank=3, local_rank=1) as (stdout, stderr):
         process = await asyncio.create_subprocess_exec(..., stdout=stdout, stderr=stderr)
     ...                                      # the worker and all that it has started have ended
     await output.drained()
@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from raftkv.training.output.console import Console, Writer
-from raftkv.training.output.destinations import Destinations, Streams
-from raftkv.training.output.lines import Lines
+from raftkv.training.process.output.console import Console, Writer
+from raftkv.training.process.output.destinations import Destinations, Streams
+from raftkv.training.process.output.lines import Lines
 
 READ_BYTES: Final = 64 * 1024
 PATIENCE_S: Final = 5.0
@@ -41,8 +41,13 @@ class Output:
         self._pumps: list[_Pump] = []
 
     @contextlib.contextmanager
-    def of_worker(self, epoch: int, rank: int, local_rank: int) -> Iterator[tuple[int, int]]:
+    def of_worker(self, generation: int, rank: int, local_rank: int) -> Iterator[tuple[int, int]]:
         """Descriptors for a worker's stdout and stderr; the block is to start it.
+
+        Arguments:
+            generation: of the worker.
+            rank: in the generation.
+            local_rank: on its node.
 
         Raises:
             OSError: a log file or a pipe cannot be made.
@@ -50,7 +55,7 @@ class Output:
         with contextlib.ExitStack() as ours:
             ends = []
             for stream, writer in ((Streams.OUT, self._console.output), (Streams.ERR, self._console.errors)):
-                path = self._destinations.file(epoch, local_rank, stream)
+                path = self._destinations.file(generation, local_rank, stream)
                 shown = writer if self._destinations.is_shown(local_rank, stream) else None
                 reading, writing = os.pipe()
                 ours.callback(os.close, writing)

@@ -13,7 +13,7 @@ from raftkv.client.kv.operations import Put
 from raftkv.errors import StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Fault
-from raftkv.training.rendezvous.denylist import DenyKeys, Denylist, Reported, blames_host, pardon, root_cause
+from raftkv.training.scheduling.denylist import DenyKeys, Denylist, Reported, blames_host, pardon, root_cause
 from tests.training.scheduling.ledger_world import LedgerWorld
 
 OOM = Fault(4, "n0", "h0", 0, "out of memory")
@@ -78,8 +78,8 @@ def test_a_denial_yields_only_up_to_the_minimum() -> None:
 CONFIG = RunConfig(run_id="job", fault_limit=3, fault_window_s=600, fault_cooldown_s=300)
 
 
-def fault(epoch: int, host: str = "h1") -> Fault:
-    return Fault(epoch, "n", host, 3, "out of memory")
+def fault(generation: int, host: str = "h1") -> Fault:
+    return Fault(generation, "n", host, 3, "out of memory")
 
 
 def play(story) -> None:
@@ -106,7 +106,7 @@ def test_the_third_fault_within_the_window_denies_the_host() -> None:
         await watcher.refresh()
         changes: list[frozenset[str]] = []
         watcher.on_change(lambda: changes.append(watcher.denied))
-        assert [await denylist.strike(fault(epoch)) for epoch in (1, 2)] == [False, False]
+        assert [await denylist.strike(fault(generation)) for generation in (1, 2)] == [False, False]
         assert not await denylist.strike(fault(2)), "told twice, counted once"
         assert not await denylist.strike(fault(3, "h2")), "somebody else's"
         assert await denylist.strike(fault(3))
@@ -132,10 +132,10 @@ def test_strikes_that_ended_do_not_count() -> None:
     async def story() -> None:
         world = LedgerWorld()
         denylist = Denylist.of(world.control(), CONFIG)
-        for epoch in range(1, 9):
-            assert not await denylist.strike(fault(epoch))
-            if epoch > 1:
-                key = DenyKeys.of("job", "").strike("job", fault(epoch - 1))
+        for generation in range(1, 9):
+            assert not await denylist.strike(fault(generation))
+            if generation > 1:
+                key = DenyKeys.of("job", "").strike("job", fault(generation - 1))
                 world.store.revoke(world.store.items[key.encode()].lease)
 
     play(story)
@@ -167,7 +167,7 @@ def test_runs_of_a_cluster_share_what_they_know() -> None:
         shared = replace(CONFIG, cluster="gpu", fault_limit=2)
         first, second = (Denylist.of(world.control(), replace(shared, run_id=run)) for run in ("a", "b"))
         assert not await first.strike(fault(1))
-        assert await second.strike(fault(1)), "the same epoch and rank of another run is another fault"
+        assert await second.strike(fault(1)), "the same generation and rank of another run is another fault"
         await first.refresh()
         assert first.denied == {"h1"}
         assert b"/raftkv/train-cluster/gpu/deny/h1" in world.store.items
@@ -210,10 +210,10 @@ def test_arbiters_that_tell_the_same_faults_at_once_with_lost_answers(seed: int)
 
         async def tell(number: int) -> None:
             denylist = Denylist.of(world.control(seed * 10 + number, lost=0.15), CONFIG)
-            for epoch in (1, 2, 3 if seed % 2 else 2):
+            for generation in (1, 2, 3 if seed % 2 else 2):
                 while True:
                     try:
-                        await denylist.strike(fault(epoch))
+                        await denylist.strike(fault(generation))
                         break
                     except StatusError:
                         continue

@@ -4,27 +4,27 @@
 
     denylist = Denylist.of(control, config)
     await denylist.refresh()
-    cause = root_cause(reported)                               # when all of a broken epoch have told what they saw
+    cause = root_cause(reported)                               # when all of a broken generation have reported
     if cause is not None:
         await denylist.strike(cause)                           # the third within the window denies the host
     left_out = pardon(hosts_of_candidates, denylist.denied, min_nodes)
     denylist.why("host-7")                                     # for the nodes that are left out
 
-Of all that is reported of an epoch only one thing is its cause: when a worker dies, its peers fail in their collectives
-a moment later, and they are not to blame. ``root_cause`` finds it, and only its host gets a strike.
+Of all that is reported of a generation only one thing is its cause: when a worker dies, its peers fail in their
+collectives a moment later, and they are not to blame. ``root_cause`` finds it, and only its host gets a strike.
 
 Strikes and denials are keys with leases of ``fault_window_s`` and ``fault_cooldown_s`` that nobody keeps alive: the
 members of the cluster time them, and no two machines' clocks are ever compared. Their place:
 
     /raftkv/train/<run id>/deny/<host>            the host is left out while the key is there
-    /raftkv/train/<run id>/strike/<host>/<id>     one fault, counted once however often it is told
+    /raftkv/train/<run id>/strike/<host>/<id>     one fault, counted once however often it is reported
 
-Runs that share a cluster share them, below ``/raftkv/train-cluster/<cluster>/``: a host that broke one run's epoch is
-known to all. A strike that is still there when a denial ends counts on: such a host is on probation.
+Runs that share a cluster share them, below ``/raftkv/train-cluster/<cluster>/``: a host that broke one run's generation
+is known to all. A strike that is still there when a denial ends counts on: such a host is on probation.
 
 A denial yields when the run could not run at all: if fewer than ``min_nodes`` nodes are left otherwise, denied hosts
 are let in until there are as many, and no more. Waiting for the end of the cooldown would cost more than another fault,
-and a node that comes later takes the denied one's place at the next epoch.
+and a node that comes later takes the denied one's place at the next generation.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from raftkv.client.kv.compares import Compare, mod_revision, version
 from raftkv.client.kv.operations import Get, GetRange, Operation, Put
 from raftkv.client.values import PUT, Event
 from raftkv.training import records
+from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
 from raftkv.training.control import Control
 from raftkv.training.errors import RecordError
@@ -74,21 +75,21 @@ _NEVER: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A fault, and the revision at which it was told."""
+    """A fault, and the revision at which it was reported."""
 
     fault: Fault
     revision: int
 
 
 def root_cause(faults: Iterable[Reported], lost: Iterable[Reported] = ()) -> Fault | None:
-    """What began the end of an epoch.
+    """Find what began the end of a generation.
 
     Out of memory goes before a signal, a signal before the loss of a node, that before an exit code, and an exit code
-    before one whose message speaks of a failed collective; among equals the first that was told. Workers that were
+    before one whose message speaks of a failed collective; among equals the first that was reported. Workers that were
     asked to stop, and nodes that left, are no cause.
 
     Arguments:
-        faults: all that was reported of the epoch.
+        faults: all that was reported of the generation.
         lost: nodes that were found to be gone.
     """
     told = [(_weakness(each.fault), each.revision, each.fault) for each in (*faults, *lost)]
@@ -97,12 +98,12 @@ def root_cause(faults: Iterable[Reported], lost: Iterable[Reported] = ()) -> Fau
 
 
 def blames_host(fault: Fault) -> bool:
-    """Whether a cause says something of the host: a failed collective alone says that somebody else is gone."""
+    """Tell whether a cause says something of the host: a failed collective alone says that somebody else is gone."""
     return bool(fault.host) and _weakness(fault) < _NEVER and not _speaks_of_a_peer(fault)
 
 
 def _weakness(fault: Fault) -> int:
-    """How weak a hint a fault is."""
+    """Return how weak a hint a fault is."""
     if fault.cause == records.OUT_OF_MEMORY:
         return 0
     if fault.cause == records.SIGNAL and fault.signal not in _STOPPED:
@@ -123,7 +124,7 @@ def _speaks_of_a_peer(fault: Fault) -> bool:
 
 
 def pardon(hosts: Iterable[str], denied: Collection[str], min_nodes: int) -> frozenset[str]:
-    """Who stays denied, if the run is to have its minimum.
+    """Decide who stays denied, if the run is to have its minimum.
 
     Arguments:
         hosts: of all nodes that could take part, one each, in the order of preference.
@@ -182,7 +183,12 @@ class DenyKeys:
 
     @classmethod
     def of(cls, run_id: str, cluster: str) -> DenyKeys:
-        """Of a run."""
+        """Make those of a run.
+
+        Arguments:
+            run_id: of the run.
+            cluster: that it shares with others; empty: none.
+        """
         return cls(ClusterKeys(check_cluster(cluster)).base if cluster else RunKeys(run_id).base)
 
     @property
@@ -195,8 +201,13 @@ class DenyKeys:
         return f"{self.base}strike/{host}/"
 
     def strike(self, run_id: str, fault: Fault) -> str:
-        """One fault: the same key whoever tells of it, and however often."""
-        name = f"{run_id}\n{fault.epoch}\n{fault.key}"
+        """Return the key of one fault: the same whoever reports it, and however often.
+
+        Arguments:
+            run_id: in which it happened.
+            fault: the root cause.
+        """
+        name = f"{run_id}\n{fault.generation}\n{fault.key}"
         return f"{self.strikes(fault.host)}{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
@@ -218,11 +229,16 @@ class Denylist:
         self._denials: dict[str, str] = {}
         self._reflector = Reflector(control, below(keys.denials), self._on_denials)
         self._is_started = False
-        self._callbacks: list[Callable[[], None]] = []
+        self._callbacks: Callbacks[[]] = Callbacks()
 
     @classmethod
     def of(cls, control: Control, config: RunConfig) -> Denylist:
-        """As a run is configured."""
+        """Make the denylist that a run is configured for.
+
+        Arguments:
+            control: the store.
+            config: of a node of the run.
+        """
         limits = FaultLimits(config.fault_limit, config.fault_window_s, config.fault_cooldown_s)
         return cls(control, config.run_id, DenyKeys.of(config.run_id, config.cluster), limits)
 
@@ -232,7 +248,7 @@ class Denylist:
         return frozenset(self._denials)
 
     def why(self, host: str) -> str:
-        """Why a host is left out, in one line; empty: it is not."""
+        """Explain why a host is left out, in one line; empty: it is not."""
         return self._denials.get(host, "")
 
     async def refresh(self) -> None:
@@ -277,8 +293,7 @@ class Denylist:
 
     def on_change(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Have a function called, on the loop, when ``denied`` has changed; returns how to end that."""
-        self._callbacks.append(callback)
-        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+        return self._callbacks.add(callback)
 
     def close(self) -> None:
         """Watch no more."""
@@ -301,12 +316,16 @@ class Denylist:
                 self._denials[host] = reason
             else:
                 self._denials.pop(host, None)
-        for callback in tuple(self._callbacks):
-            callback()
+        self._callbacks.call()
 
 
 def read_denial(host: str, value: bytes) -> Denial:
-    """The record of a denied host; a key with another value, as an operator writes it, denies as well."""
+    """Decode the record of a denied host; a key with another value, as an operator writes it, denies as well.
+
+    Arguments:
+        host: its name.
+        value: of its key.
+    """
     try:
         return Denial.decode(value)
     except RecordError:

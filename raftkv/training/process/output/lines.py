@@ -26,7 +26,7 @@ class Lines:
         self._returned = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that these bytes complete, without their ends."""
+        """Return the lines that these bytes complete, without their ends."""
         if self._returned and data[:1] == b"\n":
             data = data[1:]  # the other half of a \r\n whose line was passed on
         if data:
@@ -45,6 +45,6 @@ class Lines:
         return found
 
     def rest(self) -> list[bytes]:
-        """What is left at the end of the stream: a line without its end, or nothing."""
+        """Return what is left at the end of the stream: a line without its end, or nothing."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         return [rest] if rest else []

@@ -15,8 +15,8 @@ Invariants:
 Which streams go where is torchrun's (``destinations``): ``--redirects``, ``--tee``, ``--log-dir``.
 """
 
-from raftkv.training.output.console import Console
-from raftkv.training.output.destinations import Destinations, parse_streams
-from raftkv.training.output.pump import Output
+from raftkv.training.process.output.console import Console
+from raftkv.training.process.output.destinations import Destinations, parse_streams
+from raftkv.training.process.output.pump import Output
 
 __all__ = ["Console", "Destinations", "Output", "parse_streams"]

@@ -1,13 +1,14 @@
-"""The judge: what must be true of a run, checked at every change of the store and whenever workers start.
+"""The checker: what must be true of a run, checked at every change of the store and whenever workers start.
 
-    P1  epochs grow by one with every round and never go back, also across close and reopen; the round is never deleted
+    P1  generations grow by one with every round and never go back, also across close and reopen; the round is never
+         deleted
     P2  ranks are a permutation, nobody is a member twice, survivors keep their order; newcomers come behind
         them, unless the policy says otherwise
-    P3  one world at a time: when an epoch begins no member of it, and no member of the last one that has held its
+    P3  one world at a time: when a generation begins no member of it, and no member of the last one that has held its
         lease all the time since, runs anything; nobody starts a world that is not recorded, or twice; no write with the
-        fence of an epoch is accepted after the next began, or from a node without a lease
-    P5  whoever is in an epoch that is over, and is connected, is told so in bounded time
-    P8  no epoch has fewer than the minimum or more than the maximum
+        fence of a generation is accepted after the next began, or from a node without a lease
+    P5  whoever is in a generation that is over, and is connected, learns so in bounded time
+    P8  no generation has fewer than the minimum or more than the maximum
 
 P4, P6, P7 and P9 are about whole runs: see ``scenarios.py`` and ``run.py``. It stands apart and touches nothing.
 """
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from raftkv.client.values import DELETE, Event
 from raftkv.training.config import APPEND, TOPOLOGY
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, RUNNING, Node, Round, State
+from raftkv.training.records import BROKEN, CLOSED, RUNNING, GenerationRecord, Node, State
 from raftkv.training.rendezvous.ranks import placements
 
 if TYPE_CHECKING:
@@ -33,20 +34,20 @@ if TYPE_CHECKING:
 TAKEN_OVER = "started anew"
 """Reason of a state with which a node takes over a run that nobody is in."""
 TOLD_WITHIN_S = 4.0
-"""From the moment that an epoch is over and a member connected, to ``nodes_waiting``: the watch alone."""
+"""From the moment that a generation is over and a member connected, to ``nodes_waiting``: the watch alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
     """A round that was recorded."""
 
-    round: Round
+    round: GenerationRecord
     revision: int
     at: float
 
 
 @dataclass(slots=True)
-class Judge:
+class RunChecker:
     """See the module.
 
     Attributes:
@@ -78,9 +79,9 @@ class Judge:
         self.cluster.store.on_commit.append(self._on_commit)
 
     @property
-    def epoch(self) -> int:
+    def generation(self) -> int:
         """The last that began."""
-        return self.rounds[-1].round.epoch if self.rounds else 0
+        return self.rounds[-1].round.generation if self.rounds else 0
 
     def fail(self, rule: str, text: str) -> None:
         """A property does not hold."""
@@ -113,30 +114,32 @@ class Judge:
         if event.type == DELETE:
             self.fail("P1", "the round was deleted")
             return
-        new = Round.decode(event.kv.value)
-        self.say(f"ROUND {new.epoch}: {' '.join(self._name(member.id) for member in new.members)}")
-        if new.epoch != self.epoch + 1:
-            self.fail("P1", f"epoch {new.epoch} after {self.epoch}")
+        new = GenerationRecord.decode(event.kv.value)
+        self.say(f"ROUND {new.generation}: {' '.join(self._name(member.id) for member in new.members)}")
+        if new.generation != self.generation + 1:
+            self.fail("P1", f"generation {new.generation} after {self.generation}")
         self._check_members(new)
         self._check_one_world(new)
         self.rounds.append(Begun(new, event.kv.mod_revision, self.cluster.scheduler.now))
         self.over_since = self.cluster.scheduler.now
 
-    def _check_members(self, new: Round) -> None:
+    def _check_members(self, new: GenerationRecord) -> None:
         ids = [member.id for member in new.members]
         ranks = [placement.rank for placement in placements(new.members)]
         if len(set(ids)) < len(ids) or ranks != list(range(sum(member.slots for member in new.members))):
-            self.fail("P2", f"epoch {new.epoch} has members {ids}, ranks {ranks}")
+            self.fail("P2", f"generation {new.generation} has members {ids}, ranks {ranks}")
         if not self.min_nodes <= len(ids) <= self.max_nodes:
-            self.fail("P8", f"epoch {new.epoch} has {len(ids)} nodes, not {self.min_nodes} to {self.max_nodes}")
+            self.fail(
+                "P8", f"generation {new.generation} has {len(ids)} nodes, not {self.min_nodes} to {self.max_nodes}"
+            )
         before = [member.id for member in self.rounds[-1].round.members] if self.rounds else []
         stayed = [node_id for node_id in before if node_id in ids]
         if self.rank_policy != TOPOLOGY and [node_id for node_id in ids if node_id in stayed] != stayed:
-            self.fail("P2", f"epoch {new.epoch} moved survivors: {stayed} became {ids}")
+            self.fail("P2", f"generation {new.generation} moved survivors: {stayed} became {ids}")
         if self.rank_policy == APPEND and ids[: len(stayed)] != stayed:
-            self.fail("P2", f"epoch {new.epoch} put newcomers before survivors: {stayed} became {ids}")
+            self.fail("P2", f"generation {new.generation} put newcomers before survivors: {stayed} became {ids}")
 
-    def _check_one_world(self, new: Round) -> None:
+    def _check_one_world(self, new: GenerationRecord) -> None:
         keys = RunKeys(self.run_id)
         before = self.rounds[-1].round.members if self.rounds else ()
         bound = {member.id for member in new.members}
@@ -147,16 +150,16 @@ class Judge:
         for node_id in sorted(bound):
             agent = self.agents.get(self._agent_of.get(node_id, -1))
             if agent is not None and agent.workers:
-                self.fail("P3", f"epoch {new.epoch} began while {agent.name} ran {sorted(agent.workers)}")
+                self.fail("P3", f"generation {new.generation} began while {agent.name} ran {sorted(agent.workers)}")
 
     def _on_state(self, event: Event) -> None:
         if event.type == DELETE:
             self.fail("P1", "the state was deleted")
             return
         state = State.decode(event.kv.value)
-        self.say(f"STATE {state.epoch} {state.phase} joined={state.joined} {state.cause} {state.reason}")
-        if self.state is not None and state.epoch < self.state.epoch:
-            self.fail("P1", f"the state went from epoch {self.state.epoch} back to {state.epoch}")
+        self.say(f"STATE {state.generation} {state.phase} joined={state.joined} {state.cause} {state.reason}")
+        if self.state is not None and state.generation < self.state.generation:
+            self.fail("P1", f"the state went from generation {self.state.generation} back to {state.generation}")
         if self.state is not None and self.state.phase == CLOSED and state.phase != CLOSED:
             self.reopened += 1
         if state.phase in (BROKEN, CLOSED) and (self.state is None or self.state.phase not in (BROKEN, CLOSED)):
@@ -184,8 +187,8 @@ class Judge:
     def _on_fenced(self, key: str, event: Event) -> None:
         written = json.loads(event.kv.value)
         self.fenced_writes += 1
-        if written["epoch"] != self.epoch:
-            self.fail("P3", f"a write of epoch {written['epoch']} was accepted in epoch {self.epoch}")
+        if written["epoch"] != self.generation:
+            self.fail("P3", f"a write of generation {written['epoch']} was accepted in generation {self.generation}")
         if RunKeys(self.run_id).node(written["node"]).encode() not in self.cluster.store.items:
             self.fail("P3", f"a write of {written['node']}, which has no lease, was accepted")
 
@@ -197,43 +200,47 @@ class Judge:
 
     def starts(self, agent: Agent, world: World) -> None:
         """An agent is about to start the workers of a world."""
-        self.say(f"{agent.name} starts epoch {world.epoch} as node {world.index} of {world.node_count}")
-        begun = next((begun for begun in self.rounds if begun.round.epoch == world.epoch), None)
+        self.say(f"{agent.name} starts generation {world.generation} as node {world.index} of {world.node_count}")
+        begun = next((begun for begun in self.rounds if begun.round.generation == world.generation), None)
         if begun is None or begun.round.members != world.members or begun.revision != world.revision:
-            self.fail("P3", f"{agent.name} starts epoch {world.epoch} at {world.revision}, which is not recorded")
+            self.fail(
+                "P3", f"{agent.name} starts generation {world.generation} at {world.revision}, which is not recorded"
+            )
             return
         if self._agent_of.get(world.member.id) != agent.number:
             self.fail("P3", f"{agent.name} starts as {world.member.id}, which it is not")
         if agent.workers:
-            self.fail("P3", f"{agent.name} starts epoch {world.epoch} while it runs {sorted(agent.workers)}")
-        if world.epoch <= agent.last_epoch:
-            self.fail("P1", f"{agent.name} is given epoch {world.epoch} after {agent.last_epoch}")
+            self.fail("P3", f"{agent.name} starts generation {world.generation} while it runs {sorted(agent.workers)}")
+        if world.generation <= agent.last_generation:
+            self.fail("P1", f"{agent.name} is given generation {world.generation} after {agent.last_generation}")
         for rank in range(world.rank, world.rank + world.member.slots):
-            other = self._started.setdefault((world.epoch, rank), agent.number)
+            other = self._started.setdefault((world.generation, rank), agent.number)
             if other != agent.number:
-                self.fail("P2", f"rank {rank} of epoch {world.epoch} is started by {agent.name} and agent {other}")
+                self.fail(
+                    "P2", f"rank {rank} of generation {world.generation} is started by {agent.name} and agent {other}"
+                )
 
     # ---- P5, from time to time
 
     def look(self) -> None:
-        """Whether everybody who must know that an epoch is over does."""
+        """Whether everybody who must know that a generation is over does."""
         now = self.cluster.scheduler.now
         if self.state is None or not self.cluster.leads:
             return
         for agent in self.agents.values():
-            if not agent.workers or not agent.connected or agent.membership is None or agent.leaving:
+            if not agent.workers or not agent.connected or agent.participant is None or agent.leaving:
                 continue
-            over = agent.last_epoch < self.epoch or (
-                self.state.phase != RUNNING and self.state.epoch >= agent.last_epoch
+            over = agent.last_generation < self.generation or (
+                self.state.phase != RUNNING and self.state.generation >= agent.last_generation
             )
             since = max(self.over_since, agent.calm_since, self.cluster_calm_since)
             if over and now - since > TOLD_WITHIN_S and not self._is_told(agent):
                 self.fail(
                     "P5",
-                    f"{agent.name} runs epoch {agent.last_epoch}; the run is in {self.state.epoch} "
+                    f"{agent.name} runs generation {agent.last_generation}; the run is in {self.state.generation} "
                     f"{self.state.phase} since {since:.3f} s, and it was not told",
                 )
 
     def _is_told(self, agent: Agent) -> bool:
-        membership = agent.membership
-        return agent.told or (membership is not None and (membership.nodes_waiting > 0 or membership.closed))
+        participant = agent.participant
+        return agent.told or (participant is not None and (participant.nodes_waiting > 0 or participant.closed))

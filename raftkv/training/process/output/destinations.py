@@ -3,7 +3,8 @@
 >>> parse_streams("1")(0), parse_streams("0:3,2:1")(2), parse_streams("0:3,2:1")(1)
 (<Streams.OUT: 1>, <Streams.OUT: 1>, <Streams.NONE: 0>)
 
-Owns the folders: ``<log-dir>/<run>_<random>/epoch_<epoch>/<local rank>/stdout.log`` and ``stderr.log``, new for every
+Owns the folders: ``<log-dir>/<run>_<random>/generation_<generation>/<local rank>/stdout.log`` and ``stderr.log``, new
+    for every
 start of ``run exec``, so that nothing is written over.
 """
 
@@ -88,26 +89,40 @@ class Destinations:
     shown: frozenset[int] | None = None
     prefixed: bool = True
 
-    def file(self, epoch: int, local_rank: int, stream: Streams) -> Path | None:
-        """The log file of a stream; its folder is made.
+    def file(self, generation: int, local_rank: int, stream: Streams) -> Path | None:
+        """Return the log file of a stream, in a folder that exists then.
+
+        Arguments:
+            generation: of the worker.
+            local_rank: on its node.
+            stream: ``stdout`` or ``stderr``.
 
         Raises:
             OSError: it cannot be.
         """
         if self.directory is None or not stream & (self.redirects(local_rank) | self.tee(local_rank)):
             return None
-        folder = self.directory / f"epoch_{epoch}" / str(local_rank)
+        folder = self.directory / f"epoch_{generation}" / str(local_rank)
         folder.mkdir(parents=True, exist_ok=True)
         return folder / ("stdout.log" if stream is Streams.OUT else "stderr.log")
 
     def is_shown(self, local_rank: int, stream: Streams) -> bool:
-        """Whether a stream goes to the console."""
+        """Tell whether a stream goes to the console.
+
+        Arguments:
+            local_rank: of the worker on its node.
+            stream: which.
+        """
         only_in_file = stream & self.redirects(local_rank) and not stream & self.tee(local_rank)
         return not only_in_file and (self.shown is None or local_rank in self.shown)
 
 
 def make_directory(base: str, run_id: str) -> Path:
-    """A new folder for the logs of a run, below ``base`` or, if that is empty, among the temporary files.
+    """Make a folder for the logs of a run, below ``base`` or, if that is empty, among the temporary files.
+
+    Arguments:
+        base: the folder that the user names; empty: none.
+        run_id: part of the name.
 
     Raises:
         OSError: it cannot be made.

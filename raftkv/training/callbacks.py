@@ -1,0 +1,43 @@
+"""Callbacks: who wants to hear of changes, and how each takes its own back.
+
+    changes: Callbacks[[Run]] = Callbacks()
+    cancel = changes.add(print)
+    changes.call(run)
+    cancel()                        # harmless when repeated
+
+A callback that is added twice is called twice. What callbacks add or cancel counts from the next call on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, ParamSpec
+
+P = ParamSpec("P")
+
+
+class Callbacks(Generic[P]):
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[int, Callable[P, object]] = {}
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+    def add(self, callback: Callable[P, object]) -> Callable[[], None]:
+        """Have a function called from now on; returns how to take that back."""
+        self._last += 1
+        number = self._last
+        self._callbacks[number] = callback
+
+        def cancel() -> None:
+            self._callbacks.pop(number, None)
+
+        return cancel
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call all, in the order in which they came."""
+        for callback in list(self._callbacks.values()):
+            callback(*args, **kwargs)
