@@ -10,10 +10,9 @@ and NCCL talk to it as to any other. The agent itself gets an ``AgentStore``, wh
 promise:
 
 - **No wait outlasts the generation.** torch's agent gives out ranks by ``get`` and ends by ``wait``, with 300 s of
-  patience
-  and no way back: a node that dies between joining and that moment would take all others with it. Here such a wait
-  ends when the run says that the generation is over. A missing rank is made up then: the workers that are started with
-  it can reach nobody, and the agent stops them at its next look, 0.1 s later, and comes back to the rendezvous.
+  patience and no way back: a node that dies between joining and that moment would take all others with it. Here such a
+  wait ends when the run says that the generation is over. A missing rank is made up then: the workers that are started
+  with it can reach nobody, and the agent stops them at its next look, 0.1 s later, and comes back to the rendezvous.
 
 Leaves out: a store that survives its node; it is as short-lived as its generation.
 """

@@ -29,8 +29,7 @@ their stores' addresses when they agree: who is rank 0 next is known, with its a
 newcomers have to read it from raftkv.
 
 NCCL: communicators are aborted, by a thread of their own, when the generation ends. Its watchdog must not end the
-    process
-instead, so ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0`` is set unless the environment says otherwise.
+process instead, so ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0`` is set unless the environment says otherwise.
 
 Leaves out: saving and loading of state; processes that come back (see ``torchrun --rdzv-backend=raftkv`` for workers
 that are started anew).

@@ -18,8 +18,7 @@ What torch makes of a store written in Python, and what follows for this one:
    a gateway (``raftkv tcpstore-gateway``) instead.
 
 Errors: ``DistStoreError`` for a timeout, for a number that is none, for a generation that is over (``fence``), and for
-    what
-raftkv refuses for good; TypeError for keys and values that are neither text nor bytes.
+what raftkv refuses for good; TypeError for keys and values that are neither text nor bytes.
 """
 
 from __future__ import annotations

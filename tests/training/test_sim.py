@@ -15,7 +15,7 @@ from tests.training.sim.__main__ import main, summary
 from tests.training.sim.agent import Habits
 from tests.training.sim.network import Weather
 from tests.training.sim.run import CALM
-from tests.training.sim.scenarios import CALLS_PER_ROUND, Directed, scenario
+from tests.training.sim.scenarios import CALLS_PER_GENERATION, Directed, scenario
 from tests.training.sim.swarm import draw, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,14 +68,14 @@ def test_a_replay_is_the_same_whatever_the_hashes(capsys: pytest.CaptureFixture[
     assert there == here
 
 
-# ---- P4: one fault, one round
+# ---- P4: one fault, one generation
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_a_worker_that_fails_costs_one_round(index: int) -> None:
+def test_a_worker_that_fails_costs_one_generation(index: int) -> None:
     with scenario(3) as run:
         run.forms(3)
-        with run.rounds(1):
+        with run.generations(1):
             run.node(index).fails = True
         assert len(run.members) == 3
 
@@ -90,73 +90,73 @@ def test_everybody_is_told_of_a_fault_before_its_reporter_has_stopped() -> None:
         assert all(agent.told for agent in run.live if agent is not run.node(1))
 
 
-def test_survivors_keep_their_order_in_every_round() -> None:
+def test_survivors_keep_their_order_in_every_generation() -> None:
     for seed in range(1, 6):
         with scenario(5, seed=seed) as run:
             run.forms(5)
-            before = [member.id for member in run.checker.rounds[0].round.members]
+            before = [member.id for member in run.checker.generations[0].round.members]
             run.node(2).fails = True
             run.pass_time(10.0, lambda run=run: run.checker.generation == 2 and len(run.members) == 5)
             run.node(1).kill()
             run.forms(4)
-            assert [member.id for member in run.checker.rounds[-1].round.members] == [before[0], *before[2:]]
+            assert [member.id for member in run.checker.generations[-1].round.members] == [before[0], *before[2:]]
 
 
-def test_workers_that_fail_in_the_same_instant_cost_one_round() -> None:
+def test_workers_that_fail_in_the_same_instant_cost_one_generation() -> None:
     with scenario(4) as run:
         run.forms(4)
-        with run.rounds(1):
+        with run.generations(1):
             for agent in run.members:
                 agent.fails = True
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("grace_s", [0.0, 0.1])
-def test_a_node_that_is_killed_costs_one_round(index: int, grace_s: float) -> None:
+def test_a_node_that_is_killed_costs_one_generation(index: int, grace_s: float) -> None:
     with scenario(3, disconnect_grace_s=grace_s) as run:
         run.forms(3)
         began = run.now
-        with run.rounds(1):
+        with run.generations(1):
             run.node(index).kill()
-            run.pass_time(10.0, lambda: len(run.checker.rounds) == 2)
+            run.pass_time(10.0, lambda: len(run.checker.generations) == 2)
             assert run.now - began < (0.8 if grace_s else 1.8)
         assert len(run.members) == 2
 
 
 @pytest.mark.parametrize("killed", [1, 2])
-def test_the_arbiter_killed_alone_or_with_another_costs_one_round(killed: int) -> None:
+def test_the_arbiter_killed_alone_or_with_another_costs_one_generation(killed: int) -> None:
     with scenario(4) as run:
         run.forms(4)
-        with run.rounds(1):
+        with run.generations(1):
             run.deciding.kill()
             for agent in run.members[: killed - 1]:
                 agent.kill()
 
 
-def test_the_arbiter_that_fails_and_is_killed_in_the_middle_of_the_round() -> None:
+def test_the_arbiter_that_fails_and_is_killed_in_the_middle_of_the_generation() -> None:
     with scenario(4) as run:
         run.forms(4)
-        with run.rounds(1):
+        with run.generations(1):
             run.node(1).fails = True
             run.pass_time(5.0, lambda: run.checker.state is not None and run.checker.state.phase == "broken")
             run.deciding.kill()
 
 
-def test_a_frozen_node_costs_one_round_and_another_when_it_is_back() -> None:
+def test_a_frozen_node_costs_one_generation_and_another_when_it_is_back() -> None:
     with scenario(3) as run:
         run.forms(3)
         frozen = run.node(1)
-        with run.rounds(1):
+        with run.generations(1):
             run.faults.freeze(frozen)
-            run.pass_time(10.0, lambda: len(run.checker.rounds) == 2)
+            run.pass_time(10.0, lambda: len(run.checker.generations) == 2)
             frozen.kill("is buried")
         assert len(run.members) == 2
     with scenario(3) as run:
         run.forms(3)
         frozen = run.node(1)
         run.faults.freeze(frozen)
-        run.pass_time(10.0, lambda: len(run.checker.rounds) == 2)
-        with run.rounds(1):
+        run.pass_time(10.0, lambda: len(run.checker.generations) == 2)
+        with run.generations(1):
             run.faults.heal()
         assert len(run.members) == 3
 
@@ -164,32 +164,32 @@ def test_a_frozen_node_costs_one_round_and_another_when_it_is_back() -> None:
 def test_a_frozen_node_that_thaws_in_time_costs_nothing() -> None:
     with scenario(3) as run:
         run.forms(3)
-        with run.rounds(0):
+        with run.generations(0):
             run.faults.freeze(run.node(1))
             run.pass_time(0.5)
             run.faults.heal()
 
 
-def test_a_newcomer_costs_one_round_and_a_standby_none() -> None:
+def test_a_newcomer_costs_one_generation_and_a_standby_none() -> None:
     with scenario(3, max_nodes=4) as run:
         run.forms(3)
-        with run.rounds(1):
+        with run.generations(1):
             run.add_agent()
         assert len(run.members) == 4
-        with run.rounds(0):
+        with run.generations(0):
             standby = run.add_agent()
         assert standby.waiting
-        with run.rounds(1):
+        with run.generations(1):
             run.node(2).kill()
         assert standby in run.members
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_a_node_that_leaves_costs_one_round(index: int) -> None:
+def test_a_node_that_leaves_costs_one_generation(index: int) -> None:
     for seed in range(1, 6):
         with scenario(3, seed=seed) as run:
             run.forms(3)
-            with run.rounds(1):
+            with run.generations(1):
                 agent = run.node(index)
                 agent.leaves = True
                 run.pass_time(5.0, lambda agent=agent: bool(agent.exited))
@@ -197,7 +197,7 @@ def test_a_node_that_leaves_costs_one_round(index: int) -> None:
             assert len(run.members) == 2
 
 
-def test_a_node_that_comes_and_dies_in_the_same_instant_costs_at_most_its_own_rounds() -> None:
+def test_a_node_that_comes_and_dies_in_the_same_instant_costs_at_most_its_own_generations() -> None:
     for pause_s in (0.0, 0.001, 0.003, 0.01, 0.1, 0.5):
         with scenario(3, max_nodes=4) as run:
             run.forms(3)
@@ -206,10 +206,10 @@ def test_a_node_that_comes_and_dies_in_the_same_instant_costs_at_most_its_own_ro
             run.pass_time(pause_s)
             agent.kill()
             run.forms(3)
-            run.require(run.checker.generation - before <= 2, "more than two rounds")
+            run.require(run.checker.generation - before <= 2, "more than two generations")
 
 
-def test_an_agent_restarted_at_once_costs_one_round_or_two() -> None:
+def test_an_agent_restarted_at_once_costs_one_generation_or_two() -> None:
     with scenario(3) as run:
         run.forms(3)
         before = run.checker.generation
@@ -239,13 +239,13 @@ STORM = Weather((0.0005, 0.03), loss=0.15, late=0.5)
 
 
 @pytest.mark.parametrize("kind", ["a worker", "two workers", "two nodes", "the arbiter", "a newcomer"])
-def test_one_fault_is_one_round_in_any_weather(kind: str) -> None:
+def test_one_fault_is_one_generation_in_any_weather(kind: str) -> None:
     for seed in range(1, 13):
         weather = [CALM, Weather((0.001, 0.4)), STORM][seed % 3]
         habits = Habits(stop_s=[(0.0, 0.0), (0.1, 3.0)][seed % 2])
         with scenario(4, seed=seed, weather=weather, habits=habits, max_nodes=4 + (kind == "a newcomer")) as run:
             run.forms(4)
-            with run.rounds(1, limit_s=40.0):
+            with run.generations(1, limit_s=40.0):
                 one_fault(run, kind)
                 run.pass_time(8.0)
 
@@ -258,16 +258,16 @@ def test_one_fault_is_one_round_in_any_weather(kind: str) -> None:
 def test_losing_the_store_ends_nothing(kind: str, duration_s: float) -> None:
     with scenario(4) as run:
         run.forms(4)
-        with run.rounds(0):
+        with run.generations(0):
             getattr(run.cluster, kind)(duration_s)
             run.pass_time(duration_s + 5.0)
         assert all(agent.last_generation == 1 and agent.workers for agent in run.members)
 
 
-def test_a_worker_that_fails_while_the_store_is_away_costs_one_round_when_it_is_back() -> None:
+def test_a_worker_that_fails_while_the_store_is_away_costs_one_generation_when_it_is_back() -> None:
     with scenario(3) as run:
         run.forms(3)
-        with run.rounds(1, limit_s=60.0):
+        with run.generations(1, limit_s=60.0):
             run.cluster.outage(20.0)
             run.pass_time(5.0)
             run.node(2).fails = True
@@ -281,7 +281,7 @@ def test_losing_the_way_to_the_store_ends_nothing_either(duration_s: float) -> N
     for seed in range(1, 4):
         with scenario(4, seed=seed) as run:
             run.forms(4)
-            with run.rounds(0):
+            with run.generations(0):
                 for agent in run.live:
                     run.faults.cut(agent)
                 run.pass_time(duration_s)
@@ -297,17 +297,17 @@ def calls(run: Directed) -> int:
     return run.calls().total()
 
 
-def test_a_round_takes_few_calls_and_an_idle_run_none() -> None:
+def test_a_generation_takes_few_calls_and_an_idle_run_none() -> None:
     with scenario(8, habits=None) as run:
         for agent in run.agents:
             agent.random.random = lambda: 1.0  # nobody writes
         run.forms(8)
-        run.require(calls(run) <= CALLS_PER_ROUND * 8, f"{calls(run)} calls for the first round")
+        run.require(calls(run) <= CALLS_PER_GENERATION * 8, f"{calls(run)} calls for the first generation")
         before = calls(run)
         run.node(3).fails = True
         run.pass_time(5.0)
         assert run.checker.generation == 2
-        run.require(calls(run) - before <= CALLS_PER_ROUND * 8, f"{calls(run) - before} calls for a round")
+        run.require(calls(run) - before <= CALLS_PER_GENERATION * 8, f"{calls(run) - before} calls for a generation")
         run.idle(600.0)
 
 
@@ -317,7 +317,7 @@ def test_a_round_takes_few_calls_and_an_idle_run_none() -> None:
 def test_nothing_starts_before_the_minimum_is_there() -> None:
     with scenario(2, min_nodes=3, max_nodes=4) as run:
         run.pass_time(60.0)
-        assert not run.checker.rounds
+        assert not run.checker.generations
         assert not any(agent.workers for agent in run.live)
         run.add_agent()
         run.forms(3)
@@ -330,7 +330,7 @@ def test_nothing_starts_before_the_minimum_is_there() -> None:
 def test_the_first_generation_waits_for_the_last_call_and_not_for_more_than_is_expected() -> None:
     with scenario(2, max_nodes=4, last_call_timeout_s=7.0) as run:
         run.pass_time(6.5)
-        assert not run.checker.rounds
+        assert not run.checker.generations
         run.forms(2)
     with scenario(2, max_nodes=4, last_call_timeout_s=7.0, expected_nodes=2) as run:
         run.pass_time(0.5)
@@ -352,7 +352,7 @@ def test_a_run_that_is_closed_leaves_its_generation_and_nothing_else() -> None:
 def test_another_job_with_the_same_id_is_told_and_disturbs_nobody() -> None:
     with scenario(3) as run:
         run.forms(3)
-        with run.rounds(0):
+        with run.generations(0):
             other = run.add_agent("other", min_nodes=5, max_nodes=6)
             run.pass_time(10.0)
             assert other.exited == "conflict"
@@ -361,7 +361,7 @@ def test_another_job_with_the_same_id_is_told_and_disturbs_nobody() -> None:
 def test_another_job_with_the_same_id_and_limits_is_a_newcomer_or_a_standby() -> None:
     with scenario(3) as run:
         run.forms(3)
-        with run.rounds(0):
+        with run.generations(0):
             others = [run.add_agent() for _ in range(3)]
         assert all(agent.waiting for agent in others)
 
@@ -390,14 +390,16 @@ def test_a_zombie_writes_nothing(weather: Weather) -> None:
         run.forms(3)
         zombie = run.node(0)
         run.faults.freeze(zombie)
-        run.pass_time(10.0, lambda: len(run.checker.rounds) == 2)
+        run.pass_time(10.0, lambda: len(run.checker.generations) == 2)
         written = run.checker.fenced_writes
         for _ in range(5):
             zombie.haunt()
         zombie.link.loop.thaw()
         run.pass_time(0.05)
         accepted = [event for event in run.cluster.store.history if f"sync/1/{zombie.number}-".encode() in event.key]
-        late = [event for event in accepted if event.revision > run.checker.rounds[1].revision and event.type == "PUT"]
+        late = [
+            event for event in accepted if event.revision > run.checker.generations[1].revision and event.type == "PUT"
+        ]
         assert not late
         assert run.checker.fenced_writes >= written
         run.forms(3)

@@ -2,8 +2,7 @@
 
 ``Participant`` is the first kind. ``WorkerAttachment`` is the second: under ``raftkvctl run exec`` or torchrun the node
 is the agent's, and a worker only takes part in the generation that it was started for. It holds no lease; its fence is
-that of its
-node: once the node is lost, or the next generation has begun, it writes nothing any more.
+that of its node: once the node is lost, or the next generation has begun, it writes nothing any more.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@
                 run.rejoin()                        # another generation: other members, maybe another rank
 
 Everything is fenced by the generation: ``GenerationOver`` is raised at once in all who wait when it breaks, and a rank
-    that
-slept through its end writes nothing. The block ends when all ranks are done, and closes the run; an exception in it is
-recorded as the fault that ended the generation.
+that slept through its end writes nothing. The block ends when all ranks are done, and closes the run; an exception in
+it is recorded as the fault that ended the generation.
 
 This wraps ``async_run``, which lives on the client's own loop thread; one run may be used by any thread. In a
 forked child it raises ``Forked``: the part in the run is the parent's.

@@ -3,8 +3,8 @@
 ::
 
     history = await read_history(kv, "job")
-    for generation in history.generations:
-        print(generation.generation, generation.reason, generation.recovery)
+    for one in history.generations:
+        print(one.generation, one.reason, one.recovery)
 
 ``reader`` asks the store: a watch that begins at the run's first revision is replayed until it has led to the keys as
 they are now. ``timeline`` folds the changes into generations, nodes and faults; it is pure.

@@ -3,9 +3,8 @@
 ::
 
     history = await read_history(kv, "job")            # see ``history.reader``
-    for generation in history.generations:
-        print(generation.generation, [member.host for member in generation.members], generation.reason,
-        generation.recovery)
+    for one in history.generations:
+        print(one.generation, [member.host for member in one.members], one.reason, one.recovery)
 
 Nobody writes a log for this: the store keeps every change of a key until it is compacted, so the timeline of a run is
 what its keys went through. Owns the folding of these changes; ``history.reader`` fetches them, ``raftkvctl run`` shows

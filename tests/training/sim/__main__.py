@@ -61,7 +61,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(
         (
             f"{len(outcomes)} seeds, {sum(outcome.virtual_s for outcome in outcomes) / 3600:.2f} run-hours, "
-            f"{sum(outcome.rounds for outcome in outcomes):,} generations, {calls.total():,} calls, "
+            f"{sum(outcome.generations for outcome in outcomes):,} generations, {calls.total():,} calls, "
             f"{sum(outcome.fenced_writes for outcome in outcomes):,} fenced writes accepted",
             f"{faults.total():,} faults: " + ", ".join(f"{name} {faults[name]}" for name in sorted(faults)),
             f"slowest to settle after the last fault: {max(outcome.settled_s for outcome in outcomes):.1f} s",

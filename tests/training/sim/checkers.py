@@ -1,7 +1,6 @@
 """The checker: what must be true of a run, checked at every change of the store and whenever workers start.
 
-    P1  generations grow by one with every round and never go back, also across close and reopen; the round is never
-         deleted
+    P1  generations grow by one and never go back, also across close and reopen; their record is never deleted
     P2  ranks are a permutation, nobody is a member twice, survivors keep their order; newcomers come behind
         them, unless the policy says otherwise
     P3  one world at a time: when a generation begins no member of it, and no member of the last one that has held its
@@ -39,7 +38,7 @@ TOLD_WITHIN_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A round that was recorded."""
+    """A generation that was recorded."""
 
     round: GenerationRecord
     revision: int
@@ -51,7 +50,7 @@ class RunChecker:
     """See the module.
 
     Attributes:
-        rounds: all of the run, oldest first.
+        generations: all of the run, oldest first.
         reopened: how often a closed run that everybody had left was taken over by somebody who came late.
         state: the last that was recorded.
         violations: the first is what counts: what follows may be its consequence.
@@ -63,7 +62,7 @@ class RunChecker:
     max_nodes: int
     rank_policy: str = APPEND
     agents: dict[int, Agent] = field(default_factory=dict)
-    rounds: list[Begun] = field(default_factory=list)
+    generations: list[Begun] = field(default_factory=list)
     state: State | None = None
     over_since: float = 0.0
     violations: list[str] = field(default_factory=list)
@@ -81,7 +80,7 @@ class RunChecker:
     @property
     def generation(self) -> int:
         """The last that began."""
-        return self.rounds[-1].round.generation if self.rounds else 0
+        return self.generations[-1].round.generation if self.generations else 0
 
     def fail(self, rule: str, text: str) -> None:
         """A property does not hold."""
@@ -112,15 +111,15 @@ class RunChecker:
 
     def _on_round(self, event: Event) -> None:
         if event.type == DELETE:
-            self.fail("P1", "the round was deleted")
+            self.fail("P1", "the record of the generation was deleted")
             return
         new = GenerationRecord.decode(event.kv.value)
-        self.say(f"ROUND {new.generation}: {' '.join(self._name(member.id) for member in new.members)}")
+        self.say(f"GENERATION {new.generation}: {' '.join(self._name(member.id) for member in new.members)}")
         if new.generation != self.generation + 1:
             self.fail("P1", f"generation {new.generation} after {self.generation}")
         self._check_members(new)
         self._check_one_world(new)
-        self.rounds.append(Begun(new, event.kv.mod_revision, self.cluster.scheduler.now))
+        self.generations.append(Begun(new, event.kv.mod_revision, self.cluster.scheduler.now))
         self.over_since = self.cluster.scheduler.now
 
     def _check_members(self, new: GenerationRecord) -> None:
@@ -132,7 +131,7 @@ class RunChecker:
             self.fail(
                 "P8", f"generation {new.generation} has {len(ids)} nodes, not {self.min_nodes} to {self.max_nodes}"
             )
-        before = [member.id for member in self.rounds[-1].round.members] if self.rounds else []
+        before = [member.id for member in self.generations[-1].round.members] if self.generations else []
         stayed = [node_id for node_id in before if node_id in ids]
         if self.rank_policy != TOPOLOGY and [node_id for node_id in ids if node_id in stayed] != stayed:
             self.fail("P2", f"generation {new.generation} moved survivors: {stayed} became {ids}")
@@ -141,11 +140,11 @@ class RunChecker:
 
     def _check_one_world(self, new: GenerationRecord) -> None:
         keys = RunKeys(self.run_id)
-        before = self.rounds[-1].round.members if self.rounds else ()
+        before = self.generations[-1].round.members if self.generations else ()
         bound = {member.id for member in new.members}
         for member in before:
             held = self.cluster.store.items.get(keys.node(member.id).encode())
-            if held is not None and held.create_revision <= self.rounds[-1].revision:
+            if held is not None and held.create_revision <= self.generations[-1].revision:
                 bound.add(member.id)
         for node_id in sorted(bound):
             agent = self.agents.get(self._agent_of.get(node_id, -1))
@@ -201,7 +200,7 @@ class RunChecker:
     def starts(self, agent: Agent, world: World) -> None:
         """An agent is about to start the workers of a world."""
         self.say(f"{agent.name} starts generation {world.generation} as node {world.index} of {world.node_count}")
-        begun = next((begun for begun in self.rounds if begun.round.generation == world.generation), None)
+        begun = next((begun for begun in self.generations if begun.round.generation == world.generation), None)
         if begun is None or begun.round.members != world.members or begun.revision != world.revision:
             self.fail(
                 "P3", f"{agent.name} starts generation {world.generation} at {world.revision}, which is not recorded"

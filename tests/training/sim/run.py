@@ -69,7 +69,7 @@ class Outcome:
 
     settings: Settings
     violation: str | None
-    rounds: int
+    generations: int
     virtual_s: float
     faults: Counter[str]
     calls: Counter[str]
@@ -167,7 +167,7 @@ class Simulation:
 
     def _is_whole(self) -> bool:
         ids = {agent.world.member.id for agent in self.members if agent.world is not None}
-        return ids == {member.id for member in self.checker.rounds[-1].round.members}
+        return ids == {member.id for member in self.checker.generations[-1].round.members}
 
     def settle(self, limit_s: float = SETTLE_S, stable_s: float = STABLE_S) -> None:
         """Require P6: settled within a time, and still so a while later, in the same generation."""
@@ -219,7 +219,7 @@ class Simulation:
         return Outcome(
             self.settings,
             violation,
-            len(self.checker.rounds),
+            len(self.checker.generations),
             self.now,
             self.happened,
             self.calls(),

@@ -1,11 +1,11 @@
 """Directed runs: one fault, and what must come of it.
 
-Owns P4 (exactly one new round for one fault), P7 (an outage of the store alone ends nothing), P9 (calls of a fault-free
-round), and the odd cases of people: two jobs with one id, a run that is started again, a zombie.
+Owns P4 (exactly one new generation for one fault), P7 (an outage of the store alone ends nothing), P9 (calls of a
+generation without faults), and the odd cases of people: two jobs with one id, a run that is started again, a zombie.
 
     with scenario(machines=3) as run:
         run.forms(3)
-        with run.one_round():
+        with run.generations(1):
             run.members[0].kill()
 """
 
@@ -22,7 +22,7 @@ from .faults import Faults
 from .network import Weather
 from .run import RUN_ID, Settings, Simulation
 
-CALLS_PER_ROUND = 6
+CALLS_PER_GENERATION = 6
 
 
 class Broken(AssertionError):
@@ -65,13 +65,14 @@ class Directed(Simulation):
         return agent
 
     @contextlib.contextmanager
-    def rounds(self, count: int, limit_s: float = 20.0) -> Iterator[None]:
-        """What happens inside makes so many new rounds, and then nothing more."""
+    def generations(self, count: int, limit_s: float = 20.0) -> Iterator[None]:
+        """What happens inside makes so many new generations, and then nothing more."""
         before = self.checker.generation
         yield
         self.settle(limit_s, stable_s=8.0)
         self.require(
-            self.checker.generation == before + count, f"{self.checker.generation - before} new rounds, not {count}"
+            self.checker.generation == before + count,
+            f"{self.checker.generation - before} new generations, not {count}",
         )
 
     def end(self) -> None:

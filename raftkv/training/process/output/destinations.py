@@ -3,9 +3,8 @@
 >>> parse_streams("1")(0), parse_streams("0:3,2:1")(2), parse_streams("0:3,2:1")(1)
 (<Streams.OUT: 1>, <Streams.OUT: 1>, <Streams.NONE: 0>)
 
-Owns the folders: ``<log-dir>/<run>_<random>/generation_<generation>/<local rank>/stdout.log`` and ``stderr.log``, new
-    for every
-start of ``run exec``, so that nothing is written over.
+Owns the folders: ``<log-dir>/<run>_<random>/epoch_<generation>/<local rank>/stdout.log`` and ``stderr.log``, new
+for every start of ``run exec``, so that nothing is written over.
 """
 
 from __future__ import annotations
