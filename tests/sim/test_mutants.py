@@ -11,7 +11,7 @@ from tests.sim.corners import election_corner
 from tests.sim.mutants import MUTANTS, hunt
 from tests.sim.swarm import RunParameters, draw, run_seed
 
-SEEDS_MAX = 120
+SEEDS_MAX = 200
 """Far above what any of them needs."""
 
 DIRECTED = {
