@@ -101,7 +101,7 @@ class World:
 
     @property
     def epoch(self) -> int:
-        """As raftkv counts; 0 with other rendezvous."""
+        """The number that raftkv counts; 0 with other rendezvous."""
         return self.workers[0].epoch
 
 

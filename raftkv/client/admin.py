@@ -7,6 +7,7 @@ await kv.compact((await kv.get("x")).mod_revision)
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from raftkv.client.rpc import methods
 from raftkv.client.scope import Part
@@ -82,11 +83,9 @@ class Admin(Part):
         """Switch all alarms off, after their causes are gone; returns those that were on."""
         on = await self.alarms(timeout_s=timeout_s)
         for alarm in on:
-            request = rpc_pb2.AlarmRequest(
-                action=rpc_pb2.AlarmRequest.DEACTIVATE,
-                memberID=alarm.member_id,
-                alarm=alarm_number(alarm.kind),  # type: ignore[arg-type]
-            )
+            number: Any = alarm_number(alarm.kind)  # the stubs have a type of their own for it
+            off = rpc_pb2.AlarmRequest.DEACTIVATE
+            request = rpc_pb2.AlarmRequest(action=off, memberID=alarm.member_id, alarm=number)
             await self._alarm(request, timeout_s)
         return on
 

@@ -18,11 +18,13 @@ from raftkv.client.rpc.methods import Method
 from raftkv.client.space import Space, Text
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from raftkv.client.kv.guards import FenceLike
     from raftkv.client.lease.keeper import LeaseKeeper
     from raftkv.client.watch.hub import WatchHub
 
-T = TypeVar("T")
+T = TypeVar("T", bound="Message")
 
 
 @dataclass(slots=True)

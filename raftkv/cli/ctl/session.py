@@ -29,7 +29,10 @@ from raftkv.errors import ConfigError, ContextDeadlineExceededError, StatusError
 if TYPE_CHECKING:
     import ssl
 
+    from google.protobuf.message import Message
+
 T = TypeVar("T")
+M = TypeVar("M", bound="Message")
 
 ENVIRONMENT_PREFIX = "ETCDCTL_"
 
@@ -43,7 +46,7 @@ class Session:
         self.printer = printer
         self.timeout_s: float = invocation["command-timeout"]
 
-    def call(self, method: Method[T], request: Any) -> T:
+    def call(self, method: Method[M], request: Any) -> M:
         """Call any endpoint.
 
         Arguments:
@@ -54,7 +57,7 @@ class Session:
             CommandError: the call failed; the text is etcdctl's.
         """
 
-        async def use(client: Client) -> T:
+        async def use(client: Client) -> M:
             return await client.call(method, request, timeout_s=self.timeout_s)
 
         return self.run(use)

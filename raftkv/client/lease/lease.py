@@ -36,7 +36,7 @@ from raftkv.pb import rpc_pb2
 OnLost = Callable[["Lease"], Any]
 
 _GRANT_ANY = Method(methods.LEASE_GRANT.path, methods.LEASE_GRANT.response, True)
-"""Of any id: one that was granted to nobody's knowledge ends by itself, so the call may be repeated."""
+"""A grant of any id: one that was granted to nobody's knowledge ends by itself, so the call may be repeated."""
 
 
 class Lease:
@@ -260,7 +260,7 @@ class Lease:
 
 
 _REVOKE = Method(methods.LEASE_REVOKE.path, methods.LEASE_REVOKE.response, True)
-"""Of a lease of ours: that it is gone already is no failure, so the call may be repeated."""
+"""A revocation of a lease of ours: that it is gone already is no failure, so the call may be repeated."""
 
 
 async def lease_info(scope: Scope, id: int, *, keys: bool, timeout_s: float | None) -> LeaseInfo:

@@ -45,7 +45,9 @@ from raftkv.rpc.status import RpcError
 if TYPE_CHECKING:
     import ssl
 
-T = TypeVar("T")
+    from google.protobuf.message import Message
+
+T = TypeVar("T", bound="Message")
 
 
 @dataclass(frozen=True)
@@ -311,6 +313,4 @@ class Client:
 
 
 def _parse(method: Method[T], answer: bytes) -> T:
-    # Every generated message class has it; the type of a message class does not say so.
-    parsed: T = method.response.FromString(answer)  # type: ignore[attr-defined]
-    return parsed
+    return method.response.FromString(answer)

@@ -9,11 +9,14 @@ another endpoint. A write is not: it is tried again only if it certainly never r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+T = TypeVar("T", bound="Message")
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from raftkv.client.errors import from_status
 from raftkv.rpc.status import RpcError
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from raftkv.rpc.client.stream import ClientStream
 
-T = TypeVar("T")
+T = TypeVar("T", bound="Message")
 
 
 class Stream(Generic[T]):
@@ -71,9 +73,7 @@ class Stream(Generic[T]):
             raise from_status(error.code, error.text, definite=error.definite) from None
         if message is None:
             return None
-        # Every generated message class has it; the type of a message class does not say so.
-        parsed: T = self._response.FromString(message)  # type: ignore[attr-defined]
-        return parsed
+        return self._response.FromString(message)
 
     def half_close(self) -> None:
         """Send no more; the member sees the end of the requests."""

@@ -152,7 +152,8 @@ class Stream(Generic[T]):
         try:
             return self._batch.popleft()
         except IndexError:
-            return _NOTHING  # type: ignore[no-any-return]
+            nothing: T = _NOTHING
+            return nothing
 
     def _fetch(self, timeout_s: float | None) -> bool:
         """Get a batch; False: there will be none."""

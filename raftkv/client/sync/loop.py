@@ -330,12 +330,9 @@ class LoopThread:
             task.cancel()
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks))
-        self._loop.run_until_complete(self._wait_taskless())
+        while self._taskless:  # cancelled already: they end within a few turns
+            self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-
-    async def _wait_taskless(self) -> None:
-        while self._taskless:  # noqa: ASYNC110 - cancelled already: they end within a few turns
-            await asyncio.sleep(0)
 
     # ---- in a forked child
 
