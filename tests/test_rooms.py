@@ -7,17 +7,41 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.test_layers import module_of, product_files, statements
+from tests.test_layers import ROOT, module_of, product_files, statements
+
+PACKAGE_FILES_MAX = 20
+HEAD_LINES_MIN = 5
+
+
+def _folders() -> Counter[Path]:
+    roots = ("raftkv", "storage", "jepsen", "tests", "bench", "examples")
+    linked = ROOT / "raftkv" / "storage"
+    return Counter(path.parent for root in roots for path in (ROOT / root).rglob("*.py") if linked not in path.parents)
+
+
+def test_no_folder_has_too_many_files() -> None:
+    assert {str(folder): count for folder, count in _folders().items() if count > PACKAGE_FILES_MAX} == {}
 
 
 def test_no_file_repeats_the_name_of_its_package() -> None:
     names = [path for path in product_files() if path.stem.startswith(f"{path.parent.name}_")]
     assert names == []
+
+
+def test_every_package_says_what_it_owns() -> None:
+    heads = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in product_files() if _is_head(path)}
+    short = [str(path.parent) for path, head in heads.items() if head.count("\n") + 1 < HEAD_LINES_MIN]
+    assert short == []
+
+
+def _is_head(path: Path) -> bool:
+    return path.name == "__init__.py" and path.parent.name != "pb"
 
 
 @functools.cache
@@ -84,7 +108,7 @@ def test_no_modules_import_each_other() -> None:
     assert circles(_graph()) == []
 
 
-@pytest.mark.parametrize("part", ["server", "client", "rpc", "storage", "torch"])
+@pytest.mark.parametrize("part", ["server", "client", "rpc", "training", "cli", "storage", "torch"])
 def test_no_rooms_of_a_part_import_each_other(part: str) -> None:
     prefix = f"raftkv.{part}."
     rooms: dict[str, set[str]] = {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from raftkv.cli.top import metrics
+from raftkv.cli import metrics
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError

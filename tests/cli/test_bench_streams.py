@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from raftkv.cli import metrics
 from raftkv.cli.bench.watch import Arrivals, CountingStream
-from raftkv.cli.top import metrics
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests.cli.programs import Running, raftkvctl
 from tests.long import long_except

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from raftkv.cli import metrics
 from raftkv.cli.bench.load import Load, Request, Result
 from raftkv.cli.bench.options import INTERRUPTED, Progress
 from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.exits import BAD_FEATURE, ERROR, INVALID_INPUT, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
-from raftkv.cli.top import metrics
 from raftkv.client import Client, Method
 from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from raftkv.cli import metrics
 from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.top import metrics
 from raftkv.cli.top.model import ANSWERING, Row, Sample, make_rows, total
 from raftkv.cli.top.view import View
 from raftkv.client import Client

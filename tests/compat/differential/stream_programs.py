@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raftkv.cli.top import metrics
+from raftkv.cli import metrics
 from raftkv.pb import election_pb2, kv_pb2, lock_pb2, rpc_pb2
 from tests.compat.differential.mirror import DELETE
 from tests.compat.differential.requests import Player as Aligner

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from raftkv.cli.top import metrics
+from raftkv.cli import metrics
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
 from tests.procs import Cluster, http_get

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raftkv.cli.top import metrics
+from raftkv.cli import metrics
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, wait_for
