@@ -16,6 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
 LEFT_OVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+WORDS_GONE = re.compile(
+    r"\b(succession|permits|errands?|reigns?|doomed|tellers?|tenanc(y|ies)|judges|judged|(is|are) told)\b",
+    re.IGNORECASE,
+)
+"""Words that stood for what the field calls something else; ARCHITECTURE.md has the glossary."""
 SLEEP = re.compile(r"\btime\.sleep\(")
 OWN_NAME = "tests/test_tidy.py"
 
@@ -92,3 +97,10 @@ def test_safety_does_not_rest_on_assert() -> None:
     checked = [name for name in SOURCES if name.startswith(("raftkv/", "storage/")) and "/cli/" not in name]
     asserting = [name for name in checked if _facts()[name].asserts]
     assert not asserting, "raise InvariantError: python -O drops asserts"
+
+
+def test_things_have_the_names_of_the_field() -> None:
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in _tracked("*.md") if name != "CHANGELOG.md"}
+    found = {name: match[0] for name, text in (TEXTS | pages).items() if (match := WORDS_GONE.search(text))}
+    found.pop(OWN_NAME)
+    assert found == {}

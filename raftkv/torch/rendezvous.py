@@ -296,8 +296,8 @@ class RaftKVRendezvousHandler(RendezvousHandler):
     def _worker_ended(self, end: End) -> None:
         """On the watch's thread. Once a generation is over, or a worker has failed, torch itself ends the others.
 
-        What may be the consequence of something else, or torch's own doing as it ends, is told when torch comes back
-        for the next generation, within 0.1 s: if the generation is whole even then, it was the cause.
+        What may be the consequence of something else, or torch's own doing as it ends, is reported when torch comes
+        back for the next generation, within 0.1 s: if the generation is whole even then, it was the cause.
         """
         world, participant = self._world, self._participant
         if not end.is_fault or participant is None or world is None or self._has_fault or self._is_over():

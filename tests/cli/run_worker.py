@@ -1,6 +1,6 @@
 """A worker for the tests of ``run exec``: ``python run_worker.py DIRECTORY WHAT``.
 
-It writes its environment to ``DIRECTORY/<epoch>-<rank>.json``, then does what it is told:
+It writes its environment to ``DIRECTORY/<epoch>-<rank>.json``, then does what its arguments say:
 
 - ``fail``: in epoch 1 rank 3 kills itself once all four have written, the others wait; later all end well;
 - ``collateral``: in epoch 1 rank 1 kills itself, and rank 0 fails because of that; later both end well;

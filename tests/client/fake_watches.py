@@ -1,4 +1,4 @@
-"""A cluster that serves watches from a list of revisions, and breaks streams when it is told to."""
+"""A cluster that serves watches from a list of revisions, and breaks streams on demand."""
 
 from __future__ import annotations
 

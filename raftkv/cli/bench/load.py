@@ -249,14 +249,19 @@ class Load:
     async def _measure(self, transports: list[Transport], requests: Iterator[Request], total: int) -> Result:
         run = Run(requests, total, self._on_progress, self._rate)
         gc.collect()
+        collects = gc.isenabled()
         gc.disable()  # calls leave no cycles behind, and a collection would be counted as the server's time
-        started = time.perf_counter()
-        if self._duration_s:
-            asyncio.get_running_loop().call_later(self._duration_s, run.stop)
-        for number in range(min(self._clients, total)):
-            _Caller(run, transports[number % len(transports)], self._metadata).start()
-        await run.wait_finished()
-        seconds = time.perf_counter() - started
+        try:
+            started = time.perf_counter()
+            if self._duration_s:
+                asyncio.get_running_loop().call_later(self._duration_s, run.stop)
+            for number in range(min(self._clients, total)):
+                _Caller(run, transports[number % len(transports)], self._metadata).start()
+            await run.wait_finished()
+            seconds = time.perf_counter() - started
+        finally:
+            if collects:
+                gc.enable()
         return run.result(seconds)
 
 

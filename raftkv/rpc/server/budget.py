@@ -242,7 +242,7 @@ class AnswerAccount:
         return None
 
     def _allow(self, size: int) -> None:
-        """Report ``size`` bytes that are about to be taken, so that what others ask for meanwhile is judged right."""
+        """Report ``size`` bytes that are about to be taken, so that what others ask for meanwhile is counted right."""
         total = self.total
         self.allowance = min(total + size + GRANT_BYTES, max(self._limit_bytes, total + size))
         self.room = self.allowance - total

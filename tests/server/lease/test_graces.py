@@ -23,7 +23,7 @@ class Kept:
         """Leases reported because of it."""
         before = len(self.reported)
         self.graces.stream_ended(stream, severed=severed)
-        return sorted(orphan.lease_id for orphan in self.reported[before:])
+        return sorted(lost.lease_id for lost in self.reported[before:])
 
 
 def test_a_broken_connection_reports_the_leases_with_a_grace() -> None:

@@ -208,7 +208,7 @@ def test_an_end_that_was_lost_is_proposed_again() -> None:
     world.appended.clear()
     assert entry.done is not None
     entry.done(errors.RequestTimeoutError())
-    assert world.renew(7).ttl_s is None, "doomed: the lost proposal might have arrived"
+    assert world.renew(7).ttl_s is None, "expiring: the lost proposal might have arrived"
     world.advance(0.2)
     assert 7 in world.ended
 
