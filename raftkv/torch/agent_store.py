@@ -116,7 +116,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class AgentStore(Store):
-    """See the module.
+    """A TCPStore whose operations never wait longer than an agent can afford.
 
     Arguments:
         store: the generation's.

@@ -128,7 +128,7 @@ class Step:
 
 
 class ElasticGroup:
-    """See the module. It is torch's default process group, in every generation a new one.
+    """A process group that survives the death of other ranks: torch's default group, in every generation a new one.
 
     Arguments:
         run: this process' part in the run (``raftkv.training.join``).

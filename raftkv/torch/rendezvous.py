@@ -127,7 +127,7 @@ def create_handler(params: RendezvousParameters) -> RaftKVRendezvousHandler:
 
 
 class RaftKVRendezvousHandler(RendezvousHandler):
-    """See the module; made by ``create_handler``.
+    """The rendezvous of one torchrun agent; made by ``create_handler``.
 
     Arguments:
         kv: a client of the handler's own; it closes it.

@@ -35,7 +35,7 @@ _PORT_MAX: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """See the module.
+    """What one agent was started with, checked.
 
     Attributes:
         endpoints: members of the cluster.

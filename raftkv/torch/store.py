@@ -49,7 +49,7 @@ DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
 """TCPStore's."""
 
 _kept: set[Store] = set()
-"""See the module: torch does not keep the Python half."""
+"""Keeps the Python half of each store alive, since torch keeps only the other (see the head of this module)."""
 
 
 class _Shared:
@@ -108,7 +108,7 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class Store(TorchStore):
-    """See the module.
+    """A ``torch.distributed.Store`` whose keys are in the cluster.
 
     Arguments:
         endpoints: of members, as for ``raftkv.connect``; or a client, which stays its owner's to close.

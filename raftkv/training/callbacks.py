@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 
 class Callbacks(Generic[P]):
-    """See the module."""
+    """A list of callbacks, each of which can be taken back."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, Callable[P, object]] = {}

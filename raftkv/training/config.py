@@ -32,7 +32,7 @@ _NODES_MAX: Final = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """See the module.
+    """The names, limits and times with which a node takes part in a run.
 
     Attributes:
         run_id: of the job.

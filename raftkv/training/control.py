@@ -51,7 +51,7 @@ class Grant(Protocol):
 
 
 class Control(Protocol):
-    """See the module."""
+    """The part of a client that a run uses."""
 
     async def grant(self, ttl_s: int, grace_s: float, on_lost: Callable[[], None]) -> Grant:
         """Grant a lease and keep it alive until ``end``, through outages of the store of any length.

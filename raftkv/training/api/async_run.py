@@ -57,7 +57,7 @@ _OPTIONS: Final = tuple(sorted(field.name for field in fields(RunConfig) if fiel
 
 
 class Run:
-    """See the module; made by ``join``.
+    """One process' place in a run; made by ``join``.
 
     Attributes:
         kv: the client; ``run.kv.put(key, value, fence=run.fence)`` writes anywhere, only while the generation lasts.

@@ -82,7 +82,7 @@ def checked_value(value: str | bytes) -> bytes:
 
 
 class Generation:
-    """See the module.
+    """One generation, as one of its ranks works in it.
 
     Arguments:
         kv: whole, not a view.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PostedKeys:
-    """See the module.
+    """The keys below one prefix that all ranks wait for, kept current by one reflector.
 
     Arguments:
         generation: whose keys.

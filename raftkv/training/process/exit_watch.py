@@ -58,7 +58,7 @@ class _Watched:
 
 
 class WorkerWatch:
-    """See the module.
+    """Reports each worker's end in the instant of its death.
 
     Arguments:
         on_end: called on the watch's thread with each end, good or bad.

@@ -91,7 +91,7 @@ class _Stopped(Exception):
 
 
 class Supervisor:
-    """See the module.
+    """Keeps the workers of one node going, generation after generation.
 
     Arguments:
         kv: a client of the whole cluster.

@@ -67,7 +67,7 @@ class _Process:
 
 @dataclass
 class Workers:
-    """See the module; made by ``started``."""
+    """The worker processes of one node in one generation; made by ``started``."""
 
     mark: str
     directory: str

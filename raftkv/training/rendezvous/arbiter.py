@@ -128,7 +128,7 @@ class View:
 
 
 class Arbiter:
-    """See the module.
+    """Decides on the next generation from what is known of nodes and faults.
 
     Arguments:
         last_call_s: how long a first generation waits for more than the minimum.

@@ -47,7 +47,7 @@ FAULT_GENERATIONS: Final = 16
 
 
 class ArbiterDriver:
-    """See the module; made when this node becomes the arbiter, closed when it no longer is.
+    """Carries out an arbiter's decisions; made when this node becomes the arbiter, closed when it no longer is.
 
     Arguments:
         control: the store.

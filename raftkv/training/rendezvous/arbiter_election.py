@@ -40,7 +40,7 @@ FORGIVE_EXTRA_S: Final = 1.0
 
 
 class ArbiterElection:
-    """See the module.
+    """One node's candidacy for the arbiter.
 
     Arguments:
         control, config, cache, registration: of the node.

@@ -36,7 +36,7 @@ _NEVER_ASKED: Final = ("",)
 
 
 class Eligibility:
-    """See the module.
+    """Knows which hosts a run may use, and how many slots of them.
 
     Arguments:
         control: the store.

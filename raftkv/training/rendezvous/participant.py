@@ -83,7 +83,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class Participant:
-    """See the module; made by ``open``.
+    """One node's part in a run; made by ``open``.
 
     Attributes:
         config: of this node.

@@ -14,7 +14,7 @@ from raftkv.training.rendezvous.world import World
 
 
 class RecordCache(Reflector):
-    """See the module.
+    """The records ``round`` and ``state`` of a run, decoded and kept current.
 
     Arguments:
         control: the store.

@@ -41,7 +41,7 @@ OPEN_LIMIT_S: Final = 10.0
 
 
 class Registration:
-    """See the module.
+    """The leased key of a node, written anew when its lease was lost.
 
     Arguments:
         control: the store.

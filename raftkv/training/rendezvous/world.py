@@ -26,7 +26,7 @@ from raftkv.training.rendezvous import ranks
 
 @dataclass(frozen=True)
 class World:
-    """See the module.
+    """One generation as one of its nodes sees it.
 
     Attributes:
         run_id: of the run.

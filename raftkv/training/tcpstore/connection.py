@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class Connection(asyncio.Protocol):
-    """See the module.
+    """The protocol of one TCPStore client.
 
     Arguments:
         store: where everything is kept.

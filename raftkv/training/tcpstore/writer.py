@@ -67,7 +67,7 @@ async def persist(attempt: Callable[[], Awaitable[T]], on_trouble: OnTrouble | N
 
 
 class Writer:
-    """See the module.
+    """Writes each value exactly once, however often it has to be sent.
 
     Arguments:
         kv: the keys of the store.

@@ -66,7 +66,7 @@ class Timing:
 
 
 class Job:
-    """See the module.
+    """One torchft job in this daemon.
 
     Arguments:
         name: of the job.

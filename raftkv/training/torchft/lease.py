@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class DaemonLease:
-    """See the module.
+    """The lease by which the keys of this daemon live.
 
     Attributes:
         lease: the present one; None: there is none now.

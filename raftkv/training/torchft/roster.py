@@ -44,7 +44,7 @@ class Replica:
 
 
 class Roster:
-    """See the module."""
+    """The replicas of one job that this daemon serves."""
 
     def __init__(self, heartbeat_timeout_s: float) -> None:
         self.replicas: dict[str, Replica] = {}

@@ -90,7 +90,7 @@ class Decision:
 
 
 def decide(view: View, rules: Rules, now_s: float) -> Decision:
-    """See the module.
+    """Decide whether the replicas form a quorum now, and which.
 
     Arguments:
         now_s: by the clock of ``View.asks``.
