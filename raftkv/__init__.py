@@ -13,7 +13,7 @@
 
     with raftkv.local() as cluster, cluster.connect() as kv: ...      # a throwaway cluster
 
-``raftkv.connect`` is the blocking client (``raftkv.client.sync.client``), safe in threads and after fork;
+``raftkv.connect`` is the blocking client (``raftkv.client.sync.library``), safe in threads and after fork;
 ``raftkv.aio`` is the same for asyncio. A name is imported when it is first used, so that the server does not load the
 client.
 """
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from raftkv.client.local.cluster import LocalCluster as LocalCluster
     from raftkv.client.local.cluster import local as local
     from raftkv.client.local.member import LocalClusterError as LocalClusterError
-    from raftkv.client.sync.client import Client as Client
-    from raftkv.client.sync.client import connect as connect
     from raftkv.client.sync.election import Term as Term
     from raftkv.client.sync.lease import Lease as Lease
+    from raftkv.client.sync.library import Client as Client
+    from raftkv.client.sync.library import connect as connect
     from raftkv.client.sync.lock import Lock as Lock
     from raftkv.client.sync.loop import Closed as Closed
     from raftkv.client.sync.loop import Forked as Forked
@@ -78,7 +78,7 @@ _PLACES: Final = {
     "client.local.cluster": ("LocalCluster", "local"),
     "client.local.member": ("LocalClusterError",),
     "client.kv.operations": ("delete", "get", "get_range", "put"),
-    "client.sync.client": ("Client", "connect"),
+    "client.sync.library": ("Client", "connect"),
     "client.sync.election": ("Term",),
     "client.sync.lease": ("Lease",),
     "client.sync.lock": ("Lock",),

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from raftkv.client.rpc.endpoints import parse_endpoints
-from raftkv.client.sync.client import Client, connect
+from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
 from raftkv.training.config import RunConfig
 from raftkv.training.records import EXIT, Fault

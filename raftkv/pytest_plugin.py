@@ -28,7 +28,7 @@ import pytest
 
 if TYPE_CHECKING:
     from raftkv.client.local.cluster import LocalCluster
-    from raftkv.client.sync.client import Client
+    from raftkv.client.sync.library import Client
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -49,7 +49,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from raftkv.client.sync.client import Client
+from raftkv.client.sync.library import Client
 from raftkv.client.sync.loop import Closed
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.torch import settings

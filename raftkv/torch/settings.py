@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints, require_ports
-from raftkv.client.sync.client import Client, connect
+from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError
 from raftkv.training.config import OPTION_NAMES, RunConfig, parse_options
 

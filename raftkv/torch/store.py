@@ -35,7 +35,7 @@ from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store as TorchStore
 
 from raftkv.client.space import to_bytes
-from raftkv.client.sync.client import Client, connect
+from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
 from raftkv.training.tcpstore.store import ReplicatedStore
 

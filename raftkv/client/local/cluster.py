@@ -39,7 +39,7 @@ from raftkv.client.local.process import READY_TIMEOUT_S, LocalClusterError, free
 from raftkv.errors import ConfigError, LeaseNotFoundError
 
 if TYPE_CHECKING:
-    from raftkv.client.sync.client import Client
+    from raftkv.client.sync.library import Client
 
 SIZES: Final = (1, 3, 5, 7)
 _ATTEMPTS: Final = 3
@@ -126,7 +126,7 @@ class LocalCluster:
 
     def connect(self, **options: Any) -> Client:
         """Connect a client, which is closed with the cluster; ``options`` as for ``raftkv.connect``."""
-        from raftkv.client.sync.client import connect
+        from raftkv.client.sync.library import connect
 
         client = connect(self.endpoints, **options)
         self._clients.add(client)

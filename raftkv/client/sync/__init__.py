@@ -17,5 +17,5 @@ Example::
     with raftkv.connect("127.0.0.1:2379") as kv:
         kv.put("a", b"1")
 
-Read ``client``, ``blocking``, then ``loop``. Leaves out: what the calls mean, which the async side says.
+Read ``library``, ``blocking``, then ``loop``. Leaves out: what the calls mean, which the async side says.
 """

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from raftkv.client.sync import client as sync
+from raftkv.client.sync import library as sync
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.sync.callbacks import CallbackQueue
 from raftkv.training.api import async_run, counter, leadership

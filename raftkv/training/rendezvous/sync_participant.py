@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from raftkv.client.sync.blocking import Blocking, blocking
-from raftkv.client.sync.client import Client
+from raftkv.client.sync.library import Client
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Node, State
 from raftkv.training.rendezvous import participant as aio_participant
