@@ -41,6 +41,9 @@ FILE_MODE: Final = 0o600
 RECORDS_IN_A_ROW: Final = 500
 _META_PAGES: Final = 2
 
+FULL_BYTES: Final = 4 * 1024 * 1024
+"""Free bytes below which an input/output error is taken for a write that was cut short for want of room."""
+
 
 class LMDBReadTxn:
     """One pinned state of an LMDB environment."""
@@ -305,6 +308,19 @@ def _declared(error: lmdb.Error | OSError, path: Path) -> StorageError:
     number = error.errno if isinstance(error, OSError) else error.code
     if isinstance(error, lmdb.MapFullError):
         return MapFullError(f"no room in the map of the database {path}: {error}")
-    if number in (errno.ENOSPC, errno.EDQUOT):
+    if number in (errno.ENOSPC, errno.EDQUOT) or (number == errno.EIO and _is_full(path)):
         return SpaceError(f"no room in the database {path}: {error}")
     return StorageError(f"the database {path} failed: {error}")
+
+
+def _is_full(path: Path) -> bool:
+    """Return whether the disk has next to no room.
+
+    LMDB writes pages with one call each run of them. Where the disk takes only a part, the call is no error; LMDB sees
+    that it was short and says EIO, as of a broken disk (``mdb_page_flush``). Nothing of the transaction is in force.
+    """
+    try:
+        stat = os.statvfs(path)
+    except OSError:
+        return False
+    return stat.f_bavail * stat.f_frsize < FULL_BYTES

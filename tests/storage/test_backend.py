@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -163,6 +164,18 @@ def test_a_full_map_is_a_declared_error_and_not_the_end(tmp_path: Path) -> None:
 def test_errors_of_the_disk_are_declared(database: LMDBBackend, name: str, expected: type[Exception]) -> None:
     arm("beforeCommit", f"error({name})")
     with pytest.raises(StorageError, match=os.strerror(getattr(errno, name))) as caught:
+        database.commit(records(2))
+    assert type(caught.value) is expected
+
+
+@pytest.mark.parametrize(("free_bytes", "expected"), [(64 * 1024, SpaceError), (1 << 30, StorageError)])
+def test_an_input_output_error_on_a_full_disk_is_a_want_of_room(
+    database: LMDBBackend, monkeypatch: pytest.MonkeyPatch, free_bytes: int, expected: type[Exception]
+) -> None:
+    """LMDB says EIO where a write was cut short."""
+    arm("beforeCommit", "error(EIO)")
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free_bytes, f_frsize=1))
+    with pytest.raises(StorageError) as caught:
         database.commit(records(2))
     assert type(caught.value) is expected
 
