@@ -4,8 +4,9 @@
 
 Three ranks (gloo) on a cluster of three with fsync, all on this machine. They do steps of one allreduce and a pause. A
 trial kills (SIGKILL; `freeze`: stops) one, and takes the time until the *last* survivor has completed an allreduce of
-the new epoch, by the clock that all processes share (CLOCK_MONOTONIC). Then a process is started in its place, which is
-a new epoch as well, and not counted. `raft-leader` alone is to change nothing: its time is the longest step meanwhile.
+the new generation, by the clock that all processes share (CLOCK_MONOTONIC). Then a process is started in its place: a
+new generation as well, which is not counted. `raft-leader` alone is to change nothing: its time is the longest step
+meanwhile.
 
 `rounds_per_fault` must be 1 (of `raft-leader`: 0). The breakdown is `ElasticGroup.last_recovery` of the slowest
 survivor: what is missing to the whole is the time until the broken connection is noticed, and the first allreduce.
@@ -43,7 +44,7 @@ OBSERVE_S = 4.0
 
 
 def work(endpoints: str, ranks: int, grace_s: float) -> None:
-    """Do steps until killed; say in JSON when an epoch had its first allreduce, and which steps took long."""
+    """Do steps until killed; say in JSON when a generation had its first allreduce, and which steps took long."""
     import torch
     import torch.distributed as dist
 
@@ -56,16 +57,23 @@ def work(endpoints: str, ranks: int, grace_s: float) -> None:
         "bench", endpoints=endpoints, min_nodes=2, max_nodes=ranks, expected_nodes=ranks, disconnect_grace_s=grace_s,
         address="127.0.0.1", fault_limit=0,
     )  # fmt: skip
-    seen_epoch, last = 0, time.monotonic()
+    seen_generation, last = 0, time.monotonic()
     with run, raftkv.torch.ElasticGroup(run) as group:
         for step in group.steps(sys.maxsize):
             with step:
                 dist.all_reduce(torch.ones(1000))
             now = time.monotonic()
-            if step.failure is None and group.epoch != seen_epoch:
-                seen_epoch = group.epoch
+            if step.failure is None and group.generation != seen_generation:
+                seen_generation = group.generation
                 parts = asdict(group.last_recovery) if group.last_recovery else {}
-                tell(event="epoch", epoch=seen_epoch, rank=group.rank, size=group.world_size, at=now, parts=parts)
+                tell(
+                    event="generation",
+                    generation=seen_generation,
+                    rank=group.rank,
+                    size=group.world_size,
+                    at=now,
+                    parts=parts,
+                )
             elif now - last > LONG_STEP_S:
                 tell(event="long", seconds=now - last, at=now)
             last = now
@@ -85,7 +93,7 @@ class Rank:
 
     process: subprocess.Popen[str]
     rank: int = -1
-    epoch: int = 0
+    generation: int = 0
 
 
 @dataclass
@@ -116,10 +124,10 @@ class Job:
         threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
 
     def wait_whole(self) -> None:
-        """Until all are in one epoch, and a moment longer."""
+        """Until all are in one generation, and a moment longer."""
         while len(self.ranks) < self.size:
             self.start_one()
-        while len({rank.epoch for rank in self.ranks}) != 1 or self.ranks[0].epoch == 0:
+        while len({rank.generation for rank in self.ranks}) != 1 or self.ranks[0].generation == 0:
             self.next_word(PATIENCE_S)
         threading.Event().wait(SETTLE_S)
         while not self.said.empty():
@@ -127,8 +135,8 @@ class Job:
 
     def next_word(self, timeout_s: float) -> tuple[Rank, dict[str, Any]]:
         rank, facts = self.said.get(timeout=timeout_s)
-        if facts["event"] == "epoch":
-            rank.rank, rank.epoch = facts["rank"], facts["epoch"]
+        if facts["event"] == "generation":
+            rank.rank, rank.generation = facts["rank"], facts["generation"]
         return rank, facts
 
     def end(self, victim: Rank, with_signal: int) -> float:
@@ -150,11 +158,11 @@ class Job:
 def trial(fault: str, job: Job, cluster: raftkv.LocalCluster, seen: Seen) -> None:
     """One fault, and everything whole again after it."""
     job.wait_whole()
-    before = job.ranks[0].epoch
+    before = job.ranks[0].generation
     member = kill_leader(cluster) if fault.startswith("raft-leader") else None
     if fault == "raft-leader":
         seen.seconds.append(longest_step(job))
-        seen.rounds.append(max(rank.epoch for rank in job.ranks) - before)
+        seen.rounds.append(max(rank.generation for rank in job.ranks) - before)
     else:
         wanted = 0 if fault == "rank0" else job.size - 1
         victim = next(rank for rank in job.ranks if rank.rank == wanted)
@@ -167,19 +175,19 @@ def trial(fault: str, job: Job, cluster: raftkv.LocalCluster, seen: Seen) -> Non
 
 
 def note_recovery(job: Job, before: int, at: float, seen: Seen) -> None:
-    """Wait for the survivors' first allreduce of a new epoch, and see that there is no further epoch."""
+    """Wait for the survivors' first allreduce of a new generation, and see that there is no further generation."""
     slowest: dict[str, Any] = {"at": at}
     waiting = set(map(id, job.ranks))
     while waiting:
         rank, facts = job.next_word(PATIENCE_S)
-        if facts["event"] == "epoch" and facts["epoch"] > before:
+        if facts["event"] == "generation" and facts["generation"] > before:
             waiting.discard(id(rank))
             slowest = max(slowest, facts, key=lambda said: said["at"])
     threading.Event().wait(SETTLE_S)
     while not job.said.empty():
         job.next_word(0)
     seen.seconds.append(slowest["at"] - at)
-    seen.rounds.append(max(rank.epoch for rank in job.ranks) - before)
+    seen.rounds.append(max(rank.generation for rank in job.ranks) - before)
     for name, value in slowest["parts"].items():
         seen.parts[name].append(value)
 
@@ -228,7 +236,7 @@ def row_of(fault: str, seen: Seen) -> dict[str, Any]:
         "max_s": round(max(seen.seconds), 4),
         "rounds_per_fault": statistics.mean(seen.rounds),
         "parts_s": {
-            name: round(statistics.median(values), 4) for name, values in seen.parts.items() if name != "epoch"
+            name: round(statistics.median(values), 4) for name, values in seen.parts.items() if name != "generation"
         },
     }
 

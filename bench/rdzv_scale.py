@@ -5,9 +5,9 @@
 Three real members with fsync; the nodes are memberships of `raftkv.training` in processes of 64 threads, each with a
 connection of its own. For every size:
 
-- *first*: from the start of the processes' threads to the last node in epoch 1: connecting, registering, closing;
+- *first*: from the start of the processes' threads to the last node in generation 1: connecting, registering, closing;
   *close*: of that, from the last registration on;
-- *again*: one node reports a fault; from there to the last node in the next epoch (median and maximum of the rounds);
+- *again*: one node reports a fault; from there to the last node in the next generation (median, maximum of the rounds);
 - *calls*: what nodes ask of the cluster in such a round: RPCs, streams that are opened among them, whoever decides
   included (messages on streams, as keep-alives and watches that are created, are counted apart);
 - *idle*: revisions that appear in the store while nothing happens, for each node and hour.
@@ -102,9 +102,9 @@ def measure(nodes: int, rounds: int, idle_s: float, ttl_s: int) -> dict[str, Any
 
 
 def first_world(processes: list[Process], started: float) -> dict[str, Any]:
-    """From nothing to epoch 1."""
+    """From nothing to generation 1."""
     registered = [process.wait_for("registered") for process in processes]
-    worlds = [process.wait_for("world", epoch=1) for process in processes]
+    worlds = [process.wait_for("world", generation=1) for process in processes]
     ended = max(line["time"] for line in worlds)
     calls = sum((Counter(line["calls"]) for line in worlds), Counter())
     nodes = sum(process.count for process in processes)
@@ -117,14 +117,14 @@ def first_world(processes: list[Process], started: float) -> dict[str, Any]:
 
 
 def more(processes: list[Process], cluster: Cluster, rounds: int, idle_s: float) -> dict[str, Any]:
-    """What follows on epoch 1: rounds, then nothing at all."""
+    """What follows on generation 1: rounds, then nothing at all."""
     nodes = sum(process.count for process in processes)
     seconds, calls = [], []
     for number in range(rounds):
         before = counts(processes)
         processes[0].send("break")
         broken = processes[0].wait_for("broken")
-        worlds = [process.wait_for("world", epoch=number + 2) for process in processes]
+        worlds = [process.wait_for("world", generation=number + 2) for process in processes]
         seconds.append(max(line["time"] for line in worlds) - broken["time"])
         calls.append(per_node(counts(processes) - before, nodes))
     idle, keepalives = idle_revisions(processes, cluster, idle_s)
@@ -218,7 +218,7 @@ def verdict(results: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", default="64,256,1024", help="sizes, separated by commas")
-    parser.add_argument("--rounds", type=int, default=3, help="epochs after the first")
+    parser.add_argument("--rounds", type=int, default=3, help="generations after the first")
     parser.add_argument("--idle", type=float, default=5.0, help="seconds in which nothing may happen")
     parser.add_argument("--ttl", type=int, default=10, help="lease TTL of the nodes, s; they share the cores")
     parser.add_argument("--c10d", default="64", help="sizes for torch's own rendezvous; empty: none")

@@ -3,11 +3,11 @@
     python -m bench.rdzv_scale_nodes \\
         '{"endpoints": ["127.0.0.1:2379"], "run": "r", "nodes": 1024, "first": 0, "count": 64, "ttl": 10}'
 
-Every node has a client, hence a connection, of its own, and does what a training agent does: join, wait until the epoch
-is over, come back. Reads commands, one a line, and writes one JSON object a line:
+Every node has a client, hence a connection, of its own, and does what a training agent does: join, wait until the
+generation is over, come back. Reads commands, one a line, and writes one JSON object a line:
 
-    (start)    ->  {"event": "registered"} when all are; {"event": "world", "epoch": 1, ...} when all are in it
-    break      ->  the first node reports a fault; {"event": "broken"}; then {"event": "world", "epoch": 2, ...}
+    (start)    ->  {"event": "registered"} when all are; {"event": "world", "generation": 1, ...} when all are in it
+    break      ->  the first node reports a fault; {"event": "broken"}; then {"event": "world", "generation": 2, ...}
     counts     ->  {"event": "counts", "calls": {"Txn": 64, ...}}
     (end)      ->  the process ends, and with it all leases
 
@@ -105,7 +105,7 @@ class Nodes:
             self._reach("registered")
             while True:
                 world = membership.next_world()
-                self._reach("world", epoch=world.epoch)
+                self._reach("world", generation=world.generation)
                 while not membership.nodes_waiting:
                     changed.wait()
                     changed.clear()
@@ -125,13 +125,13 @@ class Nodes:
         for thread in self.threads:
             thread.start()
 
-    def break_epoch(self) -> None:
-        """One node reports a fault: the epoch is over for all."""
+    def break_generation(self) -> None:
+        """One node reports a fault: the generation is over for all."""
         one = self.memberships[0]
         if one.world is None:
             return
         say(event="broken", time=time.monotonic())
-        one.report(Fault(one.world.epoch, one.node.id, one.node.host, rank=one.world.rank, exit_code=1))
+        one.report(Fault(one.world.generation, one.node.id, one.node.host, rank=one.world.rank, exit_code=1))
 
 
 def say(**what: Any) -> None:
@@ -147,10 +147,10 @@ def main() -> None:
     for line in sys.stdin:
         command = line.strip()
         if command == "break":
-            nodes.break_epoch()
+            nodes.break_generation()
         elif command == "counts":
             say(event="counts", calls=dict(CALLS))
-    os._exit(0)  # the threads wait for an epoch that will not come
+    os._exit(0)  # the threads wait for a generation that will not come
 
 
 if __name__ == "__main__":

@@ -196,13 +196,13 @@ def _check(fault: Fault, job: Job, before: World, after: World, struck_at: float
     """Exactly the rounds that there should be, no rank twice, nobody in two worlds."""
     newer = job.steps(struck_at)
     if job.backend.rdzv == "raftkv":
-        outcome.rounds = max((one.epoch for one in newer), default=before.epoch) - before.epoch
+        outcome.rounds = max((one.generation for one in newer), default=before.generation) - before.generation
         if outcome.rounds != fault.rounds:
             outcome.problems.append(f"{fault.name}: {outcome.rounds} rounds instead of {fault.rounds}")
-    for epoch in {one.epoch for one in newer}:
-        ranks = sorted(one.rank for one in newer if one.epoch == epoch)
+    for generation in {one.generation for one in newer}:
+        ranks = sorted(one.rank for one in newer if one.generation == generation)
         if job.backend.rdzv == "raftkv" and ranks != list(range(len(ranks))):
-            outcome.problems.append(f"{fault.name}: ranks {ranks} in epoch {epoch}")
+            outcome.problems.append(f"{fault.name}: ranks {ranks} in generation {generation}")
     if after is before:
         return
     old = {worker.pid for worker in before.workers}

@@ -74,7 +74,7 @@ class Steps:
     """What one worker has noted."""
 
     pid: int
-    epoch: int
+    generation: int
     rank: int
     size: int
     first_s: float
@@ -100,9 +100,9 @@ class World:
         return max(_started_s(worker.pid) for worker in self.workers)
 
     @property
-    def epoch(self) -> int:
+    def generation(self) -> int:
         """The number that raftkv counts; 0 with other rendezvous."""
-        return self.workers[0].epoch
+        return self.workers[0].generation
 
 
 def _started_s(pid: int) -> float:
@@ -113,7 +113,7 @@ def _started_s(pid: int) -> float:
 
 def read_steps(path: Path, since: float = 0.0) -> Steps | None:
     """A worker's file; None: it has no whole line yet."""
-    epoch, _, pid = path.stem.split("-")
+    generation, _, pid = path.stem.split("-")
     lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     whole = [line for line in lines if len(line) == 4 and "." in line[3]]
     if not whole:
@@ -121,7 +121,7 @@ def read_steps(path: Path, since: float = 0.0) -> Steps | None:
     times = [float(line[3]) for line in whole]
     late = [moment for moment in times if moment >= since] or times[-1:]
     gap = max((later - earlier for earlier, later in itertools.pairwise(late)), default=0.0)
-    return Steps(int(pid), int(epoch), int(whole[0][0]), int(whole[0][1]), times[0], times[-1], gap)
+    return Steps(int(pid), int(generation), int(whole[0][0]), int(whole[0][1]), times[0], times[-1], gap)
 
 
 class Agent:
@@ -250,7 +250,7 @@ class Job:
         pause = threading.Event()
         while time.monotonic() < deadline:
             new = [steps for steps in self.steps(after) if steps.size == size]
-            newest = [steps for steps in new if steps.epoch == max(one.epoch for one in new)]
+            newest = [steps for steps in new if steps.generation == max(one.generation for one in new)]
             if sorted(steps.rank for steps in newest) == list(range(size)):
                 return World(tuple(sorted(newest, key=lambda steps: steps.rank)))
             if len(self.running) < 2:

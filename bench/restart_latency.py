@@ -194,7 +194,7 @@ def _run_job(
 
 
 def _left_over(cluster: Cluster | None, run_id: str) -> list[str]:
-    """Keys of the run that should be gone: all but its record, which keeps the epochs of that id from going back."""
+    """Keys of the run that should be gone: all but its record, so that generations never go back."""
     if cluster is None:
         return []
     prefix = f"/raftkv/train/{run_id}/"

@@ -114,7 +114,7 @@ def markdown(lines: list[Line]) -> str:
     """A row for each fault, a column for each rendezvous."""
     backends = list(dict.fromkeys(line.backend for line in lines))
     rows = [
-        f"| fault | {' | '.join(backends)} | new epochs of raftkv |",
+        f"| fault | {' | '.join(backends)} | new generations of raftkv |",
         f"|---|{'---:|' * (len(backends) + 1)}",
     ]
     for fault in dict.fromkeys(line.fault for line in lines):
