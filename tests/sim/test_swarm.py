@@ -44,13 +44,13 @@ def test_seeds_that_found_bugs(corner: str, seed: int, text: str) -> None:
     assert report.violation is None, f"again: {text}\n{report.replay_command}"
 
 
-@pytest.mark.parametrize("seeds", long_except([2, 12], {2}))
+@pytest.mark.parametrize("seeds", long_except([1, 12], {1}))
 @pytest.mark.parametrize("corner", sorted(set(CORNERS) - {"draw"}))
 def test_corners(corner: str, seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--corner", corner, "--seeds", str(seeds)]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", long_except(REACHED, REACHED[::9]))
+@pytest.mark.parametrize("name", long_except(REACHED, REACHED[1::9]))
 def test_a_member_may_die_at_every_failpoint(name: str) -> None:
     for seed in range(1, FAILPOINT_SEEDS_MAX):
         report = run_seed(seed, failpoint_corner(seed, name))
