@@ -143,7 +143,7 @@ class AgentStore(Store):
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """See ``timeout``."""
+        """Set the time limit of waits that are given none."""
         self._timeout = timeout
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:

@@ -147,19 +147,19 @@ class ClientControl:
         self._watches: set[asyncio.Task[None]] = set()
 
     async def grant(self, ttl_s: int, grace_s: float, on_lost: Callable[[], None]) -> Grant:
-        """See ``Control``."""
+        """Implement ``Control.grant``."""
         lease = self._kv.lease(ttl_s, disconnect_grace_s=grace_s, patient=True, on_lost=lambda _: on_lost())
         return _ClientGrant(await lease.grant())
 
     async def grant_fixed(self, ttl_s: int) -> int:
-        """See ``Control``."""
+        """Implement ``Control.grant_fixed``."""
         answer = await self._kv.scope.core.call(
             methods.LEASE_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl_s), timeout_s=CALL_TIMEOUT_S
         )
         return int(answer.ID)
 
     async def end(self, grant: Grant, *, revoke: bool) -> None:
-        """See ``Control``."""
+        """Implement ``Control.end``."""
         if not isinstance(grant, _ClientGrant):
             raise TypeError("a grant of another control")
         if revoke:
@@ -170,7 +170,7 @@ class ClientControl:
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> TxnResult:
-        """See ``Control``."""
+        """Implement ``Control.txn``."""
         txn = self._kv.txn().when(*compares).then(*then).otherwise(*otherwise)
         return await txn.commit(timeout_s=TXN_TIMEOUT_S)
 
@@ -184,7 +184,7 @@ class ClientControl:
         *,
         deletes: bool = True,
     ) -> Callable[[], None]:
-        """See ``Control``."""
+        """Implement ``Control.watch``."""
         watch = self._kv.watch(key, end or None, start_revision=start_revision, no_delete=not deletes)
         task = asyncio.get_running_loop().create_task(_read(watch, on_events, on_lost))
         self._watches.add(task)

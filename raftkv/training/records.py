@@ -144,7 +144,10 @@ class Member(Record):
 
     @classmethod
     def from_plain(cls, plain: object) -> Self:
-        """See ``Record``; every node reads a thousand of these when a thousand gather, so the usual case is quick."""
+        """Implement ``Record.from_plain``.
+
+        Every node reads a thousand of these when a thousand gather, so the usual case is quick.
+        """
         try:
             member = cls(**cast("dict[str, Any]", plain))
         except TypeError:
@@ -204,7 +207,7 @@ class GenerationRecord(Record):
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
-        """See ``Record``."""
+        """Implement ``Record.read_field``."""
         if name != "members":
             return _checked(cls.NAME, name, kind, value)
         if not isinstance(value, list):
@@ -245,7 +248,7 @@ class State(Record):
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
-        """See ``Record``."""
+        """Implement ``Record.read_field``."""
         if name == "phase" and value not in PHASES:
             raise RecordError(cls.NAME, f"phase is {value!r}")
         return _checked(cls.NAME, name, kind, value)

@@ -133,7 +133,7 @@ def counted(*told: tuple[int, Sequence[int]]) -> tuple[CountingStream, Arrivals]
     async def scenario() -> tuple[CountingStream, Arrivals]:
         call = Call()
         arrivals = Arrivals(watchers=300, events=6)
-        stream = CountingStream(call, [b"k"] * 300, arrivals)  # type: ignore[arg-type]
+        stream = CountingStream(call, [b"k"] * 300, arrivals)
         assert [request.create_request.watch_id for request in call.sent] == list(range(1, 301))
         for watch_id in range(1, 301):
             call.tell(watch_id, (), created=True)
@@ -163,7 +163,7 @@ def test_a_cancelled_watcher_spoils_the_measurement() -> None:
     async def scenario() -> Arrivals:
         call = Call()
         arrivals = Arrivals(1, 1)
-        CountingStream(call, [b"k"], arrivals)  # type: ignore[arg-type]
+        CountingStream(call, [b"k"], arrivals)
         call.tell(1, (), canceled=True, cancel_reason="no more")
         return arrivals
 

@@ -103,15 +103,15 @@ class MemberLoop(NodeLoop):
             self._scheduler.after(self._scheduler.random.expovariate(1.0 / TURN_S_MEAN), self._turn)
 
     def died(self) -> None:
-        """See ``NodeLoop``."""
+        """Implement ``NodeLoop.died``."""
         self._member.cluster.crash(self._member.id)
 
     def turned(self) -> None:
-        """See ``NodeLoop``."""
+        """Implement ``NodeLoop.turned``."""
         self._member.turned()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """See ``NodeLoop``: a process that is dead reports nothing."""
+        """Implement ``NodeLoop.call_exception_handler``: a process that is dead reports nothing."""
         error = context.get("exception")
         if not self.crashed and not isinstance(error, FailpointPanic | ViolationError):
             super().call_exception_handler(context)

@@ -105,7 +105,7 @@ class Cluster:
         """While it lasts, production modules have this simulation's clock, chance and failpoints, and log nothing."""
         clock, chance = applying.perf_counter, watch_service.random
         applying.perf_counter = slices.perf_counter = self._processor_time
-        watch_service.random = self._jitter_rng  # type: ignore[attr-defined]
+        watch_service.random = self._jitter_rng
         logged = logging.root.manager.disable
         logging.disable()
         for name in self.armed:
@@ -114,7 +114,7 @@ class Cluster:
             yield
         finally:
             applying.perf_counter = slices.perf_counter = clock
-            watch_service.random = chance  # type: ignore[attr-defined]
+            watch_service.random = chance
             failpoints.disarm_all()
             logging.disable(logged)
 

@@ -68,7 +68,7 @@ class Member(Assembly):
         self.incarnation += 1
         self.cork = Cork()
         self.outbox = Outbox(self.cork)
-        self.loop = MemberLoop(self)  # type: ignore[abstract]
+        self.loop = MemberLoop(self)
         self.accepts_clients = False
         self.streams = set()
         with contextlib.suppress(FailpointPanic):
@@ -83,7 +83,7 @@ class Member(Assembly):
             self.cluster.acting = before
 
     def later(self, delay_s: float, action: Callable[..., None], *arguments: Any) -> None:
-        """See ``Threads``."""
+        """Implement ``Threads.later``."""
         self.cluster.scheduler.after(delay_s, self._on_thread, self.loop, action, arguments)
 
     def _on_thread(self, loop: MemberLoop, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -93,7 +93,7 @@ class Member(Assembly):
             self._acting(action, *arguments)
 
     def call_soon(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """See ``Threads``."""
+        """Implement ``Threads.call_soon``."""
         self.loop.call_soon(callback, *arguments)
 
     def turned(self) -> None:
@@ -164,11 +164,11 @@ class Member(Assembly):
             self.cluster.network.send(self.id, batch)
 
     def backlog_bytes(self, peer_id: int) -> int | None:
-        """See ``Sender``."""
+        """Implement ``Sender.backlog_bytes``."""
         return 0 if self.cluster.network.connects(self.id, peer_id) else None
 
     def connected_since(self, peer_id: int) -> float | None:
-        """See ``Sender``."""
+        """Implement ``Sender.connected_since``."""
         return 0.0 if self.cluster.network.connects(self.id, peer_id) else None
 
     def deliver(self, messages: list[Message]) -> None:

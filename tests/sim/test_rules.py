@@ -47,7 +47,7 @@ def settle(node: RawNode) -> None:
     """Carry out everything at once."""
     while node.has_ready():
         ready = node.ready()
-        node.raft.log.reader.append(ready.entries)  # type: ignore[attr-defined]
+        node.raft.log.reader.append(ready.entries)
         node.on_append_durable(ready)
         for entry in ready.committed_entries:
             if entry.type is not EntryType.NORMAL:
@@ -57,7 +57,7 @@ def settle(node: RawNode) -> None:
 
 def answer(node: RawNode, kind: MessageType, source: int, **fields: object) -> None:
     """A message of another member, in this one's term."""
-    node.step(Message(kind, to=1, from_=source, term=node.raft.term, **fields))  # type: ignore[arg-type]
+    node.step(Message(kind, to=1, from_=source, term=node.raft.term, **fields))
 
 
 def lead(node: RawNode, *voters: int) -> None:

@@ -39,7 +39,7 @@ class Member(ServerProcess):
     token = "raftkv-local"
 
     def spawn_options(self) -> Mapping[str, Any]:
-        """See ``ServerProcess``."""
+        """Implement ``ServerProcess.spawn_options``."""
         return {"start_new_session": True}
 
 

@@ -57,7 +57,7 @@ class Operation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """See ``put``."""
+    """A put, made by ``put``."""
 
     key: Text
     value: Text = b""
@@ -113,7 +113,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class GetRange:
-    """See ``get_range``."""
+    """A read of an interval, made by ``get_range``."""
 
     key: Text
     end: Text | None = None
@@ -188,7 +188,7 @@ class GetRange:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """See ``get``."""
+    """A read of one key, made by ``get``."""
 
     key: Text
     revision: int = 0
@@ -225,7 +225,7 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """See ``delete``."""
+    """A deletion, made by ``delete``."""
 
     key: Text
     end: Text | None = None

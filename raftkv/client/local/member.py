@@ -27,7 +27,7 @@ class LocalMember(ServerProcess):
     group: int = 0
 
     def spawn_options(self) -> Mapping[str, Any]:
-        """See ``ServerProcess``: the group is the guard's."""
+        """Implement ``ServerProcess.spawn_options``: the group is the guard's."""
         return {"cwd": self.directory, "env": _environment(), "process_group": self.group}
 
     @property

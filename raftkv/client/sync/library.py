@@ -98,7 +98,7 @@ class Client:
 
     @iterates_like(Bulk.scan)
     def scan(self, *args: Any, **kwargs: Any) -> Iterator[KeyValue]:
-        """See ``Bulk.scan``: page by page over to this thread, key by key from there."""
+        """Yield what ``Bulk.scan`` does: page by page over to this thread, key by key from there."""
         return itertools.chain.from_iterable(page.items for page in self.pages(*args, **kwargs))
 
     # ---- transactions

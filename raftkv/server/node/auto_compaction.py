@@ -69,14 +69,14 @@ class PeriodicPolicy:
         self._compacted = 0
 
     def target(self, now: float, revision: int) -> int | None:
-        """See ``Policy``."""
+        """Implement ``Policy.target``."""
         self._samples.append(revision)
         # Half an interval of tolerance: a timer that fires a little early must not cost a whole one.
         is_due = now + self.interval_s / 2 >= self._due_at
         return self._samples[0] if is_due and self._samples[0] > self._compacted else None
 
     def done(self, now: float, target: int) -> None:
-        """See ``Policy``."""
+        """Implement ``Policy.done``."""
         self._compacted = target
         self._due_at = now + self._period_s
 
@@ -95,12 +95,12 @@ class RevisionPolicy:
         self._compacted = 0
 
     def target(self, now: float, revision: int) -> int | None:
-        """See ``Policy``."""
+        """Implement ``Policy.target``."""
         target = revision - self._retention
         return target if target > self._compacted else None
 
     def done(self, now: float, target: int) -> None:
-        """See ``Policy``."""
+        """Implement ``Policy.done``."""
         self._compacted = target
 
 

@@ -115,17 +115,17 @@ class WorkerAttachment:
 
     @property
     def nodes_waiting(self) -> int:
-        """See ``Participant``."""
+        """Implement ``Participant.nodes_waiting``."""
         return self._cache.nodes_waiting(self.world)
 
     @property
     def closed(self) -> bool:
-        """See ``Participant``."""
+        """Implement ``Participant.closed``."""
         return self._cache.closed
 
     @property
     def phase(self) -> State | None:
-        """See ``Participant``."""
+        """Implement ``Participant.phase``."""
         return self._cache.state
 
     async def next_world(self, timeout_s: float | None = None) -> World:
@@ -139,7 +139,7 @@ class WorkerAttachment:
         )
 
     async def report(self, fault: Fault) -> None:
-        """See ``Participant``."""
+        """Implement ``Participant.report``."""
         if self.world is not None:
             key = self._keys.faults(self.world.generation) + fault.key
             await until_answered(
@@ -147,7 +147,7 @@ class WorkerAttachment:
             )
 
     async def publish(self, value: str) -> None:
-        """See ``Participant``; here the agent's key stays as it is, and workers have one of their own."""
+        """Implement ``Participant.publish``; here the agent's key stays as it is, and workers have one of their own."""
         world = self._world()
         await until_answered(lambda: self._kv.put(f"{self._keys.sync(world.generation)}boot", value, fence=world.fence))
 
@@ -163,7 +163,7 @@ class WorkerAttachment:
         self._cache.close()
 
     def on_change(self, callback: Callable[[Any], None]) -> Callable[[], None]:
-        """See ``Participant``."""
+        """Implement ``Participant.on_change``."""
         return self._callbacks.add(callback)
 
     def _world(self) -> World:

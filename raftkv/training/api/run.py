@@ -72,11 +72,11 @@ class Leadership(Blocking[leadership.Leadership]):
         return self._inner.token
 
     def compares(self) -> list[rpc_pb2.Compare]:
-        """See ``client.guards.Conditions``; asked by a client's call on its loop."""
+        """Implement ``client.guards.Conditions.compares``; asked by a client's call on its loop."""
         return self._inner.compares() if self._loop.is_current else self._ask(lambda held: held.compares())
 
     def broken(self) -> Exception:
-        """See ``client.guards.Conditions``."""
+        """Implement ``client.guards.Conditions.broken``."""
         return self._inner.broken()
 
     def __enter__(self) -> Self:

@@ -25,7 +25,7 @@ from raftkv.training.rendezvous.world import World
 
 
 class Participant(Blocking[aio_participant.Participant]):
-    """See ``participant.Participant``; made by ``open``."""
+    """A ``participant.Participant`` with blocking calls; made by ``open``."""
 
     @classmethod
     def open(

@@ -119,9 +119,9 @@ class WorldFence:
         )
 
     def compares(self) -> list[rpc_pb2.Compare]:
-        """See ``client.guards.Fence``."""
+        """Implement ``client.guards.Fence.compares``."""
         return [condition.to_message(Space()) for condition in self.conditions]
 
     def broken(self) -> GenerationOver:
-        """See ``client.guards.Fence``."""
+        """Implement ``client.guards.Fence.broken``."""
         return GenerationOver(self._world.run_id, self._world.generation)

@@ -112,7 +112,7 @@ class Claim(Record):
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
-        """See ``Record``."""
+        """Implement ``Record.read_field``."""
         if name == "run" and isinstance(value, str):
             return value
         if name == "nodes" and isinstance(value, list):
@@ -145,7 +145,7 @@ class Ledger(Record):
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
-        """See ``Record``."""
+        """Implement ``Record.read_field``."""
         if name == "claims" and isinstance(value, list):
             return tuple(_sound(Claim.from_plain(item)) for item in value)
         if name == "declared" and isinstance(value, dict):

@@ -89,7 +89,7 @@ class _Listener(Server):
         self.unary(HEARTBEAT, self._heartbeat)
 
     def discard(self, connection: Connection) -> None:
-        """See ``Server``."""
+        """Implement ``Server.discard``."""
         super().discard(connection)
         if connection.peer is not None:
             self._job.disconnected(connection.peer)

@@ -73,13 +73,13 @@ class Database(MemoryBackend):
         super().commit(batch)
         failpoint("afterCommit")
 
-    def copy_to(self, path: File) -> None:  # type: ignore[override]
+    def copy_to(self, path: File) -> None:
         path.directory.files[path.name] = self.clone()
 
-    def open_copy(self, path: File) -> Backend:  # type: ignore[override]
+    def open_copy(self, path: File) -> Backend:
         return path.directory.files[path.name]
 
-    def replace(self, path: File, timeout_s: float = 0.0) -> None:  # type: ignore[override]
+    def replace(self, path: File, timeout_s: float = 0.0) -> None:
         if self._readers:
             raise StorageError("the database is being read")
         other = path.directory.files.pop(path.name)
@@ -104,7 +104,7 @@ class Mark:
         self._newest: deque[tuple[int, int]] = deque([(0, 0)], _MARKS_LOST_MAX)
 
     def note(self, index: int, term: int) -> None:
-        """See ``AppliedMark``."""
+        """Implement ``AppliedMark.note``."""
         self.index, self.term = index, term
         self._newest.append((index, term))
 
@@ -130,7 +130,7 @@ class CommitThread:
         self._jobs: deque[tuple[Job, Done]] = deque()
 
     def submit(self, job: Job, done: Done) -> None:
-        """See ``Writer``."""
+        """Implement ``Writer.submit``."""
         self._jobs.append((job, done))
         if len(self._jobs) == 1:
             self._next()
@@ -159,12 +159,12 @@ class CommitThread:
             self._next()
 
     def drain(self) -> None:
-        """See ``Writer``."""
+        """Implement ``Writer.drain``."""
         while self._jobs:
             self._run_first()
 
     def close(self) -> None:
-        """See ``Writer``."""
+        """Implement ``Writer.close``."""
         self._jobs.clear()
 
 

@@ -150,22 +150,22 @@ class DurableLog:
     # -- what the member does -------------------------------------------------------------------------------
 
     def append(self, hard_state: HardState | None, entries: Sequence[Entry]) -> None:
-        """See ``Log``."""
+        """Implement ``Log.append``."""
         self._frames.append([*entries] if hard_state is None else [*entries, hard_state])
         self._wal.append(hard_state, entries)
 
     def save_snapshot(self, meta: SnapshotMeta, hard_state: HardState | None = None) -> None:
-        """See ``Log``."""
+        """Implement ``Log.save_snapshot``."""
         self._frames.append([meta] if hard_state is None else [meta, hard_state])
         self._wal.save_snapshot(meta, hard_state)
 
     def sync(self) -> None:
-        """See ``Log``."""
+        """Implement ``Log.sync``."""
         self._wal.sync()
         self._synced()
 
     def release(self, index: int) -> int:
-        """See ``Log``."""
+        """Implement ``Log.release``."""
         count = self._wal.release(index)
         self._synced()
         return count
@@ -180,11 +180,11 @@ class DurableLog:
 
     @property
     def needs_next(self) -> bool:
-        """See ``WAL``."""
+        """Implement ``WAL.needs_next``."""
         return self._wal.needs_next
 
     def prepare_next(self) -> None:
-        """See ``WAL``."""
+        """Implement ``WAL.prepare_next``."""
         self._wal.prepare_next()
 
     # -- what happens to it ---------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class Disk:
         self._syncing: list[Batch] = []
 
     def submit(self, batch: Batch) -> None:
-        """See ``server.disk.Disk``."""
+        """Implement ``server.disk.Disk.submit``."""
         if self._parameters.inline and self.slow_factor == 1 and batch.is_short and not self.outstanding:
             batch.write(self._log)
             if batch.must_sync:

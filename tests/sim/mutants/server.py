@@ -124,7 +124,7 @@ def _marker_goes_back(patches: Patches) -> None:
 @mutant("end of a snapshot not reported", "the core hears of every end (R10)", snapshot_corner)
 def _unreported(patches: Patches) -> None:
     def ended(sender: SnapshotSender, to: int, task: Any) -> None:
-        sender._report = nothing  # type: ignore[method-assign]
+        sender._report = nothing
         original(sender, to, task)
 
     original = patches.set(SnapshotSender, "_ended", ended)

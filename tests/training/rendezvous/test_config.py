@@ -81,7 +81,7 @@ def test_a_value_of_another_kind_is_named(name: str, value: str, kind: str) -> N
     ],
 )
 def test_what_cannot_work_is_said_in_one_line(changes: dict[str, object], why: str) -> None:
-    config = RunConfig(**{"run_id": "job", "max_nodes": 4, **changes})  # type: ignore[arg-type]
+    config = RunConfig(**{"run_id": "job", "max_nodes": 4, **changes})
     with pytest.raises(ConfigError) as caught:
         config.checked()
     assert why in str(caught.value)

@@ -334,18 +334,18 @@ class SimControl:
         self._link = link
 
     async def grant(self, ttl_s: int, grace_s: float, on_lost: Callable[[], None]) -> SimGrant:
-        """See ``Control``."""
+        """Implement ``Control.grant``."""
         cluster = self._link.cluster
         lease_id, granted_s = await self._call("grant", lambda: cluster.grant(ttl_s, grace_s))
         return SimGrant(self._link, lease_id, granted_s, on_lost)
 
     async def grant_fixed(self, ttl_s: int) -> int:
-        """See ``Control``."""
+        """Implement ``Control.grant_fixed``."""
         lease_id, _ = await self._call("grant_fixed", lambda: self._link.cluster.grant(ttl_s, 0.0))
         return int(lease_id)
 
     async def end(self, grant: Grant, *, revoke: bool) -> None:
-        """See ``Control``."""
+        """Implement ``Control.end``."""
         if grant.id in self._link.grants:
             self._link.grants[grant.id].stop()
         if revoke:
@@ -354,7 +354,7 @@ class SimControl:
     async def txn(
         self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> TxnResult:
-        """See ``Control``."""
+        """Implement ``Control.txn``."""
         store = self._link.cluster.store
         result: TxnResult = await self._call("txn", lambda: store.txn(compares, then, otherwise))
         return result
@@ -369,7 +369,7 @@ class SimControl:
         *,
         deletes: bool = True,
     ) -> Callable[[], None]:
-        """See ``Control``; whoever is simulated wants deletions."""
+        """Implement ``Control.watch``; whoever is simulated wants deletions."""
         self._link.calls["watch"] += 1
         return SimWatch(self._link, (to_bytes(key), to_bytes(end)), start_revision, on_events, on_lost).cancel
 

@@ -103,9 +103,9 @@ class Simulation:
     def add_agent(self, host: str = "", **changes: object) -> Agent:
         """A new incarnation of an agent, on a machine of its own or on one that is named."""
         number = len(self.agents)
-        config = replace(self.settings.config, host=host or f"h{number}", **changes).checked()  # type: ignore[arg-type]
+        config = replace(self.settings.config, host=host or f"h{number}", **changes).checked()
         offset_s = self.random.uniform(0.0, CLOCK_OFFSET_S)
-        loop = NodeLoop(self.scheduler, offset_s, config.host)  # type: ignore[abstract]
+        loop = NodeLoop(self.scheduler, offset_s, config.host)
         link = Link(loop, self.cluster, random.Random(self.random.random()), self.settings.weather)
         agent = Agent(number, link, self.checker, config, self.settings.habits)
         self.agents.append(agent)

@@ -93,7 +93,7 @@ def scenario(
         changes: of the configuration; the limits are two nodes to as many as there are machines.
     """
     values: dict[str, object] = {"min_nodes": min(2, machines), "max_nodes": machines, "last_call_timeout_s": 2.0}
-    config = RunConfig(run_id=RUN_ID, fault_limit=0, **{**values, **changes})  # type: ignore[arg-type]
+    config = RunConfig(run_id=RUN_ID, fault_limit=0, **{**values, **changes})
     settings = Settings(seed, machines, config, habits or Habits(), weather or Weather())
     run = Directed(settings)
     with run.scheduler.ambient():

@@ -169,7 +169,7 @@ class Store:
     def _holds_for(self, compare: Compare, item: KeyValue | None) -> bool:
         relation = _RELATIONS[compare.relation]
         if compare.target == "value":
-            return item is not None and relation(item.value, to_bytes(compare.constant))  # type: ignore[arg-type]
+            return item is not None and relation(item.value, to_bytes(compare.constant))
         return relation(0 if item is None else getattr(item, compare.target), compare.constant)
 
     def _keys(self, start: bytes, end: bytes) -> Iterator[bytes]:

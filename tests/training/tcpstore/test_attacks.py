@@ -542,7 +542,7 @@ def test_a_closed_connection_is_freed_at_once() -> None:
         world.ended.clear()
         gc.disable()
         try:
-            transport._connection = None  # type: ignore[assignment]
+            transport._connection = None
             del connection
             assert reference() is None
         finally:

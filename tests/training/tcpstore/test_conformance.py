@@ -145,7 +145,7 @@ ABSENT_QUEUES_AND_BARRIERS: list[Step] = [
 def _answers(port: int, steps: list[Step]) -> list[bytes]:
     client = RawClient(port)
     try:
-        return [client.ask(*step) for step in steps]  # type: ignore[arg-type]
+        return [client.ask(*step) for step in steps]
     finally:
         client.close()
 
@@ -271,7 +271,7 @@ class _Pair:
             # The gateway does not: what it says to be there is there.
             return
         self.log.append(step)
-        ours, theirs = (client.ask(*step) for client in self.asking)  # type: ignore[arg-type]
+        ours, theirs = (client.ask(*step) for client in self.asking)
         assert ours == theirs, self.log
         if theirs.endswith(EOF):
             for client in self.asking:

@@ -172,6 +172,6 @@ class Console:
         self.errors.write(f"raftkvctl: {text}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """See ``Writer.close``."""
+        """Implement ``Writer.close``."""
         for writer in {self.output, self.errors}:
             writer.close()
