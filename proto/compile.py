@@ -6,6 +6,7 @@ python proto/compile.py --check   write nothing; exit 1 and name the files that 
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +30,8 @@ def compile_into(root: Path) -> None:
     arguments = [
         "protoc",
         f"-I{PACKAGE}={ROOT / 'proto'}",
+        f"-I{_folder_of('google.api')}",
+        f"-I{_folder_of('grpc_tools._proto')}",
         f"--descriptor_set_out={root / PACKAGE / 'descriptors.bin'}",
         "--include_imports",
         f"--pyi_out={root}",
@@ -38,6 +41,22 @@ def compile_into(root: Path) -> None:
         raise SystemExit(1)
     for name in names:
         (root / PACKAGE / f"{name}_pb2.py").write_text(SHIM.format(name=name))
+        _leave_out_annotations(root / PACKAGE / f"{name}_pb2.pyi")
+
+
+def _folder_of(package: str) -> Path:
+    """The folder from which the files of an installed package are imported, such as ``google/api/http.proto``."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(f"{package} is not installed; `pip install -e .[dev]`")
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    return folder if package.endswith("_proto") else folder.parents[1]
+
+
+def _leave_out_annotations(stub: Path) -> None:
+    """Only the descriptors carry the paths of HTTP: no type of google.api is used, nor installed beside raftkv."""
+    lines = stub.read_text().splitlines(keepends=True)
+    stub.write_text("".join(line for line in lines if not line.startswith("from google.api import ")))
 
 
 def stale_files() -> list[str]:

@@ -1,6 +1,6 @@
 """How far a member has applied its log, kept so that kill -9 cannot take it back.
 
-    DATA/member/snap/applied    two slots of 64 bytes: index u64, term u64, CRC32C u32, the rest zeros
+    DATA/member/snap/applied    two slots of 64 bytes: index u64, term u64, CRC32C u32, format u32, the rest zeros
 
 A member shows its clients what it has applied. The database follows some 100 ms behind, and the commit index goes into
 the log only with the next entries; a member that starts again from those two alone would show less than it had shown,
@@ -11,6 +11,8 @@ the log (nothing is applied before it is durable there), so it is applied again 
 
 A power cut may lose the last writes of the page, never the log's: then the mark is older than it was, which is true
 all the same, and a quorum says the rest (``server/node/readiness``).
+
+The format is 0, which stands for the first; a later one has its number (``datadir.format_refusal``) in both slots.
 
 Invariants: the slots are written in turn, each with its checksum, so that a process killed inside a store leaves the
 other one; a mark is only believed where the log has that index with that term.
@@ -27,14 +29,38 @@ from typing import Final
 from google_crc32c import value as crc32c
 
 from raftkv.errors import StorageError
-from raftkv.storage.datadir import sync_directory
+from raftkv.storage.datadir import format_refusal, sync_directory
 
 _SLOT_BYTES: Final = 64
 _FILE_BYTES: Final = 2 * _SLOT_BYTES
 _BODY: Final = Struct("<QQ")
 _SUM: Final = Struct("<I")
+_FORMAT: Final = Struct("<I")
+FORMAT_VERSION: Final = 1
+
 _BODY_BYTES: Final = _BODY.size
 _USED_BYTES: Final = _BODY_BYTES + _SUM.size
+
+
+def check_mark_format(path: Path) -> None:
+    """Refuse the mark of a later version, before anything is changed.
+
+    Arguments:
+        path: of the file; there may be none.
+
+    Raises:
+        StorageError: says which raftkv reads it.
+    """
+    try:
+        data = path.read_bytes()[:_FILE_BYTES]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageError(f"cannot open {path}: {error.strerror}") from error
+    for slot in range(0, len(data) - _SLOT_BYTES + 1, _SLOT_BYTES):
+        (stated,) = _FORMAT.unpack_from(data, slot + _USED_BYTES)
+        if refusal := format_refusal(f"the mark {path}", stated or FORMAT_VERSION, FORMAT_VERSION):
+            raise StorageError(refusal)
 
 
 class AppliedMark:

@@ -5,8 +5,10 @@ as ``scheduledCompactRev`` in the batch of the log entry that asked for it. The 
 
 1. Visit the keys from which something could be dropped, some per step. What the index drops and is still in memory is
    forgotten there and never written, unless something older of the same key is on disk; the rest is collected for
-   deletion on disk, the oldest of a key first.
-2. Send deletions along with the regular batches, at most ``DELETES_PER_COMMIT`` each.
+   deletion on disk.
+2. Send deletions along with the regular batches, at most ``DELETES_PER_COMMIT`` each, oldest first: neighbours on disk
+   go together. (Key by key, each commit would change a page of the database for every record that it deletes: 1,000
+   deletions of a history of 1,000 keys write 4 MiB instead of 0.4.)
 3. With the last of them write ``finishedCompactRev``; when that is durable the compaction is done.
 
 A crash loses nothing but progress: on disk ``scheduledCompactRev`` is ahead of ``finishedCompactRev``, the index is
@@ -27,29 +29,81 @@ keys, takes about 1 ms.
 
 from __future__ import annotations
 
+import heapq
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final
 
 from raftkv.storage import schema
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.index import Index
 from raftkv.storage.overlay import Overlay
+from raftkv.storage.revision import from_key, is_tombstone, to_key, to_tombstone_key
 
 DELETES_PER_COMMIT: Final = 1000
 KEYS_PER_STEP: Final = 500
 DROPS_PER_STEP: Final = 1000
 """Revisions that a step drops: one key may have any number of them."""
+COLLECTED_MAX: Final = 2_000_000
+"""Deletions that are collected before they are sent, of 8 bytes each."""
+_RUN: Final = 8_192
+"""Deletions that are sorted at once: about 1 ms."""
+
+
+class Deletions:
+    """Revisions to delete on disk: collected in any order, then taken oldest first until none is left.
+
+    They are sorted in runs, which are merged as they are taken, so neither end takes long. A revision and the mark of a
+    tombstone are one integer.
+    """
+
+    __slots__ = ("_filling", "_merged", "_runs", "count")
+
+    def __init__(self) -> None:
+        self._filling: list[int] = []
+        self._runs: list[array[int]] = []
+        self._merged: Iterator[int] | None = None
+        self.count = 0
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether more may be collected now."""
+        return self._merged is None and self.count < COLLECTED_MAX
+
+    def add(self, revision_key: bytes) -> None:
+        """Collect one."""
+        self._filling.append(from_key(revision_key) << 1 | is_tombstone(revision_key))
+        self.count += 1
+        if len(self._filling) == _RUN:
+            self._end_run()
+
+    def _end_run(self) -> None:
+        self._filling.sort()
+        self._runs.append(array("Q", self._filling))
+        self._filling = []
+
+    def take(self, count_max: int) -> list[bytes]:
+        """Return the revision keys of the oldest; from the first call to the last nothing is collected."""
+        if self._merged is None:
+            self._end_run()
+            self._merged, self._runs = heapq.merge(*self._runs), []
+        taken = list(islice(self._merged, count_max))
+        self.count -= len(taken)
+        if not self.count:
+            self._merged = None
+        return [to_tombstone_key(number >> 1) if number & 1 else to_key(number >> 1) for number in taken]
 
 
 class _Job:
-    __slots__ = ("dirty", "is_sent", "on_disk", "on_done", "revision", "to_delete")
+    __slots__ = ("deletions", "dirty", "is_sent", "on_disk", "on_done", "revision")
 
     def __init__(self, revision: int, on_done: Callable[[], None] | None) -> None:
         self.revision = revision
         self.on_done = on_done
         self.dirty: dict[bytes, None] | None = None
-        self.to_delete: list[bytes] = []
+        self.deletions = Deletions()
         # Keys that were visited in part, and of which something is to be deleted on disk.
         self.on_disk: set[bytes] = set()
         self.is_sent = False
@@ -143,8 +197,8 @@ class Compactor:
         # have newer revisions, which only a later compaction can drop.
         if job.dirty is None:
             job.dirty = self._index.take_dirty()
-        # Enough for one commit: send that before more is collected, or the list would grow with the database.
-        if not job.dirty or len(job.to_delete) >= DELETES_PER_COMMIT:
+        # Enough collected: all of that is sent before more is, or it would grow with the database.
+        if not job.dirty or not job.deletions.takes_more:
             return False
         room = DROPS_PER_STEP
         for _ in range(min(keys_max, len(job.dirty))):
@@ -175,7 +229,7 @@ class Compactor:
             if is_on_disk or not self._overlay.discard(revision_key):
                 # From here on all of them, in this order: see the head of the module.
                 is_on_disk = True
-                job.to_delete.append(revision_key)
+                job.deletions.add(revision_key)
         return is_on_disk
 
     def _send(self, job: _Job) -> bool:
@@ -183,9 +237,9 @@ class Compactor:
         # The batch being filled has its share; the next share waits for the next batch.
         if batch.deletes:
             return False
-        batch.deletes, job.to_delete = job.to_delete[:DELETES_PER_COMMIT], job.to_delete[DELETES_PER_COMMIT:]
+        batch.deletes = job.deletions.take(DELETES_PER_COMMIT)
         # That was the last share.
-        if not job.dirty and not job.to_delete:
+        if not job.dirty and not job.deletions.count:
             self._finish(job)
         # Do not wait for the owner's timer: a large compaction is many commits.
         elif not self._overlay.is_busy:

@@ -6,7 +6,11 @@ whoever can write there can replace the log of the member, and so forge its vote
 Files inside are made 0600 by whoever makes them; a directory that others may *list* is therefore accepted, one that
 others may *write* is not.
 
-It also tells whose directory it is: etcd lays its files out under the same names (``refuse_etcd``).
+It also tells whose directory it is: etcd lays its files out under the same names (``refuse_etcd``). And it words the
+refusal of files that a later version wrote (``format_refusal``).
+
+A format number has 32 bits: the format in the low half, and from the second format on the raftkv that reads it in the
+high half, major and minor version a byte each, so that an older one can say which to install.
 """
 
 from __future__ import annotations
@@ -14,26 +18,34 @@ from __future__ import annotations
 import os
 import stat
 
+from raftkv import __version__
 from raftkv.errors import StorageError
 
 DIRECTORY_MODE = 0o700
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def ensure_private_directory(path: str | os.PathLike[str]) -> str:
+def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = True) -> str:
     """Make ``path`` (and its parents) with mode 0700, or check the directory that is there; return it as text.
 
-    Raises ``StorageError``, in one line for the user: not a directory, writable by group or others, or not usable
-    by this process. A new directory is durable on return: its parent was synced.
+    Raises ``StorageError``, in one line for the user: not a directory, another user's (unless ``is_own`` is False, for
+    what may lie on another machine's disk), writable by group or others, or not usable by this process. A new
+    directory is durable on return: its parent was synced.
     """
     path = os.fspath(path)
     try:
         _make_missing(path)
-        mode = os.stat(path).st_mode
+        found = os.stat(path)
     except OSError as error:
         raise StorageError(f"cannot make directory {path}: {error.strerror}") from error
+    mode = found.st_mode
     if not stat.S_ISDIR(mode):
         raise StorageError(f"{path} is not a directory")
+    if is_own and found.st_uid != os.geteuid():
+        raise StorageError(
+            f"directory {path} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}: "
+            "use chown, or run as its owner"
+        )
     # Checked and not corrected: somebody gave these rights, and may be using them.
     if mode & _WRITABLE_BY_OTHERS:
         raise StorageError(
@@ -42,6 +54,24 @@ def ensure_private_directory(path: str | os.PathLike[str]) -> str:
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise StorageError(f"directory {path} is not readable and writable by this user")
     return path
+
+
+def format_refusal(what: str, stated: int, known: int) -> str:
+    """Return the line that refuses files of a format unknown to this version; empty if it is the known one.
+
+    Arguments:
+        what: the files, as the subject of a sentence.
+        stated: the format number that they carry.
+        known: the one that this version reads and writes.
+    """
+    if stated == known:
+        return ""
+    number, minor, major = stated & 0xFFFF, stated >> 16 & 0xFF, stated >> 24
+    needed = f"raftkv {major}.{minor} or later" if major or minor else "the raftkv that wrote it, or a later one,"
+    return (
+        f"{what} has format {number}, and raftkv {__version__} reads format {known}: run {needed} on this data "
+        "(nothing was changed)"
+    )
 
 
 _WAL_MAGIC = b"\xa7rkW"

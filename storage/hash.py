@@ -16,16 +16,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from google_crc32c import extend
 from google_crc32c import value as crc32c
 
 from raftkv.errors import CompactedError
 from raftkv.storage import schema
-from raftkv.storage.backend.base import Backend, ReadTxn
+from raftkv.storage.backend.base import Backend
 from raftkv.storage.key_value import key_of
 from raftkv.storage.record import unseal
 from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone, pack, to_key
+
+
+class History(Protocol):
+    """What a hash of the history reads of a database."""
+
+    def get(self, bucket: bytes, key: bytes) -> bytes | None:
+        """Implement ``ReadTxn.get``."""
+
+    def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Implement ``ReadTxn.items``."""
+
+    def close(self) -> None:
+        """Implement ``ReadTxn.close``."""
+
+
+class Readable(Protocol):
+    """What a history is read from."""
+
+    def begin_read(self) -> History:
+        """Pin the last committed state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +60,7 @@ class KVHash:
     """The revision hashed."""
 
 
-def hash_kv(backend: Backend, revision: int) -> KVHash:
+def hash_kv(backend: Readable, revision: int) -> KVHash:
     """Hash the committed history up to a main revision, as etcd's HashKV.
 
     Arguments:
@@ -63,13 +84,13 @@ def hash_kv(backend: Backend, revision: int) -> KVHash:
         read.close()
 
 
-def _records(read: ReadTxn, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
+def _records(read: History, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
     """Revision keys and KeyValues of main revisions ``first..last``."""
     for key, record in read.items(schema.KEY, to_key(pack(max(first, 0), 0)), to_key(pack(last + 1, 0))):
         yield key, unseal(key, record)
 
 
-def _hash(read: ReadTxn, compacted: int, revision: int, compacting: bool) -> int:
+def _hash(read: History, compacted: int, revision: int, compacting: bool) -> int:
     # etcd begins with the name of the bucket.
     hashed: int = crc32c(schema.KEY)
     # Records above the compacted revision all count, in order. Those at or below it are compared with what a finished
@@ -81,7 +102,7 @@ def _hash(read: ReadTxn, compacted: int, revision: int, compacting: bool) -> int
     return hashed
 
 
-def _hash_old_records(read: ReadTxn, hashed: int, compacted: int, revision: int, compacting: bool) -> int:
+def _hash_old_records(read: History, hashed: int, compacted: int, revision: int, compacting: bool) -> int:
     """Go on with the records up to the compacted revision that count.
 
     Which of the two kinds counts is known only at the end, so both hashes are carried along.
@@ -108,7 +129,7 @@ def _hash_old_records(read: ReadTxn, hashed: int, compacted: int, revision: int,
     return survivors if exists else overwritten
 
 
-def _newest_of_each_key(read: ReadTxn, compacted: int) -> dict[bytes, bytes]:
+def _newest_of_each_key(read: History, compacted: int) -> dict[bytes, bytes]:
     return {key_of(data): key for key, data in _records(read, 0, compacted)}
 
 
@@ -128,7 +149,7 @@ def hash_database(backend: Backend) -> tuple[int, int]:
             hashed = extend(hashed, bucket)
             for key, value in read.items(bucket):
                 # How far the log is applied differs between members that hold the same data.
-                if bucket == schema.META and key in schema.META_OF_THE_LOG:
+                if not schema.is_compared(bucket, key):
                     continue
                 hashed = extend(extend(hashed, key), value)
                 revision = from_key(key) >> SUB_BITS if bucket == schema.KEY else revision

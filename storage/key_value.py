@@ -22,11 +22,11 @@ _SIGN_BIT: Final = 1 << 63
 
 
 _PAIR: Final = 1 << 14
-_PAIRS: Final = tuple(bytes((low & 0x7F | 0x80, low >> 7 | 0x80)) for low in range(_PAIR))
+_MORE: Final = tuple(bytes((number | 0x80,)) for number in range(0x80))
+_LAST: Final = tuple(bytes((number,)) for number in range(0x80))
+_PAIRS: Final = tuple(low + high for high in _MORE for low in _MORE)
 """The first two bytes of every longer number, by its low 14 bits."""
-_SHORT: Final = tuple(
-    bytes((number,)) if number < 0x80 else bytes((number & 0x7F | 0x80, number >> 7)) for number in range(_PAIR)
-)
+_SHORT: Final = (*_LAST, *(low + high for high in _LAST[1:] for low in _MORE))
 """The numbers of one and two bytes."""
 
 

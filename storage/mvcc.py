@@ -30,18 +30,17 @@ Left out: watchers, leases, auth (they keep their state in buckets of their own 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from raftkv.errors import CompactedError, FutureRevisionError, InvariantError, StorageError
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
 from raftkv.storage.attachments import Attachments
-from raftkv.storage.backend.base import Backend, WriteBatch
+from raftkv.storage.backend.base import Backend, Defragmentation, WriteBatch
 from raftkv.storage.backend.writer import InlineWriter, Writer
 from raftkv.storage.compaction import KEYS_PER_STEP, Compactor
 from raftkv.storage.failpoints import failpoint
@@ -57,14 +56,18 @@ from raftkv.storage.selection import Pieces, Selection, no_limit
 OPERATIONS_MAX = 10_000
 """A batch of this many changes is sent without waiting for the owner's timer."""
 
-READERS_TIMEOUT_S = 60.0
-"""How long ``install`` waits for hashes and copies on other threads to end."""
-
 WAIT_S = 0.01
-"""Rest between two looks at whether they have ended."""
+"""Rest between two looks at whether a commit has ended."""
 
 FIRST_REVISION = 1
 """Of a store without any change; the first change makes revision 2."""
+
+
+class Accountant(Protocol):
+    """Keeps count of what exists."""
+
+    def account(self, changes: list[Change]) -> None:
+        """Note the changes of a transaction that has ended."""
 
 
 class Store:
@@ -102,6 +105,8 @@ class Store:
         """Changes made since the store was opened."""
         self.on_changes: Callable[[int, list[Change]], None] | None = None
         """Called after each transaction that changed something, with its main revision and its changes in order."""
+        self.accountant: Accountant | None = None
+        """Told of the changes of each transaction at its end, before ``on_changes``; part of applying."""
         self.conf_state = ConfState()
         """Members of the cluster as of ``applied_index``."""
         try:
@@ -137,7 +142,7 @@ class Store:
     def _load(self) -> None:
         """Take the state of the database for the present one."""
         # Before anything else is decoded: another format may mean other bytes under the same names.
-        _check_format(self._overlay.value(schema.META, schema.META_FORMAT_VERSION))
+        schema.check_format(self._overlay.value(schema.META, schema.META_FORMAT_VERSION), "the database")
         with closing(self.backend.begin_read()) as read:
             restored = scan(read)
         fill_index(self._index, restored.entries)
@@ -212,6 +217,8 @@ class Store:
         # First the revision: observers may read the store at it.
         self.revision = main
         self.changes_total += len(changes)
+        if self.accountant is not None:
+            self.accountant.account(changes)
         if self.on_changes is not None:
             self.on_changes(main, changes)
 
@@ -319,6 +326,10 @@ class Store:
         """Return the keys attached to a lease now in no order, for leases of very many keys."""
         return self._attachments.keys_unordered(lease)
 
+    def lease_key_from(self, lease: int, key: bytes) -> bytes | None:
+        """Return the first key attached to a lease that is not below a key; None if there is none."""
+        return self._attachments.key_from(lease, key)
+
     def lease_key_count(self, lease: int) -> int:
         """Return the number of keys attached to a lease now."""
         return self._attachments.count(lease)
@@ -410,6 +421,11 @@ class Store:
         return self._reader.select(main, key, range_end, selection, is_present=is_present, grow=grow)
 
     @property
+    def unfinished_changes(self) -> list[Change]:
+        """What the open write transaction has done so far; empty if none is open."""
+        return self._txn.changes if self._txn.is_open else []
+
+    @property
     def is_writing(self) -> bool:
         """Whether a write transaction is open, whose changes are in the index already."""
         return self._txn.is_open
@@ -477,6 +493,16 @@ class Store:
     def puts_total(self) -> int:
         """Keys written since the store was opened."""
         return self.changes_total - self._txn.deleted_total
+
+    @property
+    def put_bytes_total(self) -> int:
+        """Bytes of keys and values written since the store was opened."""
+        return self._txn.put_bytes
+
+    @property
+    def dropped_total(self) -> int:
+        """Revisions that compactions dropped since the store was opened."""
+        return self._compactor.dropped_total
 
     @property
     def ranges_total(self) -> int:
@@ -548,7 +574,7 @@ class Store:
         self.flush(lambda: on_ready(partial(hash_kv, self.backend, revision)))
 
     def install(self, received: Path) -> None:
-        """Do all of ``install_steps`` at once: holds the owner for about 3 s for a million keys, and for a commit under
+        """Do all of ``install_steps`` at once: holds the owner for about 2 s for a million keys, and for a commit under
         way.
         """
         for _ in self.install_steps(received, wait_for_commit=False):
@@ -569,11 +595,11 @@ class Store:
 
         Raises:
             CorruptRecordError: the received database is damaged.
-            StorageError: the database could not be replaced, or is read by others for too long.
+            StorageError: the database could not be replaced.
             InvariantError: the received state is older than the present one.
         """
         with closing(self.backend.open_copy(received)) as copy, closing(copy.begin_read()) as read:
-            _check_format(read.get(schema.META, schema.META_FORMAT_VERSION))
+            schema.check_format(read.get(schema.META, schema.META_FORMAT_VERSION), "the received database")
             applied = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
             # What is applied has been shown to clients; an older state would take it back.
             if applied < self.applied_index:
@@ -587,8 +613,9 @@ class Store:
             if not count % STEP_RECORDS:
                 yield 0.0
         # The new index is complete but nobody sees it. After this wait nothing yields any more, so no reader finds the
-        # files of one database under the index of the other.
-        yield from self._wait_alone(wait_for_commit)
+        # files of one database under the index of the other. (A hash or a copy under way goes on in the old file.)
+        while wait_for_commit and self._overlay.is_busy:
+            yield WAIT_S
         failpoint("applyBeforeOpenSnapshot")
         self._overlay.exchange(partial(self.backend.replace, received))
         self._txn.is_open = False  # of an entry that was given up half-way: the received state contains it
@@ -596,36 +623,23 @@ class Store:
         self._attachments.become(attachments)
         self._adopt(restored)
 
-    def _wait_alone(self, wait_for_commit: bool) -> Iterator[float]:
-        """Step until no commit is on its way and nobody else (a hash, a copy) reads the database."""
-        give_up_at = time.monotonic() + READERS_TIMEOUT_S
-        # One reader is the overlay's own; it closes that one itself while the file is exchanged.
-        while (wait_for_commit and self._overlay.is_busy) or self.backend.readers > 1:
-            if time.monotonic() > give_up_at:
-                raise StorageError(f"the database was in use for {READERS_TIMEOUT_S:g} s: it cannot be replaced")
-            yield WAIT_S
+    def finish_defragmentation(
+        self, defragmentation: Defragmentation, on_done: Callable[[BaseException | None], None]
+    ) -> None:
+        """Go on with a compact copy of the database that is nearly as new as the database.
 
-    def defragment(self, copy: Path, on_done: Callable[[BaseException | None], None]) -> None:
-        """Give free pages back to the file system: go on with a compact copy of the database.
-
-        Reads and writes go on; only commits wait, in memory, until the copy is made. Then it takes the place of the
-        database, which holds the owner for as long as it takes to open it (milliseconds).
+        Commits wait, in memory, while the writer brings over the last changes. Then the copy is in use.
 
         Arguments:
-            copy: a path on the same file system, where nothing is.
-            on_done: called at the end, with the error when it failed (the database is as it was, the copy removed).
+            defragmentation: copied and caught up; the caller closes it.
+            on_done: called at the end, with the error when it failed: the database is as it was then, except after an
+                InvariantError, which goes to ``on_fatal`` too.
         """
 
-        def finish(error: BaseException | None) -> None:
-            # After a success the copy has been moved over the database, and nothing is left of it.
-            copy.unlink(missing_ok=True)
-            on_done(error)
-
         def begin() -> None:
-            failpoint("defragBeforeCopy")
-            self._overlay.exclusive(partial(self.backend.copy_to, copy), partial(self.backend.replace, copy), finish)
+            self._overlay.exclusive(defragmentation.finish, defragmentation.adopt, on_done)
 
-        # The copy must contain everything committed so far and no batch may be on its way.
+        # No batch may be on its way.
         self.flush(begin)
 
     def close(self) -> None:
@@ -650,15 +664,6 @@ def _paced(steps: Generator[None, None, T]) -> Generator[float, None, T]:
             result: T = end.value
             return result
         yield 0.0
-
-
-def _check_format(data: bytes | None) -> None:
-    version = schema.decode_integer(data)
-    if version is not None and version != schema.FORMAT_VERSION:
-        raise StorageError(
-            f"the database has format {version}; this program reads format {schema.FORMAT_VERSION}: "
-            "start the raftkv that wrote it, or a newer one"
-        )
 
 
 def _raise(error: BaseException) -> None:

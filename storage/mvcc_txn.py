@@ -71,6 +71,7 @@ class WriteTxn:
         "deletes_total",
         "is_open",
         "main",
+        "put_bytes",
     )
 
     def __init__(
@@ -100,6 +101,8 @@ class WriteTxn:
         self.is_open = False
         self.deletes_total = 0
         """Deletions of intervals so far, by all transactions."""
+        self.put_bytes = 0
+        """Keys and values written so far."""
         self.deleted_total = 0
         """Keys that they deleted."""
 
@@ -169,6 +172,7 @@ class WriteTxn:
         revision = self._next_revision()
         created, version, previous = self._index.put(key, revision)
         key_size, value_size = len(key), len(value)
+        self.put_bytes += key_size + value_size
         # ``key_value.encode`` spelled out: one join, the fields that are the same for the whole transaction encoded
         # once, the short ones from tables.
         data = b"".join(

@@ -348,8 +348,8 @@ class Overlay:
     ) -> None:
         """Run a job on the writer with commits held back, then ``swap`` here with no read transaction of ours open.
 
-        For the online compacting copy: the file that ``job`` writes stays complete because nothing is committed
-        meanwhile; writes go on into ``pending``.
+        For the end of an online compacting copy: the file that ``job`` writes stays complete because nothing is
+        committed meanwhile; writes go on into ``pending``.
 
         Arguments:
             job: runs on the writer's thread.
@@ -367,7 +367,12 @@ class Overlay:
         def finish(error: BaseException | None) -> None:
             # A received database has taken the place of the one that was copied.
             if self.closed or epoch != self._epoch:
-                done(InvariantError("overtaken by another database"))
+                done(StorageError("a received database has taken the place of the one that was copied"))
+                return
+            # The file has lost its name: nothing may be committed to it any more.
+            if isinstance(error, InvariantError):
+                self._on_fatal(error)
+                done(error)
                 return
             self._busy = False
             if error is None:

@@ -73,7 +73,9 @@ def from_key(key: bytes) -> int:
 
 def is_well_formed(key: bytes) -> bool:
     """Return whether the bytes have the form of a revision key."""
-    return len(key) >= KEY_BYTES and key[8] == _SEPARATOR and key[KEY_BYTES:] in (b"", TOMBSTONE_MARK)
+    if len(key) < KEY_BYTES or key[8] != _SEPARATOR or key[KEY_BYTES:] not in (b"", TOMBSTONE_MARK):
+        return False
+    return bool(_read_form(key)[2] <= SUB_MASK)
 
 
 def is_tombstone(key: bytes) -> bool:

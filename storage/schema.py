@@ -12,17 +12,23 @@ databases; within a bucket keys sort as bytes.
 after the entry ``consistent_index``, so that replay of the log skips nothing and repeats nothing (etcd's data
 inconsistency of 3.5.0, issue 13766, was a violation of this rule).
 
-Left out: any migration. There is one format so far.
+Left out: any migration. There is one format so far; ``datadir.format_refusal`` says what numbers of later ones hold.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
+from raftkv.errors import CorruptionError, StorageError
 from raftkv.raft.types import ConfState
+from raftkv.storage.datadir import format_refusal
 
 FORMAT_VERSION: Final = 1
 """Refused at open when the database on disk says another number."""
@@ -59,14 +65,43 @@ META_SCHEDULED_COMPACT: Final = b"scheduledCompactRev"
 META_FINISHED_COMPACT: Final = b"finishedCompactRev"
 META_FORMAT_VERSION: Final = b"formatVersion"
 
+CLUSTER_LOG_MADE: Final = b"raftkv_log_made"
+"""Key in ``cluster`` that says that a log was made: without it now, votes and acknowledgements are lost even if nothing
+was applied yet."""
+
 META_OF_THE_LOG: Final = frozenset({META_CONSISTENT_INDEX, META_TERM})
 """How far the log is applied: it moves with elections and reads too, so it is not part of the state (etcd: the keys
 that its hash of the backend ignores)."""
+
+CLUSTER_VERSION_PREFIX: Final = b"raftkv_version/"
+"""Keys of ``cluster`` with the version that a member published, by its id. Not part of the state that members compare:
+versions that did not know of it yet left it out."""
 
 META_KEY_BYTES_MAX: Final = 511
 """Longest key of any bucket (LMDB's own limit)."""
 
 _U64 = struct.Struct(">Q")
+
+
+def is_compared(bucket: bytes, key: bytes) -> bool:
+    """Return whether a record is part of what all members that applied the same entries have alike."""
+    if bucket == META:
+        return key not in META_OF_THE_LOG
+    return bucket != CLUSTER or not key.startswith(CLUSTER_VERSION_PREFIX)
+
+
+@contextmanager
+def reading(bucket: bytes) -> Iterator[None]:
+    """Name the bucket whose records turn out not to be what was written; none of them has a checksum of its own.
+
+    Raises:
+        CorruptionError: the block could not make sense of one.
+    """
+    try:
+        yield
+    except (struct.error, DecodeError, ValueError, KeyError, TypeError, RecursionError) as error:
+        text = f"a record of the bucket {bucket.decode()} is not what was written: {type(error).__name__}: {error}"
+        raise CorruptionError(text) from None
 
 
 def encode_integer(number: int) -> bytes:
@@ -75,8 +110,32 @@ def encode_integer(number: int) -> bytes:
 
 
 def decode_integer(data: bytes | None) -> int | None:
-    """Return the integer of ``encode_integer``; ``None`` stays ``None``."""
-    return None if data is None else int(_U64.unpack(data)[0])
+    """Return the integer of ``encode_integer``; ``None`` stays ``None``.
+
+    Raises:
+        CorruptionError: it is none.
+    """
+    if data is None:
+        return None
+    if len(data) != _U64.size:
+        raise CorruptionError(f"{data[:16].hex()} in the bucket meta is not an integer of 8 bytes")
+    return int.from_bytes(data)
+
+
+def check_format(data: bytes | None, what: str) -> None:
+    """Refuse a database of a format that this version does not know.
+
+    Arguments:
+        data: its value of ``META_FORMAT_VERSION``; ``None`` in one that was just made.
+        what: the database, for the error.
+
+    Raises:
+        StorageError: it has another format; says which raftkv reads it.
+        CorruptionError: it is no number.
+    """
+    stated = decode_integer(data)
+    if stated is not None and (refusal := format_refusal(what, stated, FORMAT_VERSION)):
+        raise StorageError(refusal)
 
 
 def read_compact_revisions(get: Callable[[bytes, bytes], bytes | None]) -> tuple[int, int]:
@@ -100,14 +159,23 @@ def encode_conf_state(conf: ConfState) -> bytes:
 
 
 def decode_conf_state(data: bytes | None) -> ConfState:
-    """Return the configuration of ``encode_conf_state``; ``None`` is the empty one."""
+    """Return the configuration of ``encode_conf_state``; ``None`` is the empty one.
+
+    Raises:
+        CorruptionError: it is none.
+    """
     if data is None:
         return ConfState()
-    fields = json.loads(data)
-    return ConfState(
-        voters=tuple(fields["voters"]),
-        learners=tuple(fields["learners"]),
-        voters_outgoing=tuple(fields["voters_outgoing"]),
-        learners_next=tuple(fields["learners_next"]),
-        auto_leave=fields["auto_leave"],
-    )
+    with reading(META):
+        fields = json.loads(data)
+        conf = ConfState(
+            voters=tuple(fields["voters"]),
+            learners=tuple(fields["learners"]),
+            voters_outgoing=tuple(fields["voters_outgoing"]),
+            learners_next=tuple(fields["learners_next"]),
+            auto_leave=fields["auto_leave"],
+        )
+        ids = chain(conf.voters, conf.learners, conf.voters_outgoing, conf.learners_next)
+        if not isinstance(conf.auto_leave, bool) or not all(isinstance(one, int) for one in ids):
+            raise ValueError(f"{data[:64]!r} is not a configuration")
+        return conf

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,8 @@ from raftkv.errors import CorruptionError
 from raftkv.raft.types import ConfState, SnapshotMeta
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend
-from raftkv.storage.backend.lmdb import LMDBBackend, replace_file
+from raftkv.storage.backend.copying import SteadyFile, create
+from raftkv.storage.backend.lmdb import LMDBBackend, declared, read_value, replace_file
 from raftkv.storage.failpoints import failpoint
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -53,41 +56,60 @@ class SnapshotInfo:
     sha256: bytes
 
 
-def write_snapshot(backend: Backend, path: Path) -> SnapshotInfo:
+def write_snapshot(backend: Backend, path: Path, rest: Callable[[float], None] = lambda worked_s: None) -> SnapshotInfo:
     """Copy the last committed state of a backend to a new file; durable on return. Runs on any thread.
 
     Arguments:
         backend: the engine.
         path: of the new file; there must be none.
+        rest: called after each megabyte with the time that it took (seconds); may wait, and ends the copy by raising.
 
     Raises:
         SpaceError, StorageError: the file could not be written; it is removed.
     """
     try:
-        backend.copy_to(path)
-        return describe_snapshot(path)
+        created = create(path)
+    except OSError as error:
+        raise declared(error, path) from error
+    try:
+        with closing(created) as file:
+            sha256 = _copy(backend, file, rest)
+            failpoint("snapshotBeforeCopySync")
+            file.sync()
+        meta = read_meta(path)
+        return SnapshotInfo(meta.index, meta.term, meta.conf_state, path.stat().st_size, sha256)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise declared(error, path) from error
     # Half a copy is of no use to anybody, and takes the room of a whole database.
     except BaseException:
         path.unlink(missing_ok=True)
         raise
 
 
-def describe_snapshot(path: Path) -> SnapshotInfo:
-    """Return what a snapshot file says, and its hash.
-
-    Raises:
-        StorageError: it is no database.
-    """
-    meta = read_meta(path)
-    return SnapshotInfo(meta.index, meta.term, meta.conf_state, path.stat().st_size, _sha256(path))
+def _copy(backend: Backend, file: SteadyFile, rest: Callable[[float], None]) -> bytes:
+    """Write all of a database to a file; its SHA-256, made of the bytes on their way."""
+    digest = hashlib.sha256()
+    with closing(backend.copy_pieces()) as pieces:
+        started, worked_bytes = time.perf_counter(), 0
+        for piece in pieces:
+            digest.update(piece)
+            file.write(piece)
+            worked_bytes += len(piece)
+            if worked_bytes >= _CHUNK_BYTES:
+                rest(time.perf_counter() - started)
+                started, worked_bytes = time.perf_counter(), 0
+    return digest.digest()
 
 
 def read_meta(path: Path) -> SnapshotMeta:
     """Return the point of the log that a database file holds; nobody may have it open.
 
     Raises:
-        StorageError: it is no database.
+        StorageError: it is no database, or one of a later format.
     """
+    # Before anything else is opened: a later format may have other buckets.
+    schema.check_format(read_value(path, schema.META, schema.META_FORMAT_VERSION), f"the database {path}")
     with closing(LMDBBackend(path, read_only=True)) as backend, closing(backend.begin_read()) as read:
         return SnapshotMeta(
             index=schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0,

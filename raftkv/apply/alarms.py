@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from typing import Final, Protocol, cast
 
 from raftkv import errors
+from raftkv.apply import plain_txn, txn
 from raftkv.apply import request as requests
-from raftkv.apply import txn
 from raftkv.pb import rpc_pb2
+from raftkv.storage import schema
 
 _KEY: Final = struct.Struct(">Qi")
 ALARMS_MAX: Final = 1_000
@@ -61,7 +62,8 @@ class Alarms:
 
     def reload(self) -> None:
         """Read the alarms back from the store: at start, and after a snapshot replaced it."""
-        self._raised = {_KEY.unpack(key) for key, _ in self._store.meta_items(self._bucket)}
+        with schema.reading(self._bucket):
+            self._raised = {_KEY.unpack(key) for key, _ in self._store.meta_items(self._bucket)}
         self._note()
 
     def _note(self) -> None:
@@ -91,18 +93,20 @@ class Alarms:
             _alarm_member(member_id, kind) for member_id, kind in sorted(self._raised) if alarm in (rpc_pb2.NONE, kind)
         ]
 
-    def refusal(self, kind: int, request: object) -> errors.StatusError | None:
-        """Return why a write cannot be applied now, if an alarm forbids it.
+    def check(self, kind: int, request: object) -> None:
+        """Refuse what cannot be applied while an alarm is raised.
 
         Arguments:
             kind: of the request.
             request: the parsed message.
+
+        Raises:
+            CorruptClusterError, NoSpaceError: by the alarm that forbids it.
         """
         if self.corrupt and kind in _REFUSED_WHEN_CORRUPT:
-            return errors.CorruptClusterError()
+            raise errors.CorruptClusterError
         if self.no_space and can_grow(kind, request):
-            return errors.NoSpaceError()
-        return None
+            raise errors.NoSpaceError
 
     def _activate(self, member_id: int, alarm: int) -> list[rpc_pb2.AlarmMember]:
         if alarm == rpc_pb2.NONE:
@@ -147,6 +151,8 @@ def can_grow(kind: int, request: object) -> bool:
 
     Arguments:
         kind: of the request.
-        request: the parsed message.
+        request: the parsed message, or a ``PlainTxn``.
     """
+    if isinstance(request, plain_txn.PlainTxn):
+        return request.writes
     return kind in _ALWAYS_GROW or (isinstance(request, rpc_pb2.TxnRequest) and txn.has_put(request))

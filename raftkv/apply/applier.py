@@ -24,14 +24,20 @@ from typing import Any, Final, Protocol
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import ranges, read_txn, response, txn
+from raftkv.apply import plain_txn, quotas, ranges, read_txn, response, txn
 from raftkv.apply import request as requests
-from raftkv.apply.alarms import Alarms, MetaStore
+from raftkv.apply.alarms import Alarms
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.auth.rights import KINDS_OF_MEMBERS, Rights
+from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.downgrade import Downgrade
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
-from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.apply.quotas import Quotas
+from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.rpc_pb2 import PutRequest
 from raftkv.storage.mvcc_range import PinnedView
+from raftkv.storage.mvcc_txn import Change
 from raftkv.storage.revision import SUB_MASK
 
 Kind = requests.Kind
@@ -44,11 +50,18 @@ class WriteTxn(txn.WriteView, Protocol):
         """Make the writes visible to readers."""
 
 
-class Store(txn.PathView, ranges.SmallView, MetaStore, Protocol):
+class Store(txn.PathView, ranges.SmallView, quotas.Store, Protocol):
     """The part of the MVCC store that applying needs."""
+
+    @property
+    def unfinished_changes(self) -> list[Change]:
+        """What the open write transaction has done so far."""
 
     def lease_key_count(self, lease: int) -> int:
         """Return the number of keys attached to a lease."""
+
+    def lease_key_from(self, lease: int, key: bytes) -> bytes | None:
+        """Return the first key of a lease that is not below a key, None if there is none."""
 
     def begin(self) -> WriteTxn:
         """Open a write transaction."""
@@ -111,7 +124,7 @@ CHANGES_MAX: Final = SUB_MASK + 1
 PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
     Kind.PUT: rpc_pb2.PutRequest.FromString,
     Kind.DELETE_RANGE: rpc_pb2.DeleteRangeRequest.FromString,
-    Kind.TXN: rpc_pb2.TxnRequest.FromString,
+    Kind.TXN: plain_txn.parse,
     Kind.COMPACT: rpc_pb2.CompactionRequest.FromString,
     Kind.ALARM: rpc_pb2.AlarmRequest.FromString,
     Kind.MEMBER_ATTRIBUTES: raft_pb2.MemberRecord.FromString,
@@ -119,6 +132,9 @@ PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
     Kind.LEASE_REVOKE: rpc_pb2.LeaseRevokeRequest.FromString,
     Kind.LEASE_EXPIRE: raft_pb2.LeaseDecision.FromString,
     Kind.LEASE_RENEW: raft_pb2.LeaseDecision.FromString,
+    Kind.PREFIX_QUOTA: lambda body: admin_pb2.QuotaSetRequest.FromString(requests.unversioned(body)),
+    Kind.AUTH: lambda body: raft_pb2.AuthChange.FromString(requests.unversioned(body)),
+    Kind.DOWNGRADE: lambda body: rpc_pb2.DowngradeInfo.FromString(requests.unversioned(body)),
 }
 
 
@@ -134,7 +150,10 @@ class Applier:
         changes_max: what one revision can hold.
 
     Attributes:
-        term: Raft term of the entry being applied; decisions of a leader hold under its own term alone.
+        downgrade: the downgrade job of the cluster.
+        quotas: those of prefixes.
+        auth, rights: users and roles, and what they may do.
+        term, index: of the entry being applied; decisions of a leader hold under its own term alone.
     """
 
     def __init__(
@@ -154,7 +173,12 @@ class Applier:
         self.alarms = alarms
         self.membership = membership
         self.leases = leases
-        self.term = 0
+        self.downgrade = Downgrade(store)
+        self.quotas = Quotas(store)
+        self.auth = AuthStore(store)
+        self.rights = Rights(self.auth, store)
+        membership.check_caller = self._check_change_of_members
+        self.term = self.index = 0
         self._is_answered = True
         self._when_compacted: list[Callable[[], None]] = []
         self._handlers: dict[int, Callable[[Any], Outcome | Work]] = {
@@ -168,6 +192,9 @@ class Applier:
             Kind.LEASE_REVOKE: self._lease_revoke,
             Kind.LEASE_EXPIRE: self._lease_expire,
             Kind.LEASE_RENEW: self._lease_renew,
+            Kind.PREFIX_QUOTA: self._prefix_quota,
+            Kind.DOWNGRADE: self._downgrade,
+            Kind.AUTH: self._auth,
         }
 
     def apply(self, kind: int, body: bytes, request: Any = None, *, is_answered: bool = True) -> Outcome:
@@ -185,7 +212,7 @@ class Applier:
         Arguments:
             kind: of the request.
             body: its protobuf bytes.
-            request: the same already parsed, where the caller has it.
+            request: the same already parsed, where the caller has it; a txn may be a ``PlainTxn``.
             is_answered: whether somebody waits here for the answer; else what is only read for it may be left out.
 
         Returns:
@@ -196,6 +223,12 @@ class Applier:
             UnknownEntryError: this version does not know the kind.
             InvariantError: the entry could not be executed for a reason that is not an answer.
         """
+        caller = None
+        if kind == Kind.IDENTIFIED:
+            try:
+                caller, kind, body = requests.decode_identified(body)
+            except errors.MalformedEntryError as error:
+                return Outcome(self.store.revision, error=error)
         handler = self._handlers.get(kind)
         if handler is None:
             raise _unknown(kind, body)
@@ -203,11 +236,16 @@ class Applier:
         try:
             if request is None:
                 request = PARSERS[kind](body)
+            # Rights may have changed since the request was let in. They come before the alarms: who may do nothing is
+            # told nothing.
+            if self.auth.is_enabled and (caller is not None or kind not in KINDS_OF_MEMBERS):
+                request = _message(request)
+                left = self.rights.check_in_pieces(kind, request, caller)
+                if left is not None:
+                    return self._drive(kind, self._execute_after(left, kind, request))
             # The alarms are part of the state, so every member refuses the same entries.
             if self.alarms.any:
-                refusal = self.alarms.refusal(kind, request)
-                if refusal is not None:
-                    return Outcome(self.store.revision, error=refusal)
+                self.alarms.check(kind, request)
             outcome = handler(request)
             return outcome if isinstance(outcome, Outcome) else self._drive(kind, outcome)
         except errors.StatusError as error:
@@ -218,10 +256,27 @@ class Applier:
         except BaseException as error:
             raise self._failed(kind, error) from error
 
+    def _execute_after(self, checks: Generator[None, None, None], kind: int, request: Any) -> Work:
+        """Execute an entry once what is left of its checks is done."""
+        yield from checks
+        self.alarms.check(kind, request)
+        outcome = self._handlers[kind](request)
+        return outcome if isinstance(outcome, Outcome) else (yield from outcome)
+
     def _drive(self, kind: int, work: Work) -> Work:
         """The rest of an entry: what it raises ends as what is raised at once."""
         try:
-            return (yield from work)
+            if not self.quotas.is_active:
+                return (yield from work)
+            while True:
+                try:
+                    next(work)
+                except StopIteration as end:
+                    outcome: Outcome = end.value
+                    return outcome
+                # A piece at a time, so that the end of a transaction of a million changes is short, too.
+                self.quotas.account_unfinished(self.store.unfinished_changes)
+                yield
         except errors.StatusError as error:
             return Outcome(self.store.revision, error=error)
         except GeneratorExit:
@@ -239,6 +294,8 @@ class Applier:
     def _put(self, request: PutRequest) -> Outcome:
         if request.lease or request.prev_kv or request.ignore_value or request.ignore_lease:
             return self._put_with_options(request)
+        if self.quotas.is_active:
+            self.quotas.check_put(request)
         # The plain put is most of all writes: no call between here and the store.
         write = self.store.begin()
         write.put(request.key, request.value)
@@ -247,6 +304,8 @@ class Applier:
 
     def _put_with_options(self, request: PutRequest) -> Outcome:
         txn.check_put(self.store, request, self.leases)
+        if self.quotas.is_active:
+            self.quotas.check_put(request)
         write = self.store.begin()
         revision, body = txn.put(write, request)
         write.end()
@@ -270,7 +329,21 @@ class Applier:
         write.end()
         return Outcome(revision, body)
 
-    def _txn(self, request: rpc_pb2.TxnRequest) -> Outcome | Work:
+    def _txn(self, request: rpc_pb2.TxnRequest | plain_txn.PlainTxn) -> Outcome | Work:
+        if not isinstance(request, plain_txn.PlainTxn):
+            return self._any_txn(request)
+        if self.quotas.is_active or request.size > self._at_once_max:
+            return self._any_txn(request.message())
+        store = self.store
+        succeeded = plain_txn.choose(store, request)
+        branch = request.success if succeeded else request.failure
+        plain_txn.check(branch, self.leases)
+        write = store.begin()
+        body = plain_txn.execute(write, succeeded, branch, is_answered=self._is_answered)
+        write.end()
+        return Outcome(store.revision, body)
+
+    def _any_txn(self, request: rpc_pb2.TxnRequest) -> Outcome | Work:
         budget = txn.Budget(self._at_once_max)
         try:
             path = txn.choose_path(self.store, request, budget)
@@ -281,6 +354,8 @@ class Applier:
             return self._txn_in_pieces(request, self._is_answered)
         # The path with its answers, because what is refused must not depend on whether somebody waits here.
         txn.check_path(self.store, path, self.leases)
+        if self.quotas.is_active:
+            txn.finish(self.quotas.check_path(path))
         write = self.store.begin()
         body = txn.execute(write, executed)
         write.end()
@@ -289,6 +364,8 @@ class Applier:
     def _txn_in_pieces(self, request: rpc_pb2.TxnRequest, is_answered: bool) -> Work:
         path = yield from txn.choose_path_in_pieces(self.store, request)
         txn.check_path(self.store, path, self.leases)
+        if self.quotas.is_active:
+            yield from self.quotas.check_path(path)
         yield
         if not is_answered:
             path = txn.without_answers(path)
@@ -335,6 +412,28 @@ class Applier:
         answer = rpc_pb2.AlarmResponse(alarms=self.alarms.execute(request))
         return Outcome(self.store.revision, answer.SerializeToString())
 
+    def _prefix_quota(self, request: admin_pb2.QuotaSetRequest) -> Outcome | Work:
+        work = self._prefix_quota_in_pieces(request)
+        count = self.store.known_count(request.prefix, quotas.prefix_end(request.prefix))
+        return work if count > self._at_once_max else txn.finish(work)
+
+    def _prefix_quota_in_pieces(self, request: admin_pb2.QuotaSetRequest) -> Work:
+        quota = yield from self.quotas.execute(request)
+        body = b"" if quota is None else admin_pb2.QuotaSetResponse(quota=quota.message()).SerializeToString()
+        return Outcome(self.store.revision, body)
+
+    def _auth(self, change: raft_pb2.AuthChange) -> Outcome:
+        answer = self.auth.execute(change, self.index)
+        return Outcome(self.store.revision, answer.SerializeToString())
+
+    def _downgrade(self, wanted: rpc_pb2.DowngradeInfo) -> Outcome:
+        self.downgrade.execute(wanted)
+        return Outcome(self.store.revision)
+
+    def _check_change_of_members(self, caller: Caller | None) -> None:
+        if self.auth.is_enabled:
+            self.rights.check_root(caller)
+
     def _member_attributes(self, record: raft_pb2.MemberRecord) -> Outcome:
         self.membership.set_attributes(record)
         return Outcome(self.store.revision)
@@ -370,6 +469,10 @@ class Applier:
         """Refuse what a leader decided before another took over: the new one may have decided otherwise."""
         if decision.term != self.term:
             raise errors.LeaderChangedError
+
+
+def _message(request: Any) -> Any:
+    return request.message() if isinstance(request, plain_txn.PlainTxn) else request
 
 
 def _unknown(kind: int, body: bytes) -> errors.UnknownEntryError:

@@ -70,19 +70,23 @@ def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> None:
     """
     _check_operations(request, operations_max, [OPERATIONS_TOTAL_MAX])
     for branch in (request.success, request.failure):
-        _check_branch(branch)
+        # One put, range or deletion cannot write a key twice.
+        if len(branch) > 1 or (branch and branch[0].HasField("request_txn")):
+            _check_branch(branch)
 
 
 def _check_operations(request: rpc_pb2.TxnRequest, operations_max: int, left: list[int]) -> None:
     # etcd limits the longest of the three lists; the sum over all nested txns is a limit of our own.
-    size = max(len(request.compare), len(request.success), len(request.failure))
-    left[0] -= len(request.compare) + len(request.success) + len(request.failure)
+    compares, success, failure = request.compare, request.success, request.failure
+    sizes = len(compares), len(success), len(failure)
+    size = max(sizes)
+    left[0] -= sum(sizes)
     if size > operations_max or left[0] < 0:
         raise errors.TooManyOperationsError
-    for compare in request.compare:
+    for compare in compares:
         if not compare.key:
             raise errors.EmptyKeyError
-    for branch in (request.success, request.failure):
+    for branch in (success, failure):
         for operation in branch:
             # A nested txn may use what its parent left of the budget.
             _check_operation(operation, operations_max - size, left)
@@ -174,20 +178,23 @@ def _check_branch(operations: Iterable[rpc_pb2.RequestOp]) -> _Written:
             txn exclude each other, so both may put the same key.
     """
     # Deletions, then nested txns, then puts, as etcd's checkIntervals: the same txns are refused, for the same reason.
-    operations = list(operations)
     written = _Written()
+    txns: list[rpc_pb2.TxnRequest] = []
+    put_keys: list[bytes] = []
     for operation in operations:
-        if operation.HasField("request_delete_range"):
+        kind = operation.WhichOneof("request")
+        if kind == "request_put":
+            put_keys.append(operation.request_put.key)
+        elif kind == "request_delete_range":
             written.deletes.add(*_interval(operation.request_delete_range))
-    for operation in operations:
-        if operation.HasField("request_txn"):
-            written = _merge_nested(operation.request_txn, written)
-    for operation in operations:
-        if operation.HasField("request_put"):
-            key = operation.request_put.key
-            if key in written.puts or key in written.deletes:
-                raise errors.DuplicateKeyError
-            written.puts.add(key)
+        elif kind == "request_txn":
+            txns.append(operation.request_txn)
+    for request in txns:
+        written = _merge_nested(request, written)
+    for key in put_keys:
+        if key in written.puts or key in written.deletes:
+            raise errors.DuplicateKeyError
+        written.puts.add(key)
     return written
 
 

@@ -3,7 +3,7 @@
 Versions, revisions and leases are in the index; only VALUE reads records. All compares on one interval and target are
 one condition, so the interval is walked once however many they are, and no further than the first key that fails.
 
-    holds(view, compare)                 # one that names a key
+    holds(view, key, target, result, 1)  # one that names a key
     yield from all_hold(view, compares)  # any, with a pause after each small piece of work
 
 Rules, etcd's: a predicate on an interval must hold for every key of it. A missing key has no value to compare with, so
@@ -21,6 +21,9 @@ from raftkv.storage.index import State
 from raftkv.storage.revision import SUB_BITS
 
 Compare = rpc_pb2.Compare
+# Asked for by name, an enum's value costs more than a comparison with it.
+_EQUAL, _GREATER, _LESS, _NOT_EQUAL = Compare.EQUAL, Compare.GREATER, Compare.LESS, Compare.NOT_EQUAL
+_VERSION, _CREATE, _MOD, _VALUE, _LEASE = Compare.VERSION, Compare.CREATE, Compare.MOD, Compare.VALUE, Compare.LEASE
 KEYS_PER_PIECE: Final = 512
 BYTES_PER_PIECE: Final = 256 * 1024
 
@@ -88,20 +91,21 @@ class View(Protocol):
         """Raise when it cannot be read any more."""
 
 
-def holds(view: View, compare: Compare) -> bool:
+def holds(view: View, key: bytes, target: int, result: int, wanted: Any) -> bool:
     """Return whether a predicate on a single key holds.
 
     Arguments:
         view: what it is evaluated on.
-        compare: the predicate; its ``range_end`` is empty.
+        key, target, result: of the predicate.
+        wanted: what is compared with.
     """
-    reader, target = view.reader, compare.target
-    state = reader.state(compare.key, view.revision)
+    reader = view.reader
+    state = reader.state(key, view.revision)
     # etcd compares with zeros for a key that does not exist, but a value that does not exist equals and orders with
     # nothing.
     if state is None:
-        return target != Compare.VALUE and _matches(compare.result, 0, _wanted(compare))
-    return _matches(compare.result, _operand(reader, target, state), _wanted(compare))
+        return target != _VALUE and _matches(result, 0, wanted)
+    return _matches(result, _operand(reader, target, state), wanted)
 
 
 def all_hold(view: View, compares: Iterable[Compare]) -> Generator[None, None, bool]:
@@ -118,7 +122,7 @@ def all_hold(view: View, compares: Iterable[Compare]) -> Generator[None, None, b
         condition = conditions.get(name)
         if condition is None:
             condition = conditions[name] = _Condition()
-        condition.add(compare.result, _wanted(compare))
+        condition.add(compare.result, wanted(compare))
     for (key, end, target), condition in conditions.items():
         if not (yield from _holds_throughout(view, key, end, target, condition)):
             return False
@@ -143,7 +147,7 @@ def _holds_throughout(
             yield
         yield
     # An interval without keys counts as one key that does not exist.
-    return not is_empty or (target != Compare.VALUE and condition.passes_all((0,)))
+    return not is_empty or (target != _VALUE and condition.passes_all((0,)))
 
 
 class _Condition:
@@ -159,14 +163,14 @@ class _Condition:
         self.is_false = False
 
     def add(self, result: int, wanted: Any) -> None:
-        if result == Compare.EQUAL:
+        if result == _EQUAL:
             self.is_false = self.is_false or (self.equal is not None and self.equal != wanted)
             self.equal = wanted
-        elif result == Compare.NOT_EQUAL:
+        elif result == _NOT_EQUAL:
             self.unequal.add(wanted)
-        elif result == Compare.GREATER:
+        elif result == _GREATER:
             self.greater = wanted if self.greater is None else max(self.greater, wanted)
-        elif result == Compare.LESS:
+        elif result == _LESS:
             self.less = wanted if self.less is None else min(self.less, wanted)
 
     def passes_all(self, values: Sequence[Any]) -> bool:
@@ -181,54 +185,54 @@ class _Condition:
 
 
 _WANTED: Final[dict[int, Callable[[Compare], Any]]] = {
-    Compare.VERSION: lambda compare: compare.version,
-    Compare.CREATE: lambda compare: compare.create_revision,
-    Compare.MOD: lambda compare: compare.mod_revision,
-    Compare.VALUE: lambda compare: compare.value,
-    Compare.LEASE: lambda compare: compare.lease,
+    _VERSION: lambda compare: compare.version,
+    _CREATE: lambda compare: compare.create_revision,
+    _MOD: lambda compare: compare.mod_revision,
+    _VALUE: lambda compare: compare.value,
+    _LEASE: lambda compare: compare.lease,
 }
 
 
-def _wanted(compare: Compare) -> Any:
-    """What is compared with: zero when the target's own field is not set."""
-    wanted = _WANTED.get(compare.target)
-    return 0 if wanted is None else wanted(compare)
+def wanted(compare: Compare) -> Any:
+    """Return what is compared with: zero when the target's own field is not set."""
+    operand = _WANTED.get(compare.target)
+    return 0 if operand is None else operand(compare)
 
 
 def _matches(result: int, have: Any, want: Any) -> bool:
-    if result == Compare.EQUAL:
+    if result == _EQUAL:
         return bool(have == want)
-    if result == Compare.NOT_EQUAL:
+    if result == _NOT_EQUAL:
         return bool(have != want)
-    if result == Compare.GREATER:
+    if result == _GREATER:
         return bool(have > want)
-    return bool(have < want) if result == Compare.LESS else True
+    return bool(have < want) if result == _LESS else True
 
 
 def _operand(reader: Reader, target: int, state: State) -> Any:
     key, revision, created, version = state
-    if target == Compare.VALUE:
+    if target == _VALUE:
         return kv_pb2.KeyValue.FromString(reader.record(revision)).value
-    if target == Compare.VERSION:
+    if target == _VERSION:
         return version
-    if target == Compare.CREATE:
+    if target == _CREATE:
         return created
-    if target == Compare.MOD:
+    if target == _MOD:
         return revision >> SUB_BITS
-    return reader.lease_at(key, revision) if target == Compare.LEASE else 0
+    return reader.lease_at(key, revision) if target == _LEASE else 0
 
 
 def _operands(reader: Reader, target: int, states: list[State]) -> list[Any]:
     """The operands of the first keys: of all, but for values that would be too much at once."""
-    if target == Compare.VALUE:
+    if target == _VALUE:
         parse = kv_pb2.KeyValue.FromString
         return [parse(kv).value for kv in reader.load_all([state[1] for state in states], BYTES_PER_PIECE)]
-    if target == Compare.VERSION:
+    if target == _VERSION:
         return [state[3] for state in states]
-    if target == Compare.CREATE:
+    if target == _CREATE:
         return [state[2] for state in states]
-    if target == Compare.MOD:
+    if target == _MOD:
         return [state[1] >> SUB_BITS for state in states]
-    if target == Compare.LEASE:
+    if target == _LEASE:
         return [reader.lease_at(state[0], state[1]) for state in states]
     return [0] * len(states)

@@ -116,7 +116,8 @@ class Leases:
     def reload(self) -> None:
         """Read the leases back from the store: at start, and after a snapshot replaced it."""
         items = self._store.meta_items(schema.LEASE)
-        self.granted = {_ID.unpack(key)[0]: _ID.unpack(value)[0] for key, value in items}
+        with schema.reading(schema.LEASE):
+            self.granted = {_ID.unpack(key)[0]: _ID.unpack(value)[0] for key, value in items}
         self.observer.reloaded(self.granted)
 
     def exists(self, lease_id: int) -> bool:

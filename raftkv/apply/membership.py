@@ -1,42 +1,211 @@
-"""The members of the cluster, as agreed through the log.
+"""The members of the cluster, as agreed through the log, and which changes of them are valid.
 
-Owns the members bucket: id to ``etcdserverpb.Member``. Who votes is Raft's business (its ConfState is stored beside
-the applied index); this is what clients are shown.
+Owns two buckets: ``members``, id to ``etcdserverpb.Member``, and ``members_removed``, the ids of all that ever left,
+which are kept for ever. Who votes is Raft's business (its ConfState is stored beside the applied index); this is what
+clients are shown, and what decides whether a change is valid when it is applied.
+
+    entry of a change:  steps of Raft's configuration | context: MembershipChange (request id, what changes)
+
+    decision = membership.decide(data)      # pure: what the entry does to the members, or how it is refused
+    membership.execute(decision, conf_state)   # once Raft has taken the change over
+
+Invariants
+
+- ``decide`` looks at nothing but the entry, the two buckets and the rights of its caller, so all members decide alike.
+  Whatever the bytes are, there is a decision; what is refused changes neither the members nor Raft's configuration.
+- A member that leaves by a joint change is one until the joint configuration is left: until then it votes.
+- An id that has left never comes back; no two members share a peer URL; somebody votes.
+- The steps of an entry are those that its context asks for (``conf_change_of``), so that the members shown and those
+  that vote never differ. An entry without context is Raft's own (leaving a joint configuration) and shows nothing.
+- The version of raftkv that a member published lies in the cluster bucket, where versions that know nothing of it do
+  not look.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
+from raftkv import cluster_id, errors
 from raftkv.apply.alarms import MetaStore
+from raftkv.apply.auth.caller import Caller
 from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.raft import confchange
+from raftkv.raft.errors import ConfChangeError
+from raftkv.raft.types import ConfChange, ConfChangeSingle, ConfChangeType, ConfState
+from raftkv.storage import schema
 
 _KEY: Final = struct.Struct(">Q")
+_REMOVED: Final = b"removed"
+"""Value of an id that has left (as in etcd)."""
+
+Change = raft_pb2.MemberChange
+Members = Mapping[int, rpc_pb2.Member]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an entry that changes the configuration does.
+
+    Attributes:
+        request_id: pairs it with who asked for it.
+        change: for Raft; None if nothing changes.
+        members: those that are new or changed.
+        removed: ids that leave.
+        has_caller: whether a user asked for it.
+        error: why nothing changes.
+    """
+
+    request_id: int = 0
+    change: ConfChange | None = None
+    members: tuple[rpc_pb2.Member, ...] = ()
+    removed: tuple[int, ...] = ()
+    has_caller: bool = False
+    error: errors.StatusError | None = None
+
+
+def conf_change_of(record: raft_pb2.MembershipChange) -> ConfChange:
+    """Return the change of Raft's configuration that carries a change of members.
+
+    Arguments:
+        record: one change is one step; several are one joint change, which is left by itself.
+    """
+    steps = tuple(ConfChangeSingle(_step_of(change), change.member.ID) for change in record.changes)
+    return ConfChange(steps, context=record.SerializeToString(deterministic=True))
+
+
+def _is_url(text: str) -> bool:
+    """Whether a text is one URL, as it is written everywhere."""
+    try:
+        return cluster_id.parse_urls(text) == (text,)
+    except errors.ConfigError:
+        return False
+
+
+def _step_of(change: raft_pb2.MemberChange) -> ConfChangeType:
+    if change.kind == Change.REMOVE:
+        return ConfChangeType.REMOVE_NODE
+    if change.kind == Change.UPDATE:
+        return ConfChangeType.UPDATE_NODE
+    if change.kind == Change.ADD and change.member.isLearner:
+        return ConfChangeType.ADD_LEARNER_NODE
+    return ConfChangeType.ADD_NODE
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The members while the parts of one change are looked at."""
+
+    members: dict[int, rpc_pb2.Member]
+    gone: frozenset[int]
+    learners_max: int | None
+    changed: dict[int, rpc_pb2.Member] = field(default_factory=dict)
+    removed: list[int] = field(default_factory=list)
+
+    def take(self, change: raft_pb2.MemberChange) -> None:
+        """Make one part of the change. Raises StatusError if it is not valid here."""
+        member_id = change.member.ID
+        if change.kind == Change.ADD:
+            self._add(change.member)
+            return
+        member = self.members.get(member_id)
+        if member is None:
+            raise errors.MemberNotFoundError
+        if change.kind == Change.REMOVE:
+            del self.members[member_id]
+            self.changed.pop(member_id, None)
+            self.removed.append(member_id)
+        elif change.kind == Change.UPDATE:
+            self._check_urls(member_id, change.member.peerURLs)
+            self._put(member, peer_urls=change.member.peerURLs)
+        elif change.kind == Change.PROMOTE:
+            if not member.isLearner:
+                raise errors.MemberNotLearnerError
+            self._put(member, promoted=True)
+        else:
+            raise errors.MalformedEntryError
+
+    def _add(self, member: rpc_pb2.Member) -> None:
+        if member.ID in self.gone or member.ID in self.removed:
+            raise errors.MemberNotFoundError  # etcd's answer for an id that has left
+        if member.ID in self.members:
+            raise errors.MemberExistsError
+        if member.ID == 0:
+            raise errors.MalformedEntryError
+        self._check_urls(member.ID, member.peerURLs)
+        learners = sum(each.isLearner for each in self.members.values())
+        if member.isLearner and self.learners_max is not None and learners + 1 > self.learners_max:
+            raise errors.TooManyLearnersError
+        added = rpc_pb2.Member()
+        added.CopyFrom(member)
+        self.members[member.ID] = self.changed[member.ID] = added
+
+    def _check_urls(self, member_id: int, urls: Iterable[str]) -> None:
+        urls = set(urls)
+        if not urls or not all(map(_is_url, urls)):
+            raise errors.BadMemberURLsError
+        for other in self.members.values():
+            if member_id != other.ID and not urls.isdisjoint(other.peerURLs):
+                raise errors.PeerURLExistsError
+
+    def _put(self, member: rpc_pb2.Member, peer_urls: Iterable[str] | None = None, promoted: bool = False) -> None:
+        changed = rpc_pb2.Member()
+        changed.CopyFrom(member)
+        if peer_urls is not None:
+            changed.peerURLs[:] = peer_urls
+        if promoted:
+            changed.isLearner = False
+        self.members[member.ID] = self.changed[member.ID] = changed
+
+    def check_voters(self) -> None:
+        """Raise ``NotEnoughStartedMembersError`` if nobody would vote."""
+        if all(member.isLearner for member in self.members.values()):
+            raise errors.NotEnoughStartedMembersError
 
 
 class Membership:
-    """The members by id.
+    """The members by id, and the ids that have left.
 
     Arguments:
         store: where they are kept.
-        bucket: name of their bucket (``storage.schema``).
+        bucket, removed_bucket: names of their buckets.
+
+    Attributes:
+        check_caller: refuses a change by who asked for it; the applier's, which knows users and roles.
     """
 
-    def __init__(self, store: MetaStore, bucket: bytes) -> None:
+    def __init__(
+        self, store: MetaStore, bucket: bytes = schema.MEMBERS, removed_bucket: bytes = schema.MEMBERS_REMOVED
+    ) -> None:
         self._store = store
         self._bucket = bucket
+        self._removed_bucket = removed_bucket
         self.members: dict[int, rpc_pb2.Member] = {}
+        self._versions: dict[int, str] = {}
+        self.check_caller: Callable[[Caller | None], None] = lambda caller: None
+        self.removed: set[int] = set()
         self.reload()
 
     def reload(self) -> None:
         """Read the members back from the store: at start, and after a snapshot replaced it."""
-        records = (rpc_pb2.Member.FromString(value) for _, value in self._store.meta_items(self._bucket))
-        self.members = {member.ID: member for member in records}
+        with schema.reading(self._bucket):
+            records = (rpc_pb2.Member.FromString(value) for _, value in self._store.meta_items(self._bucket))
+            self.members = {member.ID: member for member in records}
+            self.removed = {_KEY.unpack(key)[0] for key, _ in self._store.meta_items(self._removed_bucket)}
+        prefix = schema.CLUSTER_VERSION_PREFIX
+        with schema.reading(schema.CLUSTER):
+            self._versions = {
+                _KEY.unpack(key[len(prefix) :])[0]: value.decode(errors="replace")
+                for key, value in self._store.meta_items(schema.CLUSTER)
+                if key.startswith(prefix)
+            }
 
     def bootstrap(self, members: Iterable[rpc_pb2.Member]) -> None:
-        """Write the members that a new cluster starts with."""
+        """Write the members that a member without data starts with."""
         for member in members:
             self._save(member)
 
@@ -53,10 +222,94 @@ class Membership:
         changed.ClearField("clientURLs")
         changed.clientURLs.extend(record.member.clientURLs)
         self._save(changed)
+        self._save_version(member.ID, record.version)
+
+    def version_of(self, member_id: int) -> str:
+        """Return the version that a member published, empty if it has not, or runs one that does not say."""
+        return self._versions.get(member_id, "")
 
     def list(self) -> list[rpc_pb2.Member]:
         """Return all members by id."""
         return [self.members[member_id] for member_id in sorted(self.members)]
+
+    def decide(self, data: bytes) -> Decision:
+        """Return what an entry that changes the configuration does here; changes nothing yet.
+
+        Arguments:
+            data: of the entry, whatever it holds.
+        """
+        try:
+            change = confchange.decode(data)
+        except ConfChangeError:
+            return Decision(error=errors.MalformedEntryError())
+        if not change.context:
+            return Decision(change=change)
+        try:
+            record = raft_pb2.MembershipChange.FromString(change.context)
+        except DecodeError:
+            return Decision(error=errors.MalformedEntryError())
+        try:
+            return self._decide(change, record)
+        except errors.StatusError as error:
+            return Decision(record.request_id, error=error)
+
+    def _decide(self, change: ConfChange, record: raft_pb2.MembershipChange) -> Decision:
+        wanted = conf_change_of(record)
+        if not record.changes or (change.changes, change.transition) != (wanted.changes, wanted.transition):
+            raise errors.MalformedEntryError
+        caller = Caller(record.caller.user, record.caller.auth_revision) if record.HasField("caller") else None
+        self.check_caller(caller)
+        draft = self.draft(record)
+        members, removed = tuple(draft.changed.values()), tuple(draft.removed)
+        return Decision(record.request_id, change, members, removed, has_caller=bool(record.caller.user))
+
+    def draft(self, record: raft_pb2.MembershipChange) -> _Draft:
+        """Return the members as a change would make them.
+
+        Raises:
+            StatusError: it is not valid now; exactly what applying it now would answer.
+        """
+        learners_max = record.learners_max if record.HasField("learners_max") else None
+        draft = _Draft(dict(self.members), frozenset(self.removed), learners_max)
+        for part in record.changes:
+            draft.take(part)
+        draft.check_voters()
+        return draft
+
+    def execute(self, decision: Decision, conf_state: ConfState) -> None:
+        """Take over a decision on an entry that Raft has taken over too.
+
+        Arguments:
+            decision: on the entry.
+            conf_state: the configuration after it.
+        """
+        for member in decision.members:
+            self._save(member)
+        removed = set(decision.removed)
+        if decision.change is not None and not decision.change.changes:  # a joint configuration was left
+            removed = self.members.keys() - {*conf_state.voters, *conf_state.learners}
+        # Who leaves by a joint change votes until that is over, so it has to be heard, and go on, until then.
+        for member_id in sorted(removed.difference(conf_state.voters_outgoing)):
+            self._remove(member_id)
+
+    def _remove(self, member_id: int) -> None:
+        self.members.pop(member_id, None)
+        self.removed.add(member_id)
+        key = _KEY.pack(member_id)
+        self._store.meta_delete(self._bucket, key)
+        self._store.meta_put(self._removed_bucket, key, _REMOVED)
+        self._save_version(member_id, "")
+
+    def _save_version(self, member_id: int, version: str) -> None:
+        if version == self._versions.get(member_id, ""):
+            return
+        key = schema.CLUSTER_VERSION_PREFIX + _KEY.pack(member_id)
+        if version:
+            self._versions[member_id] = version
+            self._store.meta_put(schema.CLUSTER, key, version.encode())
+        else:
+            self._versions.pop(member_id, None)
+            self._store.meta_delete(schema.CLUSTER, key)
 
     def _save(self, member: rpc_pb2.Member) -> None:
         self.members[member.ID] = member

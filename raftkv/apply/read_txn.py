@@ -32,11 +32,11 @@ def in_pieces(
         CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
     """
     succeeded = yield from compares.all_hold(view, request.compare)
-    operations = list(request.success if succeeded else request.failure)
-    txn.check_ranges(view, txn.Path(succeeded, operations))
+    path = txn.Path(succeeded, request.success if succeeded else request.failure)
+    txn.check_ranges(view, path)
     body = [response.txn_body(succeeded, ())]
-    for operation in operations:
-        revision, pieces = yield from ranges.in_pieces(view, operation.request_range, grow)
+    for _, operation in path.operations:
+        revision, pieces = yield from ranges.in_pieces(view, operation, grow)
         header = response.revision_header(revision)
         answer = response.head(_RANGE_ANSWER, len(header) + sum(map(len, pieces))) + header
         body += (response.head(3, len(answer) + sum(map(len, pieces))) + answer, *pieces)

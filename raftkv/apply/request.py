@@ -8,6 +8,14 @@ the applied entry with the caller that waits for it on the member that proposed 
 A member that meets a kind which it does not know must stop: it cannot tell what the others do with it. So that it can
 say which version to install, the body of every kind from ``VERSIONED_FIRST`` on begins with two bytes, the major and
 minor version of the first raftkv that knows the kind. Kinds below it are given out (1 to 11, and 7 was never written).
+
+    128 PREFIX_QUOTA    129 DOWNGRADE    130 IDENTIFIED    131 AUTH
+
+Where users are asked for, an entry of any other kind travels in one of the kind IDENTIFIED, which says who caused it:
+
+    130 | request id | version | inner kind | auth revision, 8 bytes | length of the user's name, 2 bytes | name | body
+
+The applying members check with it, once more, what the caller may do: a change of rights that came first counts.
 """
 
 from __future__ import annotations
@@ -15,6 +23,9 @@ from __future__ import annotations
 import enum
 import struct
 from typing import Final
+
+from raftkv import errors
+from raftkv.apply.auth.caller import Caller
 
 _HEADER: Final = struct.Struct(">BQ")
 HEADER_SIZE_BYTES: Final = _HEADER.size
@@ -36,6 +47,72 @@ class Kind(enum.IntEnum):
     LEASE_REVOKE = 9
     LEASE_EXPIRE = 10
     LEASE_RENEW = 11
+    PREFIX_QUOTA = 128
+    DOWNGRADE = 129
+    IDENTIFIED = 130
+    AUTH = 131
+
+
+FIRST_KNOWN_IN: Final[dict[int, tuple[int, int]]] = {
+    Kind.PREFIX_QUOTA: (0, 2),
+    Kind.DOWNGRADE: (0, 2),
+    Kind.IDENTIFIED: (0, 2),
+    Kind.AUTH: (0, 2),
+}
+"""Major and minor of the first version that knows a kind: it is proposed when all members run that or a later one."""
+
+_VERSION_SIZE_BYTES: Final = 2
+_IDENTITY: Final = struct.Struct(">BQH")
+INNER_KIND_AT: Final = HEADER_SIZE_BYTES + _VERSION_SIZE_BYTES
+"""Where the data of an IDENTIFIED entry says what it carries."""
+
+
+def versioned(kind: int, body: bytes) -> bytes:
+    """Return the body of an entry of a kind that not every version knows.
+
+    Arguments:
+        kind: from ``VERSIONED_FIRST`` on.
+        body: its protobuf bytes.
+    """
+    return bytes(FIRST_KNOWN_IN[kind]) + body
+
+
+def unversioned(body: bytes) -> bytes:
+    """Return the protobuf bytes of the body of a versioned kind.
+
+    Raises:
+        MalformedEntryError: it has no version.
+    """
+    if len(body) < _VERSION_SIZE_BYTES:
+        raise errors.MalformedEntryError
+    return body[_VERSION_SIZE_BYTES:]
+
+
+def identified(caller: Caller, kind: int, body: bytes) -> bytes:
+    """Return the body of an IDENTIFIED entry.
+
+    Arguments:
+        caller: who caused it.
+        kind, body: what it carries.
+    """
+    identity = _IDENTITY.pack(kind, caller.auth_revision, len(caller.user)) + caller.user
+    return versioned(Kind.IDENTIFIED, identity + body)
+
+
+def decode_identified(body: bytes) -> tuple[Caller, int, bytes]:
+    """Return the caller, the kind and the body that an IDENTIFIED entry carries.
+
+    Raises:
+        MalformedEntryError: it carries none.
+    """
+    start = _VERSION_SIZE_BYTES + _IDENTITY.size
+    if len(body) < start:
+        raise errors.MalformedEntryError
+    kind, auth_revision, size_bytes = _IDENTITY.unpack_from(body, _VERSION_SIZE_BYTES)
+    end = start + size_bytes
+    if len(body) < end or kind == Kind.IDENTIFIED:
+        raise errors.MalformedEntryError
+    return Caller(body[start:end], auth_revision), kind, body[end:]
 
 
 def encode(kind: int, request_id: int, body: bytes) -> bytes:

@@ -17,9 +17,8 @@ that nobody waits for, such as the end of a lease with many keys, is done the sa
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sized
-from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from collections.abc import Generator, Iterable, Iterator, Sized
+from typing import Any, Final, Protocol, TypeVar
 
 from raftkv import errors
 from raftkv.apply import compares, ranges, response
@@ -100,7 +99,11 @@ class PathView(Current, compares.View, Protocol):
 
 def is_readonly(request: rpc_pb2.TxnRequest) -> bool:
     """Return whether a txn can skip the log: it has ranges only. A nested txn counts as a write, as in etcd."""
-    return all(op.WhichOneof("request") == _RANGE for op in _both(request))
+    for branch in (request.success, request.failure):
+        for operation in branch:
+            if not operation.HasField(_RANGE):
+                return False
+    return True
 
 
 def is_serializable(request: rpc_pb2.TxnRequest) -> bool:
@@ -115,7 +118,12 @@ def is_serializable(request: rpc_pb2.TxnRequest) -> bool:
 
 def has_put(request: rpc_pb2.TxnRequest) -> bool:
     """Return whether a txn can grow the store: it is refused while the NOSPACE alarm is on."""
-    return any(op.HasField(_PUT) or (op.HasField(_TXN) and has_put(op.request_txn)) for op in _both(request))
+    for branch in (request.success, request.failure):
+        for operation in branch:
+            kind = operation.WhichOneof("request")
+            if kind == _PUT or (kind == _TXN and has_put(operation.request_txn)):
+                return True
+    return False
 
 
 def _both(request: rpc_pb2.TxnRequest) -> Iterator[rpc_pb2.RequestOp]:
@@ -123,14 +131,38 @@ def _both(request: rpc_pb2.TxnRequest) -> Iterator[rpc_pb2.RequestOp]:
     yield from request.failure
 
 
-@dataclass(slots=True)
-class Path:
-    """The taken branch of a txn, and the paths of the txns nested in it, in order."""
+Operation = tuple[str | None, Any]
+"""The field of a ``RequestOp`` that is set, and its message; ``None`` twice for an operation left empty."""
 
-    succeeded: bool
-    operations: list[rpc_pb2.RequestOp]
-    nested: list[Path] = field(default_factory=list)
-    is_answered: bool = True
+
+class Path:
+    """The taken branch of a txn.
+
+    Arguments:
+        succeeded: whether all compares held.
+        branch: the operations of the branch.
+
+    Attributes:
+        operations: what the branch asks for, taken apart once: each pass looks at every operation.
+        nested: the paths of the txns nested in it, in order.
+        is_answered: whether somebody waits for the answer.
+    """
+
+    __slots__ = ("is_answered", "nested", "operations", "succeeded")
+
+    def __init__(self, succeeded: bool, branch: Iterable[rpc_pb2.RequestOp]) -> None:
+        self.succeeded = succeeded
+        self.operations: list[Operation] = []
+        self.nested: list[Path] = []
+        self.is_answered = True
+        for operation in branch:
+            kind = operation.WhichOneof("request")
+            self.operations.append((kind, None if kind is None else getattr(operation, kind)))
+
+    @property
+    def txns(self) -> list[rpc_pb2.TxnRequest]:
+        """The txns nested in it, in order."""
+        return [request for kind, request in self.operations if kind == _TXN]
 
 
 def without_answers(path: Path) -> Path:
@@ -138,8 +170,11 @@ def without_answers(path: Path) -> Path:
 
     Only one member then does the work of answering, however much a client asks for in one entry.
     """
-    nested = [without_answers(one) for one in path.nested]
-    return Path(path.succeeded, path.operations, nested, is_answered=False)
+    silent = Path(path.succeeded, ())
+    silent.operations = path.operations
+    silent.nested = [without_answers(one) for one in path.nested]
+    silent.is_answered = False
+    return silent
 
 
 class Costly(Exception):
@@ -178,16 +213,24 @@ def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> 
         Costly: it is more than that.
     """
     # Charged before anything is looked at: what is given up as too costly is done again in pieces.
-    intervals = [compare for compare in request.compare if compare.range_end]
-    for compare in intervals:
-        budget.spend(view.known_count(compare.key, compare.range_end))
+    single, intervals = [], []
+    for compare in request.compare:
+        if compare.range_end:
+            budget.spend(view.known_count(compare.key, compare.range_end))
+            intervals.append(compare)
+        else:
+            single.append(compare)
     # Single keys first: one that is false spares the walks.
-    succeeded = all(compares.holds(view, compare) for compare in request.compare if not compare.range_end)
+    succeeded = True
+    for compare in single:
+        if not compares.holds(view, compare.key, compare.target, compare.result, compares.wanted(compare)):
+            succeeded = False
+            break
     if succeeded and intervals:
         succeeded = finish(compares.all_hold(view, intervals))
-    path = Path(succeeded, list(request.success if succeeded else request.failure))
-    budget.spend(len(path.operations) + len(request.compare))
-    path.nested = [choose_path(view, op.request_txn, budget) for op in path.operations if op.HasField(_TXN)]
+    path = Path(succeeded, request.success if succeeded else request.failure)
+    budget.spend(len(path.operations) + len(single) + len(intervals))
+    path.nested = [choose_path(view, nested, budget) for nested in path.txns]
     return path
 
 
@@ -199,10 +242,9 @@ def choose_path_in_pieces(view: PathView, request: rpc_pb2.TxnRequest) -> Genera
         request: checked already.
     """
     succeeded = yield from compares.all_hold(view, request.compare)
-    path = Path(succeeded, list(request.success if succeeded else request.failure))
-    for operation in path.operations:
-        if operation.HasField(_TXN):
-            path.nested.append((yield from choose_path_in_pieces(view, operation.request_txn)))
+    path = Path(succeeded, request.success if succeeded else request.failure)
+    for nested in path.txns:
+        path.nested.append((yield from choose_path_in_pieces(view, nested)))
     yield
     return path
 
@@ -218,12 +260,9 @@ def spend_intervals(view: PathView, path: Path, budget: Budget) -> None:
     Raises:
         Costly: it is more than that.
     """
-    for operation in path.operations:
-        kind = operation.WhichOneof("request")
-        if kind == _DELETE and operation.request_delete_range.range_end:
-            budget.spend(view.known_count(operation.request_delete_range.key, operation.request_delete_range.range_end))
-        elif kind == _RANGE and path.is_answered and operation.request_range.range_end:
-            budget.spend(view.known_count(operation.request_range.key, operation.request_range.range_end))
+    for kind, request in path.operations:
+        if (kind == _DELETE or (kind == _RANGE and path.is_answered)) and request.range_end:
+            budget.spend(view.known_count(request.key, request.range_end))
     for nested in path.nested:
         spend_intervals(view, nested, budget)
 
@@ -236,13 +275,11 @@ def count_changes(view: PathView, path: Path) -> int:
         path: its path.
     """
     changes = 0
-    for operation in path.operations:
-        kind = operation.WhichOneof("request")
+    for kind, request in path.operations:
         if kind == _PUT:
             # A key that is put may be counted once more by a deletion of an interval that it is in.
             changes += 2
         elif kind == _DELETE:
-            request = operation.request_delete_range
             changes += view.range(request.key, request.range_end, count_only=True).count
     return changes + sum(count_changes(view, nested) for nested in path.nested)
 
@@ -266,28 +303,27 @@ def check_path(view: Current, path: Path, leases: Leases) -> None:
 def _check_puts(view: Current, path: Path, leases: Leases, emptied: bytes | None) -> bytes | None:
     """Check in order of execution; ``emptied`` and the result: from which key on everything is deleted by then."""
     nested = iter(path.nested)
-    for operation in path.operations:
-        kind = operation.WhichOneof("request")
+    for kind, request in path.operations:
         if kind == _TXN:
             emptied = _check_puts(view, next(nested), leases, emptied)
         elif kind == _DELETE:
-            request = operation.request_delete_range
             if request.range_end == b"\0" and (emptied is None or request.key < emptied):
                 emptied = request.key
         elif kind == _PUT:
-            _check_put(view, operation.request_put, leases)
-            _check_not_deleted(operation.request_put, emptied)
+            _check_put(view, request, leases)
+            if emptied is not None:
+                _check_not_deleted(request, emptied)
         elif kind is None:
             raise errors.KeyNotFoundError
     return emptied
 
 
-def _check_not_deleted(request: rpc_pb2.PutRequest, emptied: bytes | None) -> None:
+def _check_not_deleted(request: rpc_pb2.PutRequest, emptied: bytes) -> None:
     """Refuse to keep the value or lease of a key that the txn itself has deleted by then.
 
     The check for duplicate keys takes an open end literally, as etcd's does, so such a txn gets here; etcd panics.
     """
-    if emptied is not None and emptied <= request.key and (request.ignore_value or request.ignore_lease):
+    if emptied <= request.key and (request.ignore_value or request.ignore_lease):
         raise errors.KeyNotFoundError
 
 
@@ -312,14 +348,13 @@ def check_ranges(view: Current, path: Path) -> None:
         CompactedError, FutureRevisionError: the revision of a range cannot be read.
     """
     nested = iter(path.nested)
-    for operation in path.operations:
-        kind = operation.WhichOneof("request")
+    for kind, request in path.operations:
         if kind == _TXN:
             check_ranges(view, next(nested))
-        elif kind == _RANGE and operation.request_range.revision != 0:
-            if operation.request_range.revision > view.revision:
+        elif kind == _RANGE and request.revision != 0:
+            if request.revision > view.revision:
                 raise errors.FutureRevisionError
-            if operation.request_range.revision < view.compact_revision:
+            if request.revision < view.compact_revision:
                 raise errors.CompactedError(view.compact_revision)
 
 
@@ -338,14 +373,14 @@ def execute(view: WriteView, path: Path) -> bytes:
     return response.txn_body(path.succeeded, [_execute_operation(view, op, nested) for op in path.operations])
 
 
-def _execute_operation(view: WriteView, operation: rpc_pb2.RequestOp, nested: Iterator[Path]) -> bytes:
-    kind = operation.WhichOneof("request")
+def _execute_operation(view: WriteView, operation: Operation, nested: Iterator[Path]) -> bytes:
+    kind, request = operation
     if kind == _RANGE:
-        revision, body = ranges.execute(view, operation.request_range)
+        revision, body = ranges.execute(view, request)
     elif kind == _PUT:
-        revision, body = put(view, operation.request_put)
+        revision, body = put(view, request)
     elif kind == _DELETE:
-        revision, body = delete_range(view, operation.request_delete_range)
+        revision, body = delete_range(view, request)
     elif kind == _TXN:
         return response.field(_ANSWER[kind], response.EMPTY_HEADER + execute(view, next(nested)))
     else:
@@ -353,18 +388,17 @@ def _execute_operation(view: WriteView, operation: rpc_pb2.RequestOp, nested: It
     return response.field(_ANSWER[kind], response.revision_header(revision) + body)
 
 
-def _change(view: WriteView, operation: rpc_pb2.RequestOp, nested: Iterator[Path]) -> None:
+def _change(view: WriteView, operation: Operation, nested: Iterator[Path]) -> None:
     """Execute an operation where nobody waits for the answer."""
-    kind = operation.WhichOneof("request")
+    kind, request = operation
     if kind == _PUT:
-        request = operation.request_put
         # Only then must the old value be read, though nobody wants to see it.
         if request.ignore_value or request.ignore_lease:
             put(view, request)
         else:
             view.put(request.key, request.value, request.lease)
     elif kind == _DELETE:
-        view.delete_range(operation.request_delete_range.key, operation.request_delete_range.range_end)
+        view.delete_range(request.key, request.range_end)
     elif kind == _TXN:
         execute(view, next(nested))
     elif kind != _RANGE:
@@ -387,17 +421,17 @@ def execute_in_pieces(view: WriteView, path: Path) -> Generator[None, None, byte
     nested = iter(path.nested)
     answers: list[bytes] = []
     for number, operation in enumerate(path.operations):
-        kind = operation.WhichOneof("request")
+        kind, request = operation
         if kind == _TXN:
             body = yield from execute_in_pieces(view, next(nested))
             answers.append(response.field(_ANSWER[kind], response.EMPTY_HEADER + body))
             continue
         # An interval pauses within itself; operations on single keys share a pause.
-        if kind == _RANGE and operation.request_range.range_end:
-            revision, pieces = yield from ranges.in_pieces(view, operation.request_range)
+        if kind == _RANGE and request.range_end:
+            revision, pieces = yield from ranges.in_pieces(view, request)
             body = b"".join(pieces)
-        elif kind == _DELETE and operation.request_delete_range.range_end:
-            revision, body = yield from delete_range_in_pieces(view, operation.request_delete_range)
+        elif kind == _DELETE and request.range_end:
+            revision, body = yield from delete_range_in_pieces(view, request)
         else:
             answers.append(_execute_operation(view, operation, nested))
             if number % OPERATIONS_PER_PIECE == 0:
@@ -410,11 +444,10 @@ def execute_in_pieces(view: WriteView, path: Path) -> Generator[None, None, byte
 def _change_in_pieces(view: WriteView, path: Path) -> Generator[None, None, None]:
     nested = iter(path.nested)
     for number, operation in enumerate(path.operations):
-        kind = operation.WhichOneof("request")
+        kind, request = operation
         if kind == _TXN:
             yield from _change_in_pieces(view, next(nested))
-        elif kind == _DELETE and operation.request_delete_range.range_end:
-            request = operation.request_delete_range
+        elif kind == _DELETE and request.range_end:
             for _ in view.delete_in_pieces(request.key, request.range_end):
                 yield
         else:

@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, message_factory
 
 from raftkv.pb._pool import POOL
 
-FILES = ("rpc", "lock", "election", "health", "raft")
+FILES = ("rpc", "lock", "election", "health", "raft", "admin")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from . import candidate, confchange
-from .errors import DROPPED_FORWARDING_DISABLED, DROPPED_NO_LEADER, InvariantError, ProposalDropped
+from .errors import (
+    DROPPED_FORWARDING_DISABLED,
+    DROPPED_NO_LEADER,
+    ConfChangeError,
+    InvalidMessage,
+    InvariantError,
+    ProposalDropped,
+)
 from .log import REJECTED
 from .types import NONE, Message, MessageType, ReadState, SnapshotMeta, StateRole
 
@@ -172,6 +179,9 @@ def restore(raft: Raft, snapshot: SnapshotMeta) -> bool:
 
     Returns:
         ``False`` when the snapshot is of no use here, or not yet.
+
+    Raises:
+        InvalidMessage: nobody can have made this snapshot.
     """
     log = raft.log
     # We have committed as much: nothing to learn from it.
@@ -179,7 +189,10 @@ def restore(raft: Raft, snapshot: SnapshotMeta) -> bool:
         return False
     if raft.role != StateRole.FOLLOWER:
         raise InvariantError(f"snapshot restored by a {raft.role.name.lower()}")
-    config = confchange.restore(snapshot.conf_state)
+    try:
+        config = confchange.restore(snapshot.conf_state)
+    except ConfChangeError as error:
+        raise InvalidMessage(f"a snapshot of members that cannot be: {error}") from None
     # A snapshot in which we are no member is not for us.
     if raft.id not in config.members():
         return False

@@ -25,6 +25,10 @@ ENTRY_OVERHEAD_BYTES = 16
 """What an entry counts beside its data where sizes are limited: its term, index, type and framing."""
 
 
+LOOKED_AT = 1_024
+"""Entries that are looked at at a time while the limit of a message is not reached."""
+
+
 class LogReader(Protocol):
     """The log on disk as the core reads it. All answers come at once, from memory."""
 
@@ -103,6 +107,8 @@ class MemoryLog:
         self._offset = 0
         self._offset_term = 0
         self._entries: list[Entry] = []
+        self.size_bytes = 0
+        """Data and overhead of the entries that are kept; it costs nothing to ask."""
 
     def initial_state(self) -> tuple[HardState, ConfState]:
         """Implement ``LogReader.initial_state``."""
@@ -142,7 +148,15 @@ class MemoryLog:
         if high > self.last_index() + 1:
             raise UnavailableError(f"entry {high - 1}: the log ends at {self.last_index()}")
         start = low - self._offset - 1
-        return limit_size(self._entries[start : start + high - low], max_size_bytes)
+        end = start + high - low
+        found = self._entries[start : min(end, start + LOOKED_AT)]
+        # As much work as what is returned: a member that is far behind is sent all of a long log, a message at a time.
+        size = size_of(found)
+        while size <= max_size_bytes and start + len(found) < end:
+            more = self._entries[start + len(found) : min(end, start + len(found) + LOOKED_AT)]
+            size += size_of(more)
+            found += more
+        return limit_size(found, max_size_bytes) if size > max_size_bytes else found
 
     def snapshot(self) -> SnapshotMeta:
         """Implement ``LogReader.snapshot``."""
@@ -162,8 +176,10 @@ class MemoryLog:
         if at > len(self._entries):
             raise InvariantError(f"append at {first} leaves a hole: the log ends at {self.last_index()}")
         if at < len(self._entries):
+            self.size_bytes -= size_of(self._entries[at:])
             del self._entries[at:]
         self._entries.extend(entries)
+        self.size_bytes += size_of(entries)
 
     def compact(self, index: int) -> None:
         """Drop the entries up to and including ``index``, which must have been applied."""
@@ -172,6 +188,7 @@ class MemoryLog:
         if index > self.last_index():
             raise InvariantError(f"compact to {index}: the log ends at {self.last_index()}")
         self._offset_term = self.term(index)
+        self.size_bytes -= size_of(self._entries[: index - self._offset])
         del self._entries[: index - self._offset]
         self._offset = index
 
@@ -205,3 +222,4 @@ class MemoryLog:
         self._offset = meta.index
         self._offset_term = meta.term
         self._entries = []
+        self.size_bytes = 0

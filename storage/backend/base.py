@@ -13,7 +13,7 @@ test suite:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -59,8 +59,54 @@ class ReadTxn(Protocol):
             end: the key before which to stop; ``None`` is no bound.
         """
 
+    def runs(self, bucket: bytes, items_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Iterate over all keys and values of a bucket in order, many at a time: ``items`` for those that read all.
+
+        Arguments:
+            bucket: its name (``schema.py``).
+            items_max: of one list; none is empty.
+        """
+
     def close(self) -> None:
         """Give the state up; harmless when repeated. A read after it is a fault of the caller."""
+
+
+class Defragmentation(Protocol):
+    """A compact copy that takes the place of its database while batches are committed and states are read.
+
+    In order: ``copy``, ``catch_up`` until little is left, ``finish``, ``adopt``; and ``close`` whatever happened.
+    """
+
+    def copy(self) -> None:
+        """Copy the last committed state. Any thread.
+
+        Raises:
+            SpaceError, StorageError: the database is as it was.
+        """
+
+    def catch_up(self) -> int:
+        """Bring over what was committed since, and return how many changes that were. Any thread.
+
+        Raises:
+            SpaceError, StorageError: the database is as it was.
+        """
+
+    def finish(self) -> None:
+        """Bring over the rest and give the copy the name of the database. The thread that commits; nothing else does.
+
+        Raises:
+            SpaceError, StorageError: the database is as it was.
+            InvariantError: the files were exchanged, but a crash may undo that: nothing may be committed any more.
+        """
+
+    def adopt(self) -> None:
+        """Read and commit there from now on. The owner's thread, before anything else is committed."""
+
+    def give_up(self) -> None:
+        """Have ``copy`` or ``catch_up``, on another thread, end soon with an error."""
+
+    def close(self) -> None:
+        """End it: what was not adopted is removed. Any thread, but not beside another call."""
 
 
 class Backend(Protocol):
@@ -99,22 +145,33 @@ class Backend(Protocol):
     def copy_to(self, path: Path) -> None:
         """Write a consistent compact copy of the last committed state to a new file, durable on return."""
 
+    def copy_pieces(self) -> Generator[bytes, None, None]:
+        """Iterate over the bytes of the file that ``copy_to`` writes; to be closed, on the thread that iterates."""
+
     def open_copy(self, path: Path) -> Backend:
         """Open a database that ``copy_to`` made, where it is; close it before anything is done with the file."""
 
-    @property
-    def readers(self) -> int:
-        """Read transactions and copies that are open."""
+    def defragment(self, copy: Path) -> Defragmentation:
+        """Begin to exchange the database for a compact copy of itself, one at a time; close it in the end.
 
-    def replace(self, path: Path, timeout_s: float = 0.0) -> None:
-        """Go on with another database, made by ``copy_to``, moved over this one.
+        Arguments:
+            copy: path of the copy, on the same file system, where nothing is.
+
+        Raises:
+            StorageError: one is under way already.
+        """
+
+    def replace(self, path: Path) -> None:
+        """Go on with another database, made by ``copy_to``, moved over this one. No batch may be on its way.
+
+        Readers that are open go on reading the old one.
 
         Arguments:
             path: of the other database, gone afterwards.
-            timeout_s: how long to wait for read transactions and copies of other threads to end.
 
         Raises:
-            StorageError: one is open still; nothing is changed.
+            StorageError: nothing is changed.
+            InvariantError: the files were exchanged, but a crash may undo that.
         """
 
     def close(self) -> None:

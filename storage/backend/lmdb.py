@@ -21,25 +21,27 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from time import perf_counter
+from typing import Any, Final
 
 import lmdb
 
 from raftkv.errors import CorruptionError, InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
+from raftkv.storage.backend.copying import copy_compact, pieces
+from raftkv.storage.backend.defragmentation import NOTED_MAX, LMDBDefragmentation, Notes
+from raftkv.storage.backend.environment import Environment
 from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint
 
 MAP_SIZE_BYTES: Final = 16 << 30
-READERS_MAX: Final = 126
-FILE_MODE: Final = 0o600
 RECORDS_IN_A_ROW: Final = 500
-_META_PAGES: Final = 2
 
 FULL_BYTES: Final = 4 * 1024 * 1024
 """Free bytes below which an input/output error is taken for a write that was cut short for want of room."""
@@ -48,12 +50,12 @@ FULL_BYTES: Final = 4 * 1024 * 1024
 class LMDBReadTxn:
     """One pinned state of an LMDB environment."""
 
-    def __init__(
-        self, environment: lmdb.Environment, handles: dict[bytes, lmdb._Database], on_close: Callable[[], None]
-    ) -> None:
+    def __init__(self, environment: Environment, on_close: Callable[[], None]) -> None:
+        self.environment = environment.raw
+        self.file_identity = environment.identity
         # The bucket of revisions is the default one, so that ``get_record`` needs no second argument.
-        self._txn = environment.begin(db=handles[schema.KEY])
-        self._handles = handles
+        self._txn = environment.raw.begin(db=environment.handles[schema.KEY])
+        self._handles = environment.handles
         self._on_close = on_close
         self._is_open = True
         self.get_record = self._txn.get  # bound here once: the hot path pays no Python frame
@@ -77,6 +79,18 @@ class LMDBReadTxn:
                     if end is not None and item[0] >= end:
                         return
                     yield item
+        except lmdb.Error as error:
+            raise CorruptionError(f"the database cannot be read in bucket {bucket.decode()}: {error}") from error
+
+    def runs(self, bucket: bytes, items_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Implement ``ReadTxn.runs``."""
+        try:
+            with self._txn.cursor(self._handles[bucket]) as cursor:
+                cursor.first()
+                items = cursor.iternext()
+                # All of a list in one call: the interpreter has no part in it.
+                while run := list(islice(items, items_max)):
+                    yield run
         except lmdb.Error as error:
             raise CorruptionError(f"the database cannot be read in bucket {bucket.decode()}: {error}") from error
 
@@ -104,96 +118,58 @@ class LMDBBackend:
         """
         self.path = path
         self._map_size_bytes = map_size_bytes
-        self._read_only = read_only
-        self._users = 0
-        self._idle = threading.Condition()
-        """Held while ``_users`` changes and while the environment is exchanged."""
-        self._open()
-
-    def _open(self) -> None:
-        is_new = not self._read_only and not self.path.exists()
-        try:
-            self._environment = lmdb.open(
-                str(self.path),
-                map_size=self._map_size_bytes,
-                subdir=False,
-                max_dbs=len(schema.BUCKETS) + 2,
-                max_readers=READERS_MAX,
-                max_spare_txns=2,
-                mode=FILE_MODE,
-                readonly=self._read_only,
-                lock=not self._read_only,
-                create=not self._read_only,
-            )
-            self._restore_length()
-            if not self._read_only:
-                # LMDB gives its mode only to files it makes, and the umask changes it.
-                for name in (self.path, lock_path(self.path)):
-                    name.chmod(FILE_MODE)
-                # Slots of processes that were killed: each keeps the pages of its state from being reused.
-                self._environment.reader_check()
-            self._handles = self._open_buckets()
-            if is_new:
-                # Else a power cut could leave a member whose log was made after its database without the latter.
-                sync_directory(str(self.path.parent))
-        except (lmdb.Error, OSError) as error:
-            raise StorageError(f"cannot open the database {self.path}: {error}") from error
-        self._page_bytes = self._environment.stat()["psize"]
+        self._lock = threading.Lock()
+        """Held while users of an environment come and go, and while the environment is exchanged."""
+        self._committing = threading.Lock()
+        """Held while a batch is committed and noted."""
+        self._notes: Notes | None = None
+        self.observe_commit: Callable[[float], object] = float
+        """Called on the thread that commits with the seconds that a commit took."""
+        self.waits_for_readers = False
+        """Whether ``grow`` found a reader open: one that can stop should."""
+        self._environment = Environment(path, map_size_bytes, read_only=read_only)
         self._measure()
 
-    def _restore_length(self) -> None:
-        """Let a file that was cut short read as zeros beyond its end: an error then, not the death of the process."""
-        size_bytes = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
-        if not self._read_only and self.path.stat().st_size < size_bytes:
-            os.truncate(self.path, size_bytes)
-
-    def _open_buckets(self) -> dict[bytes, lmdb._Database]:
-        open_bucket = self._environment.open_db
-        if self._read_only:
-            return {name: open_bucket(name, create=False) for name in schema.BUCKETS}
-        # All at once, before any reader: a read transaction sees only buckets that were there when it began.
-        with self._environment.begin(write=True) as txn:
-            return {name: open_bucket(name, txn=txn) for name in schema.BUCKETS}
-
     def _measure(self) -> None:
-        with self._environment.begin() as txn:
-            pages = sum(_pages(txn.stat(handle)) for handle in self._handles.values())
-            pages += _pages(self._environment.stat()) + _META_PAGES
-        # What the file takes: every page up to the last one ever used, free ones in between included.
-        self._size_bytes = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
-        self._size_in_use_bytes = pages * self._page_bytes
+        self._size_bytes, self._size_in_use_bytes = self._environment.measure()
 
     def begin_read(self) -> LMDBReadTxn:
         """Implement ``Backend.begin_read``."""
         # ``replace`` must not close the environment between the two.
-        with self._idle:
-            read = LMDBReadTxn(self._environment, self._handles, self._leave)
-            self._users += 1
+        with self._lock:
+            environment = self._environment
+            read = LMDBReadTxn(environment, partial(self._leave, environment))
+            environment.users += 1
             return read
 
-    def _leave(self) -> None:
-        with self._idle:
-            self._users -= 1
-            self._idle.notify_all()
+    def _leave(self, environment: Environment) -> None:
+        with self._lock:
+            environment.users -= 1
+            environment.left()
 
     def commit(self, batch: WriteBatch) -> None:
         """Implement ``Backend.commit``."""
+        began_s = perf_counter()
         try:
             failpoint("beforeCommit")
-            with self._environment.begin(write=True) as txn:
-                self._append(txn, batch.records)
-                self._delete(txn, batch.deletes)
-                self._put(txn, batch.values)
+            with self._committing:
+                with self._environment.raw.begin(write=True) as txn:
+                    self._append(txn, batch.records)
+                    self._delete(txn, batch.deletes)
+                    self._put(txn, batch.values)
+                if self._notes is not None:
+                    self._notes.add(batch)
             failpoint("afterCommit")
             # Here and not when somebody asks: measuring takes a read transaction, and the loop asks often.
             self._measure()
         except (lmdb.Error, OSError) as error:
-            raise _declared(error, self.path) from error
+            raise declared(error, self.path) from error
+        self.observe_commit(perf_counter() - began_s)
 
     def _append(self, txn: lmdb.Transaction, records: dict[bytes, bytes]) -> None:
         added, items = 0, iter(records.items())
         # Keys ascend and lie above all that is there, so LMDB fills the last page and searches nothing.
-        with txn.cursor(self._handles[schema.KEY]) as cursor:
+        with txn.cursor(self._environment.handles[schema.KEY]) as cursor:
             # A few at a time: the interpreter changes threads only between two calls.
             while some := list(islice(items, RECORDS_IN_A_ROW)):
                 added += cursor.putmulti(some, append=True, overwrite=False)[1]
@@ -203,31 +179,38 @@ class LMDBBackend:
             raise InvariantError(f"only {added} of {len(records)} records are newer than the disk")
 
     def _delete(self, txn: lmdb.Transaction, keys: list[bytes]) -> None:
-        handle = self._handles[schema.KEY]
+        handle = self._environment.handles[schema.KEY]
         # One that is absent is no error: after a crash a compaction deletes again what is gone already.
         for key in keys:
             txn.delete(key, db=handle)
 
     def _put(self, txn: lmdb.Transaction, values: dict[tuple[bytes, bytes], bytes | None]) -> None:
+        handles = self._environment.handles
         for (bucket, key), value in values.items():
             if value is None:
-                txn.delete(key, db=self._handles[bucket])
+                txn.delete(key, db=handles[bucket])
             else:
-                txn.put(key, value, db=self._handles[bucket])
+                txn.put(key, value, db=handles[bucket])
 
     def grow(self) -> bool:
         """Implement ``Backend.grow``. Doubles the map: address space, of which there are many terabytes."""
-        with self._idle:
+        with self._lock:
             # LMDB moves the map when it grows it; a reader would be left with addresses of the old one.
-            if self._users:
+            self.waits_for_readers = self._environment.users > 0
+            if self.waits_for_readers:
                 return False
-            size_bytes = 2 * int(self._environment.info()["map_size"])
+            size_bytes = 2 * int(self._environment.raw.info()["map_size"])
             try:
-                self._environment.set_mapsize(size_bytes)
+                self._environment.raw.set_mapsize(size_bytes)
             except (lmdb.Error, OSError, OverflowError) as error:
                 raise SpaceError(f"cannot map {size_bytes} bytes of the database {self.path}: {error}") from error
             self._map_size_bytes = size_bytes
             return True
+
+    @property
+    def open_reads(self) -> int:
+        """Read transactions that are open."""
+        return self._environment.users
 
     @property
     def size_bytes(self) -> int:
@@ -241,52 +224,109 @@ class LMDBBackend:
 
     def copy_to(self, path: Path) -> None:
         """Implement ``Backend.copy_to``. Runs without the interpreter lock; writers go on meanwhile."""
+        self._copy_to(path, threading.Event())
+
+    def _copy_to(self, path: Path, given_up: threading.Event) -> None:
         try:
-            # ``O_EXCL``: a file that is there may be somebody's.
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
-            try:
-                os.fchmod(descriptor, FILE_MODE)
-                with closing(self.begin_read()):  # keeps ``replace`` away
-                    self._environment.copyfd(descriptor, compact=True)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            with closing(self.begin_read()) as read:  # keeps the environment open
+                copy_compact(read.environment, path, given_up)
         except (lmdb.Error, OSError) as error:
-            raise _declared(error, path) from error
+            raise declared(error, path) from error
+
+    def copy_pieces(self) -> Generator[bytes, None, None]:
+        """Implement ``Backend.copy_pieces``."""
+        try:
+            with closing(self.begin_read()) as read:  # keeps the environment open
+                yield from pieces(read.environment)
+        except (lmdb.Error, OSError) as error:
+            raise declared(error, self.path) from error
 
     def open_copy(self, path: Path) -> LMDBBackend:
         """Implement ``Backend.open_copy``."""
         return LMDBBackend(path, read_only=True)
 
-    @property
-    def readers(self) -> int:
-        """Implement ``Backend.readers``."""
-        return self._users
+    def defragment(self, copy: Path) -> LMDBDefragmentation:
+        """Implement ``Backend.defragment``."""
+        with self._committing:
+            if self._notes is not None:
+                raise StorageError(f"the database {self.path} is being defragmented already")
+            self._notes = Notes()
+        return LMDBDefragmentation(
+            copy,
+            self.path,
+            copy_file=self._copy_to,
+            open_copy=lambda path: Environment(path, self._map_size_bytes),
+            pin=self._pin,
+            adopt=self._adopt,
+            end=self._end_notes,
+            declared=lambda error: declared(error, copy),
+        )
 
-    def replace(self, path: Path, timeout_s: float = 0.0) -> None:
+    def _pin(self) -> tuple[LMDBReadTxn, Notes]:
+        """Pin the present state and take what was noted up to it."""
+        with self._committing:
+            if self._notes is None:
+                raise StorageError(f"the database {self.path} was exchanged while it was defragmented")
+            if len(self._notes) > NOTED_MAX:
+                raise StorageError(f"more than {NOTED_MAX} deletions were committed while {self.path} was copied")
+            notes, self._notes = self._notes, Notes()
+            return self.begin_read(), notes
+
+    def _end_notes(self) -> None:
+        with self._committing:
+            self._notes = None
+
+    def _adopt(self, environment: Environment) -> None:
+        """Go on with another environment, which has the name of the database."""
+        with self._committing, self._lock:
+            old, self._environment = self._environment, environment
+            self._notes = None
+            old.retire()
+        self._measure()
+
+    def replace(self, path: Path) -> None:
         """Implement ``Backend.replace``."""
-        with self._idle:
-            if not self._idle.wait_for(lambda: not self._users, timeout_s):
-                raise StorageError(f"the database {self.path} is being read")
-            failpoint("defragBeforeRename")
-            # The readers are gone and ``_idle`` is held, so none comes in before the new environment is open.
-            self._environment.close()
-            try:
-                replace_file(path, self.path)
-            except OSError as error:
-                raise StorageError(f"cannot move {path} over the database {self.path}: {error.strerror}") from error
-            # Also when the move failed: the old file is still there under its name.
-            finally:
-                self._open()
+        failpoint("replaceBeforeRename")
+        if not path.exists():
+            raise StorageError(f"cannot move {path} over the database {self.path}: there is none")
+        environment = Environment(path, self._map_size_bytes)
+        try:
+            environment.rename(self.path)
+        except OSError as error:
+            environment.raw.close()
+            if environment.path == self.path:
+                raise InvariantError(f"{self.path} was exchanged, but that is not durable: {error}") from error
+            raise StorageError(f"cannot move {path} over the database {self.path}: {error.strerror}") from error
+        self._adopt(environment)
 
     def close(self) -> None:
         """Implement ``Backend.close``."""
-        self._environment.close()
+        self._environment.raw.close()
 
 
-def lock_path(path: Path) -> Path:
-    """Return the path of LMDB's reader table of a database file."""
-    return path.with_name(path.name + "-lock")
+def read_value(path: Path, bucket: bytes, key: bytes) -> bytes | None:
+    """Return one value of a database file, without a trace in it; ``None`` if there is none, or no such file.
+
+    Nothing is said of a file that cannot be read: who opens it in earnest says why.
+
+    Arguments:
+        path: of the file.
+        bucket, key: of the value.
+    """
+    if not path.exists():
+        return None
+    try:
+        options: dict[str, Any] = {"subdir": False, "readonly": True, "lock": False, "create": False, "max_dbs": 1}
+        with lmdb.open(str(path), **options) as environment:
+            size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+            # To read beyond the end of a file that was cut short would end the process.
+            if path.stat().st_size < size_bytes:
+                return None
+            handle = environment.open_db(bucket, create=False)
+            with environment.begin(db=handle) as txn:
+                return txn.get(key)
+    except (lmdb.Error, OSError):
+        return None
 
 
 def replace_file(source: Path, target: Path) -> None:
@@ -300,12 +340,14 @@ def replace_file(source: Path, target: Path) -> None:
     sync_directory(str(target.parent))
 
 
-def _pages(stat: lmdb._StatDict) -> int:
-    return stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+def declared(error: Exception, path: Path) -> StorageError:
+    """Return a failure of LMDB or the system as an error of ours.
 
-
-def _declared(error: lmdb.Error | OSError, path: Path) -> StorageError:
-    number = error.errno if isinstance(error, OSError) else error.code
+    Arguments:
+        error: an ``lmdb.Error`` or ``OSError``.
+        path: of the file.
+    """
+    number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
     if isinstance(error, lmdb.MapFullError):
         return MapFullError(f"no room in the map of the database {path}: {error}")
     if number in (errno.ENOSPC, errno.EDQUOT) or (number == errno.EIO and _is_full(path)):

@@ -7,14 +7,15 @@ changed after it began, and looks there first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from itertools import islice
 from pathlib import Path
 
 from sortedcontainers import SortedDict
 
 from raftkv.errors import InvariantError, StorageError
 from raftkv.storage import schema
-from raftkv.storage.backend.base import Backend, WriteBatch
+from raftkv.storage.backend.base import Backend, Defragmentation, WriteBatch
 
 
 class MemoryReadTxn:
@@ -45,6 +46,12 @@ class MemoryReadTxn:
             value = self.get(bucket, key)
             if value is not None:
                 yield key, value
+
+    def runs(self, bucket: bytes, items_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Implement ``ReadTxn.runs``."""
+        items = self.items(bucket)
+        while run := list(islice(items, items_max)):
+            yield run
 
     def close(self) -> None:
         """Implement ``ReadTxn.close``."""
@@ -119,11 +126,6 @@ class MemoryBackend:
         """Implement ``Backend.size_in_use_bytes``."""
         return self._size_bytes
 
-    @property
-    def readers(self) -> int:
-        """Implement ``Backend.readers``."""
-        return len(self._readers)
-
     def open_copy(self, path: Path) -> Backend:
         """Refuse: this engine has no files."""
         raise StorageError(f"cannot read {path} with a database in memory")
@@ -132,7 +134,15 @@ class MemoryBackend:
         """Refuse: this engine has no files; a simulation passes ``clone()``."""
         raise StorageError(f"cannot copy a database in memory to {path}")
 
-    def replace(self, path: Path, timeout_s: float = 0.0) -> None:
+    def copy_pieces(self) -> Generator[bytes, None, None]:
+        """Refuse: this engine has no files."""
+        raise StorageError("cannot copy a database in memory")
+
+    def defragment(self, copy: Path) -> Defragmentation:
+        """Refuse: this engine has no files."""
+        raise StorageError(f"cannot copy a database in memory to {copy}")
+
+    def replace(self, path: Path) -> None:
         """Refuse: this engine has no files."""
         raise StorageError(f"cannot replace a database in memory by {path}")
 

@@ -64,8 +64,8 @@ that a later frame testifies what had been synced. The decision itself is ``tail
 Left out: when to sync, when to release, and what to do when the disk is full: that is the member's loop.
 """
 
-from .describe import describe
-from .disk import Disk, RealDisk
+from .describe import Found, describe, describe_found, walk
+from .disk import Disk, ReadingDisk, RealDisk
 from .errors import (
     WALCorruptError,
     WALExistsError,
@@ -84,6 +84,8 @@ __all__ = [
     "SEGMENT_BYTES",
     "WAL",
     "Disk",
+    "Found",
+    "ReadingDisk",
     "RealDisk",
     "Recovered",
     "Repair",
@@ -95,4 +97,6 @@ __all__ = [
     "WALSpaceError",
     "WALVersionError",
     "describe",
+    "describe_found",
+    "walk",
 ]

@@ -1,21 +1,59 @@
-"""The text form of a log on disk, one line a record: for dumps, tests, and looking at a damaged log.
+"""A log on disk as one sequence of located records, and its text form: for dumps, tests, and looking at damaged logs.
 
-Reads without the lock and changes nothing. Where the log stops being readable, the last line says why.
+Reads without the lock and changes nothing (with ``ReadingDisk``). Where the log stops being readable, ``walk`` raises,
+and the last line of ``describe`` says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 
 from .disk import Disk, RealDisk
 from .errors import WALCorruptError
+from .frame import Frame
 from .record import Metadata, Record, SegmentHead
 from .segment import SegmentName, list_segments, load_segment
-from .tail import classify_tail
+from .tail import Tail, classify_tail
 
 _REAL_DISK = RealDisk()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One thing in a log and where it is: a segment's size in bytes, a frame (its records follow), a record, a tail."""
+
+    segment: SegmentName
+    offset: int
+    what: int | Frame | Record | Tail
+
+
+def walk(directory: str, disk: Disk = _REAL_DISK) -> Iterator[Found]:
+    """Iterate over every segment, frame and record of a log, in order, each segment with its tail last.
+
+    Arguments:
+        directory: of the log.
+        disk: the file operations.
+
+    Raises:
+        WALCorruptError: what follows cannot be read.
+    """
+    for name in list_segments(disk, directory):
+        yield from _walk_segment(disk, directory, name)
+
+
+def _walk_segment(disk: Disk, directory: str, name: SegmentName) -> Iterator[Found]:
+    reader = load_segment(disk, directory, name)
+    yield Found(name, 0, len(reader.data))
+    for offset, record in reader.records(reader.head_frame):
+        yield Found(name, offset, record)
+    for frame in reader.frames():
+        yield Found(name, frame.header.offset, frame)
+        for offset, record in reader.records(frame):
+            yield Found(name, offset, record)
+    yield Found(name, reader.offset, classify_tail(reader.data, reader.offset, reader.seed))
 
 
 def describe(directory: str, disk: Disk = _REAL_DISK) -> Iterator[str]:
@@ -26,38 +64,32 @@ def describe(directory: str, disk: Disk = _REAL_DISK) -> Iterator[str]:
         disk: the file operations.
     """
     try:
-        for name in list_segments(disk, directory):
-            yield from _describe_segment(disk, directory, name)
+        for found in walk(directory, disk):
+            yield describe_found(found)
     except WALCorruptError as error:
         yield f"damaged: {error}"
 
 
-def _describe_segment(disk: Disk, directory: str, name: SegmentName) -> Iterator[str]:
-    reader = load_segment(disk, directory, name)
-    yield f"segment {name}: {len(reader.data)} bytes"
-    for offset, record in reader.records(reader.head_frame):
-        yield f"{offset:>10} {_describe_record(record)}"
-    for frame in reader.frames():
-        header = frame.header
-        yield f"{header.offset:>10} frame: {header.length} bytes, durable {header.durable}, crc {frame.crc:08x}"
-        for offset, record in reader.records(frame):
-            yield f"{offset:>10} {_describe_record(record)}"
-    tail = classify_tail(reader.data, reader.offset, reader.seed)
-    yield f"{reader.offset:>10} {tail.verdict.value}: {tail.reason}"
-
-
-def _describe_record(record: Record) -> str:
-    match record:
-        case Entry():
-            return f"entry {record.term}/{record.index} {record.type.name} {len(record.data)} bytes"
-        case HardState():
-            return f"hard state: term {record.term}, vote {record.vote:x}, commit {record.commit}"
-        case SnapshotMeta():
-            return f"snapshot {record.term}/{record.index} voters {_ids(record.conf_state.voters)}"
-        case Metadata():
-            return f"metadata: {record.data.hex()}"
-        case SegmentHead():
-            return f"head: sequence {record.sequence}, first index {record.first_index}, version {record.version}"
+def describe_found(found: Found) -> str:
+    """Return the line of one thing in a log."""
+    match found.what:
+        case int(size_bytes):
+            return f"segment {found.segment}: {size_bytes} bytes"
+        case Frame(header=header, crc=crc):
+            text = f"frame: {header.length} bytes, durable {header.durable}, crc {crc:08x}"
+        case Entry() as entry:
+            text = f"entry {entry.term}/{entry.index} {entry.type.name} {len(entry.data)} bytes"
+        case HardState() as state:
+            text = f"hard state: term {state.term}, vote {state.vote:x}, commit {state.commit}"
+        case SnapshotMeta() as meta:
+            text = f"snapshot {meta.term}/{meta.index} voters {_ids(meta.conf_state.voters)}"
+        case Metadata(data):
+            text = f"metadata: {data.hex()}"
+        case SegmentHead() as head:
+            text = f"head: sequence {head.sequence}, first index {head.first_index}, version {head.version}"
+        case Tail(verdict, reason):
+            text = f"{verdict.value}: {reason}"
+    return f"{found.offset:>10} {text}"
 
 
 def _ids(ids: tuple[int, ...]) -> str:

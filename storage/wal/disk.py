@@ -191,3 +191,11 @@ class UnsyncedDisk(RealDisk):
 
     def sync_data(self, fd: int) -> None:
         """Return at once and promise nothing."""
+
+
+class ReadingDisk(RealDisk):
+    """The file operations of the operating system, for a log that is only looked at: nothing can be written."""
+
+    def open(self, path: str) -> int:
+        """Open an existing file for reading."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

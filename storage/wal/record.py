@@ -31,7 +31,8 @@ _HARD_STATE: Final = struct.Struct("<IBBHQQQ")  # header, term, vote, commit
 _SNAPSHOT: Final = struct.Struct("<IBBHQQ4HQ")  # header, index, term, four counts, auto_leave; then the member ids
 _SEGMENT: Final = struct.Struct("<IBBHIIQQ")  # header, version, size, sequence, first index
 _HEADER_BYTES: Final = _HEADER.size
-_ENTRY_FIXED: Final = _ENTRY.size - _HEADER_BYTES
+_ENTRY_BYTES: Final = _ENTRY.size
+_ENTRY_FIXED: Final = _ENTRY_BYTES - _HEADER_BYTES
 _ENTRY_TYPES: Final = {int(kind): kind for kind in EntryType}
 
 
@@ -118,30 +119,36 @@ def decode_records(body: bytes) -> Iterator[tuple[int, Record]]:
     Raises:
         RecordError: a record cannot be read.
     """
+    unpack_header, unpack_entry, types = _HEADER.unpack_from, _ENTRY.unpack_from, _ENTRY_TYPES
     offset = 0
     end = len(body)
     while offset < end:
         if offset + _HEADER_BYTES > end:
             raise RecordError(offset, "record header beyond the end of its frame")
-        length, kind, entry_type, _zero = _HEADER.unpack_from(body, offset)
+        length, kind, entry_type, _zero = unpack_header(body, offset)
         after = offset + _HEADER_BYTES + length
         # The length is bounded before anything is cut out by it.
         if after > end:
             raise RecordError(offset, f"record of {length} bytes beyond the end of its frame")
-        try:
-            yield offset, _decode(kind, entry_type, body, offset, after)
-        except (struct.error, KeyError, ValueError) as error:
-            raise RecordError(offset, f"record of kind {kind} cannot be read: {error}") from error
+        # Entries, nearly all there is, without another call: a start reads hundreds of thousands.
+        if kind == ENTRY and length >= _ENTRY_FIXED and entry_type in types:
+            _, _, _, _, term, index = unpack_entry(body, offset)
+            yield offset, Entry(term, index, body[offset + _ENTRY_BYTES : after], types[entry_type])
+        else:
+            yield offset, _decode_other(kind, body, offset, after)
         offset = after
 
 
-def _decode(kind: int, entry_type: int, body: bytes, offset: int, after: int) -> Record:
+def _decode_other(kind: int, body: bytes, offset: int, after: int) -> Record:
+    try:
+        return _decode(kind, body, offset, after)
+    except (struct.error, ValueError) as error:
+        raise RecordError(offset, f"record of kind {kind} cannot be read: {error}") from error
+
+
+def _decode(kind: int, body: bytes, offset: int, after: int) -> Record:
     if kind == ENTRY:
-        # ``unpack_from`` would read on into the next record, where ``unpack`` of a slice refuses.
-        if after < offset + _ENTRY.size:
-            raise ValueError("too short")
-        term, index = _ENTRY.unpack_from(body, offset)[4:]
-        return Entry(term, index, body[offset + _ENTRY.size : after], _ENTRY_TYPES[entry_type])
+        raise ValueError("too short, or of an unknown type")
     if kind == HARD_STATE:
         return HardState(*_HARD_STATE.unpack(body[offset:after])[4:])
     if kind == SNAPSHOT:

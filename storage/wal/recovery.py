@@ -10,6 +10,7 @@ Owns what is checked across segments (the checks within one are ``segment.py``'s
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
@@ -55,6 +56,7 @@ class Recovery:
         self.directory = directory
         self.names = names
         self.replay = LogReplay(names[0].first_index)
+        self.total_bytes = 0
         self._torn: tuple[SegmentReader, str] | None = None
         for name in names:
             self._read(name)
@@ -67,13 +69,12 @@ class Recovery:
         else:
             self._check_link(reader)
         # The head repeats hard state and marker, so the fold needs no earlier segment.
-        for head_record in reader.head_state:
-            self._feed(reader, 0, head_record)
+        self._feed_all(reader, ((0, record) for record in reader.head_state))
         for frame in reader.frames():
-            for offset, record in reader.records(frame):
-                self._feed(reader, offset, record)
+            self._feed_all(reader, reader.records(frame))
         self._check_tail(reader, last=name == self.names[-1])
         self.reader_path, self.size_bytes = reader.path, len(reader.data)
+        self.total_bytes += self.size_bytes
         self.offset, self.crc, self.seed = reader.offset, reader.crc, reader.seed
 
     def _check_link(self, reader: SegmentReader) -> None:
@@ -83,11 +84,14 @@ class Recovery:
         if reader.metadata != self.metadata:
             raise WALCorruptError(reader.path, 0, "its metadata differ from those of the first segment")
 
-    def _feed(self, reader: SegmentReader, offset: int, record: Record) -> None:
+    def _feed_all(self, reader: SegmentReader, records: Iterable[tuple[int, Record]]) -> None:
+        feed, place = self.replay.feed, 0
         try:
-            self.replay.feed(record)
+            for offset, record in records:
+                place = offset
+                feed(record)
         except ReplayError as error:
-            raise WALCorruptError(reader.path, offset, str(error)) from error
+            raise WALCorruptError(reader.path, place, str(error)) from error
 
     def _check_tail(self, reader: SegmentReader, last: bool) -> None:
         tail = classify_tail(reader.data, reader.offset, reader.seed)
@@ -102,17 +106,26 @@ class Recovery:
     def finish(self, snapshot_index: int | None) -> Recovered:
         """Return what the log says, after a torn tail is cut: nothing is changed in a log that is refused."""
         # Everything that can be refused is refused in here.
-        recovered = self._result(snapshot_index)
+        recovered = self.result(snapshot_index)
         if self._torn is None:
             return recovered
         reader, reason = self._torn
         repair = cut_tail(self.disk, reader.path, reader.data, reader.offset, reason)
         return replace(recovered, repair=repair)
 
-    def _result(self, snapshot_index: int | None) -> Recovered:
-        """What the caller sees, from the marker at ``snapshot_index`` on (None: the last one).
+    @property
+    def torn(self) -> str | None:
+        """Why the end of the last segment is to be cut off; None if it is whole."""
+        return None if self._torn is None else self._torn[1]
 
-        Raises ``WALCorruptError`` when the log does not reach from the marker to the commit index.
+    def result(self, snapshot_index: int | None) -> Recovered:
+        """Return what the log says from a marker on, and change nothing.
+
+        Arguments:
+            snapshot_index: as of ``WAL.open``.
+
+        Raises:
+            WALCorruptError: the log does not reach from the marker to the commit index.
         """
         try:
             base = self._base(snapshot_index)

@@ -56,14 +56,14 @@ class LogReplay:
             raise ReplayError("a record of a segment's head is not at its head")
 
     def _entry(self, entry: Entry) -> None:
-        index = entry.index
+        index, entries = entry.index, self.entries
         # A leader had this member overwrite what another one had it append (paper section 5.3).
         if index != self.last_index + 1:
             self._truncate(index)
         # Terms never fall along a log (Log Matching, paper section 5.3).
-        if entry.term < self._term_before(index):
+        if entry.term < (entries[-1].term if entries else self._term_before_first(index)):
             raise ReplayError(f"entry {index} has term {entry.term}, below the term of the entry before it")
-        self.entries.append(entry)
+        entries.append(entry)
         self.last_index = index
 
     def _truncate(self, index: int) -> None:
@@ -79,9 +79,7 @@ class LogReplay:
         self.first_index = min(self.first_index, index)
         self.last_index = index - 1
 
-    def _term_before(self, index: int) -> int:
-        if self.entries:
-            return self.entries[-1].term
+    def _term_before_first(self, index: int) -> int:
         # The entry before the first one behind a marker is the last one of the snapshot.
         return self.snapshot.term if index == self.snapshot.index + 1 else 0
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftkv.raft.types import HardState, SnapshotMeta
+from raftkv.storage.datadir import format_refusal
 
 from .disk import Disk
 from .errors import WALCorruptError, WALSpaceError, WALVersionError
@@ -63,6 +64,12 @@ class SegmentName:
     def __str__(self) -> str:
         return f"{self.sequence:016x}-{self.first_index:016x}.wal"
 
+    @classmethod
+    def parse(cls, name: str) -> SegmentName | None:
+        """Return what a file name says; None if it is no segment's."""
+        match = _NAME.fullmatch(name)
+        return cls(int(match[1], 16), int(match[2], 16)) if match else None
+
 
 def list_segments(disk: Disk, directory: str) -> list[SegmentName]:
     """Return the segments of a log in order.
@@ -74,8 +81,7 @@ def list_segments(disk: Disk, directory: str) -> list[SegmentName]:
     Raises:
         WALCorruptError: one in the middle is missing.
     """
-    matches = map(_NAME.fullmatch, disk.list_names(directory))
-    names = sorted(SegmentName(int(match[1], 16), int(match[2], 16)) for match in matches if match)
+    names = sorted(name for name in map(SegmentName.parse, disk.list_names(directory)) if name)
     for before, after in itertools.pairwise(names):
         # ``release`` removes the oldest first and syncs each removal, so no crash leaves a hole.
         if after.sequence != before.sequence + 1:
@@ -180,11 +186,8 @@ class SegmentReader:
         raise WALCorruptError(self.path, 0, "the head of the segment lacks its records")
 
     def _check_head(self, head: SegmentHead) -> None:
-        if head.version != FORMAT_VERSION:
-            raise WALVersionError(
-                f"write-ahead log {self.path} has format version {head.version}, and this program reads version "
-                f"{FORMAT_VERSION}: start the raftkv that wrote it, or a newer one"
-            )
+        if refusal := format_refusal(f"the write-ahead log {self.path}", head.version, FORMAT_VERSION):
+            raise WALVersionError(refusal)
         # A segment under the name of another would be read at the wrong place in the log.
         name = str(SegmentName(head.sequence, head.first_index))
         if name != os.path.basename(self.path):

@@ -63,11 +63,14 @@ class WAL:
         self._lock_fd = lock_fd
         self._metadata = metadata
         self._segment_bytes = segment_bytes
+        self.written_bytes = 0
+        """Bytes of frames, since the log was opened."""
         self._spare = SpareSegment(disk, directory, segment_bytes)
         self._failure: str | None = None
         """Why nothing more can be done; also set by ``close``."""
         self._closed = False
         self._segments: list[SegmentName] = []
+        self._kept_from: int | None = None
         # the segment being written: descriptor, size, where the next frame goes, what is synced, and the checksums
         self._fd = -1
         self._size = 0
@@ -307,6 +310,7 @@ class WAL:
             buffers, crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
             self._disk.write(self._fd, buffers, self._offset)
             self._offset += size
+            self.written_bytes += size
             self._crc = crc
             failpoint("walAfterWrite")
         # How much of it reached the file is not known, so nothing may be written behind it.
@@ -334,6 +338,20 @@ class WAL:
             self._spare.prepare()
         except OSError as error:
             self._fail("allocate", error)
+
+    def cut(self) -> bool:
+        """Go on in a new segment, if the present one has entries, so that it can be archived; return whether it had.
+
+        Raises:
+            WALSpaceError: no room for the next segment; nothing was written.
+            WALFailedError: the system refused, or something failed before.
+        """
+        if self._failure is not None:
+            self._refuse()
+        if self._last_index < self._segments[-1].first_index:
+            return False
+        self._cut(0)
+        return True
 
     def _cut(self, body_bytes: int) -> None:
         """Go on in a new segment, with room for a frame of ``body_bytes``."""
@@ -382,7 +400,8 @@ class WAL:
     def release(self, index: int) -> int:
         """Delete the segments that hold only entries below ``index``, oldest first; return how many.
 
-        An entry behind the last snapshot marker is never deleted, whatever ``index`` is.
+        An entry behind the last snapshot marker is never deleted, whatever ``index`` is, nor a segment that ``keep``
+        holds.
 
         Raises:
             WALFailedError: a sync or a removal failed.
@@ -392,12 +411,19 @@ class WAL:
         count = 0
         try:
             # What the next segment begins with bounds what this one holds.
-            while len(self._segments) > 1 and self._segments[1].first_index <= limit:
+            while len(self._segments) > 1 and self._segments[1].first_index <= limit and not self._is_kept():
                 self._remove_oldest()
                 count += 1
         except BaseException as error:
             self._fail("release", error)
         return count
+
+    def keep(self, sequence: int) -> None:
+        """Let ``release`` delete no segment from a sequence number on; called from any thread."""
+        self._kept_from = sequence
+
+    def _is_kept(self) -> bool:
+        return self._kept_from is not None and self._segments[0].sequence >= self._kept_from
 
     def _remove_oldest(self) -> None:
         failpoint("walBeforeUnlink")
@@ -462,6 +488,16 @@ class WAL:
     def segments(self) -> tuple[str, ...]:
         """Names of the segment files, oldest first."""
         return tuple(map(str, self._segments))
+
+    @property
+    def closed_segments(self) -> list[SegmentName]:
+        """The segments that nothing is written to any more, oldest first; asked from any thread."""
+        return self._segments[:-1]
+
+    @property
+    def open_segment(self) -> SegmentName:
+        """The segment that is written to; asked from any thread."""
+        return self._segments[-1]
 
 
 def _check_segment_bytes(segment_bytes: int) -> None:

@@ -1,0 +1,16 @@
+"""Work on data directories and databases that no member has open.
+
+    a member's directory, a database, archived segments  ->  read, verify, hash, rewrite, replay  ->  a report, or files
+
+Laws:
+
+- What only reads works beside a running member and changes nothing; what writes holds the member's own locks.
+- New files get their final name when they are whole and durable; what fails leaves nothing that looks whole.
+- No rule of its own: records are read by ``storage``, entries are executed by ``apply``.
+
+Example::
+
+    report = verify_log("default.raftkv")
+
+Leaves out: words, output and exit codes (``cli.utl``), and everything that needs a running member.
+"""

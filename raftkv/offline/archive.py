@@ -1,0 +1,297 @@
+"""What archived segments say: the committed entries of a cluster in order, and which was applied when.
+
+    archive = Archive.find(path, base)                # base: where a database stands in the log
+    for entry in archive.entries(): ...               # base.index + 1, base.index + 2, ...
+    index = archive.index_at(time_s)
+
+Owns the question what is *committed*: an entry is, when a later hard state, marker or mark of the same member says so;
+what follows in a segment may be overwritten by what came after it, so it is left out. Several members may have archived
+the same entries; a gap in one archive is filled from another.
+
+Invariants: entries come without a gap, each with the checksum chain of its segment checked; a gap is an
+``ArchiveGapError`` that names the indexes. Members that disagree on a committed entry are ``CorruptionError``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from raftkv.errors import CorruptionError, StorageError
+from raftkv.offline.copy import Base
+from raftkv.pb import raft_pb2
+from raftkv.raft.types import Entry, HardState, SnapshotMeta
+from raftkv.storage.wal import ReadingDisk
+from raftkv.storage.wal.archive import MARKS_SUFFIX, Mark
+from raftkv.storage.wal.record import Record
+from raftkv.storage.wal.segment import SegmentName, SegmentReader, load_segment
+from raftkv.storage.wal.tail import Verdict, classify_tail
+
+
+class ArchiveGapError(StorageError):
+    """Entries that a restore needs are not in the archive."""
+
+
+class _Committed:
+    """The fold of one member's records into its committed entries."""
+
+    def __init__(self) -> None:
+        self._pending: list[Entry] = []
+
+    def feed(self, record: Record) -> list[Entry]:
+        """Take a record; return the entries that it shows to be committed."""
+        if isinstance(record, Entry):
+            self._append(record)
+        elif isinstance(record, HardState):
+            return self._up_to(record.commit)
+        elif isinstance(record, SnapshotMeta) and record.index:
+            return self._marker(record)
+        return []
+
+    def _marker(self, meta: SnapshotMeta) -> list[Entry]:
+        done = self.confirm(meta.index, meta.term)
+        # A database that the leader sent: the log begins anew after it, whatever of the old one was not committed.
+        if not done and self._pending and meta.index >= self._pending[0].index:
+            self.forget()
+        return done
+
+    def _append(self, entry: Entry) -> None:
+        pending = self._pending
+        if pending and entry.index != pending[-1].index + 1:
+            del pending[max(entry.index - pending[0].index, 0) :]
+        pending.append(entry)
+
+    def confirm(self, index: int, term: int) -> list[Entry]:
+        """Take that an entry is applied; it vouches for those before it only if it is here, with its term."""
+        position = index - self._pending[0].index if self._pending else -1
+        if 0 <= position < len(self._pending) and self._pending[position].term == term:
+            return self._up_to(index)
+        return []
+
+    def _up_to(self, commit: int) -> list[Entry]:
+        count = max(commit - self._pending[0].index + 1, 0) if self._pending else 0
+        done, self._pending = self._pending[:count], self._pending[count:]
+        return done
+
+    def forget(self) -> None:
+        """Something is missing here: what is pending may have been overwritten in it."""
+        self._pending.clear()
+
+
+@dataclass
+class MemberArchive:
+    """The segments of one member.
+
+    Attributes:
+        directory: where they are.
+        names: of the segments, oldest first.
+        cluster_id: whose they are.
+        problems: what could not be read, in words, as it was met.
+        ends_badly: whether nothing could be read after the last of them.
+    """
+
+    directory: Path
+    names: list[SegmentName]
+    cluster_id: int
+    problems: list[str] = field(default_factory=list)
+    ends_badly: bool = False
+
+    @classmethod
+    def open(cls, directory: Path) -> MemberArchive:
+        """Look at a directory with segments.
+
+        Raises:
+            CorruptionError: its first segment cannot be read.
+        """
+        names = sorted(name for path in directory.glob("*.wal") if (name := SegmentName.parse(path.name)))
+        head = load_segment(ReadingDisk(), str(directory), names[0])
+        return cls(directory, names, raft_pb2.WALMetadata.FromString(head.metadata).cluster_id)
+
+    def marks(self) -> Iterator[Mark]:
+        """Iterate over all marks of time, in the order in which they were made."""
+        for name in self.names:
+            yield from self._marks_of(name)
+
+    def _marks_of(self, name: SegmentName) -> list[Mark]:
+        try:
+            with (self.directory / f"{name}{MARKS_SUFFIX}").open() as file:
+                return [mark for line in file if (mark := Mark.parse(line))]
+        except FileNotFoundError:
+            return []
+
+    def committed(self) -> Iterator[Entry]:
+        """Iterate over the committed entries in order; those in segments that are missing or damaged are left out."""
+        fold, before, emitted = _Committed(), None, 0
+        for name in self.names:
+            if before is not None and name.sequence != before[0].sequence + 1:
+                self._note(f"{self.directory}: the segments between {before[0]} and {name} are missing")
+                fold.forget()
+                before = None
+            try:
+                reader = load_segment(ReadingDisk(), str(self.directory), name)
+                if before is not None and reader.previous != before[1]:
+                    raise CorruptionError(f"{reader.path} does not go on from the segment before it")
+                for entry in self._segment(reader, fold, name):
+                    if entry.index > emitted:
+                        emitted, self.ends_badly = entry.index, False
+                        yield entry
+                before = name, reader.crc
+            except CorruptionError as error:
+                self._note(str(error))
+                fold.forget()
+                before = None
+
+    def _note(self, problem: str) -> None:
+        self.ends_badly = True
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def _segment(self, reader: SegmentReader, fold: _Committed, name: SegmentName) -> Iterator[Entry]:
+        for head_record in reader.head_state:
+            yield from fold.feed(head_record)
+        for frame in reader.frames():
+            for _, record in reader.records(frame):
+                yield from fold.feed(record)
+        tail = classify_tail(reader.data, reader.offset, reader.seed)
+        if tail.verdict is not Verdict.END:
+            raise CorruptionError(f"{reader.path} is damaged at offset {reader.offset}: {tail.reason}")
+        for mark in self._marks_of(name):
+            yield from fold.confirm(mark.index, mark.term)
+
+
+def segment_directories(path: Path) -> list[Path]:
+    """Return the directories at or below one that hold segments; none if it does not exist."""
+    return sorted({file.parent for file in path.rglob("*.wal") if SegmentName.parse(file.name)})
+
+
+class Archive:
+    """The archives of the members of one cluster.
+
+    Arguments:
+        members: of the cluster.
+        base: the entries after it are wanted.
+    """
+
+    def __init__(self, members: list[MemberArchive], base: Base) -> None:
+        self._members = members
+        self._base = base
+
+    @classmethod
+    def find(cls, path: Path, base: Base) -> Archive:
+        """Find the segments below a directory that a database can go on with.
+
+        Arguments:
+            path: of the directory: an archive, or one that holds those of several members.
+            base: where the database stands.
+
+        Raises:
+            StorageError: there are none, or none of the database's cluster, or of several clusters.
+            CorruptionError: a segment cannot be read.
+        """
+        if not path.is_dir():
+            raise StorageError(f"{path}: no such directory")
+        directories = segment_directories(path)
+        if not directories:
+            raise StorageError(f"there are no archived segments in {path}")
+        clusters: dict[int, list[MemberArchive]] = defaultdict(list)
+        for directory in directories:
+            member = MemberArchive.open(directory)
+            clusters[member.cluster_id].append(member)
+        if len(clusters) == 1:
+            return cls(next(iter(clusters.values())), base)
+        known = [members for members in clusters.values() if cls(members, base).holds_base()]
+        if len(known) != 1:
+            names = ", ".join(f"{cluster:x}" for cluster in sorted(clusters))
+            raise StorageError(f"{path} has segments of the clusters {names}: give the directory of one of them")
+        return cls(known[0], base)
+
+    def holds_base(self) -> bool:
+        """Return whether the last entry of the database is in the archive, as the database has it."""
+        wanted = self._base
+        for member in self._members:
+            for entry in member.committed():
+                if entry.index == wanted.index:
+                    return entry.term == wanted.term
+                if entry.index > wanted.index:
+                    break
+        return False
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read, in words; known once all entries were asked for."""
+        return [problem for member in self._members for problem in member.problems]
+
+    @property
+    def ends_badly(self) -> bool:
+        """Whether every member's archive ends with what could not be read; known once all entries were asked for."""
+        return all(member.ends_badly for member in self._members)
+
+    def index_at(self, time_s: float) -> int | None:
+        """Return the index of the last entry that was applied at a time; None: no mark is that old.
+
+        Arguments:
+            time_s: seconds since the epoch, by the members' clocks.
+        """
+        indexes = [mark.index for member in self._members for mark in member.marks() if mark.time_s <= time_s]
+        return max(indexes, default=None)
+
+    def span_s(self) -> tuple[float, float] | None:
+        """Return the times of the first and last mark, in seconds since the epoch; None: there is none."""
+        times = [mark.time_s for member in self._members for mark in member.marks()]
+        return (min(times), max(times)) if times else None
+
+    def entries(self) -> Iterator[Entry]:
+        """Iterate over the committed entries after the base, without a gap, up to the last that is archived.
+
+        Raises:
+            ArchiveGapError: some are missing, and later ones are there.
+            CorruptionError: members disagree, or the database is of another history.
+        """
+        streams = [_Stream(member.committed()) for member in self._members]
+        wanted = self._base.index
+        while True:
+            found = {entry.term: entry for stream in streams if (entry := stream.at(wanted))}
+            if len(found) > 1:
+                raise CorruptionError(
+                    f"the archived logs disagree on entry {wanted}: terms {sorted(found)}; after a lost quorum, "
+                    "give the directory of the member that went on"
+                )
+            (entry,) = found.values() if found else (None,)
+            if wanted == self._base.index:
+                self._check_base(entry)
+            elif entry is not None:
+                yield entry
+            else:
+                self._check_end(streams, wanted)
+                return
+            wanted += 1
+
+    def _check_base(self, entry: Entry | None) -> None:
+        if entry is not None and self._base.term and entry.term != self._base.term:
+            raise CorruptionError(
+                f"the snapshot is not of the cluster of this archive: entry {entry.index} has term {self._base.term} "
+                f"in the snapshot and term {entry.term} in the archive"
+            )
+
+    def _check_end(self, streams: list[_Stream], wanted: int) -> None:
+        """Refuse a missing entry that others follow."""
+        later = [stream.head.index for stream in streams if stream.head is not None]
+        if later:
+            why = "".join(f"; {problem}" for problem in self.problems)
+            raise ArchiveGapError(f"the archive lacks the entries {wanted} to {min(later) - 1}{why}")
+
+
+class _Stream:
+    """One member's committed entries, asked for by ascending index."""
+
+    def __init__(self, entries: Iterator[Entry]) -> None:
+        self._next: Callable[[], Entry | None] = lambda: next(entries, None)
+        self.head: Entry | None = self._next()
+
+    def at(self, index: int) -> Entry | None:
+        """Return the entry of an index; None: it is not here."""
+        while self.head is not None and self.head.index < index:
+            self.head = self._next()
+        return self.head if self.head is not None and self.head.index == index else None

@@ -1,0 +1,129 @@
+"""The database of a member that does not run: its hash, its compaction on the disk, the version of its format."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from raftkv.errors import CorruptionError, StorageError
+from raftkv.offline.directory import database_of, held, refuse_running
+from raftkv.storage import schema
+from raftkv.storage.backend.lmdb import LMDBBackend, replace_file
+from raftkv.storage.hash import KVHash, Readable, hash_kv
+from raftkv.storage.mvcc import FIRST_REVISION
+from raftkv.storage.revision import SUB_BITS, from_key
+
+TEMPORARY_NAME: Final = "db.tmp"
+"""Names the copy that ``defragment`` makes beside the database; a member that starts removes it."""
+
+STORAGE_VERSIONS: Final = {schema.FORMAT_VERSION: "3.6"}
+"""Format of the database to the storage version that members report for it, as etcd names its own."""
+
+
+def hash_database_file(path: str, revision: int = 0) -> KVHash:
+    """Hash the history in a database, as ``Maintenance.HashKV`` does.
+
+    Arguments:
+        path: the file, or a data directory.
+        revision: hash the history up to it; 0: the newest.
+
+    Raises:
+        StorageError: it cannot be used: missing, foreign, in use, or without that revision.
+        CorruptionError: it is damaged.
+    """
+    database = database_of(path)
+    refuse_running(database)
+    with closing(LMDBBackend(database, read_only=True)) as backend:
+        check_format(backend)
+        return hash_kv(backend, checked_revision(backend, revision))
+
+
+def checked_revision(source: Readable, revision: int) -> int:
+    """Return the revision to hash, the newest one for 0.
+
+    Arguments:
+        source: the history.
+        revision: as it was asked for.
+
+    Raises:
+        StorageError: it cannot be read; etcdutl's words.
+    """
+    last, compacted = _revisions(source)
+    if revision > last:
+        raise StorageError("mvcc: required revision is a future revision")
+    if 0 < revision < compacted:
+        raise StorageError("mvcc: required revision has been compacted")
+    return revision or last
+
+
+def check_format(backend: LMDBBackend) -> int:
+    """Return the version of a database's format.
+
+    Raises:
+        StorageError: it is none that this program knows.
+    """
+    with closing(backend.begin_read()) as read:
+        version = schema.decode_integer(read.get(schema.META, schema.META_FORMAT_VERSION))
+    if version not in STORAGE_VERSIONS:
+        raise StorageError(
+            f"the database {backend.path} has format {version}, and this program reads "
+            f"{', '.join(map(str, STORAGE_VERSIONS))}: use the raftkvutl of the raftkv that wrote it"
+        )
+    return version
+
+
+def _revisions(source: Readable) -> tuple[int, int]:
+    """The newest revision, and the compacted one (-1: none)."""
+    with closing(source.begin_read()) as read:
+        compacted = max(schema.read_compact_revisions(read.get))
+        last = FIRST_REVISION
+        for key, _ in read.items(schema.KEY):
+            last = from_key(key) >> SUB_BITS
+    return max(last, compacted), compacted
+
+
+def defragment(data_dir: str) -> tuple[int, int]:
+    """Write a database anew without its free pages.
+
+    Arguments:
+        data_dir: of a member that does not run.
+
+    Returns:
+        its size in bytes before and after.
+
+    Raises:
+        StorageError: it cannot be used, or there is no room for the copy; nothing is changed.
+        CorruptionError: it is damaged; nothing is changed.
+    """
+    with held(data_dir) as database:
+        copy = database.with_name(TEMPORARY_NAME)
+        copy.unlink(missing_ok=True)
+        before = database.stat().st_size
+        try:
+            _compact(database, copy)
+            after = copy.stat().st_size
+            replace_file(copy, database)
+        except BaseException:
+            copy.unlink(missing_ok=True)
+            raise
+    return before, after
+
+
+def _compact(database: Path, copy: Path) -> None:
+    with closing(LMDBBackend(database, read_only=True)) as backend:
+        check_format(backend)
+        backend.copy_to(copy)
+
+
+def storage_version(data_dir: str) -> str:
+    """Return the storage version of a member that does not run.
+
+    Raises:
+        StorageError: it is none, cannot be used, or has a format that this program does not know.
+    """
+    with held(data_dir) as database, closing(LMDBBackend(database, read_only=True)) as backend:
+        try:
+            return STORAGE_VERSIONS[check_format(backend)]
+        except CorruptionError as error:
+            raise StorageError(f"the database {database} cannot be read: {error}") from error

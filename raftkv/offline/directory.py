@@ -1,0 +1,135 @@
+"""What a path given to raftkvutl is, and whether a member uses it.
+
+Owns the way from a data directory to its log and its database, and the locks: a member holds an exclusive lock on
+``wal/lock``, and LMDB a shared one on the first byte of ``db-lock`` for as long as a process has the database open.
+
+Invariant: nothing is made by looking. A path that is not what it should be is one line of a ``StorageError``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from raftkv.errors import StorageError
+from raftkv.storage.backend.environment import lock_path
+from raftkv.storage.datadir import refuse_etcd
+from raftkv.storage.wal import WAL
+from raftkv.storage.wal.segment import LOCK_NAME
+
+
+def log_of(path: str) -> str:
+    """Return the directory of a log.
+
+    Arguments:
+        path: a data directory, or a directory with segments: of a log, or of archived ones.
+
+    Raises:
+        StorageError: there is none.
+    """
+    below = os.path.join(path, "member", "wal")
+    directory = below if os.path.isdir(below) else path
+    _check_directory(path)
+    refuse_etcd(path, directory)
+    if not WAL.exists(directory):
+        raise StorageError(f"there is no write-ahead log in {path}")
+    return directory
+
+
+def database_of(path: str) -> Path:
+    """Return the path of a database.
+
+    Arguments:
+        path: a data directory, or the file.
+
+    Raises:
+        StorageError: there is none, or it is etcd's.
+    """
+    if not os.path.lexists(path):
+        raise StorageError(f"stat {path}: no such file or directory")
+    if not os.path.isdir(path):
+        return Path(path)
+    refuse_etcd(path, os.path.join(path, "member", "wal"))
+    database = Path(path, "member", "snap", "db")
+    if not database.is_file():
+        raise StorageError(f"stat {database}: no such file or directory")
+    return database
+
+
+def _check_directory(path: str) -> None:
+    if not os.path.lexists(path):
+        raise StorageError(f"stat {path}: no such file or directory")
+    if not os.path.isdir(path):
+        raise StorageError(f"{path} is not a directory")
+
+
+@contextmanager
+def held(data_dir: str) -> Iterator[Path]:
+    """Keep members off a data directory for the time of a change; gives the path of its database.
+
+    Raises:
+        StorageError: it is no data directory, or a member uses it.
+    """
+    database = database_of(data_dir)
+    lock = os.path.join(data_dir, "member", "wal", LOCK_NAME)
+    if not os.path.exists(lock):  # the log lies elsewhere
+        refuse_running(database)
+        yield database
+        return
+    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if not _locked(descriptor):
+            raise _running(data_dir)
+        refuse_running(database)
+        yield database
+    finally:
+        os.close(descriptor)
+
+
+def is_running(log: str) -> bool:
+    """Return whether a member has a log open.
+
+    Arguments:
+        log: its directory.
+    """
+    try:
+        descriptor = os.open(os.path.join(log, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _locked(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def refuse_running(database: Path) -> None:
+    """Refuse a database that another process has open.
+
+    Raises:
+        StorageError: one has.
+    """
+    try:
+        descriptor = os.open(lock_path(database), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+    except BlockingIOError:
+        raise _running(str(database)) from None
+    finally:
+        os.close(descriptor)
+
+
+def _running(path: str) -> StorageError:
+    return StorageError(f"{path} is in use by a running member: stop it first, or ask it with raftkvctl")

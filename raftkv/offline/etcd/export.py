@@ -1,0 +1,132 @@
+"""A database on its way to somebody as a snapshot file of etcd.
+
+    layout, pieces = snapshot(read)              from one read transaction
+    for blob, remaining in blobs(layout, pieces) 32 KiB each, then the SHA-256 of all before
+
+As a program (``python -m raftkv.offline.etcd.export PATH INDEX IDENTITY``) it writes the messages of
+``Maintenance.Snapshot`` to its standard output, each behind its length (4 bytes, little-endian). A member runs it
+beside itself: the work takes seconds of a core, and would hold the interpreter of the member that long. The member
+keeps the state of entry INDEX in that file pinned meanwhile, so that no page that this process reads is used again;
+LMDB's lock file is not touched.
+
+It ends with status 0 when all was written. Otherwise the last line of its standard error says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from struct import Struct
+from typing import Final
+
+from raftkv.errors import InvariantError, RaftKVError
+from raftkv.offline.etcd.contents import etcd_buckets
+from raftkv.offline.etcd.records import STORAGE_VERSION
+from raftkv.pb import rpc_pb2
+from raftkv.storage import schema
+from raftkv.storage.backend.base import ReadTxn
+from raftkv.storage.backend.environment import identity_of
+from raftkv.storage.backend.lmdb import LMDBBackend
+from raftkv.storage.bolt.writer import Layout, measure, write
+
+BLOB_BYTES: Final = 32 * 1024
+"""Size of the pieces that are sent, as etcd's."""
+LENGTH: Final = Struct("<I")
+OTHER_FILE_STATUS: Final = 75
+NICENESS: Final = 5
+"""How far the program steps back behind the member where both want the same core."""
+
+
+def snapshot(read: ReadTxn) -> tuple[Layout, Iterator[bytes]]:
+    """Return the layout of a database file with this state, and its bytes in small pieces.
+
+    Raises:
+        CorruptRecordError: a record is damaged; while the pieces are fetched.
+    """
+    layout = measure(etcd_buckets(read, for_size=True))
+    return layout, write(etcd_buckets(read), layout)
+
+
+def blobs(layout: Layout, pieces: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:
+    """Yield the file in pieces of ``BLOB_BYTES``, each with how many bytes come after it; last its SHA-256.
+
+    Arguments:
+        layout: of the file; says its size.
+        pieces: its bytes.
+    """
+    digest = hashlib.sha256()
+    remaining = layout.size_bytes
+    waiting, waiting_bytes = list[bytes](), 0
+    for piece in pieces:
+        waiting.append(piece)
+        waiting_bytes += len(piece)
+        if waiting_bytes < BLOB_BYTES:
+            continue
+        data = b"".join(waiting)
+        whole = waiting_bytes - waiting_bytes % BLOB_BYTES
+        for start in range(0, whole, BLOB_BYTES):
+            blob = data[start : start + BLOB_BYTES]
+            digest.update(blob)
+            remaining -= BLOB_BYTES
+            yield blob, remaining
+        waiting, waiting_bytes = [data[whole:]], waiting_bytes - whole
+    if waiting_bytes:
+        blob = b"".join(waiting)
+        digest.update(blob)
+        yield blob, remaining - len(blob)
+    yield digest.digest(), 0
+
+
+def messages(read: ReadTxn) -> Iterator[bytes]:
+    """Yield the messages of ``Maintenance.Snapshot``: the state as a file, in pieces.
+
+    Raises:
+        CorruptRecordError: a record is damaged.
+    """
+    version = STORAGE_VERSION.decode()
+    for blob, remaining in blobs(*snapshot(read)):
+        yield rpc_pb2.SnapshotResponse(remaining_bytes=remaining, blob=blob, version=version).SerializeToString()
+
+
+def main(path: str, index: str, identity: str) -> int:
+    """Write the messages for a database to the standard output.
+
+    Arguments:
+        path: of the database.
+        index: the entry up to which its state goes at least.
+        identity: of the file.
+
+    Returns:
+        0; ``OTHER_FILE_STATUS`` if another file has the name now.
+
+    Raises:
+        RaftKVError: it cannot be read.
+    """
+    with closing(LMDBBackend(Path(path), read_only=True)) as backend, closing(backend.begin_read()) as read:
+        # Opened under its name, and it still has that name: so this is the file.
+        if (read.file_identity, identity_of(Path(path))) != (identity, identity):
+            return OTHER_FILE_STATUS
+        found = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
+        if found < int(index):
+            raise InvariantError(f"the database {path} is of entry {found}, not {index}")
+        with open(sys.stdout.fileno(), "wb", buffering=1 << 18, closefd=False) as output:
+            for message in messages(read):
+                output.write(LENGTH.pack(len(message)))
+                output.write(message)
+    return 0
+
+
+if __name__ == "__main__":
+    # Nobody is left to read: the member has stopped, or given the stream up.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is for the member
+    os.nice(NICENESS)
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except (RaftKVError, OSError) as error:
+        sys.exit(str(error))

@@ -1,0 +1,146 @@
+"""A snapshot file: a database of etcd, and the SHA-256 of it behind it where it was saved over the network.
+
+A database is a multiple of 512 bytes long, so a file with 32 bytes more has the hash (etcd's own rule).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from google_crc32c import extend
+
+from raftkv.errors import StorageError
+from raftkv.offline.etcd.records import META_STORAGE_VERSION
+from raftkv.pb import kv_pb2
+from raftkv.storage import schema
+from raftkv.storage.bolt.reader import BoltFile
+from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, is_well_formed
+
+_SECTOR_BYTES: Final = 512
+_CHUNK_BYTES: Final = 1 << 20
+HASH_BYTES: Final = 32
+_MAGIC: Final = b"\xed\xda\x0c\xed"
+_MAGIC_AT: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What ``snapshot status`` says of a file.
+
+    Attributes:
+        hash: CRC32C over the names, keys and values of all buckets, in order.
+        revision: the newest main revision.
+        keys: keys that exist at that revision.
+        size_bytes: of the database.
+        version: storage version; empty before etcd 3.6.
+    """
+
+    hash: int
+    revision: int
+    keys: int
+    size_bytes: int
+    version: str
+
+
+def database_bytes(path: Path) -> tuple[int, bool]:
+    """Return the size of the database in a file, and whether its hash follows.
+
+    Raises:
+        StorageError: there is no such file.
+    """
+    try:
+        size_bytes = path.stat().st_size
+    except OSError as error:
+        raise StorageError(f"stat {path}: {(error.strerror or str(error)).lower()}") from error
+    has_hash = size_bytes % _SECTOR_BYTES == HASH_BYTES
+    return size_bytes - HASH_BYTES if has_hash else size_bytes, has_hash
+
+
+def check_hash(path: Path) -> None:
+    """Refuse a file whose hash is missing or wrong, with etcd's words.
+
+    Raises:
+        StorageError: it is.
+    """
+    size_bytes, has_hash = database_bytes(path)
+    if not has_hash:
+        raise StorageError("snapshot missing hash but --skip-hash-check=false")
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while size_bytes and (chunk := file.read(min(size_bytes, _CHUNK_BYTES))):
+            digest.update(chunk)
+            size_bytes -= len(chunk)
+        expected = file.read(HASH_BYTES)
+    if expected != digest.digest():
+        raise StorageError(f"expected sha256 {_as_go(expected)}, got {_as_go(digest.digest())}")
+
+
+def _as_go(data: bytes) -> str:
+    return f"[{' '.join(map(str, data))}]"
+
+
+def is_snapshot(path: str) -> bool:
+    """Return whether a path is a file that begins as a database of etcd."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
+    except OSError:
+        return False
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BoltFile]:
+    """Open the database of a snapshot file.
+
+    Raises:
+        StorageError: it is none.
+    """
+    if path.is_dir():
+        raise StorageError(f"{path} is a directory, not a snapshot file")
+    size_bytes, _ = database_bytes(path)
+    with BoltFile(path, size_bytes) as file:
+        yield file
+
+
+def snapshot_status(path: str | os.PathLike[str]) -> Status:
+    """Read a snapshot file from end to end.
+
+    Raises:
+        StorageError: it is damaged, or is no snapshot file.
+    """
+    place = Path(path)
+    hashed, revision, version = 0, 0, b""
+    keys: set[bytes] = set()
+    with opened(place) as file:
+        for bucket in file.buckets():
+            hashed = extend(hashed, bucket)
+            is_history = bucket == schema.KEY
+            for key, value in file.items(bucket):
+                hashed = extend(extend(hashed, key), value)
+                if is_history:
+                    revision = _revision(place, key) >> SUB_BITS
+                    (keys.discard if is_tombstone(key) else keys.add)(_key_of(place, key, value))
+                elif key == META_STORAGE_VERSION and bucket == schema.META:
+                    version = value
+        file.check_free_pages()
+        return Status(hashed, revision, len(keys), file.size_bytes, version.decode(errors="replace"))
+
+
+def _revision(path: Path, key: bytes) -> int:
+    if not is_well_formed(key):
+        raise StorageError(f"{path}: cannot parse revision key: {key[:32].hex()}")
+    return from_key(key)
+
+
+def _key_of(path: Path, key: bytes, value: bytes) -> bytes:
+    try:
+        return kv_pb2.KeyValue.FromString(value).key
+    except DecodeError:
+        raise StorageError(f"{path}: the value of revision {describe(key)} is not a key-value pair") from None

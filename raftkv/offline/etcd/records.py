@@ -1,0 +1,164 @@
+"""The small records of a member in etcd's form, and back: leases, alarms, members, counters.
+
+    bucket     raftkv                                     etcd
+    lease      id i64 -> TTL i64                          id i64 -> leasepb.Lease (1 ID, 2 TTL, 3 RemainingTTL)
+    alarm      member u64, kind i32 -> nothing            etcdserverpb.AlarmMember -> nothing
+    members    id u64 -> etcdserverpb.Member              id in hexadecimal -> JSON
+    cluster    quota of a prefix -> limits, what is used  the same -> limits (etcd passes over it)
+    meta       compacted revision u64                     its revision key (17 bytes)
+               confState: JSON, all fields, sorted        JSON, fields that are set
+
+Integers are big-endian in keys and in ``meta``. What the auth buckets hold is the same on both sides.
+"""
+
+from __future__ import annotations
+
+import json
+from struct import Struct
+from typing import Final, cast
+
+from google.protobuf.message import DecodeError
+
+from raftkv.apply.quotas import KEY_PREFIX, LIMIT_MAX, PREFIX_BYTES_MAX
+from raftkv.errors import StorageError
+from raftkv.pb import admin_pb2, rpc_pb2
+from raftkv.raft.types import ConfState
+from raftkv.storage import schema
+from raftkv.storage.key_value import varint
+from raftkv.storage.revision import SUB_BITS, from_key, is_well_formed, pack, to_key
+
+STORAGE_VERSION: Final = b"3.6.0"
+"""The version of etcd whose fields are in ``meta``."""
+CLUSTER_VERSION: Final = b"3.6.0"
+
+META_STORAGE_VERSION: Final = b"storageVersion"
+CLUSTER_VERSION_KEY: Final = b"clusterVersion"
+REMOVED: Final = b"removed"
+"""What etcd keeps for a member that is gone."""
+
+QUOTA_LIMITS: Final = Struct(">QQ")
+"""Bytes and keys that a prefix may have, 0 for no limit."""
+
+_LEASE_ID: Final = Struct(">q")
+_TTL: Final = Struct(">q")
+_ALARM: Final = Struct(">Qi")
+_MEMBER_ID: Final = Struct(">Q")
+_ID_TAG, _TTL_TAG = 0x08, 0x10
+_U64_MASK: Final = (1 << 64) - 1
+
+
+def lease_to_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """Return a lease as etcd keeps it: with its whole TTL, as after a restart."""
+    lease_id, ttl_s = _LEASE_ID.unpack(key)[0], _TTL.unpack(value)[0]
+    return key, b"\x08" + varint(lease_id) + (b"\x10" + varint(ttl_s) if ttl_s else b"")
+
+
+def lease_from_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """Return a lease of etcd as raftkv keeps it.
+
+    Raises:
+        StorageError: it is none.
+    """
+    fields = _integers(value)
+    lease_id, ttl_s = fields.get(_ID_TAG, 0), fields.get(_TTL_TAG, 0)
+    if len(key) != _LEASE_ID.size or key != (lease_id & _U64_MASK).to_bytes(8, "big") or not 0 <= ttl_s < 1 << 63:
+        raise StorageError(f"entry {key.hex()} of the bucket lease is not a lease")
+    return key, _TTL.pack(ttl_s)
+
+
+def _integers(data: bytes) -> dict[int, int]:
+    """Return the fields of a message that has only integers, by tag."""
+    fields: dict[int, int] = {}
+    position = 0
+    while position < len(data):
+        tag, number, shift = data[position], 0, 0
+        while True:
+            position += 1
+            if position >= len(data) or shift > 63 or tag & 7:
+                raise StorageError(f"{data[:32].hex()} is not a lease")
+            number |= (data[position] & 0x7F) << shift
+            shift += 7
+            if data[position] < 0x80:
+                break
+        fields[tag] = number
+        position += 1
+    return fields
+
+
+def alarm_to_etcd(key: bytes) -> tuple[bytes, bytes]:
+    """Return an alarm as etcd keeps it."""
+    member_id, kind = _ALARM.unpack(key)
+    alarm = rpc_pb2.AlarmMember(memberID=member_id, alarm=cast("rpc_pb2.AlarmType", kind))
+    return alarm.SerializeToString(deterministic=True), b""
+
+
+def alarm_from_etcd(key: bytes) -> tuple[bytes, bytes]:
+    """Return an alarm of etcd as raftkv keeps it.
+
+    Raises:
+        StorageError: it is none.
+    """
+    try:
+        alarm = rpc_pb2.AlarmMember.FromString(key)
+    except DecodeError as failure:
+        raise StorageError(f"entry {key[:32].hex()} of the bucket alarm is not an alarm") from failure
+    return _ALARM.pack(alarm.memberID, alarm.alarm), b""
+
+
+def member_to_etcd(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    """Return a member as etcd keeps it."""
+    member = rpc_pb2.Member.FromString(value)
+    fields: dict[str, object] = {"id": _MEMBER_ID.unpack(key)[0], "peerURLs": list(member.peerURLs)}
+    if member.isLearner:
+        fields["isLearner"] = True
+    if member.name:
+        fields["name"] = member.name
+    if member.clientURLs:
+        fields["clientURLs"] = list(member.clientURLs)
+    return member_key(key), json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def member_key(key: bytes) -> bytes:
+    """Return the key of a member, or of one that was removed, as etcd writes it: without leading zeros."""
+    return b"%x" % _MEMBER_ID.unpack(key)[0]
+
+
+def conf_state_to_etcd(conf: ConfState) -> bytes:
+    """Return a configuration as etcd keeps it."""
+    fields: dict[str, object] = {
+        "voters": conf.voters,
+        "learners": conf.learners,
+        "voters_outgoing": conf.voters_outgoing,
+        "learners_next": conf.learners_next,
+    }
+    present = {name: value for name, value in fields.items() if value}
+    return json.dumps(present | {"auto_leave": conf.auto_leave}, separators=(",", ":")).encode()
+
+
+def quota_from_etcd(key: bytes, value: bytes) -> admin_pb2.QuotaSetRequest:
+    """Return the request that sets a quota.
+
+    Raises:
+        StorageError: it is none.
+    """
+    prefix = key.removeprefix(KEY_PREFIX)
+    limits = QUOTA_LIMITS.unpack(value) if len(value) == QUOTA_LIMITS.size else (LIMIT_MAX + 1,)
+    if len(prefix) > PREFIX_BYTES_MAX or max(limits) > LIMIT_MAX:
+        raise StorageError(f"entry {key[:64].hex()} of the bucket cluster is not a quota")
+    return admin_pb2.QuotaSetRequest(prefix=prefix, bytes_max=limits[0], keys_max=limits[1])
+
+
+def compact_revision_to_etcd(value: bytes) -> bytes:
+    """Return a compacted revision as etcd keeps it."""
+    return to_key(pack(schema.decode_integer(value) or 0, 0))
+
+
+def compact_revision_from_etcd(value: bytes) -> int:
+    """Return a compacted revision of etcd.
+
+    Raises:
+        StorageError: it is none.
+    """
+    if not is_well_formed(value):
+        raise StorageError(f"{value[:32].hex()} is not a compacted revision")
+    return from_key(value) >> SUB_BITS

@@ -1,0 +1,187 @@
+"""A member's log, or archived segments of one, read without changing anything, also while the member runs.
+
+    verified = verify("default.raftkv/member/wal")     # the whole chain of checksums, and what the log says
+    for found in entries(...): ...
+
+Owns what a *running* member does to a reader: the last segment grows while it is read, so a frame may be half there;
+and the oldest segments may go. Both pass by themselves, so they are looked at again before they are called damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from raftkv.apply import request as requests
+from raftkv.apply.applier import PARSERS
+from raftkv.apply.auth.caller import Caller
+from raftkv.errors import MalformedEntryError
+from raftkv.offline.directory import is_running
+from raftkv.pb import raft_pb2
+from raftkv.raft import confchange
+from raftkv.raft.describe import describe_conf_change
+from raftkv.raft.errors import ConfChangeError
+from raftkv.raft.types import Entry, EntryType, HardState, SnapshotMeta
+from raftkv.storage.wal import Found, ReadingDisk, WALCorruptError, walk
+from raftkv.storage.wal.recovery import Recovery
+from raftkv.storage.wal.segment import list_segments
+
+SECRETS: Final = frozenset(("password", "hashedPassword", "token_sha256"))
+"""Fields that nobody is shown."""
+
+LOOKS_MAX: Final = 5
+"""Times that a log in use is read before what is wrong with it is believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A whole log.
+
+    Attributes:
+        cluster_id, member_id: whose it is.
+        segments: number of its files.
+        size_bytes: of them together, as allocated.
+        first_index, last_index: of the entries kept; ``last_index`` is below ``first_index`` if there are none.
+        hard_state: the last one.
+        markers: of saved states, oldest first.
+        torn: what a crash left at its end and the next start cuts off; empty: nothing.
+    """
+
+    cluster_id: int
+    member_id: int
+    segments: int
+    size_bytes: int
+    first_index: int
+    last_index: int
+    hard_state: HardState
+    markers: tuple[SnapshotMeta, ...]
+    torn: str
+
+
+def verify(directory: str) -> Verified:
+    """Read every byte of a log and check that it is one chain that makes sense.
+
+    Arguments:
+        directory: of the log.
+
+    Raises:
+        WALCorruptError: it is damaged; says where and how.
+        WALVersionError: it has another format.
+    """
+    disk = ReadingDisk()
+    for look in range(LOOKS_MAX):
+        try:
+            return _verify(disk, directory)
+        except (WALCorruptError, FileNotFoundError):
+            if look == LOOKS_MAX - 1 or not is_running(directory):
+                raise
+    raise AssertionError("the last look returns or raises")
+
+
+def _verify(disk: ReadingDisk, directory: str) -> Verified:
+    names = list_segments(disk, directory)
+    recovery = Recovery(disk, directory, names)
+    found = recovery.result(None)
+    owner = raft_pb2.WALMetadata.FromString(found.metadata)
+    entries = recovery.replay.entries
+    return Verified(
+        owner.cluster_id,
+        owner.member_id,
+        len(names),
+        recovery.total_bytes,
+        entries[0].index if entries else recovery.replay.last_index + 1,
+        recovery.replay.last_index,
+        found.hard_state,
+        found.markers,
+        "" if is_running(directory) else recovery.torn or "",
+    )
+
+
+def contents(directory: str, start: int = 0, end: int | None = None) -> Iterator[Found]:
+    """Iterate over what a log holds, in order.
+
+    Arguments:
+        directory: of the log.
+        start, end: entries before the one and from the other on are left out, with the frames that hold only such.
+
+    Raises:
+        WALCorruptError: what follows cannot be read.
+    """
+    for found in walk(directory, ReadingDisk()):
+        entry = found.what
+        if isinstance(entry, Entry) and (entry.index < start or (end is not None and entry.index >= end)):
+            continue
+        yield found
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What an entry asks for.
+
+    Attributes:
+        kind: name of the request, or how the entry cannot be read.
+        request_id: by which the member that proposed it found its waiter; 0: none.
+        message: the request; None: there is none, or it is of a kind that this version does not know.
+        text: of a change of the members; empty otherwise.
+        caller: who caused it, where users are asked for.
+    """
+
+    kind: str
+    request_id: int = 0
+    message: Any = None
+    text: str = ""
+    caller: Caller | None = None
+
+
+def decode(entry: Entry) -> Decoded:
+    """Return what an entry asks for, whatever its bytes."""
+    if entry.type != EntryType.NORMAL:
+        return _decode_conf_change(entry.data)
+    if not entry.data:
+        return Decoded("EMPTY")
+    request = requests.decode(entry.data)
+    if request is None:
+        return Decoded("MALFORMED")
+    kind, request_id, body = request
+    caller = None
+    if kind == requests.Kind.IDENTIFIED:
+        try:
+            caller, kind, body = requests.decode_identified(body)
+        except MalformedEntryError:
+            return Decoded("MALFORMED_IDENTIFIED", request_id)
+    parse = PARSERS.get(kind)
+    if parse is None:
+        return Decoded(f"UNKNOWN_{kind}", request_id, caller=caller)
+    name = requests.Kind(kind).name
+    try:
+        return Decoded(name, request_id, _without_secrets(kind, parse(body)), caller=caller)
+    except (DecodeError, MalformedEntryError):
+        return Decoded(f"MALFORMED_{name}", request_id, caller=caller)
+
+
+def _without_secrets(kind: int, message: Any) -> Any:
+    """Return a request as it may be shown: without hashes of passwords and tokens."""
+    if kind == requests.Kind.AUTH:
+        for _, change in message.ListFields():
+            for secret in SECRETS & set(change.DESCRIPTOR.fields_by_name):
+                change.ClearField(secret)
+    return message
+
+
+def _decode_conf_change(data: bytes) -> Decoded:
+    try:
+        change = confchange.decode(data)
+    except ConfChangeError:
+        return Decoded("MALFORMED_CONF_CHANGE")
+    if change.context:
+        try:
+            context = raft_pb2.MembershipChange.FromString(change.context)
+        except DecodeError:
+            return Decoded("CONF_CHANGE", text=describe_conf_change(change))
+        steps = describe_conf_change(change).partition(" context=")[0]
+        caller = Caller(context.caller.user, context.caller.auth_revision) if context.HasField("caller") else None
+        return Decoded("CONF_CHANGE", context.request_id, context, steps, caller)
+    return Decoded("CONF_CHANGE", text=describe_conf_change(change))

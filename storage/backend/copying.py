@@ -1,0 +1,141 @@
+"""A compact copy of an LMDB file, written so that nobody else's sync has to wait for it.
+
+LMDB writes the copy as fast as it can. A gigabyte of unwritten pages then stands before every sync of the log on the
+same disk. So LMDB writes into a pipe, and this module from there into the file: a few megabytes, a sync, the next. It
+also makes a copy end when it is given up, for which LMDB has no call.
+
+    LMDB (a thread of its own) --pipe--> write 4 MiB, sync, rest --> the file, durable on return
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from raftkv.errors import StorageError
+from raftkv.storage.backend.environment import FILE_MODE
+
+PIPE_BYTES: Final = 1024 * 1024
+SYNC_BYTES: Final = 4 * 1024 * 1024
+"""What may wait for the disk."""
+REST_S: Final = 0.001
+"""Between two syncs: others have the disk then."""
+
+
+class SteadyFile:
+    """A file that goes to the disk as it is written. Used by one thread at a time.
+
+    Arguments:
+        descriptor: of the file, open for writing; closed with this object.
+        offset_bytes: where to begin.
+    """
+
+    def __init__(self, descriptor: int, offset_bytes: int = 0) -> None:
+        self.descriptor = descriptor
+        self.offset_bytes = offset_bytes
+        self._unsynced_bytes = 0
+
+    def write(self, data: bytes) -> bool:
+        """Write behind what was written; whether all of it was synced.
+
+        Raises:
+            OSError: the disk is full, or failed.
+        """
+        rest = memoryview(data)
+        while rest:
+            written = os.pwrite(self.descriptor, rest, self.offset_bytes)
+            self.offset_bytes += written
+            rest = rest[written:]
+        self._unsynced_bytes += len(data)
+        if self._unsynced_bytes < SYNC_BYTES:
+            return False
+        self.sync()
+        return True
+
+    def sync(self) -> None:
+        """Make durable what was written.
+
+        Raises:
+            OSError: the disk is full, or failed.
+        """
+        os.fdatasync(self.descriptor)
+        self._unsynced_bytes = 0
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self.descriptor)
+
+
+def create(path: Path) -> SteadyFile:
+    """Make a new file for a copy.
+
+    Raises:
+        OSError: there is one, which may be somebody's; or it cannot be made.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
+    os.fchmod(descriptor, FILE_MODE)
+    return SteadyFile(descriptor)
+
+
+def copy_compact(environment: lmdb.Environment, path: Path, given_up: threading.Event) -> None:
+    """Write the last committed state to a new file; durable on return. Writers go on meanwhile.
+
+    Arguments:
+        environment: what is copied; must not be closed before the return.
+        path: of the new file; there must be none.
+        given_up: set when nobody wants the copy any more.
+
+    Raises:
+        StorageError: it was given up.
+        OSError, lmdb.Error: it could not be written.
+    """
+    with closing(create(path)) as file, closing(pieces(environment)) as copied:
+        for piece in copied:
+            if file.write(piece) and given_up.wait(REST_S):
+                raise StorageError("the copy of the database was given up")
+        os.fsync(file.descriptor)
+
+
+def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
+    """Iterate over the bytes of a compact copy of the last committed state. LMDB writes only as fast as they are taken.
+
+    To be closed, on the thread that iterates.
+
+    Arguments:
+        environment: what is copied; must not be closed before the end.
+
+    Raises:
+        OSError, lmdb.Error: it could not be read.
+    """
+    source, sink = os.pipe2(os.O_CLOEXEC)
+    failures: list[Exception] = []
+
+    def copy() -> None:
+        try:
+            environment.copyfd(sink, compact=True)
+        except (lmdb.Error, OSError) as error:
+            failures.append(error)
+        finally:
+            os.close(sink)
+
+    thread = threading.Thread(target=copy, name="database-copy", daemon=True)
+    thread.start()
+    try:
+        with contextlib.suppress(OSError):  # the system's limit may be lower
+            fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        while data := os.read(source, PIPE_BYTES):
+            yield data
+    finally:
+        # Whoever still writes into the pipe gets an error, and ends.
+        os.close(source)
+        thread.join()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,201 @@
+"""A compact copy of a database that goes on being written, until the copy takes its place.
+
+    any thread          copy()            LMDB's own compacting copy of one commit; batches go on being committed
+    any thread          catch_up()        what was committed since; again while that is much
+    committing thread   finish()          the last of it, durably; then the copy has the name of the database
+    owner's thread      adopt()           readers and commits go to the copy from here on
+
+Commits wait for ``finish`` alone, which has little left to do. What was committed meanwhile is found in the database
+itself: records by their revision, since each is newer than all before it. Only deletions and the names of changed
+values are noted, by ``commit``, up to ``NOTED_MAX``.
+
+Laws:
+
+- Until the rename in ``finish`` the database is as it was; a crash leaves the copy for ``remove_leftovers``.
+- What is noted covers at least everything after the commit that was copied. It may cover more: to bring a change over
+  twice does no harm.
+- After the rename commits must not go to the old file, which has lost its name: whoever fails between the two stops.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from raftkv.errors import InvariantError, StorageError
+from raftkv.storage import schema
+from raftkv.storage.backend.base import ReadTxn, WriteBatch
+from raftkv.storage.backend.environment import Environment, lock_path
+from raftkv.storage.failpoints import failpoint
+
+NOTED_MAX: Final = 2_000_000
+"""Deletions and values that may be noted, some 100 bytes each. When more is committed, the copy is given up."""
+RECORDS_PER_COMMIT: Final = 2_000
+BYTES_PER_COMMIT: Final = 4 * 1024 * 1024
+"""What is brought over in one transaction, between two rests."""
+REST_S: Final = 0.001
+"""Others run meanwhile: the loop shares its processor with this thread."""
+
+
+class Notes:
+    """What a copy cannot find in the database: deletions, and which values were changed."""
+
+    def __init__(self) -> None:
+        self.deletes: list[bytes] = []
+        self.values: dict[tuple[bytes, bytes], None] = {}
+
+    def __len__(self) -> int:
+        return len(self.deletes) + len(self.values)
+
+    def add(self, batch: WriteBatch) -> None:
+        """Note what a batch does beside adding records."""
+        self.deletes += batch.deletes
+        self.values.update(dict.fromkeys(batch.values))
+
+
+class LMDBDefragmentation:
+    """Implements ``Defragmentation``; made by ``LMDBBackend.defragment``.
+
+    Arguments:
+        path: of the copy, where nothing is.
+        target: name of the database.
+        copy_file: makes the first copy, durable on return.
+        open_copy: opens it for writing.
+        pin: pins the present state and takes what was noted up to it.
+        adopt: hands new readers and commits the copy.
+        end: stops taking notes.
+        declared: the error to raise for one of LMDB or of the system.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        target: Path,
+        *,
+        copy_file: Callable[[Path, threading.Event], None],
+        open_copy: Callable[[Path], Environment],
+        pin: Callable[[], tuple[ReadTxn, Notes]],
+        adopt: Callable[[Environment], None],
+        end: Callable[[], None],
+        declared: Callable[[lmdb.Error | OSError], StorageError],
+    ) -> None:
+        self._path = path
+        self._target = target
+        self._copy_file = copy_file
+        self._open_copy = open_copy
+        self._pin = pin
+        self._adopt = adopt
+        self._end = end
+        self._declared = declared
+        self._copy: Environment | None = None
+        self._closing = threading.Event()
+
+    def copy(self) -> None:
+        """Implement ``Defragmentation.copy``."""
+        try:
+            failpoint("defragBeforeCopy")
+            self._copy_file(self._path, self._closing)
+            failpoint("defragAfterCopy")
+            self._copy = self._open_copy(self._path)
+        except OSError as error:
+            raise self._declared(error) from error
+
+    def catch_up(self) -> int:
+        """Implement ``Defragmentation.catch_up``."""
+        copy = self._opened()
+        source, notes = self._pin()
+        try:
+            brought = self._bring_records(copy, source)
+            brought += self._bring_notes(copy, source, notes)
+        except (lmdb.Error, OSError) as error:
+            raise self._declared(error) from error
+        finally:
+            source.close()
+        return brought
+
+    def _opened(self) -> Environment:
+        if self._copy is None:
+            raise InvariantError("a copy that was not made cannot be caught up")
+        return self._copy
+
+    def _bring_records(self, copy: Environment, source: ReadTxn) -> int:
+        handle = copy.handles[schema.KEY]
+        with copy.raw.begin(db=handle) as txn, txn.cursor() as cursor:
+            last = bytes(cursor.key()) if cursor.last() else b""
+        # The next possible key: revisions ascend, and a deletion has one byte more than a put.
+        items = source.items(schema.KEY, last + b"\0" if last else b"")
+        brought = 0
+        while some := list(_some(items)):
+            self._rest()
+            with copy.raw.begin(write=True) as txn, txn.cursor(handle) as cursor:
+                cursor.putmulti(some, append=True, overwrite=False)
+            brought += len(some)
+        return brought
+
+    def _bring_notes(self, copy: Environment, source: ReadTxn, notes: Notes) -> int:
+        deletes, values = iter(notes.deletes), iter(notes.values)
+        while keys := list(islice(deletes, RECORDS_PER_COMMIT)):
+            self._rest()
+            with copy.raw.begin(write=True, db=copy.handles[schema.KEY]) as txn:
+                for key in keys:
+                    txn.delete(key)
+        while names := list(islice(values, RECORDS_PER_COMMIT)):
+            self._rest()
+            with copy.raw.begin(write=True) as txn:
+                for bucket, key in names:
+                    value = source.get(bucket, key)
+                    if value is None:
+                        txn.delete(key, db=copy.handles[bucket])
+                    else:
+                        txn.put(key, value, db=copy.handles[bucket])
+        return len(notes)
+
+    def _rest(self) -> None:
+        if self._closing.wait(REST_S):
+            raise StorageError("the defragmentation was given up")
+
+    def finish(self) -> None:
+        """Implement ``Defragmentation.finish``."""
+        copy = self._opened()
+        self.catch_up()
+        failpoint("defragBeforeRename")
+        try:
+            copy.rename(self._target)
+        except OSError as error:
+            if copy.path == self._target:
+                raise InvariantError(f"{self._target} was exchanged, but that is not durable: {error}") from error
+            raise StorageError(f"cannot move {self._path} over {self._target}: {error.strerror}") from error
+        failpoint("defragAfterRename")
+
+    def adopt(self) -> None:
+        """Implement ``Defragmentation.adopt``."""
+        self._adopt(self._opened())
+        self._copy = None
+
+    def close(self) -> None:
+        """Implement ``Defragmentation.close``."""
+        self._end()
+        if self._copy is not None:
+            self._copy.raw.close()
+            self._copy = None
+        for path in (self._path, lock_path(self._path)):
+            path.unlink(missing_ok=True)
+
+    def give_up(self) -> None:
+        """Implement ``Defragmentation.give_up``."""
+        self._closing.set()
+
+
+def _some(items: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """The next items, as many as go into one transaction."""
+    size_bytes = 0
+    for item in islice(items, RECORDS_PER_COMMIT):
+        yield item
+        size_bytes += len(item[1])
+        if size_bytes > BYTES_PER_COMMIT:
+            return

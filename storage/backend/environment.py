@@ -1,0 +1,158 @@
+"""One LMDB file that is open: its environment, its buckets, and who reads it.
+
+A database is exchanged under a running store by opening the new file, giving it the name of the old one, and handing
+new readers the new environment. The old one lives on, without a name, until its last reader has gone: nobody waits.
+
+    environment = Environment(path, map_size_bytes)     opened, buckets there
+    environment.rename(path_of_the_database)             the file and LMDB's lock file beside it
+    environment.retire()                                 closed when nobody reads it any more, on a thread of its own
+
+Left out: what is read and written (``lmdb``), and the lock that keeps ``users`` right, which is the backend's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from raftkv.errors import CorruptionError, StorageError
+from raftkv.storage import schema
+from raftkv.storage.datadir import sync_directory
+
+READERS_MAX: Final = 126
+FILE_MODE: Final = 0o600
+_META_PAGES: Final = 2
+
+
+class Environment:
+    """An open LMDB file.
+
+    Arguments:
+        path: the database file; its directory exists.
+        map_size_bytes: upper bound of the file, reserved as address space.
+        read_only: look at a file that nobody has open, and leave no trace.
+
+    Attributes:
+        raw: LMDB's own object.
+        handles: of the buckets, by name.
+        identity: tells the file from every other one, whatever its name.
+        users: read transactions and copies that are open; changed under the backend's lock.
+
+    Raises:
+        StorageError: the file cannot be opened or is no database.
+        CorruptionError: it was cut short, and is only looked at.
+    """
+
+    def __init__(self, path: Path, map_size_bytes: int, *, read_only: bool = False) -> None:
+        self.path = path
+        self.users = 0
+        self._read_only = read_only
+        self._is_retired = False
+        is_new = not read_only and not path.exists()
+        try:
+            self.raw = lmdb.open(
+                str(path),
+                map_size=map_size_bytes,
+                subdir=False,
+                max_dbs=len(schema.BUCKETS) + 2,
+                max_readers=READERS_MAX,
+                max_spare_txns=2,
+                mode=FILE_MODE,
+                readonly=read_only,
+                lock=not read_only,
+                create=not read_only,
+            )
+            self._restore_length()
+            if not read_only:
+                # LMDB gives its mode only to files it makes, and the umask changes it.
+                for name in (path, lock_path(path)):
+                    name.chmod(FILE_MODE)
+                # Slots of processes that were killed: each keeps the pages of its state from being reused.
+                self.raw.reader_check()
+            self.handles = self._open_buckets()
+            self.identity = identity_of(path)
+            if is_new:
+                # Else a power cut could leave a member whose log was made after its database without the latter.
+                sync_directory(str(path.parent))
+        except (lmdb.Error, OSError) as error:
+            raise StorageError(f"cannot open the database {path}: {error}") from error
+        self._page_bytes = int(self.raw.stat()["psize"])
+
+    def _restore_length(self) -> None:
+        """Let a file that was cut short read as zeros beyond its end: an error then, not the death of the process.
+
+        One that is only looked at is refused.
+        """
+        size_bytes = (self.raw.info()["last_pgno"] + 1) * self.raw.stat()["psize"]
+        found_bytes = self.path.stat().st_size
+        if found_bytes >= size_bytes:
+            return
+        if self._read_only:
+            self.raw.close()
+            raise CorruptionError(f"the database {self.path} is cut short: {found_bytes} of {size_bytes} bytes")
+        os.truncate(self.path, size_bytes)
+
+    def _open_buckets(self) -> dict[bytes, lmdb._Database]:
+        open_bucket = self.raw.open_db
+        if self._read_only:
+            return {name: open_bucket(name, create=False) for name in schema.BUCKETS}
+        # All at once, before any reader: a read transaction sees only buckets that were there when it began.
+        with self.raw.begin(write=True) as txn:
+            return {name: open_bucket(name, txn=txn) for name in schema.BUCKETS}
+
+    def measure(self) -> tuple[int, int]:
+        """Return the bytes that the file takes and those that hold data.
+
+        The first counts every page up to the last one ever used, free ones in between included.
+        """
+        with self.raw.begin() as txn:
+            pages = sum(_pages(txn.stat(handle)) for handle in self.handles.values())
+            pages += _pages(self.raw.stat()) + _META_PAGES
+        return (self.raw.info()["last_pgno"] + 1) * self._page_bytes, pages * self._page_bytes
+
+    def rename(self, target: Path) -> None:
+        """Give the file another name, durably: after a crash that name holds one of the two files, whole.
+
+        LMDB works with what it has open, so it does not notice; its lock file goes along.
+
+        Raises:
+            OSError: before anything has changed, or after: ``path`` tells.
+        """
+        source, self.path = self.path, target
+        try:
+            os.replace(source, target)
+        except OSError:
+            self.path = source
+            raise
+        os.replace(lock_path(source), lock_path(target))
+        sync_directory(str(target.parent))
+
+    def retire(self) -> None:
+        """Close it as soon as nobody reads it. The lock of the backend is held."""
+        self._is_retired = True
+        self.left()
+
+    def left(self) -> None:
+        """Close it if it is retired and was left by its last reader. The lock of the backend is held."""
+        if self._is_retired and not self.users:
+            # To unmap a gigabyte and to free the blocks of its file takes longer than a turn of the loop may.
+            threading.Thread(target=self.raw.close, name="database-closer", daemon=True).start()
+
+
+def lock_path(path: Path) -> Path:
+    """Return the path of LMDB's reader table of a database file."""
+    return path.with_name(path.name + "-lock")
+
+
+def identity_of(path: Path) -> str:
+    """Return what tells the file of this name from every other one that is there or open."""
+    stat = path.stat()
+    return f"{stat.st_dev}:{stat.st_ino}"
+
+
+def _pages(stat: lmdb._StatDict) -> int:
+    return stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
