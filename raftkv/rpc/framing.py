@@ -116,6 +116,13 @@ class MessageAssembler:
                 return []
             data = b"".join(self._chunks)
             self._chunks.clear()
+        size = len(data) - PREFIX_BYTES
+        if size >= 0:
+            flag, length = _unpack(data)
+            if length == size and not flag and length <= self._limit:  # as nearly all come: one, and whole
+                self.held_bytes = 0
+                self.pieces = 1
+                return [data[PREFIX_BYTES:]]
         return self._split(data)
 
     def _split(self, data: bytes) -> list[bytes]:

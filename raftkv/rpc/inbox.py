@@ -21,9 +21,13 @@ class Inbox:
     """Messages of one stream, read by one task.
 
     ``consume(bytes)`` is called with what may be given back to the peer's window.
+
+    Attributes:
+        tap: sees every message that the reading task takes, before it does, and once.
     """
 
     __slots__ = (
+        "_again",
         "_consume",
         "_ended",
         "_error",
@@ -33,13 +37,17 @@ class Inbox:
         "_returned",
         "_waiter",
         "assembler",
+        "tap",
         "unread",
     )
 
     def __init__(self, assembler: MessageAssembler, consume: Callable[[int], None]) -> None:
         self.assembler = assembler
+        self.tap: Callable[[bytes], None] | None = None
         self.unread = 0
         self._consume = consume
+        self._again = False
+        """Set while the next message was read before."""
         self._listener: Callable[[bytes], None] | None = None
         self._messages: deque[bytes] = deque()
         self._received = 0
@@ -61,23 +69,26 @@ class Inbox:
         while self._messages:
             listener(self._take())
 
-    def feed(self, data: bytes) -> None:
-        """Take a DATA payload. RpcError as MessageAssembler.feed raises it."""
+    def feed(self, data: bytes) -> int:
+        """Take a DATA payload; how many messages it completed. RpcError as MessageAssembler.feed raises it."""
         self._received += len(data)
         if self._listener is not None:
             try:
-                for message in self.assembler.feed(data):
+                messages = self.assembler.feed(data)
+                for message in messages:
                     self._listener(message)
             finally:
                 self._settle()
-            return
+            return len(messages)
         try:
-            for message in self.assembler.feed(data):
+            messages = self.assembler.feed(data)
+            for message in messages:
                 self._messages.append(message)
                 self.unread += PREFIX_BYTES + len(message)
         finally:
             self._settle()
         self._wake()
+        return len(messages)
 
     def end(self) -> None:
         """The peer has sent its last message."""
@@ -98,7 +109,7 @@ class Inbox:
 
     def release(self) -> None:
         """Deliver nothing more: the listener usually holds the call, and the call this inbox."""
-        self._listener = None
+        self._listener = self.tap = None
 
     @property
     def held_bytes(self) -> int:
@@ -125,10 +136,19 @@ class Inbox:
             await self._wait()
         return self._take()
 
+    def put_back(self, message: bytes) -> None:
+        """Have a message read once more, before all others: it was only looked at."""
+        self._messages.appendleft(message)
+        self._again = True
+        self.unread += PREFIX_BYTES + len(message)
+
     def _take(self) -> bytes:
         message = self._messages.popleft()
         self.unread -= PREFIX_BYTES + len(message)
         self._settle()
+        if self.tap is not None and not self._again:
+            self.tap(message)
+        self._again = False
         return message
 
     async def _wait(self) -> None:

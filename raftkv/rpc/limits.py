@@ -40,18 +40,20 @@ class ServerLimits:
         continuations: CONTINUATION frames after one HEADERS (CVE-2024-27316 family).
         settings_entries: entries in one SETTINGS frame.
         outbound_acks: SETTINGS and PING acknowledgements waiting to be sent.
-        reset_burst: RST_STREAM frames taken at once (CVE-2023-44487); a watch-heavy client cancels in bursts.
+        reset_burst: RST_STREAM frames taken at once, and faults that make us send one (CVE-2023-44487, CVE-2025-8671);
+            a watch-heavy client cancels in bursts.
         reset_per_s: RST_STREAM frames taken each second after the burst.
-        glitch_burst: suspicious frames taken at once, as libnghttp2 counts them.
-        glitch_per_s: suspicious frames taken each second after the burst.
-        control_burst: SETTINGS, PRIORITY_UPDATE and empty DATA frames taken at once, and WINDOW_UPDATE frames beyond
-            one for each 32 bytes that the client was sent and four for each call that it began.
+        glitch_burst: frames taken at once that are allowed and of no use: of kinds that nobody knows, for closed
+            streams, priorities, requests above the limit of streams.
+        glitch_per_s: the same each second after the burst.
+        control_burst: SETTINGS, PRIORITY_UPDATE, empty DATA frames and small ones of answered calls taken at once, and
+            WINDOW_UPDATE frames beyond one for each 32 bytes that the client was sent and four for each call it began.
         control_per_s: the same each second after the burst.
         connections: open connections of the server, unfinished handshakes included.
         crowded_idle_s: when there are as many, one without calls that was silent for so long is closed for others.
         preface_timeout_s: from accept (or end of handshake) to the first complete sign of HTTP.
-        tls_handshake_timeout_s: from accept to the end of the TLS handshake.
-        tls_close_timeout_s: from the close of a TLS connection until what is written has left and the peer agrees.
+        tls_handshake_timeout_s: from accept to the end of the TLS handshake (GHSA-6vch-q96h-7gc3).
+        unfinished_handshakes: connections between accept and that end; the oldest of more is closed.
         ping_interval_min_s: a client may ping so often while it has open calls (etcd's MinTime).
         ping_interval_idle_min_s: and so often while it has none (etcd: PermitWithoutStream=false; grpc-go's 2 h).
         ping_permit_without_stream: treat a connection without calls like one with.
@@ -61,6 +63,8 @@ class ServerLimits:
         http1_header_timeout_s: from connection (or first byte of a next request) to the end of its header.
         http1_body_stall_timeout_s: silence of the client amid the body of a request.
         http1_idle_timeout_s: a kept-alive connection without a request, from when its last answer has left.
+        http1_probe_s: silence after which the kernel asks an HTTP/1.1 client's machine whether it is there, and between
+            its questions: a stream that nobody reads any more has nothing else to end it.
         http1_header_bytes: request line and header of an HTTP/1.1 request, with the empty line at its end.
         http_body_bytes: body of a plain HTTP request, either version.
         goaway_notice_timeout_s: how long a graceful close waits for the client to have seen the first GOAWAY.
@@ -95,8 +99,8 @@ class ServerLimits:
     connections: int = 10_000
     crowded_idle_s: float = 10.0
     preface_timeout_s: float = 10.0
-    tls_handshake_timeout_s: float = 10.0
-    tls_close_timeout_s: float = 10.0
+    tls_handshake_timeout_s: float = 5.0
+    unfinished_handshakes: int = 1000
     ping_interval_min_s: float = 5.0
     ping_interval_idle_min_s: float = 7200.0
     ping_permit_without_stream: bool = False
@@ -106,6 +110,7 @@ class ServerLimits:
     http1_header_timeout_s: float = 10.0
     http1_body_stall_timeout_s: float = 20.0
     http1_idle_timeout_s: float = 75.0
+    http1_probe_s: int = 30
     http1_header_bytes: int = 32 * KIB
     http_body_bytes: int = 2 * MIB
     goaway_notice_timeout_s: float = 1.0

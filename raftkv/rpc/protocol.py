@@ -52,6 +52,9 @@ class Core(Protocol):
     def pull(self, amount: int) -> bytes:
         """Return at most ``amount`` bytes to send."""
 
+    def block(self, is_blocked: bool) -> None:
+        """The socket takes nothing, or something again."""
+
     def lost(self) -> None:
         """The transport has gone."""
 
@@ -158,12 +161,14 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
     def pause_writing(self) -> None:
         """The peer does not keep up: stop pulling."""
         self.writable = False
+        self.core.block(True)
         self._blocked_input = 0
         self._stall.arm(self.transport, self.abort)
 
     def resume_writing(self) -> None:
         """The peer has caught up."""
         self.writable = True
+        self.core.block(False)
         if not self._finished:
             self._stall.disarm()
         if self._blocked_input > self._blocked_input_bytes and not self._finished:

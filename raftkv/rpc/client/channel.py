@@ -22,13 +22,14 @@ from collections.abc import Callable, Sequence
 
 from raftkv.rpc.client.calls import UnaryFuture
 from raftkv.rpc.client.connect import ClientConnection, ConnectError, connect
-from raftkv.rpc.client.core import ClientCore
+from raftkv.rpc.client.core import TIMED_PING, ClientCore
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.metadata import Metadata, encode_metadata, encode_timeout
 from raftkv.rpc.status import Code, Headers, RpcError
 from raftkv.rpc.timers import WheelTimer
+from raftkv.rpc.tls import CLIENT_PROTOCOLS, Security, fixed
 
 
 class ChannelState(enum.Enum):
@@ -50,9 +51,10 @@ class Channel:
 
     Args:
         target: ``host:port``, ``unix:/path``, or several of them, tried in turn.
-        ssl: speak TLS with this context; ALPN is set to h2.
+        ssl: speak TLS; ALPN of a context is set to h2.
         options: limits and timings.
         on_state: called with every change of state.
+        on_refused: called once after each connection when every target refuses the next: nothing listens there.
         rng: source of the jitter; give a seeded one for reproducible runs.
 
     Create it on the loop it shall run on.
@@ -61,19 +63,19 @@ class Channel:
     def __init__(
         self,
         target: str | Sequence[str],
-        ssl: ssl_module.SSLContext | None = None,
+        ssl: ssl_module.SSLContext | Security | None = None,
         options: ChannelOptions | None = None,
         *,
         on_state: Callable[[ChannelState], None] | None = None,
+        on_refused: Callable[[], object] | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self.options = options or ChannelOptions()
         self.state = ChannelState.IDLE
         self.targets = [target] if isinstance(target, str) else list(target)
-        if ssl is not None:
-            ssl.set_alpn_protocols(["h2"])
-        self._ssl = ssl
+        self._ssl = fixed(ssl, CLIENT_PROTOCOLS) if ssl is not None else None
         self._on_state = on_state
+        self._on_refused = on_refused
         self._rng = rng or random.Random()
         self._loop = asyncio.get_running_loop()
         self._timer = WheelTimer(self._loop)
@@ -84,6 +86,9 @@ class Channel:
         self._queue: dict[UnaryFuture | ClientStream, None] = {}
         self._failure: RpcError | None = None
         self._failures = 0
+        # Refusals in a row, and whether they have been reported.
+        self._refusals = 0
+        self._is_refused = False
         self._keepalive_time_s = self.options.keepalive_time_s
         self._task: asyncio.Task[None] | None = None
         self._skip_wait = asyncio.Event()
@@ -244,6 +249,7 @@ class Channel:
             try:
                 await self._run_one(self.targets[turn % len(self.targets)])
             except ConnectError as error:
+                self._refusals = self._refusals + 1 if error.is_refusal else 0
                 self._note_failure(str(error), is_last=(turn + 1) % len(self.targets) == 0)
             turn += 1
             if self._loop.time() - started_s > _STEADY_S and self._failure is None:
@@ -255,6 +261,7 @@ class Channel:
         """Connect to one target and stay until its connection takes no more calls."""
         connection = await connect(target, self._ssl, self)
         self._failure = None
+        self._refusals, self._is_refused = 0, False
         self._core = connection.core
         self._set_state(ChannelState.READY)
         self.start_queued()
@@ -266,6 +273,11 @@ class Channel:
         if not is_last:
             return
         self._failure = RpcError(Code.UNAVAILABLE, f"connection error: {text}", definite=True)
+        # Not always the first attempt after a loss: a process that dies closes its connections before its port.
+        if self._refusals >= len(self.targets) and not self._is_refused:
+            self._is_refused = True
+            if self._on_refused is not None:
+                self._on_refused()
         self._set_state(ChannelState.TRANSIENT_FAILURE)
         self._fail_queued()
 
@@ -289,6 +301,18 @@ class Channel:
             self.state = state
             if self._on_state is not None:
                 self._on_state(state)
+
+    def time_ping(self, on_answer: Callable[[float], None]) -> None:
+        """Ping the server and call back with the seconds until it answered; nothing happens without a connection.
+
+        Args:
+            on_answer: of the last ping, if there are several; never called if the connection goes.
+        """
+        core = self._core
+        if core is not None:
+            sent_s = self._loop.time()
+            core.on_timed_ping = lambda: on_answer(self._loop.time() - sent_s)
+            core.ping(TIMED_PING)
 
     # ---- what connections use
 

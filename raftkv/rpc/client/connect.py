@@ -11,11 +11,13 @@ import ssl as ssl_module
 from typing import TYPE_CHECKING, cast
 
 from raftkv.rpc.client.core import ClientCore
+from raftkv.rpc.encrypted import EncryptedTransport
 from raftkv.rpc.gone import forget_frames, release
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.protocol import H2Protocol
 from raftkv.rpc.status import Code
+from raftkv.rpc.tls import RefusedPeerError, Security, reason_of
 
 if TYPE_CHECKING:
     from raftkv.rpc.client.channel import Channel
@@ -26,7 +28,15 @@ _CLOSE_TIMEOUT_S = 1.0
 
 
 class ConnectError(Exception):
-    """A target could not be connected to; the text says which and why."""
+    """A target could not be connected to; the text says which and why.
+
+    Attributes:
+        is_refusal: nothing listens there, says its machine.
+    """
+
+    def __init__(self, text: str, *, is_refusal: bool = False) -> None:
+        super().__init__(text)
+        self.is_refusal = is_refusal
 
 
 def split_target(target: str) -> tuple[str, int]:
@@ -53,6 +63,8 @@ class ClientH2Protocol(H2Protocol[ClientCore]):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport has gone: every call on it fails."""
+        if isinstance(exc, ssl_module.SSLError):
+            self._connection.end_reason = reason_of(exc)
         self._connection.transport_lost()
         super().connection_lost(exc)
         self._connection.finished()
@@ -66,20 +78,21 @@ class ClientConnection(asyncio.Protocol):
         lost: set once its transport has gone.
         settled: set once the server's SETTINGS have come, or never will.
         below_tls: the socket's own transport, under TLS.
+        end_reason: why TLS ended, where the other end has said so.
     """
 
     def __init__(self, channel: Channel) -> None:
-        self.core = ClientCore(channel.options, self)
+        self._loop = asyncio.get_running_loop()
+        self.core = ClientCore(channel.options, self, self._loop.time)
         self.gone = asyncio.Event()
         self.lost = asyncio.Event()
         self.settled = asyncio.Event()
         self._channel = channel
-        self._loop = asyncio.get_running_loop()
         self._protocol: ClientH2Protocol | None = None
         self._keepalive: Keepalive | None = None
         self._transport: asyncio.Transport | None = None
         self.below_tls: asyncio.Transport | None = None
-        self._early = b""
+        self.end_reason = ""
 
     # ---- transport
 
@@ -94,13 +107,6 @@ class ClientConnection(asyncio.Protocol):
         self._transport.set_protocol(self._protocol)
         self._channel.opened(self)
         self._protocol.flush()
-        if self._early:
-            early, self._early = self._early, b""
-            self._protocol.feed(early)
-
-    def data_received(self, data: bytes) -> None:
-        """Under TLS the server's first bytes may come with the end of the handshake."""
-        self._early += data
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport has gone before it was ours."""
@@ -189,12 +195,12 @@ class ClientConnection(asyncio.Protocol):
             self.core.released()
 
 
-async def connect(target: str, ssl: ssl_module.SSLContext | None, channel: Channel) -> ClientConnection:
+async def connect(target: str, ssl: Security | None, channel: Channel) -> ClientConnection:
     """Return a connection that is ready for calls.
 
     Args:
         target: ``host:port``, or ``unix:`` and a path.
-        ssl: TLS context; None: plain text.
+        ssl: for TLS; None: plain text.
         channel: owns the connection.
 
     Raises:
@@ -210,21 +216,26 @@ async def connect(target: str, ssl: ssl_module.SSLContext | None, channel: Chann
     except TimeoutError:
         connection.abort()
         raise ConnectError(f'desc = "transport: timed out connecting to {target}"') from None
-    except (OSError, ssl_module.SSLError, ValueError) as error:
+    except (OSError, ValueError, RefusedPeerError) as error:  # ssl.SSLError is an OSError
         connection.abort()
         forget_frames(error)
+        if ssl is not None and isinstance(error, (ssl_module.SSLError, RefusedPeerError)):
+            ssl.failed(target, reason_of(error))
         text = f'desc = "transport: Error while dialing: dial tcp {target}: {_reason(error)}"'
-        raise ConnectError(text) from None
+        raise ConnectError(text, is_refusal=isinstance(error, ConnectionRefusedError)) from None
     except asyncio.CancelledError:
         connection.abort()
         raise
     if not connection.core.accepting:
         connection.abort()
-        raise ConnectError(f'desc = "transport: {target} closed the connection before its HTTP/2 settings came"')
+        why = f": {connection.end_reason}" if connection.end_reason else ""
+        if ssl is not None and connection.end_reason:
+            ssl.failed(target, connection.end_reason)
+        raise ConnectError(f'desc = "transport: {target} closed the connection before its HTTP/2 settings came{why}"')
     return connection
 
 
-async def _open(target: str, ssl: ssl_module.SSLContext | None, channel: Channel, connection: ClientConnection) -> None:
+async def _open(target: str, ssl: Security | None, channel: Channel, connection: ClientConnection) -> None:
     loop = asyncio.get_running_loop()
     if target.startswith("unix:"):
         host = "localhost"
@@ -233,29 +244,34 @@ async def _open(target: str, ssl: ssl_module.SSLContext | None, channel: Channel
         host, port = split_target(target)
         transport, _ = await loop.create_connection(lambda: _opening(ssl, connection), host, port)
     if ssl is not None:
-        await _start_tls(transport, ssl, channel.options.authority or host, connection)
+        await _start_tls(transport, ssl, target, channel.options.authority or host, connection)
 
 
-def _opening(ssl: ssl_module.SSLContext | None, connection: ClientConnection) -> asyncio.BaseProtocol:
+def _opening(ssl: Security | None, connection: ClientConnection) -> asyncio.BaseProtocol:
     return connection if ssl is None else asyncio.Protocol()
 
 
 async def _start_tls(
-    transport: asyncio.Transport, ssl: ssl_module.SSLContext, name: str, connection: ClientConnection
+    transport: asyncio.Transport, ssl: Security, target: str, name: str, connection: ClientConnection
 ) -> None:
-    """Do what ``create_connection`` does with ``ssl``, but keep hold of the transport below: see ``gone.release``."""
+    """Shake hands, and see who is there."""
     connection.below_tls = transport
+    tls = EncryptedTransport(transport, ssl.context(), server_side=False, server_hostname=name)
     try:
-        tls = await asyncio.get_running_loop().start_tls(transport, connection, ssl, server_hostname=name)
+        await tls.handshake()
+        await ssl.admit(tls.get_extra_info("ssl_object"), target)
+    except ssl_module.SSLError:
+        release(transport)  # it closes once the alert has left
+        raise
     except BaseException:
+        transport.abort()
         release(transport)
         raise
-    if tls is None:
-        raise ConnectionResetError("connection reset by peer")
     connection.connection_made(tls)
+    tls.resume_reading()
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "connect: connection refused"
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+    return reason_of(error)

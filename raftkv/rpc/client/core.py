@@ -10,30 +10,36 @@ one refused with REFUSED_STREAM certainly reached no handler.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, MessageAssembler
-from raftkv.rpc.h2 import (
-    CLOSED,
-    MAX_CONCURRENT_STREAMS,
-    ConnectionClosed,
-    DataReceived,
-    ErrorCode,
-    Event,
-    GoAwayReceived,
-    H2Error,
-    PingAcknowledged,
-    ResponseReceived,
-    SettingsReceived,
-    StreamClosed,
-    TrailersReceived,
-    client_connection,
-)
+from raftkv.rpc.h2 import CLOSED, ClientEngine, ConnectionFailedError, ErrorCode
+from raftkv.rpc.http2.frames import MAX_CONCURRENT_STREAMS, name_of
 from raftkv.rpc.limits import ChannelOptions
+from raftkv.rpc.policing import TokenBucket
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.status import CODE_OF_HTTP_STATUS, CODE_OF_RESET, Code, Headers, RpcError, status_of
 
 _unpack = PREFIX.unpack_from
+
+ODDITIES_BURST: Final = 10_000
+ODDITIES_PER_S: Final = 330
+"""Useless frames that are taken from a server."""
+
+LAST_ID: Final = 2**31 - 1
+"""Highest stream id on one connection: enough for a thousand million calls."""
+
+TIMED_PING: Final = b"timeping"
+"""What a ping carries whose answer somebody waits for."""
+
+
+class SendRoom(DrainWatcher, Protocol):
+    """A stream that says itself how much may be queued."""
+
+    @property
+    def has_send_room(self) -> bool:
+        """Whether more may be sent."""
 
 
 class ClientCall(Protocol):
@@ -112,9 +118,11 @@ class ClientCore:
         streams_max: streams to have open at once: the server's limit, less after it has refused one.
     """
 
-    def __init__(self, options: ChannelOptions, events: ClientEvents) -> None:
-        self.h2 = client_connection(options)
+    def __init__(self, options: ChannelOptions, events: ClientEvents, clock: Callable[[], float]) -> None:
+        self.h2 = ClientEngine(self, options)
         self.options = options
+        self.on_timed_ping: Callable[[], None] | None = None
+        """Called once, when the next ``TIMED_PING`` is answered."""
         self.closing = False
         self.drop_unsent = False
         self.accepting = False
@@ -127,7 +135,9 @@ class ClientCore:
         self._flushed_through = 0
         self._usual_headers: Headers = ()
         self._usual_trailers: Headers = ()
-        self._drain_watch: set[DrainWatcher] = set()
+        self._drain_watch: set[SendRoom] = set()
+        self._clock = clock
+        self._oddities = TokenBucket(ODDITIES_BURST, ODDITIES_PER_S)
 
     # ---- calls out
 
@@ -142,6 +152,8 @@ class ClientCore:
         call.stream_id = stream_id
         self.calls[stream_id] = call
         h2.send_data(stream_id, framed, end_stream=True)
+        if stream_id == LAST_ID:
+            self._use_up()
         if not self._dirty:
             self._dirty = True
             self._events.wake()
@@ -151,7 +163,15 @@ class ClientCore:
         call.stream_id = self.h2.send_request(call.request_headers())
         self.calls[call.stream_id] = call
         call.started(self)
+        if call.stream_id == LAST_ID:
+            self._use_up()
         self.wake()
+
+    def _use_up(self) -> None:
+        """No stream is left (RFC 9113 section 5.1.1): calls go on here, and the next ones need a fresh connection."""
+        self.goaway_text = "the connection has no streams left"
+        self.accepting = False
+        self._events.draining(too_many_pings=False)
 
     def forget(self, call: ClientCall) -> None:
         """The call wants nothing more of its stream: reset it."""
@@ -161,62 +181,36 @@ class ClientCore:
 
     def reset(self, stream_id: int) -> None:
         """Tell the server that nothing more of this stream is wanted."""
-        try:
-            audit = self.h2.reset(stream_id, ErrorCode.CANCEL)
-        except H2Error:
-            return  # the connection has gone
-        if audit and self.accepting and self.h2.window_leaked(sum(c.unacknowledged for c in self.calls.values())):
-            self.goaway_text = "the connection is being replaced"
-            self.accepting = False
-            self._events.draining(too_many_pings=False)
+        self.h2.reset(stream_id, ErrorCode.CANCEL)
         self.wake()
 
     # ---- bytes in
 
     def receive(self, data: bytes | memoryview) -> None:
         """Take bytes from the server; afterwards the shell pulls."""
-        try:
-            self.h2.receive_data(data)
-            self._dispatch(self.h2.events())
-        except H2Error as error:
-            self._engine_failed(error)
+        self.h2.receive(bytes(data))
         if self.closing or self.goaway_text or self.h2.want_write:
             self.wake()
 
-    def _dispatch(self, events: list[Event]) -> None:
-        for event in events:
-            kind = type(event)
-            if kind is DataReceived:
-                self._on_data(event)  # type: ignore[arg-type]
-            elif kind is ResponseReceived:
-                self._on_response(event)  # type: ignore[arg-type]
-            elif kind is TrailersReceived:
-                self._on_trailers(event)  # type: ignore[arg-type]
-            elif kind is StreamClosed:
-                if event.stream_id in self.calls:  # type: ignore[attr-defined]
-                    self._on_closed(event)  # type: ignore[arg-type]
-            else:
-                self._on_rare(event)
-
-    def _on_response(self, event: ResponseReceived) -> None:
-        headers = event.headers
-        call = self.calls.get(event.stream_id)
+    def on_response(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
+        """Take the header of a response."""
+        call = self.calls.get(stream_id)
         if call is None:
             return
-        if headers == self._usual_headers and not event.end_stream:
-            call.on_headers(headers)
+        if fields == self._usual_headers and not end_stream:
+            call.on_headers(fields)
             return
-        if event.end_stream:
-            self._end(call, self._error_of_headers(headers), headers)
+        if end_stream:
+            self._end(call, self._error_of_headers(fields), fields)
             return
-        error = _check_response(headers)
+        error = _check_response(fields)
         if error is not None:
             self.forget(call)
             call.on_end(error, ())
             return
-        call.on_headers(headers)
-        if len(headers) == 2:
-            self._usual_headers = headers
+        call.on_headers(fields)
+        if len(fields) == 2:
+            self._usual_headers = fields
 
     def _error_of_headers(self, headers: Headers) -> RpcError | None:
         fields = dict(headers)
@@ -224,29 +218,23 @@ class ClientCore:
             return _check_response(headers) or status_of(fields, headers)
         return status_of(fields, headers)
 
-    def _on_data(self, event: DataReceived) -> None:
-        data = event.data
-        call = self.calls.get(event.stream_id)
+    def on_data(self, stream_id: int, data: bytes, end_stream: bool) -> None:
+        """Take octets of a response."""
+        call = self.calls.get(stream_id)
         if call is None:
-            self.consume(len(data), event.stream_id)
+            self.consume(len(data), stream_id)
             return
         try:
             if call.assembler is None and self._is_whole_message(data):
                 call.on_message(data[PREFIX_BYTES:])
-                self._acknowledge(len(data), event.stream_id)
+                self.h2.acknowledge(len(data), stream_id)
             else:
                 call.on_data(data)
         except RpcError as error:
             self.forget(call)
             call.on_end(error, ())
-        if event.end_stream:
-            self._ended_without_trailers(event.stream_id)
-
-    def _acknowledge(self, amount: int, stream_id: int) -> None:
-        try:
-            self.h2.acknowledge_received_data(amount, stream_id)
-        except H2Error:
-            return  # the bytes that followed have ended the connection; the answer is good all the same
+        if end_stream:
+            self._ended_without_trailers(stream_id)
 
     def _is_whole_message(self, data: bytes) -> bool:
         if len(data) < PREFIX_BYTES:
@@ -259,11 +247,11 @@ class ClientCore:
         if call is not None:
             self._end(call, RpcError(Code.INTERNAL, "server closed the stream without sending trailers"), ())
 
-    def _on_trailers(self, event: TrailersReceived) -> None:
-        call = self.calls.get(event.stream_id)
+    def on_trailers(self, stream_id: int, fields: Headers) -> None:
+        """Take the end of a response."""
+        call, trailers = self.calls.get(stream_id), fields
         if call is None:
             return
-        trailers = event.headers
         if trailers == self._usual_trailers:
             self._end(call, None, trailers)
             return
@@ -281,53 +269,72 @@ class ClientCore:
         if self.goaway_text:
             self.wake()  # the last call of a draining connection closes it
 
-    def _on_closed(self, event: StreamClosed) -> None:
-        call = self.calls[event.stream_id]
-        code = event.error_code
-        definite = code == ErrorCode.REFUSED_STREAM or event.local_error is not None
-        if code == ErrorCode.REFUSED_STREAM and self.accepting:
-            del self.calls[event.stream_id]
+    def on_closed(self, stream_id: int, code: int) -> None:
+        """A stream is closed before its response has come to its end."""
+        call = self.calls.get(stream_id)
+        if call is None:
+            return
+        definite = code == ErrorCode.REFUSED_STREAM
+        if definite and self.accepting:
+            del self.calls[stream_id]
             # Servers count a stream a little longer than we can see: stay lower, and come up one by one.
             self.streams_max = max(1, min(self.streams_max, len(self.calls)))
             if call.on_refused():
                 return
-            self.calls[event.stream_id] = call
-        text = f"stream terminated by RST_STREAM with error code: {_name_of(code)}"
+            self.calls[stream_id] = call
+        text = f"stream terminated by RST_STREAM with error code: {name_of(code)}"
         if self.goaway_text and definite:
             text = self.goaway_text
-        if event.local_error is not None:
-            text = str(event.local_error)
         self._end(call, RpcError(CODE_OF_RESET.get(code, Code.UNKNOWN), text, definite=definite), ())
 
-    def _on_rare(self, event: Event) -> None:
-        match event:
-            case SettingsReceived():
-                self._on_settings()
-            case GoAwayReceived():
-                self._on_goaway(event)
-            case ConnectionClosed():
-                self.closing = True
-            case PingAcknowledged():
-                pass  # any byte is a sign of life: see keepalive
-
-    def _on_settings(self) -> None:
-        self._streams_allowed = self.streams_max = self.h2.remote_settings[MAX_CONCURRENT_STREAMS]
+    def on_settings(self) -> None:
+        """Take the server's limit of streams; calls may start."""
+        self._streams_allowed = self.h2.peer_settings.get(MAX_CONCURRENT_STREAMS, 2**32 - 1)
+        self.streams_max = self._streams_allowed
         if not self.accepting and not self.goaway_text and not self.closing:
             self.accepting = True
             self._events.ready()
         self._events.room()
 
-    def _on_goaway(self, event: GoAwayReceived) -> None:
-        reason = event.debug_data.decode("ascii", "replace")
-        self.goaway_text = f"the connection is draining: GOAWAY {_name_of(event.error_code)} {reason}".rstrip()
+    def on_goaway(self, last_stream_id: int, code: int, debug_data: bytes) -> None:
+        """Start no more calls here."""
+        reason = debug_data.decode("ascii", "replace")
+        self.goaway_text = f"the connection is draining: GOAWAY {name_of(code)} {reason}".rstrip()
         self.accepting = False
-        too_many_pings = event.error_code == ErrorCode.ENHANCE_YOUR_CALM and event.debug_data == b"too_many_pings"
+        too_many_pings = code == ErrorCode.ENHANCE_YOUR_CALM and debug_data == b"too_many_pings"
         self._events.draining(too_many_pings)
 
-    def _engine_failed(self, error: H2Error) -> None:
+    def on_failed(self, error: ConnectionFailedError) -> None:
+        """The server has broken a rule."""
         self.goaway_text = self.goaway_text or str(error)
         self.accepting = False
         self.closing = True
+
+    def on_ping(self) -> None:
+        """Any byte is a sign of life: see ``keepalive``."""
+
+    def on_pong(self, opaque: bytes) -> None:
+        """Tell whoever has asked for the time of a ping."""
+        if opaque == TIMED_PING and self.on_timed_ping is not None:
+            on_timed_ping, self.on_timed_ping = self.on_timed_ping, None
+            on_timed_ping()
+
+    def on_window_update(self) -> None:
+        """The next pull sends more."""
+
+    def on_reset(self) -> None:
+        """``on_closed`` follows."""
+
+    def on_stray_data(self, size_bytes: int, end_stream: bool) -> None:
+        """The rest of the answer of a call that was cancelled."""
+
+    def on_oddity(self) -> None:
+        """The server has sent something of no use: it may, a few thousand times."""
+        if not self._oddities.take(self._clock()):
+            self.on_failed(ConnectionFailedError(ErrorCode.ENHANCE_YOUR_CALM, "too many useless frames"))
+            self.h2.fail(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_useless_frames")
+
+    on_priority = on_oddity
 
     # ---- bytes out
 
@@ -337,21 +344,16 @@ class ClientCore:
         if self.calls:
             # Ids only grow: everything opened so far may leave with this pull.
             self._flushed_through = max(self._flushed_through, next(reversed(self.calls)))
-        try:
-            data = self.h2.data_to_send(amount)
-            if self._drain_watch and len(data) < amount:
-                self._wake_drained()
-            self._dispatch(self.h2.events())
-        except H2Error as error:
-            self._engine_failed(error)
-            return b""
+        data = self.h2.take(amount)
+        if self._drain_watch and len(data) < amount:
+            self._wake_drained()
+            data += self.h2.take(amount - len(data))
         if not self.accepting and self.goaway_text and not self.calls:
             self.closing = True
         return data
 
     def _wake_drained(self) -> None:
-        room = self.options.stream_send_buffer_bytes
-        for watcher in [one for one in self._drain_watch if one.send_buffer_size <= room]:
+        for watcher in [one for one in self._drain_watch if one.has_send_room]:
             watcher.drained()
 
     def wake(self) -> None:
@@ -362,25 +364,24 @@ class ClientCore:
 
     def ping(self, opaque: bytes) -> None:
         """Ping the server with eight bytes."""
-        try:
-            self.h2.ping(opaque)
-        except H2Error:
-            self.closing = True
+        self.h2.ping(opaque)
         self.wake()
+
+    def block(self, is_blocked: bool) -> None:
+        """The socket takes nothing, or something again."""
+        self.h2.is_blocked = is_blocked
 
     def close(self) -> None:
         """Say goodbye to the server; the shell flushes and closes."""
         self.accepting = False
         if not self.closing:
-            try:
-                self.h2.send_goaway(ErrorCode.NO_ERROR)
-            except H2Error:
-                pass
+            self.h2.send_goaway(ErrorCode.NO_ERROR)
             self.closing = True
             self.wake()
 
     def lost(self) -> None:
         """The transport has gone: every open call fails."""
+        self.h2.stop()
         self.fail_all(Code.UNAVAILABLE, self.goaway_text or "error reading from server: EOF")
 
     def fail_all(self, code: Code, text: str) -> None:
@@ -400,10 +401,7 @@ class ClientCore:
     def consume(self, amount: int, stream_id: int) -> None:
         """Give received bytes back to the server's windows."""
         if amount:
-            try:
-                self.h2.consume(amount, stream_id)
-            except H2Error:
-                return  # the whole connection has gone
+            self.h2.acknowledge(amount, stream_id)
             if self.h2.want_write:
                 self.wake()
 
@@ -414,6 +412,7 @@ class ClientCore:
     def released(self) -> None:
         """The connection has gone: let go of it, and of the engine."""
         self._events = _NOBODY
+        self.on_timed_ping = None
         self._drain_watch.clear()
         self.h2 = CLOSED
 
@@ -421,11 +420,11 @@ class ClientCore:
         """Return an assembler under this channel's message limit."""
         return MessageAssembler(self.options.max_receive_message_bytes, on_server=False)
 
-    def watch_drain(self, watcher: DrainWatcher) -> None:
+    def watch_drain(self, watcher: SendRoom) -> None:
         """Tell ``watcher.drained`` when its send buffer has room."""
         self._drain_watch.add(watcher)
 
-    def unwatch_drain(self, watcher: DrainWatcher) -> None:
+    def unwatch_drain(self, watcher: SendRoom) -> None:
         """Stop calling ``drained``."""
         self._drain_watch.discard(watcher)
 
@@ -444,10 +443,3 @@ def _check_response(headers: Headers) -> RpcError | None:
         text = f'unexpected content-type "{content_type.decode("latin-1")}" in a response'
         return RpcError(Code.UNKNOWN, text)
     return None
-
-
-def _name_of(error_code: int) -> str:
-    try:
-        return ErrorCode(error_code).name
-    except ValueError:
-        return str(error_code)

@@ -43,6 +43,7 @@ class ClientStream:
         trailers: trailing metadata (header form), once the call has ended.
         error: how the call ended: None while it runs and after OK.
         done: True once the call has ended.
+        room_bytes: ``send`` waits while more than this is queued; the channel's option unless set.
     """
 
     def __init__(self, channel: Channel, headers: Headers, assembler: MessageAssembler) -> None:
@@ -52,6 +53,7 @@ class ClientStream:
         self.done = False
         self.error: RpcError | None = None
         self.headers: Headers = ()
+        self.room_bytes = channel.options.stream_send_buffer_bytes
         self.stream_id = 0
         self.trailers: Headers = ()
         self.wait_for_ready = False
@@ -89,7 +91,7 @@ class ClientStream:
         Raises:
             RpcError: the call has ended.
         """
-        while not self.done and self.send_buffer_size > self._channel.options.stream_send_buffer_bytes:
+        while not self.done and not self.has_send_room:
             await self._wait_drained()
         self.send_nowait(message)
 
@@ -128,6 +130,11 @@ class ClientStream:
         if self._core is None:
             return self._early_bytes
         return self._core.h2.queued_body_size(self.stream_id)
+
+    @property
+    def has_send_room(self) -> bool:
+        """Whether ``send`` would queue a message at once."""
+        return self.send_buffer_size <= self.room_bytes
 
     @property
     def unread_bytes(self) -> int:

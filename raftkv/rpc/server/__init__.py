@@ -11,8 +11,9 @@ Laws:
 - ``ServerCore`` is sans-IO: it has no socket and no clock (``Environment`` gives it both).
 - A call has exactly one end: an answer or a cancellation. To answer a cancelled call does nothing.
 - An answer is paid for when it is made, not when the client reads it (``budget``).
+- What must look at every call (who may, who did what) wraps each handler once, at its registration (``router.Around``).
 - A unary call whose handler is a callback costs no task.
-- Who sends pings, resets, empty frames or updates beyond reason is ended with a GOAWAY that says why (``policing``).
+- Who sends pings, resets, empty frames or updates beyond reason is ended with a GOAWAY (``rpc.policing``).
 
 Example::
 
@@ -23,7 +24,7 @@ Example::
     await server.close(grace_s=5)
 
 Modules: ``server`` (listeners, registration), ``accept`` (connections), ``core``, ``router``, ``calls`` and ``stream``
-(the handler's side), ``budget``, ``policing``, ``crowd`` (too many connections), ``http``, ``http1``, ``http2_plain``.
+(the handler's side), ``budget``, ``crowd`` (too many connections), ``http``, ``http1``, ``http2_plain``.
 
 Leaves out: what methods mean; the engine (``rpc.h2``).
 """

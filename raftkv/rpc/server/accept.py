@@ -1,7 +1,8 @@
 """A connection from accept on: TLS handshake, which protocol it speaks, and then the right protocol object.
 
 The first bytes decide: HTTP/2's preface or anything else (HTTP/1.1). Under TLS the ALPN choice decides, and a client
-without ALPN is sniffed like a plain one. Both steps are timed: a connection that says nothing is closed.
+without ALPN is sniffed like a plain one. Both steps are timed: a connection that says nothing is closed. A handshake
+begins when its first bytes have come and it is its turn (``handshakes``): until then it costs a socket and no more.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import asyncio
 import ssl as ssl_module
 from typing import TYPE_CHECKING, cast
 
-from raftkv.rpc.gone import forget_frames, release, share_read_buffer
+from raftkv.rpc.encrypted import EncryptedTransport
+from raftkv.rpc.gone import forget_frames, release
 from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
-from raftkv.rpc.protocol import H2Protocol, read_buffer
+from raftkv.rpc.protocol import H2Protocol
 from raftkv.rpc.server.core import Peer, ServerCore
 from raftkv.rpc.server.http1 import Http1Protocol
+from raftkv.rpc.tls import RefusedPeerError, Security, reason_of
 
 if TYPE_CHECKING:
     from raftkv.rpc.server.server import Server
@@ -106,9 +109,9 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
 class Connection(asyncio.Protocol):
     """One accepted connection; hands its transport to the protocol it turns out to speak."""
 
-    def __init__(self, server: Server, ssl: ssl_module.SSLContext | None) -> None:
+    def __init__(self, server: Server, security: Security | None) -> None:
         self._server = server
-        self._ssl = ssl
+        self._security = security
         self._transport: asyncio.Transport | None = None
         self._below_tls: asyncio.Transport | None = None
         self._buffer = b""
@@ -117,6 +120,7 @@ class Connection(asyncio.Protocol):
         self._h2: ServerH2Protocol | None = None
         self._http1: Http1Protocol | None = None
         self._handshake: asyncio.Task[None] | None = None
+        self._cause: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
@@ -124,46 +128,78 @@ class Connection(asyncio.Protocol):
         self._since_s = asyncio.get_running_loop().time()
         if not self._server.add(self):
             self._refuse(self._transport)
-        elif self._ssl is not None:
-            self._transport.pause_reading()
+        elif self._security is not None:
             self._below_tls = self._transport
-            self._handshake = self._server.spawn(self._start_tls(self._transport, self._ssl))
+            self._server.handshakes.add(self)
+            timeout_s = self._server.limits.tls_handshake_timeout_s
+            self._timer = asyncio.get_running_loop().call_later(timeout_s, self.give_up, TimeoutError())
         else:
             self._sniff()
 
     def _refuse(self, transport: asyncio.Transport) -> None:
         """Say that there are too many, as far as that can be said before anything else, and close at once."""
-        if self._ssl is None:
+        if self._security is None:
             transport.write(TOO_MANY)
         transport.close()
 
-    async def _start_tls(self, transport: asyncio.Transport, context: ssl_module.SSLContext) -> None:
-        limits = self._server.limits
-        loop = asyncio.get_running_loop()
-        loop.call_soon(share_read_buffer, transport, read_buffer())  # when start_tls has made the protocol
+    # ---- the handshake
+
+    @property
+    def _awaits_hello(self) -> bool:
+        return self._below_tls is not None and self._below_tls is self._transport and self._handshake is None
+
+    def _begin_handshake(self) -> None:
+        """Begin to shake hands: it is this connection's turn, and its first bytes are here."""
+        if self._awaits_hello and self._security is not None and self._transport is not None:
+            self._handshake = self._server.spawn(self._start_tls(self._transport, self._security))
+
+    def give_up(self, error: Exception) -> None:
+        """End the handshake, whatever it waits for.
+
+        Arguments:
+            error: why.
+        """
+        if self._handshake is not None:
+            self._cause = error
+            self._handshake.cancel()
+        elif self._below_tls is not None:
+            self._fail(self._below_tls, error)
+
+    def _fail(self, transport: asyncio.Transport, error: BaseException) -> None:
+        if self._security is not None:
+            self._security.failed(_address_of(transport), reason_of(error))
+        # A handshake that OpenSSL ended has an alert to send; everybody else is cut off.
+        if not isinstance(error, ssl_module.SSLError):
+            transport.abort()
+        self.released()
+
+    async def _start_tls(self, transport: asyncio.Transport, security: Security) -> None:
+        hello, self._buffer = self._buffer, b""
+        tls = EncryptedTransport(
+            transport, security.context(), server_side=True, take_turn=self._server.handshakes.take_turn
+        )
         try:
-            tls = await loop.start_tls(
-                transport,
-                self,
-                context,
-                server_side=True,
-                ssl_handshake_timeout=limits.tls_handshake_timeout_s,
-                ssl_shutdown_timeout=limits.tls_close_timeout_s,
-            )
-        except (OSError, ssl_module.SSLError, TimeoutError) as error:
+            await tls.handshake(hello)
+            tls.set_protocol(self)
+            self._transport = tls
+            await security.admit(tls.get_extra_info("ssl_object"), _address_of(transport))
+        except (OSError, RefusedPeerError) as error:  # ssl.SSLError is an OSError
             forget_frames(error)
-            tls = None  # a failed handshake is the client's affair
-        except asyncio.CancelledError:
-            transport.abort()
-            self.released()
-            raise
-        if tls is None or tls.is_closing():
-            transport.abort()
-            self.released()
+            self._fail(transport, error)
             return
-        self._transport = tls
-        self._since_s = loop.time()
-        self._choose_by_alpn(self._transport)
+        except asyncio.CancelledError:
+            if self._cause is None:
+                transport.abort()
+                self.released()
+                raise
+            self._fail(transport, self._cause)
+            return
+        if not self._server.handshakes.done(self):
+            return  # lost meanwhile
+        self._stop_timer()
+        self._since_s = asyncio.get_running_loop().time()
+        self._choose_by_alpn(tls)
+        tls.resume_reading()
 
     def _choose_by_alpn(self, tls: asyncio.Transport) -> None:
         protocol = tls.get_extra_info("ssl_object").selected_alpn_protocol()
@@ -182,7 +218,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Keep the first bytes; under TLS they may come before we know that the handshake is over."""
         self._buffer += data
-        self._decide()
+        if self._awaits_hello and self._transport is not None:
+            self._transport.pause_reading()
+            self._server.handshakes.take_turn(self._begin_handshake)
+        else:
+            self._decide()
 
     def _decide(self) -> None:
         if len(self._buffer) < _SNIFF_BYTES or self._transport is None or self._timer is None:
@@ -289,6 +329,7 @@ class Connection(asyncio.Protocol):
     def released(self) -> None:
         """Whatever spoke for this connection is done."""
         self._stop_timer()
+        self._server.handshakes.done(self)
         self._server.discard(self)
         release(self._transport)
         release(self._below_tls)
@@ -300,12 +341,27 @@ class Connection(asyncio.Protocol):
             self._timer = None
 
 
-def _peer_of(transport: asyncio.Transport) -> Peer:
+def _address_of(transport: asyncio.Transport) -> str:
     name = transport.get_extra_info("peername")
-    address = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "unix:"
-    if isinstance(name, tuple) and ":" in name[0]:
-        address = f"[{name[0]}]:{name[1]}"
+    if not isinstance(name, tuple):
+        return "unix:"
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+
+
+def _peer_of(transport: asyncio.Transport) -> Peer:
+    address = _address_of(transport)
+    loopback = _is_loopback(transport.get_extra_info("sockname"))
     ssl_object = transport.get_extra_info("ssl_object")
     if ssl_object is None:
-        return Peer(address)
-    return Peer(address, ssl_object.getpeercert() or None, tls=True)
+        return Peer(address, loopback=loopback)
+    # Only what an authority has vouched for says who somebody is.
+    is_verified = ssl_object.context.verify_mode == ssl_module.CERT_REQUIRED
+    certificate = (ssl_object.getpeercert() or None) if is_verified else None
+    return Peer(address, certificate, tls=True, loopback=loopback)
+
+
+def _is_loopback(name: object) -> bool:
+    if not isinstance(name, tuple):
+        return False
+    host = str(name[0]).removeprefix("::ffff:")
+    return host == "::1" or host.startswith("127.")

@@ -172,6 +172,7 @@ class AnswerAccount:
         "_buffered",
         "_clock",
         "_connection",
+        "_grant_bytes",
         "_limit_bytes",
         "_loose",
         "_mark",
@@ -194,7 +195,8 @@ class AnswerAccount:
         self.left_bytes = 0
         self.buffered_size: Callable[[], int] = _nothing
         self._limit_bytes = limits.connection_send_buffer_bytes
-        self.allowance = self.room = min(GRANT_BYTES, self._limit_bytes)
+        self._grant_bytes = min(GRANT_BYTES, self._limit_bytes)
+        self.allowance = self.room = self._grant_bytes
         self._loose = 0
         self._buffered = 0
         self._mark = (0, 0.0)
@@ -277,9 +279,18 @@ class AnswerAccount:
         """
         if self._connection is None:
             return
+        queued = self._connection.queued_size()
+        if queued or buffered or self._buffered or self.answers or self.reported:
+            self._settle(queued, buffered)
+        else:  # all has left, and the process knows of nothing: as after nearly every flush of streams
+            self._loose = 0
+            self.allowance = self.room = self._grant_bytes
+        if relieve and self.budget.short:
+            self.budget.relieve(self._clock())
+
+    def _settle(self, queued: int, buffered: int) -> None:
         self.room += self._buffered - buffered
         self._buffered = buffered
-        queued = self._connection.queued_size()
         if not queued:
             self.room += self._loose
             self._loose = 0
@@ -288,8 +299,6 @@ class AnswerAccount:
             self.room += self._loose - queued - SLICE_BYTES
             self._loose = queued + SLICE_BYTES
         self._report(self.total)
-        if relieve and self.budget.short:
-            self.budget.relieve(self._clock())
 
     def _recount(self) -> None:
         """Find out what is really left of the messages of streams."""
@@ -310,7 +319,7 @@ class AnswerAccount:
             if not before or taken >= min(total, max(READING_BYTES, total // READING_SHARE)):
                 self._mark = (self.left_bytes - self._buffered, self._clock())
         else:
-            self.allowance = self.room = min(GRANT_BYTES, self._limit_bytes)
+            self.allowance = self.room = self._grant_bytes
 
     @property
     def last_read_s(self) -> float:

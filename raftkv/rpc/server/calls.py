@@ -8,10 +8,10 @@ in the handler and raises ``CallStateError``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raftkv.rpc.deadlines import Expiring, forget
-from raftkv.rpc.framing import MessageAssembler, frame
+from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.h2 import H2Error
 from raftkv.rpc.metadata import user_metadata
 from raftkv.rpc.status import Code, Headers, RpcError
@@ -26,6 +26,10 @@ UnaryHandler = Callable[["UnaryCall", bytes], None]
 """Gets the call and the request's bytes; answers now, or later from the loop."""
 
 
+Observer = Callable[[int, bytes], None]
+"""Told once how a call ended: gRPC code, and the beginning of the answer, which is empty for all but a unary OK."""
+
+
 class CallStateError(RuntimeError):
     """A handler answered one call twice: a bug of the handler."""
 
@@ -34,7 +38,9 @@ class ServerCall:
     """What every kind of call has.
 
     Attributes:
+        caller: who makes the call, as whoever guards the handler found; this layer leaves it alone.
         deadline: loop time after which the client does not care any more, or None.
+        observer: told of the end; CANCELLED and DEADLINE_EXCEEDED mean that the client did not hear what was done.
     """
 
     __slots__ = (
@@ -44,7 +50,9 @@ class ServerCall:
         "_metadata",
         "_state",
         "bucket",
+        "caller",
         "deadline",
+        "observer",
         "request_done",
         "route",
         "stream_id",
@@ -52,9 +60,12 @@ class ServerCall:
 
     def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
         self.bucket: dict[Expiring, None] | None = None
+        self.caller: Any = None
         self.deadline: float | None = None
+        self.observer: Observer | None = None
         self.request_done = False
         self.route = route
+        route.counts.started += 1
         self.stream_id = stream_id
         self._callbacks: list[Callable[[], None]] | None = None
         self._core = core
@@ -124,8 +135,11 @@ class ServerCall:
         if self._may_answer():
             self._state = ANSWERED
             self._callbacks = None
+            self.route.counts.count_failure(code)
             self._core.send_status(self, RpcError(code, text, details=details, trailers=trailers))
             self._core.finished(self)
+            if self.observer is not None:
+                self.observed(code)
 
     # ---- what the core uses
 
@@ -155,7 +169,10 @@ class ServerCall:
         forget(self)
         if self._state == OPEN:
             self._state = CANCELLED
+            self.route.counts.count_failure(Code.CANCELLED)
             self._run_callbacks()
+            if self.observer is not None:
+                self.observed(Code.CANCELLED)
         self.released()
 
     def released(self) -> None:
@@ -165,14 +182,39 @@ class ServerCall:
         """The deadline has passed: answer for the handler, and cancel it."""
         if self._state == OPEN:
             self._state = CANCELLED
+            self.route.counts.count_failure(Code.DEADLINE_EXCEEDED)
             self._core.send_status(self, RpcError(Code.DEADLINE_EXCEEDED, "context deadline exceeded"))
             self._core.finished(self)
             self._run_callbacks()
+            if self.observer is not None:
+                self.observed(Code.DEADLINE_EXCEEDED)
+
+    def observed(self, code: int, answer: bytes = b"") -> None:
+        """Tell the observer how the call has ended.
+
+        Args:
+            code: of gRPC.
+            answer: the first bytes of what was answered.
+        """
+        observer, self.observer = self.observer, None
+        if observer is not None:
+            try:
+                observer(code, answer)
+            except Exception as error:
+                self._core.report(self.route.path, error)
 
     def fail_with(self, error: RpcError) -> None:
         """Answer with the error's status, unless the call is over."""
         if self._state == OPEN:
             self.fail(error.code, error.text, details=error.details, trailers=error.trailers)
+
+    def abort(self, error: RpcError) -> None:
+        """Answer over the handler's head, and cancel what it does."""
+        if self._state == OPEN:
+            callbacks = self._callbacks
+            self.fail_with(error)
+            self._callbacks = callbacks
+            self._run_callbacks()
 
     def _may_answer(self) -> bool:
         if self._state == ANSWERED:
@@ -220,42 +262,59 @@ class UnaryCall(ServerCall):
         if self._state:
             self._may_answer()
             return
-        core, size = self._core, len(message)
-        account = core.account
-        if size > account.room and not self._make_room(size):
+        core = self._core
+        if trailers or not core.h2.answer(self.stream_id, message):
+            self._reply_later(message, trailers)
             return
-        account.room -= size
-        account.answers[self.stream_id] = size
         self._state = ANSWERED
         # Whoever waits for a cancellation usually holds the call: without this, every call would be a cycle, and
         # the garbage collector would cost more than the answers.
         self._callbacks = None
+        self.route.counts.answered += 1
+        core.finished(self)
+        if self.observer is not None:
+            self.observed(Code.OK, message)
+
+    def _reply_later(self, message: bytes, trailers: Headers) -> None:
+        """Answer with what may have to wait for the client."""
+        core, size = self._core, len(message)
+        if not self._begin_answer(size, message):
+            return
         try:
             if trailers or size > LARGE_BYTES:
                 core.h2.answer_in_pieces(self.stream_id, message, trailers)
             else:
-                core.h2.answer(self.stream_id, frame(message))
+                core.h2.answer_later(self.stream_id, message)
         except H2Error:
             self._lost()
-        core.finished(self)
+
+    def _begin_answer(self, size: int, first: bytes) -> bool:
+        """Pay for an answer, and end the call; False if it is over instead."""
+        account = self._core.account
+        if size > account.room and not self._make_room(size):
+            return False
+        account.room -= size
+        account.answers[self.stream_id] = size
+        self._state = ANSWERED
+        self._callbacks = None
+        self.route.counts.answered += 1
+        self._core.finished(self)
+        if self.observer is not None:
+            self.observed(Code.OK, first)
+        return True
 
     def reply_many(self, pieces: Sequence[bytes]) -> None:
         """Answer OK with a serialized message in pieces: a large one need not be put together for it."""
         if self._state:
             self._may_answer()
             return
-        account, size = self._core.account, sum(map(len, pieces)) + PIECE_BYTES * len(pieces)
-        if size > account.room and not self._make_room(size):
+        size = sum(map(len, pieces)) + PIECE_BYTES * len(pieces)
+        if not self._begin_answer(size, pieces[0] if pieces else b""):
             return
-        account.room -= size
-        account.answers[self.stream_id] = size
-        self._state = ANSWERED
-        self._callbacks = None
         try:
             self._core.h2.answer_many(self.stream_id, pieces)
         except H2Error:
             self._lost()
-        self._core.finished(self)
 
     def _make_room(self, size: int) -> bool:
         """Ask for room for a large answer; False if the call is over instead."""
@@ -274,7 +333,7 @@ class UnaryCall(ServerCall):
         return self._core.account.room_bytes()
 
     def _lost(self) -> None:
-        """The stream had gone before its close was reported to us."""
+        """The connection has failed."""
         self._state = CANCELLED
         self._core.account.closed(self.stream_id)
         self._run_callbacks()

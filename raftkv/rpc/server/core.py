@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from raftkv.rpc.deadlines import DeadlineWheel, forget
@@ -25,29 +25,23 @@ from raftkv.rpc.framing import PIECE_BYTES_MIN, PREFIX, PREFIX_BYTES, MessageAss
 from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps, nothing
 from raftkv.rpc.h2 import (
     CLOSED,
-    ConnectionClosed,
-    DataReceived,
+    RESPONSE_HEADERS,
+    ConnectionFailedError,
     ErrorCode,
-    Event,
     H2Error,
-    PingAcknowledged,
-    PingReceived,
-    PriorityUpdateReceived,
-    RequestReceived,
-    SettingsReceived,
-    StreamClosed,
-    WindowUpdated,
+    Request,
+    ServerEngine,
     goaway_frame,
-    server_connection,
 )
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.metadata import decode_timeout
+from raftkv.rpc.policing import PingPolicy, TokenBucket, UpdateAllowance
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, AnswerAccount, AnswerBudget, StallWatch
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.policing import PingPolicy, TokenBucket, UpdateAllowance
 from raftkv.rpc.server.router import GRPC_CONTENT_TYPES, Refusal, Route, Router, refuse
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
+from raftkv.rpc.tls import common_name_of
 
 _unpack = PREFIX.unpack_from
 _GOAWAY_PING = b"goawayok"
@@ -64,16 +58,33 @@ class Peer:
 
     Attributes:
         address: ``host:port``, or ``unix:``.
-        certificate: the client certificate as ``ssl.SSLSocket.getpeercert`` gives it; empty without one.
+        certificate: the client certificate as ``ssl.SSLSocket.getpeercert`` gives it; None without one, and where
+            certificates are not asked for and verified by an authority: what is here is true.
         tls: True if the connection is encrypted.
+        loopback: True if this end of it has a loopback address.
     """
 
     address: str = ""
     certificate: dict[str, Any] | None = None
     tls: bool = False
+    loopback: bool = False
+
+    @property
+    def common_name(self) -> str:
+        """The one common name of a verified certificate: the user that the caller is. Empty: it has shown none."""
+        return common_name_of(self.certificate)
 
     def __str__(self) -> str:
         return self.address
+
+
+class Traffic:
+    """Bytes of all HTTP/2 connections of a server, as they are on the wire (below TLS: before it)."""
+
+    __slots__ = ("received_bytes", "sent_bytes")
+
+    def __init__(self) -> None:
+        self.received_bytes = self.sent_bytes = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,7 @@ class Environment:
         report: called with every exception that a handler let escape.
         translate: makes a status of an exception that is not an RpcError, or None for INTERNAL.
         answers: what all connections may have waiting for their clients.
+        traffic: counts the bytes of all connections.
     """
 
     clock: Callable[[], float]
@@ -95,6 +107,7 @@ class Environment:
     report: Callable[[str, BaseException], None]
     translate: Callable[[BaseException], RpcError | None]
     answers: AnswerBudget
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 class ServerCore:
@@ -103,7 +116,7 @@ class ServerCore:
     def __init__(
         self, router: Router, limits: ServerLimits, environment: Environment, peer: Peer, wake: Callable[[], None]
     ) -> None:
-        self.h2 = server_connection(limits)
+        self.h2 = ServerEngine(self, limits)
         self.limits = limits
         self.peer = peer
         self.closing = False
@@ -112,9 +125,10 @@ class ServerCore:
         self.severed = False
         """Set when the connection has gone and this end did not close it."""
         self.held_bytes = 0
-        self._calls_bytes = 0
+        self._calls_bytes = self._unread_bytes = 0
         self.account = AnswerAccount(environment.answers, limits, environment.clock, self)
         self._environment = environment
+        self._traffic = environment.traffic
         self._wake = wake
         self._router = router
         self._routes = router.routes
@@ -126,7 +140,6 @@ class ServerCore:
         self._said = False
         self._queued_bytes = 0
         self._stalls = StallWatch(limits.send_stall_timeout_s)
-        self._linger: set[int] = set()
         self._drain_watch: set[DrainWatcher] = set()
         self._pings = PingPolicy(
             limits.ping_interval_min_s,
@@ -135,6 +148,8 @@ class ServerCore:
         )
         self._updates = UpdateAllowance(limits.control_burst)
         self._control = TokenBucket(limits.control_burst, limits.control_per_s)
+        self._resets = TokenBucket(limits.reset_burst, limits.reset_per_s)
+        self._oddities = TokenBucket(limits.glitch_burst, limits.glitch_per_s)
         self.on_ping_acknowledged: Callable[[bytes], None] | None = None
         self.spawn = environment.spawn
         self.report = environment.report
@@ -143,16 +158,21 @@ class ServerCore:
 
     def receive(self, data: bytes | memoryview) -> None:
         """Take bytes from the peer; afterwards the shell pulls."""
-        try:
-            self.h2.receive_data(data)
-            self._overloaded = self.account.full
-            self._dispatch(self.h2.events())
-        except H2Error as error:
-            self._engine_failed(error)
+        self._traffic.received_bytes += len(data)
+        h2 = self.h2
+        self._overloaded = self.account.full
+        h2.receive(bytes(data))
+        if h2.unread_bytes != self._unread_bytes:
+            self._count_unread(h2.unread_bytes)
         if len(self._calls) > OPEN_CALLS_FREE or self._calls_bytes:
             self._count_calls()
-        if self.closing or self.h2.want_write:
+        if self.closing or h2.want_write:
             self.wake()
+
+    def _count_unread(self, size_bytes: int) -> None:
+        """Count a frame that has not come whole with the unfinished messages."""
+        counted, self._unread_bytes = self._unread_bytes, size_bytes
+        self.hold(size_bytes - counted)
 
     def _count_calls(self) -> None:
         """Open calls take memory before they have said anything: count them with the unfinished messages."""
@@ -163,45 +183,41 @@ class ServerCore:
         if budget.held_bytes > budget.held_limit_bytes:
             budget.drop_greediest()
 
-    def _dispatch(self, events: list[Event]) -> None:
-        calls, account = self._calls, self.account
-        answers = account.answers
-        for event in events:
-            if isinstance(event, DataReceived):
-                self._on_data(event)
-            elif isinstance(event, RequestReceived):
-                self._on_request(event)
-            elif isinstance(event, StreamClosed):
-                stream_id = event.stream_id
-                size = answers.pop(stream_id, 0)
-                if size:
-                    account.room += size
-                call = calls.pop(stream_id, None)
-                if call is not None:
-                    call.closed()
-            else:
-                self._on_rare(event)
+    def prepare(self, fields: Headers) -> Route | None:
+        """Return the route that the header of a request asks for; None: it is no usual call, and is looked at again."""
+        found = dict(fields)
+        route = self._routes.get(found.get(b":path", b""))
+        is_usual = (
+            route is not None
+            and found.get(b"content-type") in GRPC_CONTENT_TYPES
+            and found[b":method"] == b"POST"
+            and found.get(b"grpc-encoding", b"identity") == b"identity"
+            and (b"origin" not in found or self._router.origins.allows(found[b"origin"].decode("latin-1")))
+        )
+        return route if is_usual else None
 
-    def _on_request(self, event: RequestReceived) -> None:
-        headers = event.headers
-        fields = dict(headers)
-        route = self._routes.get(fields.get(b":path", b""))
-        if (
-            route is None
-            or fields.get(b"content-type") not in GRPC_CONTENT_TYPES
-            or fields[b":method"] != b"POST"
-            or fields.get(b"grpc-encoding", b"identity") != b"identity"
-            or self._overloaded
-        ):
-            self._on_odd_request(event, fields, route)
+    def on_request(self, stream_id: int, request: Request, end_stream: bool) -> None:
+        """Begin a call."""
+        route: Route | None = request.prepared
+        if route is None or self._overloaded:
+            self._on_odd_request(stream_id, request.fields, end_stream)
             return
-        call = route.open(self, event.stream_id, headers, route)
-        self._calls[event.stream_id] = call
-        timeout = fields.get(b"grpc-timeout")
-        if timeout is not None:
-            self._set_deadline(call, timeout)
-        if event.end_stream:
+        call = route.open(self, stream_id, request.fields, route)
+        self._calls[stream_id] = call
+        if request.timeout is not None:
+            self._set_deadline(call, request.timeout)
+        if end_stream:
             call.on_data(b"", True)
+
+    def on_closed(self, stream_id: int, code: int) -> None:
+        """A stream is closed: its call is over, and nothing of its answer waits."""
+        del code
+        size = self.account.answers.pop(stream_id, 0)
+        if size:
+            self.account.room += size
+        call = self._calls.pop(stream_id, None)
+        if call is not None:
+            call.closed()
 
     def _set_deadline(self, call: ServerCall, timeout: bytes) -> None:
         try:
@@ -213,65 +229,49 @@ class ServerCore:
         now = self._environment.clock()
         self._environment.wheel.add(call, now + timeout_s, now)
 
-    def _on_odd_request(self, event: RequestReceived, fields: dict[bytes, bytes], route: Route | None) -> None:
+    def _on_odd_request(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
+        fields = dict(headers)
         if self._router.http is not None and not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             http_route = self._router.http
-            self._calls[event.stream_id] = call = http_route.open(self, event.stream_id, event.headers, http_route)
-            if event.end_stream:
+            self._calls[stream_id] = call = http_route.open(self, stream_id, headers, http_route)
+            if end_stream:
                 call.on_data(b"", True)
             return
-        refusal = refuse(fields, route, self._router)
+        refusal = refuse(fields, self._routes.get(fields.get(b":path", b"")), self._router)
         if refusal is None:
-            error = RpcError(Code.RESOURCE_EXHAUSTED, CONNECTION_FULL)
-            refusal = Refusal(200, error)
-        self._refuse(event, refusal)
-
-    def _refuse(self, event: RequestReceived, refusal: Refusal) -> None:
-        try:
-            self.h2.send_response(event.stream_id, refusal.headers(), end_stream=True)
-        except H2Error:
-            return  # reset by the bytes that followed
-        if not event.end_stream:
-            self._linger.add(event.stream_id)
+            refusal = Refusal(200, RpcError(Code.RESOURCE_EXHAUSTED, CONNECTION_FULL))
+        if self._router.on_refused is not None:
+            path = fields.get(b":path", b"").decode("latin-1")
+            self._router.on_refused(self.peer, path, refusal.error.code)
+        self.h2.send_headers(stream_id, refusal.headers(), end_stream=True)
         self._said = True
 
-    def _on_data(self, event: DataReceived) -> None:
-        data = event.data
-        call = self._calls.get(event.stream_id)
-        if (
-            type(call) is not UnaryCall
-            or not event.end_stream
-            or call.assembler is not None
-            or len(data) < PREFIX_BYTES
-        ):
-            self._on_data_slow(call, event)
+    def on_data(self, stream_id: int, data: bytes, end_stream: bool) -> None:
+        """Take octets of a request."""
+        call = self._calls.get(stream_id)
+        if type(call) is not UnaryCall or not end_stream or call.assembler is not None or len(data) < PREFIX_BYTES:
+            self._on_data_slow(call, stream_id, data, end_stream)
             return
         flag, length = _unpack(data)
         if flag or length != len(data) - PREFIX_BYTES or length > self.limits.max_receive_message_bytes:
-            self._on_data_slow(call, event)
+            self._on_data_slow(call, stream_id, data, end_stream)
             return
-        try:
-            self.h2.acknowledge_received_data(len(data), event.stream_id)
-        except H2Error:
-            return  # the bytes that followed have ended the connection
+        self.h2.acknowledge(len(data), stream_id)
         call.request_done = True
         try:
             call.route.handler(call, data[PREFIX_BYTES:])
         except Exception as error:
             self._handler_failed(call, error)
 
-    def _on_data_slow(self, call: ServerCall | None, event: DataReceived) -> None:
+    def _on_data_slow(self, call: ServerCall | None, stream_id: int, data: bytes, end_stream: bool) -> None:
         if call is None:
-            self.consume(len(event.data), event.stream_id)
-            if event.end_stream:
-                self._linger.discard(event.stream_id)
-            elif len(event.data) < PIECE_BYTES_MIN:
-                self._count_control()
+            self.consume(len(data), stream_id)
+            self.on_stray_data(len(data), end_stream)
             return
-        if not event.data and not event.end_stream:
+        if not data and not end_stream:
             self._count_control()
-        call.on_data(event.data, event.end_stream)
-        if call.crumbled:
+        call.on_data(data, end_stream)
+        if self.held_bytes and call.crumbled:
             self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_small_frames")
 
     def run_unary(self, call: UnaryCall, message: bytes) -> None:
@@ -304,26 +304,53 @@ class ServerCore:
 
     # ---- frames that are not calls
 
-    def _on_rare(self, event: Event) -> None:
-        match event:
-            case PingReceived():
-                if self._pings.too_many(self._environment.clock(), bool(self._calls) or self.h2.queued_body_size() > 0):
-                    self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
-            case PingAcknowledged(opaque):
-                if opaque == _GOAWAY_PING:
-                    self.finish_drain()
-                elif self.on_ping_acknowledged is not None:
-                    self.on_ping_acknowledged(opaque)
-            case SettingsReceived():
-                self.settled = True
-                self._count_control()
-            case WindowUpdated():
-                if not self._updates.take(self.account.left_bytes, next(reversed(self._calls), 0)):
-                    self._count_control()
-            case PriorityUpdateReceived():
-                self._count_control()
-            case ConnectionClosed():
-                self.closing = True
+    def on_ping(self) -> None:
+        """Hold early pings against the client."""
+        if self._pings.too_many(self._environment.clock(), bool(self._calls) or self.h2.queued_body_size() > 0):
+            self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
+
+    def on_pong(self, opaque: bytes) -> None:
+        """A ping has come back."""
+        if opaque == _GOAWAY_PING:
+            self.finish_drain()
+        elif self.on_ping_acknowledged is not None:
+            self.on_ping_acknowledged(opaque)
+
+    def on_settings(self) -> None:
+        """The client has said what it takes."""
+        self.settled = True
+        self._count_control()
+
+    def on_window_update(self) -> None:
+        """The client has opened a window: it may, as far as it has read."""
+        if not self._updates.take(self.account.left_bytes, next(reversed(self._calls), 0)):
+            self._count_control()
+
+    def on_priority(self) -> None:
+        """The client has said which call is dearer to it."""
+        self._count_control()
+
+    def on_stray_data(self, size_bytes: int, end_stream: bool) -> None:
+        """The client goes on with a request that is answered: it may not know yet."""
+        if size_bytes < PIECE_BYTES_MIN and not end_stream:
+            self._count_control()
+
+    def on_reset(self) -> None:
+        """The client has reset a stream (CVE-2023-44487), or made us reset one (CVE-2025-8671)."""
+        if not self._resets.take(self._environment.clock()):
+            self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_resets")
+
+    def on_oddity(self) -> None:
+        """The client has sent something of no use."""
+        if not self._oddities.take(self._environment.clock()):
+            self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_useless_frames")
+
+    def on_goaway(self, last_stream_id: int, code: int, debug_data: bytes) -> None:
+        """The client opens no more streams."""
+
+    def on_failed(self, error: ConnectionFailedError) -> None:
+        """The client has broken a rule; the GOAWAY that says so is queued."""
+        self.closing = True
 
     def _count_control(self) -> None:
         if not self._control.take(self._environment.clock()):
@@ -337,14 +364,9 @@ class ServerCore:
             reason: for people, in ASCII.
         """
         if not self.closing:
-            self._say(lambda: self.h2.send_goaway(error_code, debug_data=reason))
+            self.h2.fail(error_code, reason)
             self.closing = True
-
-    def _engine_failed(self, error: H2Error) -> None:
-        """The engine has given up on the peer's bytes and can say nothing: say it for it."""
-        if not self.closing:
-            self._last_words = goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, str(error).encode("ascii", "replace"))
-        self.closing = True
+            self.wake()
 
     # ---- graceful close
 
@@ -352,24 +374,18 @@ class ServerCore:
         """Tell the client to open no more calls; those under way go on. ``finish_drain`` follows by itself."""
         if not self.closing and not self._drained:
             self._drained = True
-            self._say(self.h2.send_shutdown_notice)
+            self.h2.send_shutdown_notice()
             self.ping(_GOAWAY_PING)
 
     def finish_drain(self) -> None:
         """Send the final GOAWAY; the connection closes with its last call."""
         if not self.closing:
-            self._say(lambda: self.h2.send_goaway(ErrorCode.NO_ERROR))
+            self.h2.send_goaway(ErrorCode.NO_ERROR)
+            self.wake()
 
     def ping(self, opaque: bytes) -> None:
         """Ping the client with eight bytes."""
-        self._say(lambda: self.h2.ping(opaque))
-
-    def _say(self, send: Callable[[], None]) -> None:
-        """Queue a control frame, unless the connection is past saying anything."""
-        try:
-            send()
-        except H2Error:
-            self.closing = True
+        self.h2.ping(opaque)
         self.wake()
 
     # ---- bytes out
@@ -377,44 +393,29 @@ class ServerCore:
     def pull(self, amount: int) -> bytes:
         """Return at most ``amount`` bytes to send; call again while it returns that many."""
         self._dirty = False
-        try:
-            data = self.h2.data_to_send(amount)
-            # What leaves of an answer forgives the client's pings, each time anew: headers leave with the first pull
-            # after they were queued, and DATA has left if less is queued than there was.
-            queued_bytes = self.h2.queued_body_size()
-            if self._said or queued_bytes < self._queued_bytes:
-                self._said = False
-                self._pings.forgiven = True
-            self._queued_bytes = queued_bytes
-            if len(data) < amount:
-                data += self._after_full_pull(amount - len(data))
-            self.account.left_bytes += len(data)
-            self._dispatch(self.h2.events())
-        except H2Error as error:
-            self._engine_failed(error)
-            data = b""
+        h2 = self.h2
+        data = h2.take(amount)
+        # What leaves of an answer forgives the client's pings, each time anew: headers leave with the first pull
+        # after they were queued, and DATA has left if less is queued than there was.
+        queued_bytes = h2.queued_body_size()
+        if self._said or queued_bytes < self._queued_bytes:
+            self._said = False
+            self._pings.forgiven = True
+        self._queued_bytes = queued_bytes
+        if self._drain_watch and len(data) < amount:
+            self._wake_drained()
+            data += h2.take(amount - len(data))
+        self.account.left_bytes += len(data)
+        self._traffic.sent_bytes += len(data)
+        if h2.is_over:
+            self.closing = True
         if self._last_words:
             data, self._last_words = data + self._last_words, b""
         return data
 
-    def _after_full_pull(self, amount: int) -> bytes:
-        """All that may leave has left: end early-answered streams, wake senders."""
-        h2 = self.h2
-        if self._drain_watch:
-            self._wake_drained()
-        if not self._linger:
-            return b""
-        for stream_id in [one for one in self._linger if not h2.queued_body_size(one)]:
-            self._linger.discard(stream_id)
-            if h2.reset(stream_id, ErrorCode.NO_ERROR):
-                self._audit_window()
-        return h2.data_to_send(amount)
-
-    def _audit_window(self) -> None:
-        """Replace a connection whose receive window has been eaten by resets; calls under way go on."""
-        if not self._drained and self.h2.window_leaked(sum(call.unacknowledged for call in self._calls.values())):
-            self.begin_drain()
-            self.finish_drain()
+    def block(self, is_blocked: bool) -> None:
+        """The socket takes nothing, or something again: until then what is answered waits where it is counted."""
+        self.h2.is_blocked = is_blocked
 
     def _wake_drained(self) -> None:
         if self.account.crowded and self.account.budget.short:
@@ -435,14 +436,13 @@ class ServerCore:
         calls = list(self._calls.values())
         self._calls.clear()
         if self.h2.queued_body_size() > FREE_BYTES_PER_STEP:
-            queued = [*self.account.answers, *(call.stream_id for call in calls)]
-            self.spawn(free_in_steps(self.h2, queued))
+            self.spawn(free_in_steps(self.h2))
         for call in calls:
             call.closed()
-        self._linger.clear()
         self._drain_watch.clear()
-        self.hold(-self._calls_bytes)
-        self._calls_bytes = 0
+        self.h2.stop()
+        self.hold(-self._calls_bytes - self._unread_bytes)
+        self._calls_bytes = self._unread_bytes = 0
         self.account.close()
         self.h2 = CLOSED
 
@@ -470,11 +470,10 @@ class ServerCore:
         ended = self._stalls.expired(self._progress(), now_s)
         if not ended:
             return
-        if self.h2.remote_window_size <= 0:
+        if self.h2.send_window <= 0:
             self.give_up(NOT_READ)
             return
         for stream_id in ended:
-            self._linger.discard(stream_id)
             self.h2.reset(stream_id, ErrorCode.ENHANCE_YOUR_CALM)
         self.wake()
 
@@ -517,8 +516,6 @@ class ServerCore:
         self._calls.pop(call.stream_id, None)
         if call.bucket is not None:
             forget(call)
-        if not call.request_done:
-            self._linger.add(call.stream_id)
         call.released()
         self._said = True
         if not self._dirty:
@@ -529,27 +526,23 @@ class ServerCore:
         """Queue a status: trailers if the header has gone out, else a trailers-only response."""
         fields = status_headers(error.code, error.text, error.details, error.trailers)
         try:
-            if call.headers_sent():
-                self.h2.send_trailers(call.stream_id, fields)
-            else:
-                head: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))
-                self.h2.send_response(call.stream_id, head + fields, end_stream=True)
+            head = () if call.headers_sent() else RESPONSE_HEADERS
+            self.h2.send_headers(call.stream_id, head + fields, end_stream=True)
         except H2Error:
-            return  # the stream's close is about to be reported
+            return  # the connection has failed
 
     def consume(self, amount: int, stream_id: int) -> None:
         """Give received bytes back to the client's windows."""
         if amount:
-            try:
-                self.h2.consume(amount, stream_id)
-            except H2Error:
-                return  # the whole connection has gone
+            self.h2.acknowledge(amount, stream_id)
             if self.h2.want_write:
                 self.wake()
 
     def consume_of(self, stream_id: int, amount: int) -> None:
         """Consume, for a partial that names the stream: an inbox that held its call would never be freed with it."""
-        self.consume(amount, stream_id)
+        self.h2.acknowledge(amount, stream_id)
+        if self.h2.want_write:
+            self.wake()
 
     def assembler(self) -> MessageAssembler:
         """Return an assembler under this server's message limit."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 HttpHeaders = tuple[tuple[str, str], ...]
 
@@ -19,6 +20,8 @@ class HttpRequest:
         body: whole body, at most ``ServerLimits.http_body_bytes``.
         peer: address of the client.
         tls: True if it came encrypted.
+        loopback: True if it came to a loopback address of this machine.
+        certificate: verified, that the client has shown, as ``ssl.SSLSocket.getpeercert`` gives it; None: none.
     """
 
     method: str
@@ -27,6 +30,8 @@ class HttpRequest:
     body: bytes = b""
     peer: str = ""
     tls: bool = False
+    loopback: bool = False
+    certificate: dict[str, Any] | None = field(default=None, repr=False)
 
     @property
     def path(self) -> str:
@@ -50,11 +55,60 @@ class HttpRequest:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """One response. A body that is an async iterator is sent piece by piece as it comes."""
+    """One response. A body that is an async iterator is sent piece by piece as it comes.
+
+    Attributes:
+        user: on whose behalf it was made, for who notes that; not sent. Empty: nobody's.
+        is_call: whether a method's handler was asked: what looks at calls (``router.Around``) has seen it.
+    """
 
     status: int = 200
     body: bytes | AsyncIterator[bytes] = b""
     headers: HttpHeaders = field(default=(("content-type", "text/plain; charset=utf-8"),))
+    user: bytes = b""
+    is_call: bool = False
+
+
+class Origins:
+    """The origins whose web pages may call.
+
+    A browser names the origin of the page with each request by which a page could do harm; no other client does.
+
+    Args:
+        allowed: ``scheme://host:port``, where a scheme's own port may be left out; ``*``: all.
+    """
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self._allowed = frozenset(map(_usual_origin, allowed))
+
+    @property
+    def all(self) -> bool:
+        """Whether pages of every origin may call."""
+        return "*" in self._allowed
+
+    def allows(self, origin: str) -> bool:
+        """Return whether the pages of an origin may call; ``null`` is the origin of pages that have none."""
+        return self.all or _usual_origin(origin) in self._allowed
+
+
+_SCHEME_PORTS = {"http": ":80", "https": ":443"}
+
+
+def _usual_origin(origin: str) -> str:
+    """An origin as browsers write it: lower case, without the port of its scheme."""
+    origin = origin.lower()
+    return origin.removesuffix(_SCHEME_PORTS.get(origin.partition(":")[0], ""))
+
+
+async def close_body(body: bytes | AsyncIterator[bytes]) -> None:
+    """End a body that is made as it is sent: the client has it all, or has left.
+
+    Args:
+        body: of a response; one of bytes needs no end.
+    """
+    aclose = getattr(body, "aclose", None)
+    if aclose is not None:
+        await aclose()
 
 
 HttpHandler = Callable[[HttpRequest], Awaitable[HttpResponse]]

@@ -6,6 +6,7 @@ What the connection waits for is timed, each by its own limit (``limits``), one 
 
 Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read.
 A peer that reads no answers is cut by ``stall``, whatever the other timers say; one that reads slowly is not.
+Requests whose head came before on the connection, and plain answers, do without h11 (``known_heads``).
 A connection that misbehaves gets its 4xx and is closed; one that is merely idle is closed without a word.
 
 Left out on purpose: answering pipelined requests side by side, upgrades, trailers, compression.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
@@ -24,11 +26,17 @@ from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.core import Peer
-from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, text_response
+from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, close_body, text_response
+from raftkv.rpc.server.known_heads import KnownHeads, head_bytes, response_head
 from raftkv.rpc.stall import StallGuard
 
 _PIECE_BYTES = 64 * 1024
 """Most bytes handed to h11 at once."""
+
+_BODILESS = frozenset((*range(100, 200), 204, 304))
+"""Statuses without a body, nor the length of one."""
+
+_PROBES = tuple(getattr(socket, name) for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL") if hasattr(socket, name))
 
 _HEADER_TOO_LARGE = 431
 _HEADER_TEXT = "request header too large"
@@ -85,6 +93,12 @@ class Http1Protocol(asyncio.Protocol):
         self._finished = False
         self._last_read_s = self._loop.time()
         self._idle = False
+        self._idle_since_s = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._heads = KnownHeads()
+        self._raw_head = b""
+        """What the request that h11 reads begins with, if it may become known."""
+        _probe(transport, limits.http1_probe_s)
         self._timer = self._loop.call_at(since_s + limits.http1_header_timeout_s, self._header_late)
 
     # ---- bytes in
@@ -95,7 +109,7 @@ class Http1Protocol(asyncio.Protocol):
             return
         self._inbox += data
         self._last_read_s = self._loop.time()
-        if self._task is None:
+        if self._task is None and not self._begin_known():
             if self._idle:
                 self._await_header()
             self._read_events()
@@ -111,7 +125,25 @@ class Http1Protocol(asyncio.Protocol):
         self._budget.held_bytes += size - self._held_bytes
         self._held_bytes = size
 
+    def _begin_known(self) -> bool:
+        """Start the handler on a request whose head is known, byte for byte; False: h11 has to read it."""
+        if self._fed_bytes or self._request is not None or self._draining:
+            return False
+        head = self._heads.find(self._inbox)
+        if head is None or head.body_bytes > self._limits.http_body_bytes:
+            return False
+        whole = head.size_bytes + head.body_bytes
+        raw = bytes(self._inbox[:whole])
+        del self._inbox[:whole]
+        self._idle = False
+        self._served_bytes = head.body_bytes
+        request = self._make_request(head.method, head.target, head.headers, raw[head.size_bytes :])
+        self._task = self._spawner.spawn(self._serve_known(request, raw))
+        return True
+
     def _read_events(self) -> None:
+        if not self._fed_bytes:
+            self._raw_head = head_bytes(self._inbox)
         try:
             while self._task is None and not self._finished:
                 event = self._h11.next_event()
@@ -146,6 +178,8 @@ class Http1Protocol(asyncio.Protocol):
                     self._refuse(_HEADER_TOO_LARGE, _HEADER_TEXT)
                     return
                 self._request = event
+                if self._raw_head and self._fed_bytes - self._unread_bytes() == len(self._raw_head):
+                    self._heads.learn(self._raw_head, event)
                 self._time(self._limits.http1_body_stall_timeout_s, self._check_body)
                 if self._h11.they_are_waiting_for_100_continue:
                     self._write(h11.InformationalResponse(status_code=100, headers=[]))
@@ -168,21 +202,55 @@ class Http1Protocol(asyncio.Protocol):
         self._served_bytes = len(body)
         if head is None:
             raise RuntimeError("a body ended without a request")
+        headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers)
+        return self._make_request(head.method.decode("ascii"), head.target.decode("latin-1"), headers, body)
+
+    def _make_request(self, method: str, target: str, headers: HttpHeaders, body: bytes) -> HttpRequest:
         return HttpRequest(
-            method=head.method.decode("ascii"),
-            target=head.target.decode("latin-1"),
-            headers=tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers),
+            method=method,
+            target=target,
+            headers=headers,
             body=body,
             peer=self._peer.address,
             tls=self._peer.tls,
+            loopback=self._peer.loopback,
+            certificate=self._peer.certificate,
         )
 
     # ---- the answer
 
-    async def _serve(self, request: HttpRequest) -> None:
+    async def _serve_known(self, request: HttpRequest, raw: bytes) -> None:
+        """Serve a request that h11 has not seen; it sees it now if the answer is not a plain one."""
         response = await self._respond(request)
+        body = response.body
+        if not isinstance(body, bytes) or response.status in _BODILESS or request.method == "HEAD" or self._draining:
+            self._h11.receive_data(raw)
+            while isinstance(self._h11.next_event(), (h11.Request, h11.Data)):
+                pass  # to the end of the message, which is there
+            await self._answer(request, response)
+            return
         try:
-            await self._send(response, head_only=request.method == "HEAD")
+            if not self._transport.is_closing():
+                self._transport.write(_plain_answer(response, body))
+        except h11.LocalProtocolError as error:
+            self._spawner.report(request.path, error)
+            self._transport.abort()
+        if not self._writable.is_set():
+            await self._writable.wait()
+        self._served_bytes = 0
+        if not self._finished:
+            self._task = None
+            self._go_on()
+
+    async def _serve(self, request: HttpRequest) -> None:
+        await self._answer(request, await self._respond(request))
+
+    async def _answer(self, request: HttpRequest, response: HttpResponse) -> None:
+        try:
+            try:
+                await self._send(response, head_only=request.method == "HEAD")
+            finally:
+                await close_body(response.body)
         except asyncio.CancelledError:
             self._transport.abort()
             raise
@@ -259,11 +327,16 @@ class Http1Protocol(asyncio.Protocol):
         self._h11.start_next_cycle()
         self._task = None
         self._fed_bytes = self._unread_bytes()
-        if self._fed_bytes or self._inbox:
-            self._await_header()
-        else:
-            self._await_request()
-        self._read_events()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Take the next request, if it is there."""
+        if not self._begin_known():
+            if self._fed_bytes or self._inbox:
+                self._await_header()
+                self._read_events()
+            else:
+                self._await_request()
         self._hold()
         if len(self._inbox) <= self._limits.http_body_bytes and not self._finished:
             self._transport.resume_reading()
@@ -290,7 +363,18 @@ class Http1Protocol(asyncio.Protocol):
 
     def _await_request(self) -> None:
         self._idle = True
-        self._time(self._limits.http1_idle_timeout_s, self._finish)
+        self._idle_since_s = self._loop.time()
+        if self._idle_timer is None:  # one for many requests: to cancel and make it for each costs more than to ask
+            self._idle_timer = self._loop.call_later(self._limits.http1_idle_timeout_s, self._idle_over)
+
+    def _idle_over(self) -> None:
+        self._idle_timer = None
+        if self._idle and not self._finished:
+            wait_s = self._idle_since_s + self._limits.http1_idle_timeout_s - self._loop.time()
+            if wait_s > 0:
+                self._idle_timer = self._loop.call_later(wait_s, self._idle_over)
+            else:
+                self._finish()
 
     # ---- life
 
@@ -318,6 +402,9 @@ class Http1Protocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport has gone."""
         self._timer.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
         self._stall.disarm()
         self._writable.set()
         self._finished = True
@@ -328,6 +415,22 @@ class Http1Protocol(asyncio.Protocol):
         self._served_bytes = 0
         self._hold()
         self._released()
+
+
+def _probe(transport: asyncio.Transport, interval_s: int) -> None:
+    """Have the kernel find out that the client's machine has gone without a word."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option in _PROBES:
+            sock.setsockopt(socket.IPPROTO_TCP, option, interval_s)
+
+
+def _plain_answer(response: HttpResponse, body: bytes) -> bytes:
+    """An answer that is there as a whole. Raises h11.LocalProtocolError: its headers are none."""
+    names = tuple((_usual(name), value) for name, value in response.headers if name.lower() != "content-length")
+    head = response_head(response.status, names, _reason(response.status))
+    return b"%b%d\r\n\r\n%b" % (head, len(body), body)
 
 
 def _usual(name: str) -> str:

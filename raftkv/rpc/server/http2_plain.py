@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from raftkv.rpc.h2 import ErrorCode, H2Error
 from raftkv.rpc.server.calls import ANSWERED, CANCELLED, OPEN, ServerCall
-from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, text_response
+from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, close_body, text_response
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.status import Headers, RpcError
 
@@ -80,12 +80,17 @@ class PlainCall(ServerCall):
             body=bytes(self._body),
             peer=self.peer.address,
             tls=self.peer.tls,
+            loopback=self.peer.loopback,
+            certificate=self.peer.certificate,
         )
 
     async def _run(self) -> None:
         try:
             response = await self.route.handler(self._request())
-            await self._send(response)
+            try:
+                await self._send(response)
+            finally:
+                await close_body(response.body)
         except asyncio.CancelledError:
             raise
         except H2Error:
@@ -96,7 +101,7 @@ class PlainCall(ServerCall):
 
     def _fail_late(self) -> None:
         if self._sent_headers:
-            self._core.h2.reset_stream(self.stream_id, ErrorCode.INTERNAL_ERROR)
+            self._core.h2.reset(self.stream_id, ErrorCode.INTERNAL_ERROR)
             self._core.wake()
         else:
             self._send_whole(text_response(500, "internal error"), b"internal error\n")
@@ -130,7 +135,7 @@ class PlainCall(ServerCall):
         head = ((b":status", b"%d" % response.status),)
         fields = tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers)
         self._sent_headers = True
-        self._core.h2.send_response(self.stream_id, head + fields)
+        self._core.h2.send_headers(self.stream_id, head + fields)
         self._core.answered()
 
     def _headers_method(self) -> bytes:
@@ -140,11 +145,11 @@ class PlainCall(ServerCall):
         if self._state != OPEN:
             return
         self._state = ANSWERED
+        self._core.finished(self)
         try:
             self._core.h2.end_stream(self.stream_id)
         except H2Error:
             pass  # as above
-        self._core.finished(self)
 
     @property
     def _queued(self) -> int:

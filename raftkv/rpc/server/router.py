@@ -7,12 +7,58 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from raftkv.rpc.framing import decompressor_missing
+from raftkv.rpc.server.http import Origins
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 
+ORIGIN_BYTES_SHOWN = 200
+"""What the refusal of a web page repeats of its origin."""
+
 GRPC_CONTENT_TYPES = frozenset((b"application/grpc", b"application/grpc+proto"))
+
+
+class Kind(Enum):
+    """How a handler is called: ``handler(call, message)`` without waiting, or ``await handler(call)``.
+
+    A unary method whose handler is a coroutine is called like any other unary one: the call starts its task.
+    """
+
+    UNARY = "unary"
+    STREAM = "stream"
+
+
+Around = Callable[[str, Kind, Callable[..., Any]], Callable[..., Any]]
+"""``around(path, kind, handler)`` returns the handler that is called in its place: it looks first, may refuse by
+raising ``RpcError`` (or what the server translates), and calls ``handler`` the same way."""
+
+
+class CallCounts:
+    """How often a method was called, and how its calls ended. Plain integers: the hot path pays two increments a call.
+
+    Attributes:
+        started: calls whose headers have come.
+        answered: those that ended with OK.
+        received, sent: messages of streams; a unary call has one of each, which are not counted apart.
+        failed: those that ended otherwise, by gRPC code; ``count_failure`` fills it.
+    """
+
+    __slots__ = ("answered", "failed", "received", "sent", "started")
+
+    def __init__(self) -> None:
+        self.started = self.answered = self.received = self.sent = 0
+        self.failed: dict[int, int] = {}
+
+    def count_failure(self, code: int) -> None:
+        """Count a call that ended with a code other than OK.
+
+        Args:
+            code: of gRPC; one that gRPC does not know counts as UNKNOWN.
+        """
+        code = code if 0 < code <= Code.UNAUTHENTICATED else Code.UNKNOWN
+        self.failed[code] = self.failed.get(code, 0) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +69,28 @@ class Route:
         path: ``/package.Service/Method``.
         open: makes the call object: ``open(core, stream_id, headers, route)``.
         handler: what the call object runs.
+        counts: of its calls.
     """
 
     path: str
     open: Callable[..., Any]
     handler: Callable[..., Any]
+    counts: CallCounts = field(default_factory=CallCounts, compare=False)
 
 
 @dataclass(slots=True)
 class Router:
-    """The methods of a server, and its plain HTTP handler."""
+    """The methods of a server, its plain HTTP handler, and the web pages that may call.
+
+    Attributes:
+        on_refused: hears of calls that no handler sees, with the path and the code of gRPC.
+    """
 
     routes: dict[bytes, Route] = field(default_factory=dict)
     services: set[str] = field(default_factory=set)
     http: Route | None = None
+    origins: Origins = field(default_factory=Origins)
+    on_refused: Callable[[Any, str, int], None] | None = None
 
     def add(self, route: Route) -> None:
         """Register a method; ValueError if the path is taken or is not a gRPC path."""
@@ -74,7 +128,7 @@ class Refusal:
 
 
 def refuse(fields: dict[bytes, bytes], route: Route | None, router: Router) -> Refusal | None:
-    """Say what is wrong with a gRPC request, in grpc-go's order; None if nothing is.
+    """Say what is wrong with a gRPC request, in grpc-go's order, which knows no origins; None if nothing is.
 
     Args:
         fields: headers of the request, by name.
@@ -89,6 +143,11 @@ def refuse(fields: dict[bytes, bytes], route: Route | None, router: Router) -> R
     if method != b"POST":
         text = f'Received a HEADERS frame with :method "{method.decode("latin-1")}" which should be POST'
         return Refusal(405, RpcError(Code.INTERNAL, text))
+    origin = fields.get(b"origin")
+    if origin is not None and not router.origins.allows(origin.decode("latin-1")):
+        shown = origin[:ORIGIN_BYTES_SHOWN].decode("latin-1")
+        text = f'web pages may not call this server: origin "{shown}" is not allowed'
+        return Refusal(403, RpcError(Code.PERMISSION_DENIED, text))
     if route is None:
         return Refusal(200, router.unknown(fields.get(b":path", b"")))
     encoding = fields.get(b"grpc-encoding", b"identity")

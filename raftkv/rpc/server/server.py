@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl as ssl_module
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from raftkv.rpc.cork import Cork
@@ -26,14 +26,16 @@ from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.accept import Connection
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.calls import UnaryCall, UnaryHandler
-from raftkv.rpc.server.core import Environment
+from raftkv.rpc.server.core import Environment, Traffic
 from raftkv.rpc.server.crowd import Crowd
-from raftkv.rpc.server.http import HttpHandler
+from raftkv.rpc.server.handshakes import Handshakes
+from raftkv.rpc.server.http import HttpHandler, Origins
 from raftkv.rpc.server.http2_plain import http_route
-from raftkv.rpc.server.router import Route, Router
+from raftkv.rpc.server.router import Around, Kind, Route, Router
 from raftkv.rpc.server.stream import StreamCall, StreamHandler
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.timers import WheelTimer
+from raftkv.rpc.tls import SERVER_PROTOCOLS, Security, fixed
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class Server:
         translate: makes an RpcError of an exception a handler raised, or None for INTERNAL "internal error".
         answers: what all connections may have waiting for clients; servers of one process may share it.
         cork: flushes connections at the end of a turn; may be shared likewise.
+        origins: of the web pages that may call methods; by default none. ``http_handler`` decides for itself.
+        around: what every method's handler is wrapped in when it is registered, the outermost first.
 
     Methods are registered before ``listen``.
     """
@@ -70,13 +74,20 @@ class Server:
         translate: Callable[[BaseException], RpcError | None] | None = None,
         answers: AnswerBudget | None = None,
         cork: Cork | None = None,
+        origins: Origins | None = None,
+        around: Sequence[Around] = (),
     ) -> None:
         self.limits = limits or ServerLimits()
         self.answers = answers or AnswerBudget(self.limits)
         self.http_handler = http_handler
         self.connections: set[Connection] = set()
+        self.traffic = Traffic()
         self._crowd = Crowd(self.limits)
+        self._around = tuple(around)
+        self.handshakes = Handshakes(self.limits.unfinished_handshakes)
         self.router = Router()
+        if origins is not None:
+            self.router.origins = origins
         if http_handler is not None:
             self.router.http = http_route(http_handler)
         self._report = report or _log_exception
@@ -97,7 +108,7 @@ class Server:
             path: ``/package.Service/Method``.
             handler: ``handler(call, message)`` is called from the loop and must not block.
         """
-        self.router.add(Route(path, UnaryCall, handler))
+        self.router.add(Route(path, UnaryCall, self._wrapped(path, Kind.UNARY, handler)))
 
     def unary_async(self, path: str, handler: AsyncUnaryHandler) -> None:
         """Register a unary method whose handler is a coroutine; each call is a task.
@@ -111,7 +122,7 @@ class Server:
             task = self.spawn(self._run_async(handler, call, message))
             call.on_cancel(lambda: _cancel(task))
 
-        self.router.add(Route(path, UnaryCall, start))
+        self.unary(path, start)
 
     def stream(self, path: str, handler: StreamHandler) -> None:
         """Register a streaming method of any kind; each call is a task.
@@ -120,7 +131,12 @@ class Server:
             path: ``/package.Service/Method``.
             handler: ``await handler(call)`` receives and sends.
         """
-        self.router.add(Route(path, StreamCall, handler))
+        self.router.add(Route(path, StreamCall, self._wrapped(path, Kind.STREAM, handler)))
+
+    def _wrapped(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
+        for around in reversed(self._around):
+            handler = around(path, kind, handler)
+        return handler
 
     async def _run_async(self, handler: AsyncUnaryHandler, call: UnaryCall, message: bytes) -> None:
         try:
@@ -156,7 +172,7 @@ class Server:
         self,
         host: str | None,
         port: int = 0,
-        ssl: ssl_module.SSLContext | None = None,
+        ssl: ssl_module.SSLContext | Security | None = None,
         *,
         unix: str | None = None,
         accepting: bool = True,
@@ -166,7 +182,7 @@ class Server:
         Args:
             host: name or address; None for all interfaces (ignored with ``unix``).
             port: TCP port; 0 takes a free one.
-            ssl: serve TLS; its ALPN protocols are set to h2 and http/1.1.
+            ssl: serve TLS; the ALPN protocols of a context are set to h2 and http/1.1.
             unix: path of a unix socket to listen on instead.
             accepting: False: connections are taken by the kernel and wait there for ``start_accepting``.
 
@@ -174,12 +190,11 @@ class Server:
             OSError: the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
-        if ssl is not None:
-            ssl.set_alpn_protocols(["h2", "http/1.1"])
+        security = fixed(ssl, SERVER_PROTOCOLS) if ssl is not None else None
         self.environment()
 
         def factory() -> Connection:
-            return Connection(self, ssl)
+            return Connection(self, security)
 
         if unix is not None:
             listener = await loop.create_unix_server(factory, unix, backlog=ACCEPTS_A_TURN, start_serving=accepting)
@@ -249,6 +264,7 @@ class Server:
                 report=self._report,
                 translate=self._translate,
                 answers=self.answers,
+                traffic=self.traffic,
             )
         return self._environment
 

@@ -73,6 +73,10 @@ class StreamCall(ServerCall):
         """Return the next request message, or None when the client has half-closed."""
         return await self.inbox.get()
 
+    def put_back(self, message: bytes) -> None:
+        """Have a message that was received come again: whoever guards the handler has only looked at it."""
+        self.inbox.put_back(message)
+
     def deliver_to(self, listener: Callable[[bytes], None]) -> None:
         """Have every request message handed to ``listener`` as it comes; ``receive`` then waits for the end."""
         self.inbox.deliver_to(listener)
@@ -104,25 +108,32 @@ class StreamCall(ServerCall):
                 core.h2.send_in_slices(self.stream_id, message)
             else:
                 core.h2.send_data(self.stream_id, frame(message))
-            self._count(len(message))
+            self._count(1, len(message))
         except H2Error:
             return  # the close of the stream is about to be reported
         core.answered()
 
-    def send_frames_nowait(self, frames: bytes) -> None:
-        """Queue messages that have their prefixes already (``framing.PREFIX``): many small ones cost as much as one."""
+    def send_frames_nowait(self, frames: bytes, count: int) -> None:
+        """Queue messages that have their prefixes already (``framing.PREFIX``): many small ones cost as much as one.
+
+        Args:
+            frames: the messages, each behind its prefix.
+            count: how many.
+        """
         if self._state != OPEN:
             return
         core = self._core
         try:
-            self.send_headers()
+            if not self._sent_headers:
+                self.send_headers()
             core.h2.send_data(self.stream_id, frames)
-            self._count(len(frames))
+            self._count(count, len(frames))
         except H2Error:
             return  # the close of the stream is about to be reported
         core.answered()
 
-    def _count(self, size: int) -> None:
+    def _count(self, messages: int, size: int) -> None:
+        self.route.counts.sent += messages
         self.sent_bytes += size
         self._core.account.queue(size)
 
@@ -141,7 +152,7 @@ class StreamCall(ServerCall):
         """Send the response header now, with initial metadata (header form); only the first call counts."""
         if not self._sent_headers:
             self._sent_headers = True
-            self._core.h2.send_response(self.stream_id, RESPONSE_HEADERS + metadata)
+            self._core.h2.send_headers(self.stream_id, RESPONSE_HEADERS + metadata)
             self._core.answered()
 
     @property
@@ -179,15 +190,18 @@ class StreamCall(ServerCall):
         core = self._core
         try:
             try:
-                self.inbox.feed(data)
+                self.route.counts.received += self.inbox.feed(data)
             finally:
-                self._hold(self.inbox.held_bytes)
-            core.check_held()
+                held_bytes = self.inbox.held_bytes
+                if held_bytes != self._held_bytes:
+                    self._hold(held_bytes)
+            if held_bytes:
+                core.check_held()
             if end_stream:
                 self._half_closed()
         except RpcError as error:
             self.request_done = end_stream
-            self._abort(error)
+            self.abort(error)
 
     def _hold(self, size: int) -> None:
         held, self._held_bytes = self._held_bytes, size
@@ -199,7 +213,7 @@ class StreamCall(ServerCall):
             raise RpcError(Code.INTERNAL, "unexpected EOF")
         self.inbox.end()
 
-    def _abort(self, error: RpcError) -> None:
+    def abort(self, error: RpcError) -> None:
         """Answer over the handler's head, and stop it."""
         if self._state == OPEN:
             self.fail_with(error)
@@ -263,9 +277,12 @@ class StreamCall(ServerCall):
         if self._state != OPEN:
             return
         self._state = ANSWERED
+        self.route.counts.answered += 1
+        self._core.finished(self)
         try:
             self.send_headers()
-            self._core.h2.send_trailers(self.stream_id, OK_TRAILERS)
+            self._core.h2.send_headers(self.stream_id, OK_TRAILERS, end_stream=True)
         except H2Error:
             self._state = CANCELLED
-        self._core.finished(self)
+        if self.observer is not None:
+            self.observed(Code.OK)

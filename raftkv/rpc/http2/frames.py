@@ -1,0 +1,102 @@
+"""Frames (RFC 9113 sections 4.1 and 6): kinds, flags, settings, and how they are written."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from raftkv.rpc.http2.errors import ErrorCode
+
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
+PRIORITY_UPDATE: Final = 16
+"""RFC 9218 section 7.1."""
+
+ACK: Final = 1
+END_STREAM: Final = 1
+END_HEADERS: Final = 4
+PADDED: Final = 8
+HAS_PRIORITY: Final = 32
+
+HEADER_TABLE_SIZE: Final = 1
+ENABLE_PUSH: Final = 2
+MAX_CONCURRENT_STREAMS: Final = 3
+INITIAL_WINDOW_SIZE: Final = 4
+MAX_FRAME_SIZE: Final = 5
+MAX_HEADER_LIST_SIZE: Final = 6
+
+HEAD_BYTES: Final = 9
+PRIORITY_BYTES: Final = 5
+MAX_FRAME_BYTES: Final = 16_384
+"""The largest payload that we take, and that we send: the protocol's default, which every peer takes."""
+
+WINDOW_BYTES: Final = 65_535
+"""Window of a stream and of a connection, until a frame changes it (section 6.9.2)."""
+
+MAX_WINDOW_BYTES: Final = 2**31 - 1
+LAST_STREAM: Final = 2**31 - 1
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""The first octets of every client (section 3.4)."""
+
+HEAD: Final = Struct(">HBBBI")
+"""Length (two parts), kind, flags, stream."""
+
+_head = HEAD.pack
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
+    """Return one frame."""
+    size = len(payload)
+    return _head(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
+
+
+def header_frames(stream_id: int, block: bytes, end_stream: bool) -> bytes:
+    """Return a header block as HEADERS, and CONTINUATION where one frame is too small (section 6.10)."""
+    flags = END_STREAM if end_stream else 0
+    if len(block) <= MAX_FRAME_BYTES:
+        return frame(HEADERS, flags | END_HEADERS, stream_id, block)
+    pieces = [block[start : start + MAX_FRAME_BYTES] for start in range(0, len(block), MAX_FRAME_BYTES)]
+    middle = (frame(CONTINUATION, 0, stream_id, piece) for piece in pieces[1:-1])
+    last = frame(CONTINUATION, END_HEADERS, stream_id, pieces[-1])
+    return b"".join((frame(HEADERS, flags, stream_id, pieces[0]), *middle, last))
+
+
+def settings_frame(settings: dict[int, int]) -> bytes:
+    """Return SETTINGS (section 6.5)."""
+    entries = (key.to_bytes(2, "big") + value.to_bytes(4, "big") for key, value in settings.items())
+    return frame(SETTINGS, 0, 0, b"".join(entries))
+
+
+def reset_frame(stream_id: int, code: int) -> bytes:
+    """Return RST_STREAM (section 6.4)."""
+    return frame(RST_STREAM, 0, stream_id, code.to_bytes(4, "big"))
+
+
+def goaway_frame(code: int, debug_data: bytes = b"", last_stream_id: int = LAST_STREAM) -> bytes:
+    """Return GOAWAY (section 6.8).
+
+    The usual ``last_stream_id`` says that any call may have been served: a client must not repeat it as if it had not.
+    """
+    return frame(GOAWAY, 0, 0, last_stream_id.to_bytes(4, "big") + code.to_bytes(4, "big") + debug_data)
+
+
+def window_update_frame(stream_id: int, increment: int) -> bytes:
+    """Return WINDOW_UPDATE (section 6.9); stream 0 is the connection."""
+    return frame(WINDOW_UPDATE, 0, stream_id, increment.to_bytes(4, "big"))
+
+
+def name_of(code: int) -> str:
+    """Return the name of an error code, or its number."""
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)
