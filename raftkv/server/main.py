@@ -12,9 +12,14 @@ import sys
 from typing import Final
 
 from raftkv.config import ServerConfig
-from raftkv.errors import ConfigError, CorruptionError, StorageError, UnknownEntryError
-from raftkv.server import descriptors, logs
-from raftkv.server.member import ExtendHttp, Member
+from raftkv.errors import ConfigError, CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
+from raftkv.server import descriptors
+from raftkv.server.logs import outputs as logs
+from raftkv.server.member import ExtendHttp, Member, OnReady
+from raftkv.server.membership.joining import origin_of
+from raftkv.server.node.bootstrap import is_new
+from raftkv.server.supervisor import Supervisor
+from raftkv.server.tls.ports import Ports
 from raftkv.server.turns import LoopTurns, TurnSelector
 
 _log = logging.getLogger(__name__)
@@ -30,60 +35,95 @@ GC_THRESHOLDS: Final = (10_000, 4, 1_000_000)
 full one holds the loop for 0.2 s with 300,000 keys. Cycles that live longer are not freed, so there must be none."""
 
 
-def run(config: ServerConfig, extend_http: ExtendHttp | None = None) -> int:
+def run(config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: OnReady | None = None) -> int:
     """Serve until a signal or a failure.
 
     Arguments:
         config: settings of the member.
         extend_http: see ``Member``.
+        on_ready: see ``Member.run``.
 
     Returns:
-        The exit code: 0 never (a signal ends the process as that signal would), 1 for a failure,
-        ``NEEDS_UPGRADE_STATUS`` if the log is of a later version.
+        The exit code: 0 if the member was removed from its cluster, as etcd's (a signal ends the process as that
+        signal would, and process 1 of a container with 0), 1 for a failure, ``NEEDS_UPGRADE_STATUS`` if the log is of a
+        later version.
     """
     if sys.flags.optimize:
         return _complain("python -O is refused: it removes checks that keep members from diverging")
     logs.configure(config)
+    try:
+        return _run(config, extend_http, on_ready)
+    finally:
+        logs.close()
+
+
+def _run(config: ServerConfig, extend_http: ExtendHttp | None, on_ready: OnReady | None) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     collect_in_small_passes()
     os.umask(0o077)
     try:
         descriptors.raise_limit()
         descriptors.import_early()
-        turns = LoopTurns()
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(TurnSelector(turns))) as runner:
-            received, failure = runner.run(_serve(config, turns, extend_http))
+        if config.tracing.enabled:
+            from raftkv.server.tracing.assembly import check_installed
+
+            check_installed()
+        selector = TurnSelector(LoopTurns())
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+            received, failure = runner.run(_serve(config, selector, extend_http, on_ready))
     except (ConfigError, StorageError, CorruptionError) as error:
         return _complain(str(error))
+    except MemberRemovedError as error:
+        return _complain(str(error), 0)
     if isinstance(failure, UnknownEntryError):
         return _complain(str(failure), NEEDS_UPGRADE_STATUS)
     if failure is not None:
         return _complain(f"stopped: {failure}")
+    if os.getpid() == 1:
+        return 0  # no signal ends the first process of a container, unless it handles it
     # Ended by a signal, and to look so: the default action gives the exit status that callers expect.
+    logs.close()
     signal.signal(received, signal.SIG_DFL)
     os.kill(os.getpid(), received)
     return 1
 
 
 async def _serve(
-    config: ServerConfig, turns: LoopTurns, extend_http: ExtendHttp | None
+    config: ServerConfig, selector: TurnSelector, extend_http: ExtendHttp | None, on_ready: OnReady | None
 ) -> tuple[signal.Signals, BaseException | None]:
-    member = Member(config, turns, extend_http)
+    if config.client_tls.self_signed or config.peer_tls.self_signed:
+        from raftkv.server.tls.issue import with_self_signed
+
+        config = with_self_signed(config)
+    origin = await origin_of(config, Ports.of(config).peer.dialing) if is_new(config) else None
+    member = Member(config, selector.turns, extend_http, origin)
     gc.freeze()
+    selector.disregard()
     received = signal.SIGTERM
     loop = asyncio.get_running_loop()
     descriptors.log_lack_in_a_line(loop)
+    supervisor = Supervisor.of(os.environ)
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal received
         received = number
         _log.info("stopping on %s", number.name)
+        supervisor.stopping(f"stopping on {number.name}")
         member.stop()
+
+    async def serves(member: Member) -> None:
+        supervisor.ready(f"member {config.name} serves clients on {','.join(config.listen_client_urls)}")
+        if on_ready is not None:
+            await on_ready(member)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, on_signal, number)
-    await member.run()
+    supervisor.feed_watchdog(loop)
+    with contextlib.closing(supervisor):
+        await member.run(serves)
+    if member.is_removed:
+        raise MemberRemovedError(member.removed_text)
     return received, member.failure
 
 

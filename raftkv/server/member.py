@@ -8,92 +8,101 @@ over, finish calls under way, leave, close the disk.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from ssl import SSLContext
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from raftkv import cluster_id
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import Applier
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import Kind
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
-from raftkv.errors import ConfigError, StatusError, UnknownEntryError
-from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.errors import CorruptionError, MemberRemovedError, UnknownEntryError
 from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
-from raftkv.raft.types import NONE, Message, StateRole
+from raftkv.raft.types import Message, StateRole
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.cork import Cork
-from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
-from raftkv.rpc.server.http import HttpHandler
+from raftkv.rpc.server.http import HttpHandler, Origins
+from raftkv.rpc.server.router import Around
 from raftkv.rpc.server.server import Server
-from raftkv.server import descriptors, tls
-from raftkv.server.http import metrics
-from raftkv.server.http.access import HttpAccess
+from raftkv.server.archiver import make_archiver
+from raftkv.server.audit.calls import make_audit
+from raftkv.server.auth.users import Users
+from raftkv.server.exposure import exposures
+from raftkv.server.gateway.handler import Gateway
+from raftkv.server.histograms import DISK_S, Buckets, doubling
+from raftkv.server.http.access import HostCheck, HttpAccess, own_names
+from raftkv.server.http.debug import DebugService
 from raftkv.server.http.routes import HttpService
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
+from raftkv.server.listening import METRICS_LIMITS, RECEIVE_OVERHEAD_BYTES, client_limits, listen, peer_limits
+from raftkv.server.maintenance.corruption import CorruptionChecker, CorruptionSettings, Members
+from raftkv.server.maintenance.defragmentation import Defragmenter
+from raftkv.server.maintenance.hashes import Hashes
+from raftkv.server.maintenance.leadership import hand_over
+from raftkv.server.maintenance.quotas import QuotaService
+from raftkv.server.maintenance.service import MaintenanceService
+from raftkv.server.maintenance.snapshot import SnapshotService
+from raftkv.server.maintenance.space import Space
+from raftkv.server.membership.changes import Changes, Ways
+from raftkv.server.membership.departure import Departure
+from raftkv.server.membership.publication import Attributes, Publication
+from raftkv.server.membership.service import ClusterService
+from raftkv.server.metrics.assembly import Sources, register
+from raftkv.server.metrics.calls import CallTimes
+from raftkv.server.metrics.exposition import Exposition
+from raftkv.server.metrics.member import new_registry
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
-from raftkv.server.node.bootstrap import Durable, open_durable
+from raftkv.server.node.bootstrap import Durable, Origin, open_durable
 from raftkv.server.node.disk import Disk
 from raftkv.server.node.housekeeping import Housekeeping
 from raftkv.server.node.leader_log import LeaderLog
-from raftkv.server.node.node import Node, NodeSettings
+from raftkv.server.node.log_cut import LogCut, Retention
+from raftkv.server.node.lost_leader import LostLeader
+from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import request_ids
 from raftkv.server.node.readiness import Readiness
+from raftkv.server.node.surroundings import NodeSettings
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport, peer_metadata
+from raftkv.server.peer.versions import Versions
 from raftkv.server.recipes.election import ElectionService
 from raftkv.server.recipes.local_client import Recipe
 from raftkv.server.recipes.lock import LockService
-from raftkv.server.services import health
-from raftkv.server.services.cluster import ClusterService
+from raftkv.server.services import crowded, health
 from raftkv.server.services.kv import KVService
 from raftkv.server.services.leader_guard import LeaderGuard
-from raftkv.server.services.maintenance import MaintenanceService
 from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.services.responder import Responder
 from raftkv.server.snapshots import Installer, SnapshotReceiver, SnapshotSender
+from raftkv.server.tls.ports import Ports, peer_hosts
 from raftkv.server.turns import LoopTurns
+from raftkv.server.ui.figures import Figures, FigureSources
+from raftkv.server.ui.others import Everybody, Identity
+from raftkv.server.ui.service import Dashboard
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner, WatchService
 from raftkv.server.wiring import Parts, wire
 from raftkv.storage import schema
 from raftkv.storage.backend.writer import ThreadWriter
 
+if TYPE_CHECKING:
+    from raftkv.server.tracing.assembly import MemberTracing
+
 _log = logging.getLogger(__name__)
 
 ExtendHttp = Callable[[Recipe, HttpHandler], HttpHandler]
 """Makes a handler of HTTP requests from the member's keys and the handler that answers what is not its own."""
 
-RECEIVE_OVERHEAD_BYTES: Final = 512 * 1024
-"""What a message may be larger than max-request-bytes before it is refused unread (etcd: grpcOverheadBytes)."""
-
-PEER_LIMITS: Final = ServerLimits(
-    max_receive_message_bytes=64 * 1024 * 1024,
-    assembly_bytes=256 * 1024 * 1024,
-    process_assembly_bytes=1024 * 1024 * 1024,
-    stream_window_bytes=16 * 1024 * 1024,
-    connection_window_bytes=32 * 1024 * 1024,
-    ping_interval_min_s=0.5,
-    ping_interval_idle_min_s=0.5,
-    ping_permit_without_stream=True,
-    connections=descriptors.PEER_CONNECTIONS,
-)
-"""Members trust each other's volume, not each other's bytes."""
-
-METRICS_LIMITS: Final = ServerLimits(connections=descriptors.METRICS_CONNECTIONS)
+OnReady = Callable[["Member"], Awaitable[None]]
+"""What is done once a member serves clients."""
 
 STOP_GRACE_S: Final = 5.0
 
@@ -105,24 +114,44 @@ class Member:
         config: its settings.
         turns: of the loop, for ``/metrics``; None: nobody measures them.
         extend_http: makes what the HTTP requests of clients go through; None: the member's own routes are all.
+        origin: what a member without data that joins a running cluster begins as (``membership.joining``).
+
+    Attributes:
+        failure: the error that stopped it.
+        is_removed: whether it stopped because it was removed from the cluster.
     """
 
     def __init__(
-        self, config: ServerConfig, turns: LoopTurns | None = None, extend_http: ExtendHttp | None = None
+        self,
+        config: ServerConfig,
+        turns: LoopTurns | None = None,
+        extend_http: ExtendHttp | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self.config = config
         self._extend_http = extend_http
         self.failure: BaseException | None = None
+        self.is_removed = False
         self._stop = asyncio.Event()
         self._cork = Cork()
         self._loop = asyncio.get_running_loop()
-        self._raising_no_space: asyncio.Task[None] | None = None
-        self._durable = open_durable(config, ThreadWriter(self._notify), self._fatal)
-        self._registry = metrics.new_registry()
+        self._durable = self._open(origin)
+        self._registry = new_registry()
+        self._tracing = self._make_tracing()
         if turns is not None:
             self._registry.register(turns)
         self._assemble(self._durable)
         self._wire()
+        self._measure(self._durable)
+
+    def _open(self, origin: Origin | None) -> Durable:
+        began_s = time.perf_counter()
+        durable = open_durable(self.config, ThreadWriter(self._notify), self._fatal, origin)
+        store, behind = durable.store, durable.log.last_index() - durable.store.applied_index
+        took_s = time.perf_counter() - began_s
+        text = "opened the data in %.2f s: %d keys, revision %d, %d entries of the log behind the database"
+        _log.info(text, took_s, store.key_count, store.revision, behind)
+        return durable
 
     def _notify(self, call: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(call)
@@ -131,19 +160,20 @@ class Member:
 
     def _assemble(self, durable: Durable) -> None:
         store = durable.store
-        self._disk = Disk(durable.wal, self._loop, self._fatal, metrics.wal_sync_histogram(self._registry).observe)
-        self._membership = Membership(store, schema.MEMBERS)
+        self._syncs, self._defragmentations = Buckets(DISK_S), Buckets(doubling(0.1, 13))
+        self._disk = Disk(durable.wal, self._loop, self._fatal, self._syncs.observe)
+        self._membership = Membership(store)
+        self._departure = Departure(durable.member_id, self._membership, self._leave)
+        self.versions = Versions(self._membership, durable.member_id)
         self._applier = Applier(store, Alarms(store, schema.ALARM), self._membership, Leases(store))
         self._make_snapshots(durable)
-        self._transport = Transport(
-            durable.cluster_id,
-            durable.member_id,
-            tls.client_context(self.config.peer_tls),
-            self._report_unreachable,
-            self._snapshots.send,
-        )
+        self._transport = self._make_transport(durable)
         self.node = self._make_node(durable)
-        self.readiness = Readiness(self.node, self._publish, self.config.wait_cluster_ready_timeout_s)
+        attributes = Attributes(self.config.name, tuple(self.config.advertise_client_urls))
+        self._publication = Publication(self.node, self._membership, attributes)
+        self.versions.on_upgraded = self._publication.again
+        self.readiness = Readiness(self.node, self._publication.publish, self.config.wait_cluster_ready_timeout_s)
+        space = Space(self.node, self._snapshots, self._receiver)
         self._admission = Admission(
             self.node,
             self._applier,
@@ -152,36 +182,43 @@ class Member:
             # Pages that a compaction freed are written again, so they count as space.
             size_bytes=lambda: store.size_in_use_bytes,
             data_dir=self.config.data_dir,
-            raise_no_space=self._raise_no_space,
-            make_room=self._make_room,
+            raise_no_space=space.raise_no_space,
+            make_room=space.make_room,
         )
         self._housekeeping = Housekeeping(
             self.node,
             store,
             durable.wal,
-            self._disk,
             self._admission,
+            LogCut(self.node, store, self._disk, _retention(self.config), self._snapshots),
             commit_interval_s=self.config.backend_batch_interval_s,
             compaction_pause_s=self.config.compaction_sleep_interval_s,
             compaction_keys=self.config.compaction_batch_limit,
-            snapshot_entries=self.config.snapshot_count,
-            catchup_entries=self.config.snapshot_catchup_entries,
-            snapshots=self._snapshots,
-            on_no_space=self._raise_no_space,
+            on_no_space=space.raise_no_space,
             auto_compaction=self._make_auto_compaction(),
         )
-        quota_bytes = self.config.quota_bytes or 0
-        self._registry.register(metrics.MemberCollector(self.node, store, self._transport, quota_bytes))
-        self._http = HttpService(
-            self.node, self._applier, self.readiness, self._admission, metrics.exposition(self._registry)
-        )
+        identity = durable.cluster_id, durable.member_id
+        self._archiver = make_archiver(self.config, durable.wal, self._disk, store, identity)
+        if self._archiver is not None:
+            self._registry.register(self._archiver)
+        self._http = HttpService(self.node, self._applier, self.readiness, self._admission, Exposition(self._registry))
+        self._make_watches_and_leases(durable)
+        self._corruption = self._make_corruption_checker(durable)
+        # Shared by all ports that clients reach; members have a budget of their own, which clients cannot fill.
+        self._answers = AnswerBudget()
+        self._audit = make_audit(self.config, self._registry, self._tls)
+        self._client_server = self._make_client_server(durable)
+        metrics_http = self._guarded(self._http.handle)
+        self._metrics_server = Server(METRICS_LIMITS, metrics_http, answers=self._answers, cork=self._cork)
+        self._peer_server = self._make_peer_server(durable)
+
+    def _make_watches_and_leases(self, durable: Durable) -> None:
+        store, header = durable.store, HeaderEncoder(durable.cluster_id, durable.member_id)
         self._watch_runner = WatchRunner()
-        header = HeaderEncoder(durable.cluster_id, durable.member_id)
         self._watch_hub = WatchHub(
             store, lambda revision: header.encode(revision, self.node.term), self._watch_runner.wake, self._cork
         )
         self._leader_guard = LeaderGuard(self.node)
-        self._registry.register(metrics.WatchCollector(self._watch_hub))
         self._lessor = Lessor(
             self.node,
             self._applier.leases,
@@ -190,12 +227,28 @@ class Member:
             introduction=self._introduction,
             cork=self._cork,
         )
-        self._registry.register(metrics.LeaseCollector(self._lessor.times))
-        # Shared by all ports that clients reach; members have a budget of their own, which clients cannot fill.
-        self._answers = AnswerBudget()
-        self._client_server = self._make_client_server(durable, quota_bytes)
-        self._metrics_server = Server(METRICS_LIMITS, self._http.handle, answers=self._answers, cork=self._cork)
-        self._peer_server = self._make_peer_server(durable)
+
+    def _make_transport(self, durable: Durable) -> Transport:
+        self._tls = Ports.of(self.config, lambda: peer_hosts(self._membership.members))
+        self._registry.register(self._tls)
+        return Transport(
+            durable.cluster_id,
+            durable.member_id,
+            self._tls.peer.dialing,
+            self._report_unreachable,
+            self._snapshots.send,
+            self._departure.refused,
+            self._report_gone,
+            None if self._tracing is None else self._tracing.encoder,
+        )
+
+    def _make_tracing(self) -> MemberTracing | None:
+        """Begin to trace; without the flag nothing that would is imported."""
+        if not self.config.tracing.enabled:
+            return None
+        from raftkv.server.tracing.assembly import make_tracing
+
+        return make_tracing(self.config, self._registry)
 
     def _make_snapshots(self, durable: Durable) -> None:
         store = durable.store
@@ -205,9 +258,12 @@ class Member:
             self._channel,
             self._introduction,
             self._is_snapshot_wanted,
+            self._is_served,
             self._report_snapshot,
         )
         self._installer = Installer(store, durable.snapshots, self._fatal)
+        self._defragmenter = Defragmenter(store, durable.snapshots, self._fatal, self._defragmentations.observe)
+        self._registry.register(self._defragmenter)
         self._receiver = SnapshotReceiver(durable.snapshots, self._awaits_snapshot)
 
     def _make_node(self, durable: Durable) -> Node:
@@ -235,6 +291,7 @@ class Member:
             install_snapshot=self._installer.install,
             note_applied=durable.mark.note,
             cork=self._cork,
+            stages=None if self._tracing is None else self._tracing.stages,
         )
 
     def _make_auto_compaction(self) -> AutoCompaction | None:
@@ -247,52 +304,153 @@ class Member:
             return None
         return AutoCompaction(policy, node, lambda: node.role == StateRole.LEADER, lambda: node.store.revision)
 
-    def _make_client_server(self, durable: Durable, quota_bytes: int) -> Server:
+    def _make_corruption_checker(self, durable: Durable) -> CorruptionChecker:
+        config = self.config
+        settings = CorruptionSettings(
+            config.initial_corrupt_check,
+            config.corrupt_check_time_s,
+            config.compact_hash_check,
+            config.compact_hash_check_time_s,
+        )
+        self._hashes = Hashes(durable.store, durable.member_id, self._fatal)
+        members = Members(self._membership, durable.member_id, self._channel, self._introduction)
+        checker = CorruptionChecker(settings, self.node, self._hashes, members)
+        self._registry.register(checker)
+        return checker
+
+    def _make_client_server(self, durable: Durable) -> Server:
         config = self.config
         header = HeaderEncoder(durable.cluster_id, durable.member_id)
         responder = Responder(self.node, self._applier, header, self._admission)
+        self._users = Users(config, self._applier, self.node, responder.slices)
         self._recipe = Recipe(responder, self._watch_hub, self._lessor)
-        handler: HttpHandler = self._http.handle
+        pprof = config.enable_pprof
+        handler: HttpHandler = DebugService(self._http.handle, self._users, self.node.raw.status, pprof=pprof).handle
         if self._extend_http is not None:
             handler = self._extend_http(self._recipe, handler)
-        access = HttpAccess(handler, config.host_whitelist, config.cors)
-        server = Server(_client_limits(config), access.handle, answers=self._answers, cork=self._cork)
+        self._dashboard = self._make_dashboard(durable)
+        if config.enable_ui:
+            handler = self._dashboard.around(handler)
+        gateway = Gateway(handler, responder.slices)
+        server = Server(
+            client_limits(config),
+            self._guarded(gateway.handle),
+            answers=self._answers,
+            cork=self._cork,
+            origins=Origins(config.cors),
+            around=self._arounds(),
+        )
+        if self._audit is not None:
+            server.router.on_refused = self._audit.refused
         KVService(responder, config.max_txn_ops).register(server)
-        self._lease_service = LeaseService(responder, self._lessor, self._leader_guard, self._cork)
+        self._lease_service = LeaseService(responder, self._lessor, self._leader_guard, self._cork, self._users.live)
         self._lease_service.register(server)
         WatchService(
             self._watch_hub,
             self._admission,
             self._leader_guard,
+            self._users.live,
             fragment_bytes=config.max_request_bytes + RECEIVE_OVERHEAD_BYTES,
             progress_interval_s=config.watch_progress_notify_interval_s,
+            on_refused=None if self._audit is None else self._audit.watch_refused,
         ).register(server)
         LockService(self._recipe).register(server)
         ElectionService(self._recipe, self._leader_guard).register(server)
         RangeStreamService(responder, config.max_request_bytes).register(server)
-        ClusterService(responder).register(server)
-        MaintenanceService(responder, durable.store, quota_bytes).register(server)
+        self._changes = self._make_changes(durable)
+        self._cluster_service = ClusterService(responder, self._changes)
+        self._cluster_service.register(server)
+        MaintenanceService(
+            responder,
+            durable.store,
+            config.quota_bytes or 0,
+            self.versions.check_capable,
+            self._defragmenter,
+            self._hashes,
+        ).register(server)
+        self._snapshot_service = SnapshotService(durable.store, durable.backend)
+        self._snapshot_service.register(server)
+        QuotaService(responder, self.versions.check_capable).register(server)
         health.register(server)
+        self._users.serve(server, responder, self.versions.check_capable)
+        gateway.serve(server)
         return server
 
+    def _arounds(self) -> tuple[Around, ...]:
+        """What the handlers of clients' calls are wrapped in: who notes calls sees those that the guard refuses."""
+        noting = () if self._audit is None else (self._audit.around,)
+        tracing = () if self._tracing is None else (self._tracing.calls.around,)
+        timing = (self._times().around,) if self.config.extensive_metrics else ()
+        return (crowded.around, *noting, *tracing, *timing, self._users.guard.around)
+
+    def _make_dashboard(self, durable: Durable) -> Dashboard:
+        sources = FigureSources(
+            node=self.node,
+            store=durable.store,
+            disk=self._disk,
+            hub=self._watch_hub,
+            leases=self._lessor.times,
+            transport=self._transport,
+            quota_bytes=self.config.quota_bytes or 0,
+            connections=lambda: len(self._client_server.connections),
+        )
+        identity = Identity(durable.cluster_id, durable.member_id, self.config.name)
+        self._everybody = Everybody(Figures(sources), self._applier, identity, self._channel, self._introduction)
+        return Dashboard(identity, self._everybody, self._applier, self._users, self._watch_hub)
+
+    def _times(self) -> CallTimes:
+        times = CallTimes()
+        self._registry.register(times)
+        return times
+
+    def _guarded(self, handler: HttpHandler) -> HttpHandler:
+        config = self.config
+        access = HttpAccess(handler, HostCheck(config.host_whitelist, own_names(config)), Origins(config.cors))
+        return access.handle if self._audit is None else self._audit.http(access.handle)
+
     def _make_peer_server(self, durable: Durable) -> Server:
-        # One message holds at least one entry, however large requests may be here.
-        message_bytes = max(PEER_LIMITS.max_receive_message_bytes, 2 * self.config.max_request_bytes)
-        assembly_bytes = max(PEER_LIMITS.assembly_bytes, 4 * message_bytes)
-        limits = replace(PEER_LIMITS, max_receive_message_bytes=message_bytes, assembly_bytes=assembly_bytes)
-        server = Server(limits, cork=self._cork)
-        PeerService(
+        server = Server(peer_limits(self.config), cork=self._cork)
+        self._peer_service = PeerService(
             durable.cluster_id,
             durable.member_id,
-            self._membership.members.__contains__,
+            self._membership,
             self.node.receive,
             self._receiver,
-            self._lease_service.for_members(),
-        ).register(server)
+            {
+                **self._lease_service.for_members(),
+                **self._cluster_service.for_members(),
+                **self._hashes.for_members(),
+                **self._receiver.for_members(),
+                **self._everybody.for_members(),
+            },
+            self.versions,
+            self._cluster_service.for_anybody(),
+            self._transport.heard_of,
+            compares_names=not self.config.peer_tls.skip_san_verification,
+            **({} if self._tracing is None else {"decode": self._tracing.decode}),
+        )
+        self._peer_service.register(server)
         return server
+
+    def _make_changes(self, durable: Durable) -> Changes:
+        return Changes(
+            self.node,
+            self._membership,
+            Ways(
+                connected_since=self._transport.connected_since,
+                channel=self._channel,
+                introduction=self._introduction,
+                wait_until_dispensable=self._departure.wait_until_dispensable,
+            ),
+            cluster_id=durable.cluster_id,
+            strict=self.config.strict_reconfig_check,
+            learners_max=self.config.max_learners,
+            check_capable=self.versions.check_started_capable,
+        )
 
     def _wire(self) -> None:
         is_connected = self._transport.connected_since
+        self._lost_leader = LostLeader(self.node, self._loop)
         self._leader_log = LeaderLog(
             self.node, self._loop, self._name_of, lambda peer_id: is_connected(peer_id) is not None
         )
@@ -309,29 +467,78 @@ class Member:
                 guard=self._leader_guard,
                 graces=self._lease_service.graces,
                 leader_log=self._leader_log,
+                admission=self._admission,
+                departure=self._departure,
+                peers=(self._transport, self._peer_service),
+                hashes=self._hashes,
+                users=self._users,
             )
+        )
+
+    def _measure(self, durable: Durable) -> None:
+        """Show in /metrics what the parts count."""
+        register(
+            self._registry,
+            Sources(
+                durable=durable,
+                node=self.node,
+                applier=self._applier,
+                admission=self._admission,
+                quota_bytes=self.config.quota_bytes or 0,
+                disk=self._disk,
+                syncs=self._syncs,
+                defragmentations=self._defragmentations,
+                hashes=self._hashes,
+                snapshot_service=self._snapshot_service,
+                housekeeping=self._housekeeping,
+                snapshots=self._snapshots,
+                receiver=self._receiver,
+                installer=self._installer,
+                transport=self._transport,
+                peer_service=self._peer_service,
+                changes=self._changes,
+                hub=self._watch_hub,
+                lease_times=self._lessor.times,
+                users=self._users,
+                http=self._http,
+                answers=self._answers,
+                servers={"client": self._client_server, "peer": self._peer_server, "metrics": self._metrics_server},
+            ),
         )
 
     # -- life --------------------------------------------------------------------------------------------------------
 
-    async def run(self, on_ready: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def run(self, on_ready: OnReady | None = None) -> None:
         """Serve until ``stop``, or until the member fails: ``failure`` says why.
+
+        Arguments:
+            on_ready: awaited once clients are served, beside all else; its failures are its own to tell.
 
         Raises:
             ConfigError: an address cannot be listened on.
+            MemberRemovedError: this member was removed from the cluster before.
         """
+        if self._departure.is_known:
+            raise MemberRemovedError(self.removed_text)
         await self._listen()
-        for member in self._membership.list():
-            if self._durable.member_id != member.ID:
-                self._transport.add_peer(member.ID, member.peerURLs)
+        self._transport.follow(self._membership.members, self._membership.removed)
         self._log_start()
         self._leader_log.start()
         self.node.start()
         self._lessor.start()
+        self._receiver.start()
         if self.config.initial_election_tick_advance:
             self._advance_ticks()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._housekeeping.run()), group.create_task(self._serve_clients())]
+            works = (
+                self._housekeeping.run(),
+                self._serve_clients(on_ready),
+                self._corruption.run(),
+                self._tls.watch(),
+            )
+            tasks = [group.create_task(work) for work in works]
+            if self._archiver is not None:
+                tasks.append(group.create_task(self._archiver.run()))
             await self._stop.wait()
             for task in tasks:
                 task.cancel()
@@ -342,16 +549,13 @@ class Member:
         self._stop.set()
 
     async def _listen(self) -> None:
-        versions = (self.config.tls_min_version, self.config.tls_max_version)
-        client_tls = tls.server_context(self.config.client_tls, *versions)
-        peer_tls = tls.server_context(self.config.peer_tls, *versions)
         for url in self.config.listen_peer_urls:
-            await _listen(self._peer_server, url, peer_tls)
+            await listen(self._peer_server, url, self._tls.peer.listening)
         for url in self.config.listen_client_urls:
             # Nobody is answered yet: see ``readiness``.
-            await _listen(self._client_server, url, client_tls, accepting=False)
+            await listen(self._client_server, url, self._tls.client.listening, accepting=False)
         for url in self.config.listen_metrics_urls:
-            await _listen(self._metrics_server, url, client_tls)
+            await listen(self._metrics_server, url, self._tls.client.listening)
 
     def _log_start(self) -> None:
         durable = self._durable
@@ -365,86 +569,67 @@ class Member:
             durable.store.applied_index,
             durable.store.revision,
         )
-        if self.config.client_tls.is_empty:
-            _log.warning("client traffic is not encrypted: anyone who reaches the port may read and write")
+        for exposure in exposures(self.config):
+            _log.warning("open to strangers: %s", exposure)
+        if not self._applier.auth.is_enabled:
+            _log.warning("open to clients: users are off, so who is let in may do everything; raftkvctl auth enable")
 
     def _advance_ticks(self) -> None:
         """A member that just started has nobody to wait for: most of its first election timeout is skipped."""
         only_voter = self.node.conf_state.voters == (self._durable.member_id,)
         ticks = self.config.election_ticks - 1
         if only_voter:
-            self.node.raw.campaign()
+            self.node.campaign()
             return
         # Leave enough for a heartbeat of a leader that is there already.
         for _ in range(ticks - 2):
             self.node.raw.tick()
 
-    async def _serve_clients(self) -> None:
+    async def _serve_clients(self, on_ready: OnReady | None) -> None:
         """Answer clients as soon as that is safe; what waits for a quorum goes on waiting behind it."""
         await self.readiness.wait()
+        try:
+            await self._corruption.check_start()
+        except CorruptionError as error:
+            self._fatal(error)
+            return
         await self._client_server.start_accepting()
-        await self._publish()
-
-    async def _publish(self) -> None:
-        """Tell the cluster our name and client URLs, unless it knows them."""
-        record = raft_pb2.MemberRecord(
-            member=rpc_pb2.Member(
-                ID=self._durable.member_id, name=self.config.name, clientURLs=self.config.advertise_client_urls
-            ),
-            update=True,
-        )
-        while not self._is_published():
-            try:
-                await self.node.propose(Kind.MEMBER_ATTRIBUTES, record.SerializeToString(), record)
-            except StatusError as error:
-                _log.warning("could not publish this member's client URLs yet: %s", error)
-                await asyncio.sleep(self.config.election_timeout_s)
-
-    def _is_published(self) -> bool:
-        mine = self._membership.members.get(self._durable.member_id)
-        return mine is None or (mine.name, tuple(mine.clientURLs)) == (
-            self.config.name,
-            tuple(self.config.advertise_client_urls),
-        )
+        await self._publication.publish()
+        if on_ready is not None:
+            await on_ready(self)
 
     async def _shut_down(self) -> None:
-        if self.failure is None:
-            await self._hand_over()
+        if self.failure is None and not self.is_removed:
+            await hand_over(self.node, self._transport.connected_since)
         self._client_server.stop_listening()
+        self._departure.close()
         self._leader_guard.close()
         self._recipe.close()
+        self._users.close()
+        self._dashboard.close()
         await self._client_server.close(STOP_GRACE_S if self.failure is None else 0.0)
         self._lessor.stop()
         self._leader_log.stop()
         self.node.stop()
         await self._installer.close()
+        await self._defragmenter.close()
         await self._snapshots.close()
+        self._receiver.close()
         await self._transport.close()
         await self._peer_server.close()
         await self._metrics_server.close()
+        if self._audit is not None:
+            await asyncio.to_thread(self._audit.trail.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.thread.close)
         self._durable.store.close()
         self._durable.mark.close()
         if self.failure is None:
             self._disk.close()
+            if self._archiver is not None:
+                await self._archiver.finish()
             self._durable.wal.close()
             self._durable.backend.close()
-
-    async def _hand_over(self) -> None:
-        """Give leadership to the member that has been connected longest, as etcd does."""
-        node = self.node
-        connected = {
-            peer_id: since
-            for peer_id in node.conf_state.voters
-            if (since := self._transport.connected_since(peer_id)) is not None
-        }
-        if node.leader != self._durable.member_id or not connected:
-            return
-        node.transfer_leader(min(connected, key=connected.__getitem__))
-        try:
-            async with asyncio.timeout(self.config.election_timeout_s):
-                await node.wait_until(lambda: node.leader not in (NONE, self._durable.member_id))
-        except TimeoutError:
-            _log.warning("leadership was not taken over in time")
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -456,6 +641,20 @@ class Member:
             )
             self.node.stop()
             self._stop.set()
+
+    @property
+    def removed_text(self) -> str:
+        """What a removed member says: one line."""
+        return (
+            f"{MemberRemovedError.text}: member {self._durable.member_id:x} of cluster {self._durable.cluster_id:x}; "
+            f"its data in {self.config.data_dir} must be removed before the host can join again, as a new member"
+        )
+
+    def _leave(self) -> None:
+        """This member was removed from the cluster."""
+        self.is_removed = True
+        _log.warning("the member stops: %s", self.removed_text)
+        self.stop()
 
     def _channel(self, peer_id: int) -> Channel | None:
         peer = self._transport.peers.get(peer_id)
@@ -472,54 +671,26 @@ class Member:
     def _report_unreachable(self, peer_id: int) -> None:
         self.node.report_unreachable(peer_id)
 
+    def _report_gone(self, peer_id: int) -> None:
+        self._lost_leader.is_gone(peer_id)
+
     def _report_snapshot(self, peer_id: int, ok: bool) -> None:
         self.node.report_snapshot(peer_id, ok)
 
     def _is_snapshot_wanted(self, message: Message) -> bool:
         return self.node.role == StateRole.LEADER and self.node.term == message.term
 
+    def _is_served(self, peer_id: int, index: int) -> bool:
+        return self.node.role != StateRole.LEADER or self.node.has_log(peer_id, index)
+
     def _awaits_snapshot(self, index: int) -> bool:
         return self.node.awaits_snapshot(index)
 
-    def _make_room(self) -> bool:
-        """Give up copies of databases, whoever they are for: they come again, and writes must go on."""
-        given_up = self._snapshots.give_up("the disk is full")
-        return self._receiver.give_up() or given_up
 
-    def _raise_no_space(self) -> None:
-        """Raise the NOSPACE alarm, unless that is under way."""
-        if self._raising_no_space is None or self._raising_no_space.done():
-            _log.warning("no space left: raising the NOSPACE alarm")
-            self._raising_no_space = self._loop.create_task(self._propose_no_space())
-
-    async def _propose_no_space(self) -> None:
-        request = rpc_pb2.AlarmRequest(
-            action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=self._durable.member_id, alarm=rpc_pb2.NOSPACE
-        )
-        with contextlib.suppress(StatusError):  # the next write that finds no space raises it again
-            await self.node.propose(Kind.ALARM, request.SerializeToString(), request)
-
-
-def _client_limits(config: ServerConfig) -> ServerLimits:
-    default = ServerLimits()
-    return ServerLimits(
-        connections=descriptors.client_connections(default.connections),
-        max_receive_message_bytes=config.max_request_bytes + RECEIVE_OVERHEAD_BYTES,
-        max_concurrent_streams=min(config.max_concurrent_streams, default.max_concurrent_streams),
-        ping_interval_min_s=config.grpc_keepalive_min_time_s,
-        keepalive_time_s=config.grpc_keepalive_interval_s or default.keepalive_time_s,
-        keepalive_timeout_s=config.grpc_keepalive_timeout_s or default.keepalive_timeout_s,
+def _retention(config: ServerConfig) -> Retention:
+    return Retention(
+        snapshot_entries=config.snapshot_count,
+        snapshot_bytes=config.snapshot_bytes,
+        catchup_entries=config.snapshot_catchup_entries,
+        catchup_bytes=config.snapshot_catchup_bytes,
     )
-
-
-async def _listen(server: Server, url: str, ssl: SSLContext | None, *, accepting: bool = True) -> None:
-    scheme, host, port = cluster_id.split_url(url)
-    try:
-        # As in etcd, unix://NAME:PORT is a socket file of just that name.
-        unix = f"{host}:{port}" if scheme.startswith("unix") else None
-        ssl = ssl if scheme in ("https", "unixs") else None
-        await server.listen(host, port, ssl, unix=unix, accepting=accepting)
-    except OSError as error:
-        # asyncio puts the address into the text once more; names that cannot be resolved have numbers of their own.
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {url}: {reason}") from error

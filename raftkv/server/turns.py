@@ -34,7 +34,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from raftkv.server.http.metrics import histogram_family
+from raftkv.server.histograms import Buckets, histogram_family
 
 TURN_LIMIT_S: Final = 0.05
 """No turn may be longer, whatever one client asks for."""
@@ -55,15 +55,14 @@ class LoopTurns(Collector):
     """The figures of one loop. Only the loop's thread writes them; a scrape runs there too.
 
     Attributes:
-        counts, sum_s: of the histogram.
+        buckets: of the histogram.
         longest_s, longest_own_s: the longest turn since the last scrape, by the clock, and without waits for a
             processor.
         notable_s: a turn above this may be the longest, or is too long.
     """
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(_BUCKETS_S) + 1)
-        self.sum_s = 0.0
+        self.buckets = Buckets(_BUCKETS_S)
         self.longest_s = self.longest_own_s = self.notable_s = 0.0
         self._warned_at = float("-inf")
         self._unreported = 0
@@ -103,7 +102,7 @@ class LoopTurns(Collector):
         longest_s, own_s = self.longest_s, self.longest_own_s
         self.longest_s = self.longest_own_s = self.notable_s = 0.0
         text = "How long turns of the event loop take."
-        yield histogram_family("raftkv_loop_turn_seconds", text, _BUCKETS_S, self.counts, self.sum_s)
+        yield histogram_family("raftkv_loop_turn_seconds", text, {(): self.buckets})
         text = "The longest turn of the event loop since the last scrape."
         yield GaugeMetricFamily("raftkv_loop_turn_longest_seconds", text, longest_s)
         text = "The longest turn since the last scrape, without waits for a processor."
@@ -119,7 +118,7 @@ class TurnSelector(selectors.DefaultSelector):
 
     def __init__(self, turns: LoopTurns) -> None:
         super().__init__()
-        self._turns = turns
+        self.turns = turns
         self._wait = super().select
         self.turn = 0
         """The number of the turn under way; 0: none was begun."""
@@ -130,12 +129,13 @@ class TurnSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """End a turn, wait, begin the next one."""
-        turns, began = self._turns, self.began
+        turns, began = self.turns, self.began
         if began:
             now = monotonic()
             seconds = now - began
-            turns.counts[bisect_left(_BUCKETS_S, seconds)] += 1
-            turns.sum_s += seconds
+            buckets = turns.buckets
+            buckets.counts[bisect_left(_BUCKETS_S, seconds)] += 1
+            buckets.total += seconds
             if seconds > turns.notable_s:
                 self._notable(seconds, now)
             elif self._waits is not None and now - self._waits.sampled_at > SAMPLE_INTERVAL_S:
@@ -153,7 +153,13 @@ class TurnSelector(selectors.DefaultSelector):
     def _notable(self, seconds: float, now: float) -> None:
         waited_s = self._waits.since_sample_s(now) if self._waits is not None else 0.0
         number, work = self._onlooker.seen if self._onlooker is not None else (0, "")
-        self._turns.notable(seconds, max(0.0, seconds - waited_s), work if number == self.turn else "", now)
+        self.turns.notable(seconds, max(0.0, seconds - waited_s), work if number == self.turn else "", now)
+
+    def disregard(self) -> None:
+        """Do not count the turn under way: nobody waits for a member that opens its data."""
+        self.began = 0.0
+        if self._waits is not None:
+            self._waits.since_sample_s(monotonic())
 
     def close(self) -> None:
         """Close it, and let its thread end."""

@@ -9,9 +9,11 @@ time in here.
 
     store.on_changes        a write txn changed keys       -> watch hub
     leases.observer         a lease was applied            -> lease times -> lessor.on_end -> disconnect graces
-    node.on_applied         a turn's entries are applied   -> watch hub, lessor
+    auth.on_change (and two more)   users were changed     -> tokens, live calls of users
+    node.on_applied         a turn's entries are applied   -> live calls, watch hub, lessor
     node.on_leader_change   a leader is found or lost      -> leader guard, lessor, leader log
-    installer.on_swapped    the database was replaced      -> log, members, alarms, leases, watch hub
+    node.on_conf_change     members or voters changed      -> admission, departure, connections to peers
+    installer.on_swapped    the database was replaced      -> the log, the state beside the store, watch hub, hashes
 
 Leaves out: callbacks that one object hands to one other (errors, wake-ups), which constructors take; and waits that
 come and go (``Node.wait_until``).
@@ -19,14 +21,20 @@ come and go (``Node.wait_until``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from raftkv.apply.applier import Applier
+from raftkv.pb import rpc_pb2
 from raftkv.raft.types import SnapshotMeta
+from raftkv.server.auth.users import Users
 from raftkv.server.lease.graces import Graces
 from raftkv.server.lease.lessor import Lessor
+from raftkv.server.maintenance.hashes import Hashes
+from raftkv.server.membership.departure import Departure
+from raftkv.server.node.admission import Admission
 from raftkv.server.node.disk import Batch, Mark
 from raftkv.server.node.leader_log import LeaderLog
 from raftkv.server.node.node import Node
@@ -50,6 +58,18 @@ class Installer(Protocol):
     """Called in the turn of the swap, before an entry is applied to the new database."""
 
 
+class Peers(Protocol):
+    """The ways to the other members."""
+
+    def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
+        """Keep connections to these members, at their present URLs, and to none that was removed.
+
+        Arguments:
+            members: by id; this one is left out.
+            removed: ids that have left.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """The parts of one member.
@@ -62,7 +82,12 @@ class Parts:
         guard: ends streams that insist on a leader; None where nobody serves streams.
         lessor: leases.
         graces: leases whose owner's connection is watched; None where there are no connections.
+        hashes: of the last compactions; None where nobody compares them.
+        users: who calls; None where nobody is asked.
         leader_log: writes about leaders to the log; None where nobody reads it.
+        admission: refuses what a learner does not serve.
+        departure: notices that this member was removed.
+        peers: outgoing and incoming connections, in that order.
     """
 
     store: Store
@@ -76,6 +101,11 @@ class Parts:
     guard: LeaderGuard | None = None
     graces: Graces | None = None
     leader_log: LeaderLog | None = None
+    admission: Admission | None = None
+    departure: Departure | None = None
+    peers: tuple[Peers, ...] = ()
+    hashes: Hashes | None = None
+    users: Users | None = None
 
 
 def wire(parts: Parts) -> None:
@@ -95,6 +125,13 @@ def wire(parts: Parts) -> None:
     # After the entries of a turn were applied and their callers answered. Watchers come first: an event of a key that
     # was deleted with its lease leaves before the keep-alive of that lease is answered with TTL 0.
     parts.watch_runner.hub = hub
+    # Before all of them, watches that may not go on are ended: what was written after the change of users is not for
+    # them.
+    if parts.users is not None:
+        node.on_applied.append(parts.users.live.applied)
+        applier.auth.on_token_grant.append(parts.users.granted)
+        applier.auth.on_password_change.append(parts.users.tokens.forget_user)
+        applier.auth.on_change.append(parts.users.changed)
     node.on_applied += [hub.applied, lessor.applied]
 
     # The guard only starts or stops a timer. The lessor must know the new role before anybody acts on it: from here on
@@ -105,15 +142,38 @@ def wire(parts: Parts) -> None:
     if parts.leader_log is not None:
         node.on_leader_change.append(parts.leader_log.leader_changed)
 
+    # What this member may still answer comes first, then who it talks to.
+    if parts.admission is not None:
+        node.on_conf_change.append(parts.admission.conf_changed)
+        parts.admission.conf_changed()
+    if parts.departure is not None:
+        node.on_conf_change.append(parts.departure.conf_changed)
+    for peers in parts.peers:
+        node.on_conf_change.append(partial(_follow, peers, applier))
+
     # The log is cut to the new database first. Then what is kept in memory beside the store is read again, and only
     # then are watchers served from the new history.
     parts.installer.on_swapped += [
         lambda meta: _mark(parts, meta),
         lambda _: applier.membership.reload(),
         lambda _: applier.alarms.reload(),
+        lambda _: applier.downgrade.reload(),
+        lambda _: applier.quotas.reload(),
+        lambda _: applier.auth.reload(),
         lambda _: applier.leases.reload(),
         lambda _: hub.restored(),
     ]
+    if parts.users is not None:
+        # Passwords may have changed in entries that this member has never seen.
+        tokens = parts.users.tokens
+        parts.installer.on_swapped.append(lambda _: tokens.forget_all())
+    if parts.hashes is not None:
+        hashes = parts.hashes
+        parts.installer.on_swapped.append(lambda _: hashes.forget())
+
+
+def _follow(peers: Peers, applier: Applier) -> None:
+    peers.follow(applier.membership.members, applier.membership.removed)
 
 
 def _mark(parts: Parts, meta: SnapshotMeta) -> None:

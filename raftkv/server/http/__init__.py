@@ -1,21 +1,20 @@
 """Plain HTTP on the client port and the addresses for metrics: health, version, metrics.
 
-Owns answers that probes, load balancers and Prometheus know from etcd, byte for byte where they look.
+Owns answers that probes and load balancers know from etcd, byte for byte where they look.
 
     GET /health   /livez   /readyz   /version   /metrics          ``routes``
-    Host header, CORS                                             ``access``, around all of them
-    families of metrics                                           ``metrics``, read when scraped
+    GET /debug/vars   /debug/pprof/                               ``debug``, with ``profiles``; for root
+    Host header, origins of pages, content types                  ``access``, around all of them
 
 Laws:
 
-- A scrape costs the hot path nothing: counters are plain integers of the parts themselves, read at the scrape.
 - /readyz says what is missing until the member may serve clients; the client port itself is not answered before.
-- What a browser may read is decided by ``access`` before any route.
+- What pages in browsers may read and do is decided by ``access`` before any route, at every listener.
 
 Example::
 
-    http = HttpService(node, applier, readiness, admission, metrics.exposition(registry))
-    Server(limits, HttpAccess(http.handle, host_whitelist, cors).handle)
+    http = HttpService(node, applier, readiness, admission, Exposition(registry))
+    Server(limits, HttpAccess(http.handle, HostCheck(host_whitelist, own_names(config)), Origins(cors)).handle)
 
-Leaves out: HTTP/1.1 itself (``rpc.server.http1``).
+Leaves out: the text of /metrics (``server.metrics``), HTTP/1.1 itself (``rpc.server.http1``).
 """

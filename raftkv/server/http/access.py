@@ -1,18 +1,27 @@
-"""Who may use plain HTTP: the Host header against DNS rebinding, and the CORS headers for browsers.
+"""Who may use plain HTTP: the Host header against DNS rebinding, and what pages in browsers may do.
 
 A page that a browser loaded from elsewhere can point its own name at this machine and then read what answers here
-(CVE-2018-5702). So the name that a plain-text request asks for can be limited; encrypted ones prove the name already.
-Texts and headers are etcd's.
+(CVE-2018-5702). So the name that a plain-text request asks for is looked at: those that the flag names pass, or, where
+it names none, at loopback addresses those that no stranger can point anywhere. Encrypted requests prove the name.
+
+A page can also send requests whose answers it may not read (CVE-2018-1098). Browsers name its origin, which must be
+allowed for all that changes something, and JSON of browsers is taken only under its own content type, for which they
+ask first. A member's own pages (the dashboard) may do all: their origin is the name that the request asks for, and that
+name is one that no stranger can point here. Texts and headers are etcd's; its defaults are not: there every name and
+every origin is allowed.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse
+from raftkv import cluster_id
+from raftkv.config import ServerConfig
+from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, Origins, text_response
 
 _MISDIRECTED: Final = """
 etcd received your request, but the Host header was unrecognized.
@@ -27,41 +36,122 @@ This requirement has been added to help prevent "DNS Rebinding" attacks (CVE-201
 """
 
 
+_HARMLESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing here."""
+
+_JSON_PATHS: Final = "/v3"
+"""Below this, and below its older names such as /v3beta, requests carry JSON."""
+
+_OF_BROWSERS: Final = ("origin", "sec-fetch-site", "sec-fetch-mode")
+"""Headers that browsers send with what a page asks for."""
+
+_PRIVATE_SUFFIXES: Final = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
+"""Names that the public DNS never answers for: of machines, of clouds and of Kubernetes."""
+
+
+class HostCheck:
+    """Which names a plain-text request may ask for.
+
+    Arguments:
+        whitelist: names that pass at every address; ``*``: all; empty: at loopback addresses only ``own`` names and
+            those that no stranger can have (addresses, words without a dot, private suffixes), elsewhere all.
+        own: names of this member.
+    """
+
+    def __init__(self, whitelist: Iterable[str], own: Iterable[str] = ()) -> None:
+        self._whitelist = frozenset(map(str.lower, whitelist))
+        self._own = frozenset(map(str.lower, own))
+
+    def allows(self, request: HttpRequest, name: str) -> bool:
+        """Return whether a request may ask for a name."""
+        name = name.lower()
+        if request.tls or "*" in self._whitelist or name in self._whitelist:
+            return True
+        if self._whitelist:
+            return False
+        return not request.loopback or name in self._own or _is_nobodys(name.removesuffix("."))
+
+    def proves(self, request: HttpRequest, name: str) -> bool:
+        """Return whether a name that a request asks for is this member's: no stranger's page can have it."""
+        name = name.lower()
+        return request.tls or name in self._whitelist or name in self._own or _is_nobodys(name.removesuffix("."))
+
+
+def _is_nobodys(name: str) -> bool:
+    """Whether no stranger can make this name point at this machine."""
+    last = name.rpartition(".")[2]
+    return not last or last.isdecimal() or "." not in name or ":" in name or name.endswith(_PRIVATE_SUFFIXES)
+
+
+def own_names(config: ServerConfig) -> set[str]:
+    """Return the names of a member: of its machine, and in its URLs.
+
+    Arguments:
+        config: of the member.
+    """
+    urls = (
+        *config.listen_client_urls,
+        *config.advertise_client_urls,
+        *config.listen_metrics_urls,
+        *config.initial_advertise_peer_urls,
+    )
+    return {socket.gethostname(), *(cluster_id.split_url(url)[1] for url in urls)}
+
+
 class HttpAccess:
     """A handler that guards another.
 
     Arguments:
         handler: answers what is let through.
-        host_whitelist: names that plain-text requests may ask for; ``*`` or nothing: all.
-        cors: origins that browsers may call from; ``*`` or nothing: all.
+        hosts: names that plain-text requests may ask for.
+        origins: of the pages that browsers may call from.
     """
 
-    def __init__(self, handler: HttpHandler, host_whitelist: Iterable[str], cors: Iterable[str]) -> None:
+    def __init__(self, handler: HttpHandler, hosts: HostCheck, origins: Origins) -> None:
         self._handler = handler
-        self._hosts = frozenset(host_whitelist)
-        self._origins = frozenset(cors)
+        self._hosts = hosts
+        self._origins = origins
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Refuse, or pass on and add the headers by which browsers decide who may read the answer."""
         host = host_name(request.header("host"))
-        if not request.tls and not _allows(self._hosts, host):
+        if not self._hosts.allows(request, host):
             body = _MISDIRECTED.format(host=json.dumps(host, ensure_ascii=False)).encode()
             return HttpResponse(421, body)
-        headers = self._cors_headers(request.header("origin"))
+        origin = request.header("origin")
+        headers = self._cors_headers(origin)
         if request.method == "OPTIONS":
             return HttpResponse(200, b"", headers)
+        if request.method not in _HARMLESS and origin and not self._may_change(request, origin, host):
+            return text_response(403, "pages of this origin may change nothing here; see --cors")
+        if request.method == "POST" and request.path.startswith(_JSON_PATHS) and _is_form_of_page(request):
+            return text_response(415, "the content type must be application/json")
         response = await self._handler(request)
-        return replace(response, headers=response.headers + headers)
+        return replace(response, headers=response.headers + headers) if headers else response
+
+    def _may_change(self, request: HttpRequest, origin: str, host: str) -> bool:
+        """Whether the pages of an origin may change something: it is allowed, or the member's own."""
+        if self._origins.allows(origin):
+            return True
+        # Behind a proxy that ends TLS the scheme of the origin is not that of the request.
+        own = Origins(f"{scheme}://{request.header('host')}" for scheme in ("http", "https"))
+        return host != "" and own.allows(origin) and self._hosts.proves(request, host)
 
     def _cors_headers(self, origin: str) -> HttpHeaders:
-        allowed = "*" if _allows(self._origins, "*") else origin
-        if not _allows(self._origins, allowed):
+        allowed = "*" if self._origins.all else origin
+        if not allowed or not self._origins.allows(allowed):
             return ()
         return (
             ("access-control-allow-methods", "POST, GET, OPTIONS, PUT, DELETE"),
             ("access-control-allow-origin", allowed),
             ("access-control-allow-headers", "accept, content-type, authorization"),
         )
+
+
+def _is_form_of_page(request: HttpRequest) -> bool:
+    """Whether a browser sends this for a page that need not ask first: other programs name no origin, nor fetches."""
+    content_type = request.header("content-type").partition(";")[0].strip().lower()
+    return content_type != "application/json" and any(request.header(name) for name in _OF_BROWSERS)
 
 
 def host_name(host: str) -> str:
@@ -73,7 +163,3 @@ def host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
-
-
-def _allows(allowed: frozenset[str], name: str) -> bool:
-    return not allowed or "*" in allowed or name in allowed

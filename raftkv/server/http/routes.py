@@ -7,23 +7,24 @@ the member is ready; the addresses for metrics are, and say so until then.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
 from typing import Final
 from urllib.parse import parse_qs
 
-from raftkv import errors
+from raftkv import __version__, errors
 from raftkv.apply.applier import Applier
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
-from raftkv.raft.types import NONE
-from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
+from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_STORAGE_VERSION, ETCD_VERSION
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
 from raftkv.server.node.readiness import Readiness
 
 _JSON: Final = (("content-type", "application/json"),)
-_CHECKED: Final = (("content-type", "text/plain; charset=utf-8"), ("x-content-type-options", "nosniff"))
+_TEXT: Final = (("content-type", "text/plain; charset=utf-8"),)
+_CHECKED: Final = (*_TEXT, ("x-content-type-options", "nosniff"))
 _CHECKS: Final = {
     "/livez": ("serializable_read",),
     "/readyz": ("data_corruption", "linearizable_read", "non_learner", "serializable_read"),
@@ -42,36 +43,60 @@ class HttpService:
         readiness: whether clients are served yet.
         admission: whether this member is a learner.
         metrics: makes the text of /metrics.
+
+    Attributes:
+        healthy, unhealthy: answers of /health.
+        checks: outcomes of the checks of /livez and /readyz: kind, name and whether it failed, and how often.
+        failing: whether the last check of a kind and name failed.
     """
 
     def __init__(
-        self, node: Node, applier: Applier, readiness: Readiness, admission: Admission, metrics: Callable[[], bytes]
+        self,
+        node: Node,
+        applier: Applier,
+        readiness: Readiness,
+        admission: Admission,
+        metrics: Callable[[], Awaitable[bytes]],
     ) -> None:
         self._node = node
         self._applier = applier
         self._readiness = readiness
         self._admission = admission
         self._metrics = metrics
+        self.healthy = self.unhealthy = 0
+        self.checks = {(kind[1:], name, failed): 0 for kind in _CHECKS for name in _CHECKS[kind] for failed in (0, 1)}
+        self.failing = {(kind[1:], name): False for kind in _CHECKS for name in _CHECKS[kind]}
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request."""
-        checks = _checks_of(request.path)
-        if checks is None and request.path not in ("/health", "/version", "/metrics"):
-            return text_response(404, "404 page not found")
-        if request.method != "GET":
-            return HttpResponse(405, b"Method Not Allowed\n", (("allow", "GET"), *_text_type()))
-        if request.path == "/version":
-            return _json(200, _version())
         if request.path == "/metrics":
-            return HttpResponse(200, self._metrics(), _METRICS)
+            return HttpResponse(200, await self._metrics(), _METRICS)
+        checks = _checks_of(request.path)
+        if checks is None and request.path not in ("/health", "/version"):
+            return HttpResponse(404, b"404 page not found\n", _CHECKED)
+        if request.method != "GET":
+            return HttpResponse(405, b"Method Not Allowed\n", (("allow", "GET"), *_CHECKED))
+        if request.path == "/version":
+            answer = _json(200, _version())
+            # So that `raftkv doctor` can compare clocks, and versions of raftkv: the answer itself has etcd's alone.
+            more = ("date", formatdate(usegmt=True)), ("server", f"raftkv/{__version__}")
+            return HttpResponse(200, answer.body, (*answer.headers, *more))
         if checks is not None:
-            return await self._check(checks, parse_qs(request.query, keep_blank_values=True))
+            return await self._check(request.path, checks, parse_qs(request.query, keep_blank_values=True))
         return await self._health(request)
 
-    async def _check(self, checks: tuple[str, ...], query: dict[str, list[str]]) -> HttpResponse:
-        """/livez and /readyz: ``ok``, or which check failed and why; every line of it for ``verbose``."""
-        excluded = set(query.get("exclude", []))
+    async def _check(self, path: str, checks: tuple[str, ...], query: dict[str, list[str]]) -> HttpResponse:
+        """/livez and /readyz: ``ok``, or which check failed and why; every line of it for ``verbose``.
+
+        What is excluded need not exist, so that a probe may name the checks of a later version. A check that is asked
+        for by its own path is never left out.
+        """
+        excluded = set(query.get("exclude", [])) if path in _CHECKS else set()
         failures = {name: await self._failure(name) for name in checks if name not in excluded}
+        kind = path[1:].partition("/")[0]
+        for name, failure in failures.items():
+            self.failing[kind, name] = bool(failure)
+            self.checks[kind, name, int(bool(failure))] += 1
         lines = [f"[-]{name} failed: {reason}\n" if reason else f"[+]{name} ok\n" for name, reason in failures.items()]
         if any(failures.values()):
             return HttpResponse(503, "".join([*lines, "\n"]).encode(), _CHECKED)
@@ -96,8 +121,13 @@ class HttpService:
             reason = NOT_READY
         if not reason and not serializable:
             reason = await self._read_reason()
+        if reason:
+            self.unhealthy += 1
+        else:
+            self.healthy += 1
         body = {"health": "false" if reason else "true", "reason": reason}
-        return _json(503 if reason else 200, body)
+        text = json.dumps(body, separators=(",", ":")).encode()
+        return HttpResponse(503, text + b"\n", _CHECKED) if reason else HttpResponse(200, text, _TEXT)
 
     def _alarm_reason(self, excluded: set[str]) -> str:
         for alarm in self._applier.alarms.raised():
@@ -107,7 +137,7 @@ class HttpService:
         return ""
 
     async def _read_reason(self) -> str:
-        if self._node.leader == NONE:
+        if self._node.is_leaderless:
             return "RAFT NO LEADER"
         try:
             await self._node.confirm_read()
@@ -131,10 +161,6 @@ def _version() -> dict[str, str]:
         "etcdcluster": ETCD_CLUSTER_VERSION,
         "storage": ETCD_STORAGE_VERSION,
     }
-
-
-def _text_type() -> tuple[tuple[str, str], ...]:
-    return (("content-type", "text/plain; charset=utf-8"),)
 
 
 def _json(status: int, body: dict[str, str]) -> HttpResponse:

@@ -11,10 +11,11 @@ Leaves out: how a keep-alive is answered (``lessor``), and what the bytes of a r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from raftkv import errors
+from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.response import integer
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import PREFIX
@@ -34,6 +35,7 @@ UNREAD_BYTES_MAX: Final = 16 * 1024 * 1024
 class Requests(Protocol):
     """What a stream needs of the service."""
 
+    auth: AuthStore
     cork: Cork
     graces: Graces
     known: dict[bytes, tuple[int, bytes, int]]
@@ -78,9 +80,18 @@ class KeepAliveStream:
         service: knows requests, and renews leases.
         call: the RPC.
         end: resolved when the client has said all and got all, or failed with what ends the stream.
+        check: raises the StatusError that refuses a lease where users are asked for; None: nobody asks.
     """
 
-    def __init__(self, service: Requests, call: StreamCall, end: asyncio.Future[None]) -> None:
+    def __init__(
+        self,
+        service: Requests,
+        call: StreamCall,
+        end: asyncio.Future[None],
+        check: Callable[[int], None] | None = None,
+    ) -> None:
+        self._auth = service.auth
+        self._check = check
         self._service = service
         self._call = call
         self._end = end
@@ -99,6 +110,8 @@ class KeepAliveStream:
             raise RpcError(errors.RESOURCE_EXHAUSTED, f"more than {UNANSWERED_MAX} keep-alives await their answers")
         service = self._service
         lease_id, id_field, grace_ms = service.known.get(data) or service.parse_keep_alive(data)
+        if self._auth.is_enabled:
+            self._check_lease(lease_id)
         self._unanswered += 1
         # The header says how things stood before the renewal, as etcd's does.
         head = service.header() + id_field
@@ -108,6 +121,13 @@ class KeepAliveStream:
             self.answer(head + integer(3, ttl_s))
             return
         service.keep_alive(_ClientKeepAlive(lease_id, grace_ms, self, head))
+
+    def _check_lease(self, lease_id: int) -> None:
+        if self._check is not None:
+            try:
+                self._check(lease_id)
+            except errors.StatusError as error:
+                raise RpcError(error.code, str(error)) from None
 
     def kept(self, lease_id: int, grace_ms: int, ttl_s: int) -> None:
         """Note that a keep-alive is about to be answered.
@@ -135,7 +155,7 @@ class KeepAliveStream:
         out, self._out = self._out, []
         if out:
             self._unanswered -= len(out)
-            self._call.send_frames_nowait(b"".join(out))
+            self._call.send_frames_nowait(b"".join(out), len(out))
             if self._call.send_buffer_size > UNREAD_BYTES_MAX and not self._end.done():
                 text = f"more than {UNREAD_BYTES_MAX} bytes of answers are not read"
                 self._end.set_exception(RpcError(errors.RESOURCE_EXHAUSTED, text))

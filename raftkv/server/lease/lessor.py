@@ -15,7 +15,7 @@ A keep-alive takes the shortest way that is safe:
 
 Grants and revocations travel through the log like any write. For callers inside the member:
 
-    lease_id = await lessor.grant(60)         # as LeaseGrant: TTL raised to the least, a random id
+    lease_id = await lessor.grant(60, caller)         # as LeaseGrant: TTL raised to the least, a random id
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
+from raftkv.apply.auth.caller import Caller
 from raftkv.apply.leases import TTL_MAX_S, Leases
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -161,6 +162,7 @@ class Lessor:
         If that took long, the quorum may not have been there for their owners either: then they get time to come back.
         Of leases whose EXPIRE is on its way into the log, nothing changes.
         """
+        task = asyncio.current_task()
         try:
             asked_at = self._loop.time()
             await self._node.confirm_read()
@@ -170,7 +172,7 @@ class Lessor:
         except errors.StatusError:
             pass  # no quorum has answered: the next beat asks again
         finally:
-            if self._ending is asyncio.current_task():
+            if self._ending is task:
                 self._ending = None
 
     def _queue_some(self) -> None:
@@ -237,7 +239,7 @@ class Lessor:
     def _propose(self, kind: int, lease_ids: Sequence[int], done: Done) -> None:
         decision = raft_pb2.LeaseDecision(term=self._term, ids=lease_ids)
         try:
-            self._node.submit(kind, decision.SerializeToString(), _Decision(decision, done))
+            self._node.submit(kind, decision.SerializeToString(), _Decision(decision, done), None)
         except errors.StatusError as error:
             done(error)
 
@@ -450,26 +452,26 @@ class Lessor:
             lease_id = self._random.getrandbits(63)
         return rpc_pb2.LeaseGrantRequest(TTL=max(ttl_s, 1 if exact else self._ttl_min_s), ID=lease_id)
 
-    async def grant(self, ttl_s: int) -> int:
-        """Grant a lease of ``ttl_s`` seconds to a caller inside this member, and return its id.
+    async def grant(self, ttl_s: int, caller: Caller | None) -> int:
+        """Grant a lease of ``ttl_s`` seconds to a recipe of this member, on behalf of a caller, and return its id.
 
         Raises:
             StatusError: the error that LeaseGrant would answer.
         """
         request = self.grant_request(ttl_s)
-        await self._through_log(Kind.LEASE_GRANT, request)
+        await self._through_log(Kind.LEASE_GRANT, request, caller)
         return request.ID
 
-    async def revoke(self, lease_id: int) -> None:
-        """End a lease for a caller inside this member.
+    async def revoke(self, lease_id: int, caller: Caller | None) -> None:
+        """End a lease for a recipe of this member, on behalf of a caller.
 
         Raises:
             StatusError: the error that LeaseRevoke would answer.
         """
-        await self._through_log(Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id))
+        await self._through_log(Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id), caller)
 
-    async def _through_log(self, kind: int, request: Any) -> None:
-        outcome = await self._node.propose(kind, request.SerializeToString(), request)
+    async def _through_log(self, kind: int, request: Any, caller: Caller | None) -> None:
+        outcome = await self._node.propose(kind, request.SerializeToString(), request, caller)
         if outcome.error is not None:
             raise outcome.error
 

@@ -15,15 +15,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from raftkv import errors
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.auth.rights import Rights
 from raftkv.apply.request import Kind
 from raftkv.apply.response import field, integer
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.cork import Cork
-from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.lease.graces import ConnectionLost, Graces
@@ -46,6 +48,20 @@ KNOWN_BYTES_MAX: Final = 1 + 10 + 2 + 5
 """An id, and a grace of up to months, each behind its tag: what a request has unless somebody put more into it."""
 
 
+class LiveCall(Protocol):
+    """A stream whose client may lose the right to it."""
+
+    def check_lease(self, lease_id: int) -> None:
+        """Refuse to keep a lease alive. Raises StatusError."""
+
+
+class Live(Protocol):
+    """The streams of a member."""
+
+    def of(self, call: ServerCall) -> LiveCall:
+        """Return what is known of a call."""
+
+
 class LeaseService:
     """Handlers of etcdserverpb.Lease, and of what other members pass on.
 
@@ -54,14 +70,19 @@ class LeaseService:
         lessor: of the member.
         guard: ends streams that insist on a leader.
         cork: flushes streams at the end of a turn.
+        live: whether a client may keep a lease alive; None: where nobody is asked who calls.
     """
 
-    def __init__(self, responder: Responder, lessor: Lessor, guard: LeaderGuard, cork: Cork) -> None:
+    def __init__(
+        self, responder: Responder, lessor: Lessor, guard: LeaderGuard, cork: Cork, live: Live | None = None
+    ) -> None:
         self.cork = cork
         self._lessor = lessor
         self.keep_alive = lessor.keep_alive
         self.renew_at_once = lessor.renew_at_once
         self.known: dict[bytes, tuple[int, bytes, int]] = {}
+        self.auth = responder.auth
+        self._live = live
         self._responder = responder
         self._admission = responder.admission
         self._guard = guard
@@ -123,7 +144,12 @@ class LeaseService:
         with refusals():
             self._admission.check_read(call, serializable=False)
             body, keys = await self._lessor.time_to_live(request, self._keys_of)
-        return await self._with_items(self.header() + body, keys, _lease_key, len(keys))
+            encode = _lease_key
+            if self.auth.is_enabled:
+                rights, caller = self._responder.applier.rights, self._responder.caller_of(call)
+                rights.check_user(caller)
+                encode = partial(_readable_key, rights, caller)
+            return await self._with_items(self.header() + body, keys, encode, len(keys))
 
     async def leases(self, data: bytes, call: UnaryCall) -> list[bytes]:
         """Return the ids of all leases, as this member knows them, the first to end first.
@@ -135,8 +161,10 @@ class LeaseService:
         parse_or_raise(rpc_pb2.LeaseLeasesRequest, data)
         with refusals():
             self._admission.check_read(call, serializable=False)
-        times = self._lessor.times
-        return await self._with_items(self.header(), times.ends(), _lease_status, len(times))
+            encode, times = _lease_status, self._lessor.times
+            if self.auth.is_enabled:
+                encode = partial(_readable_lease, self._responder.applier.rights, call.caller)
+            return await self._with_items(self.header(), times.ends(), encode, len(times))
 
     def _keys_of(self, lease_id: int) -> Collection[bytes]:
         return self._responder.applier.store.lease_keys_unordered(lease_id)
@@ -170,7 +198,8 @@ class LeaseService:
         with refusals():
             self._admission.check_read(call, serializable=False)
         end = self._guard.until_leader_lost(call)
-        stream = KeepAliveStream(self, call, end)
+        check = None if self._live is None else self._live.of(call).check_lease
+        stream = KeepAliveStream(self, call, end, check)
         call.deliver_to(stream.receive)
         reader = self._loop.create_task(_read_to_end(call, stream))
         try:
@@ -247,6 +276,18 @@ def _lease_status(end: tuple[float, int]) -> bytes:
 def _lease_key(key: bytes) -> bytes:
     """An element of field 5 of a LeaseTimeToLiveResponse."""
     return field(5, key)
+
+
+def _readable_lease(rights: Rights, caller: Caller | None, end: tuple[float, int]) -> bytes:
+    """The same, if the caller may read all keys of the lease: else it may not see the list."""
+    rights.check_lease(caller, end[1], write=False)
+    return _lease_status(end)
+
+
+def _readable_key(rights: Rights, caller: Caller | None, key: bytes) -> bytes:
+    """The same, if the caller may read the key: it may have been attached since the call was let in."""
+    rights.check_read(caller, key, b"")
+    return _lease_key(key)
 
 
 async def _read_to_end(call: StreamCall, stream: KeepAliveStream) -> None:

@@ -27,10 +27,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
+
+from raftkv.server.histograms import Buckets, doubling
 
 LOGGED_S: Final = 0.5
 """A renewal in the log lets the leader answer keep-alives from memory for so long."""
@@ -56,7 +57,7 @@ FRESH: Final = 2
 UNLOGGED: Final = 3
 """What becomes of a keep-alive: see ``LeaseTimes.renew``."""
 
-TTL_BUCKETS_S: Final = tuple(2.0**power for power in range(24))
+TTL_BUCKETS_S: Final = doubling(1.0, 24)
 """Bounds of etcd's histogram of TTLs: a second to three months."""
 
 _STALE_MAX: Final = 1_000
@@ -118,15 +119,13 @@ class LeaseTimes:
     Attributes:
         is_primary: whether this member decides when leases end.
         granted_total, revoked_total, expired_total, renewed_total: since the start.
-        ttl_counts: leases granted since the start, by the bucket of their TTL; the last is for all above.
-        ttl_sum_s: of the TTLs of these.
+        ttls: of leases granted since the start, in seconds.
     """
 
     def __init__(self, clock: LeaseClock, on_end: Callable[[int], None]) -> None:
         self.is_primary = False
         self.granted_total = self.revoked_total = self.expired_total = self.renewed_total = 0
-        self.ttl_counts = [0] * (len(TTL_BUCKETS_S) + 1)
-        self.ttl_sum_s = 0
+        self.ttls = Buckets(TTL_BUCKETS_S)
         self._clock = clock
         self._on_end = on_end
         self._leases: dict[int, _Lease] = {}
@@ -153,8 +152,7 @@ class LeaseTimes:
             ttl_s: its TTL in seconds.
         """
         self.granted_total += 1
-        self.ttl_counts[bisect_left(TTL_BUCKETS_S, ttl_s)] += 1
-        self.ttl_sum_s += ttl_s
+        self.ttls.observe(ttl_s)
         lease = self._leases[lease_id] = _Lease(ttl_s, self._clock.now(), self._leadership)
         if self.is_primary:
             self._push(lease_id, lease)

@@ -24,13 +24,14 @@ Laws:
 
 Example::
 
-    outcome = await node.propose(Kind.TXN, request.SerializeToString(), request)
+    outcome = await node.propose(Kind.TXN, request.SerializeToString(), request, call.caller)
     if outcome.error is not None:
         raise outcome.error
 
 Modules: ``node`` (the turn), ``proposals``, ``reads``, ``waits`` (both, for coroutines), ``disk``, ``applying``,
 ``slices`` (long reads), ``admission`` (what is refused), ``bootstrap`` and ``readiness`` (start), ``housekeeping``,
-``auto_compaction``, ``leader_log``.
+``log_cut``, ``auto_compaction``, ``conf_changes`` (one at a time), ``lost_leader`` and ``leader_log``, ``survivor``
+(``--force-new-cluster``), ``surroundings`` (what a node is given).
 
 Leaves out: connections, the meaning of requests, and files below ``disk``.
 """

@@ -1,8 +1,9 @@
 """What a member refuses before anything else happens: no leader, learner, too large, no space.
 
-Owns the reading of the ``hasleader`` metadata, the size limit of writes, and the quota. Applying is deterministic and
-cannot look at this member's disk; so space is checked here, where a write enters the cluster, and the first member
-that finds none raises the NOSPACE alarm through the log, which then refuses on all.
+Owns the reading of the metadata of calls (``hasleader``, the staleness bound of a read), the size limit of writes, and
+the quota. Applying is deterministic and cannot look at this member's disk; so space is checked here, where a write
+enters the cluster, and the first member that finds none raises the NOSPACE alarm through the log, which then refuses on
+all.
 """
 
 from __future__ import annotations
@@ -14,15 +15,24 @@ from typing import Any, Final
 from raftkv import errors
 from raftkv.apply.alarms import can_grow
 from raftkv.apply.applier import Applier
-from raftkv.raft.types import NONE
-from raftkv.rpc.server.calls import ServerCall
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.server.node.node import Node
+
+STALENESS_METADATA: Final = b"raftkv-max-staleness-ms"
+"""Metadata of a read that may be served from a state that is certainly not older than so many milliseconds."""
+
+_STALENESS_DIGITS_MAX: Final = 15
+_METADATA: Final = frozenset((b"hasleader", b"client-api-version", STALENESS_METADATA))
 
 REQUEST_OVERHEAD_BYTES: Final = 18
 """What etcd's own framing of a proposal adds to the request that its size limit counts."""
 
 PUT_OVERHEAD_BYTES: Final = 256
 """What the quota charges for a write beside its bytes (etcd: kvOverhead)."""
+
+CLIENT_VERSIONS_MAX: Final = 64
+CLIENT_VERSION_BYTES_MAX: Final = 32
+"""Versions of clients that are counted apart; more, or longer ones, count as unknown."""
 
 DISK_RESERVE_BYTES: Final = 80 * 1024 * 1024
 """Free disk below which writes are refused: room for the log, a database commit, and deletes that free space."""
@@ -63,22 +73,55 @@ class Admission:
         self._raise_no_space = raise_no_space
         self._make_room = make_room
         self._disk_free_bytes = 0
+        self.client_versions: dict[tuple[bool, bytes], int] = {}
+        """Calls whose metadata name a version of the client: whether it is unary, and the version."""
         self.is_learner = False
         self.watch_disk()
+
+    def conf_changed(self) -> None:
+        """Note whether this member votes; one that is in no configuration yet is treated as a learner."""
+        conf_state, member_id = self._node.conf_state, self._node.settings.member_id
+        self.is_learner = member_id not in conf_state.voters and member_id not in conf_state.voters_outgoing
+
+    @property
+    def disk_free_bytes(self) -> int:
+        """Free disk, as of the last look."""
+        return self._disk_free_bytes
 
     def watch_disk(self) -> None:
         """Look at the free disk; called about once a second, since asking costs a system call."""
         stat = os.statvfs(self._data_dir)
         self._disk_free_bytes = stat.f_bavail * stat.f_frsize
 
-    def check_metadata(self, call: ServerCall) -> None:
-        """Refuse a caller that insists on a leader when there is none, or whose version is no text."""
+    def check_metadata(self, call: ServerCall) -> float | None:
+        """Refuse a caller that insists on a leader when there is none, or whose version is no text.
+
+        Returns:
+            The staleness bound of a read, in seconds; None: the caller states none.
+        """
+        staleness_s_max = None
         for name, value in call.headers:
-            if name == b"hasleader":
-                if value == b"true" and self._node.leader == NONE:
-                    raise errors.NoLeaderError
-            elif name == b"client-api-version" and not _is_text(value):
+            # The RPC layer has hashed the names already, and few are ours.
+            if name in _METADATA:
+                if name == b"hasleader":
+                    if value == b"true" and self._node.is_leaderless:
+                        raise errors.NoLeaderError
+                elif name == STALENESS_METADATA:
+                    staleness_s_max = _staleness_s(value)
+                else:
+                    self._note_version(call, value)
+        return staleness_s_max
+
+    def _note_version(self, call: ServerCall, value: bytes) -> None:
+        key = (isinstance(call, UnaryCall), value)
+        count = self.client_versions.get(key)
+        if count is None:
+            if not _is_text(value):
                 raise errors.InvalidClientAPIVersionError
+            if len(self.client_versions) >= CLIENT_VERSIONS_MAX or len(value) > CLIENT_VERSION_BYTES_MAX:
+                return
+            count = 0
+        self.client_versions[key] = count + 1
 
     def check_read(self, call: ServerCall, serializable: bool) -> None:
         """Refuse a read that this member cannot serve.
@@ -90,6 +133,20 @@ class Admission:
         self.check_metadata(call)
         if self.is_learner and not serializable:
             raise errors.NotSupportedForLearnerError
+
+    def check_bounded_read(self, call: ServerCall, serializable: bool) -> float | None:
+        """Refuse a read that this member cannot serve, where the caller may state a bound.
+
+        Arguments:
+            call, serializable: as for ``check_read``. With a bound, learners serve too.
+
+        Returns:
+            The staleness bound, in seconds; None: the caller states none.
+        """
+        staleness_s_max = self.check_metadata(call)
+        if self.is_learner and not serializable and staleness_s_max is None:
+            raise errors.NotSupportedForLearnerError
+        return staleness_s_max
 
     def check_write(self, call: ServerCall, kind: int, data: bytes, request: Any) -> None:
         """Refuse a write that this member cannot take.
@@ -135,6 +192,12 @@ class Admission:
         # A copy of a database for one member that lags is no reason to stop the writes of all. It may take a moment
         # until its room is free, so a part of the reserve is for that.
         return not (self._make_room() and left_bytes >= DISK_RESERVE_BYTES // 2)
+
+
+def _staleness_s(value: bytes) -> float:
+    if not value.isdigit() or len(value) > _STALENESS_DIGITS_MAX:
+        raise errors.InvalidStalenessError
+    return int(value) / 1000.0
 
 
 def _is_text(value: bytes) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
+from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.apply.request import Kind
 from raftkv.pb import rpc_pb2
 
@@ -107,7 +108,7 @@ class RevisionPolicy:
 class Proposer(Protocol):
     """The part of the member's loop used here."""
 
-    async def propose(self, kind: int, body: bytes, request: Any) -> Outcome:
+    async def propose(self, kind: int, body: bytes, request: Any, caller: Caller | None) -> Outcome:
         """Put a request into the log and wait until it is applied."""
 
 
@@ -160,7 +161,7 @@ class AutoCompaction:
         request = rpc_pb2.CompactionRequest(revision=target)
         self._is_compacting = True
         try:
-            error = (await self._proposer.propose(Kind.COMPACT, request.SerializeToString(), request)).error
+            error = (await self._proposer.propose(Kind.COMPACT, request.SerializeToString(), request, MEMBER)).error
         except errors.StatusError as failure:
             error = failure
         finally:

@@ -8,6 +8,9 @@ The log is made last: where there is one, the member exists, and from then on fl
 as etcd does, and the ids are those in the log. A database with history but without its log is refused, because such
 a member would have forgotten its votes and acknowledgements.
 
+A member that joins a running cluster (``Origin``) begins with the cluster's id and members, an empty log and no
+configuration: it stands for no election, and gets everything else as a database from the leader.
+
 A restart reads the database first: its applied index is where replay of the log begins. It ends, before the member
 serves anybody, at the highest index that is known to be committed, by the log, the database or the mark. A log whose
 last marker lies beyond the database is that of a member that was stopped while it installed a snapshot; the
@@ -16,6 +19,7 @@ installation is finished.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,10 +33,12 @@ from raftkv.errors import ConfigError, CorruptionError, StorageError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.types import ConfState, HardState, SnapshotMeta
+from raftkv.server.node.conf_changes import hide_beginning
+from raftkv.server.node.survivor import go_on_alone
 from raftkv.server.snapshots import remove_leftovers, snapshot_path
 from raftkv.storage import schema
-from raftkv.storage.applied_mark import AppliedMark
-from raftkv.storage.backend.lmdb import LMDBBackend
+from raftkv.storage.applied_mark import AppliedMark, check_mark_format
+from raftkv.storage.backend.lmdb import LMDBBackend, read_value
 from raftkv.storage.backend.writer import Writer
 from raftkv.storage.datadir import ensure_private_directory, refuse_etcd
 from raftkv.storage.mvcc import Store
@@ -46,15 +52,28 @@ MAP_MIN_BYTES: Final = 16 * 1024**3
 
 MARK_NAME: Final = "applied"
 
-_LOG_MADE: Final = b"raftkv_log_made"
-"""Record that a log was made: without it now, votes and acknowledgements are lost even if nothing was applied yet."""
-
 
 class Applied(Protocol):
     """The mark of what was applied, as it is read at the start."""
 
     index: int
     term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a member without data begins as.
+
+    Attributes:
+        cluster_id, member_id: of this member.
+        members: who it knows at first.
+        voters: the configuration at index 0; empty for a member that joins a running cluster.
+    """
+
+    cluster_id: int
+    member_id: int
+    members: tuple[rpc_pb2.Member, ...]
+    voters: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -80,41 +99,70 @@ class Durable:
     snapshots: Path
 
 
-def open_durable(config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseException], None]) -> Durable:
+def is_new(config: ServerConfig) -> bool:
+    """Return whether a member has no data yet. If it is to join a running cluster, it needs an ``Origin`` from there.
+
+    Raises:
+        StorageError: its directory is etcd's.
+    """
+    wal_dir = _wal_dir(config)
+    refuse_etcd(config.data_dir, wal_dir)
+    return not WAL.exists(wal_dir)
+
+
+def _wal_dir(config: ServerConfig) -> str:
+    return config.wal_dir or str(Path(config.data_dir) / "member" / "wal")
+
+
+def open_durable(
+    config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseException], None], origin: Origin | None = None
+) -> Durable:
     """Open what is there, or begin.
 
     Arguments:
         config: where it lies, and what a new member is to be.
         writer: writes batches of the database.
         on_fatal: called with an error of the writer, after which the member must stop.
+        origin: what a new member that joins a running cluster begins as.
 
     Raises:
         ConfigError: the flags do not describe a cluster with this member in it.
         StorageError: a directory or file cannot be used, or belongs to another process.
         CorruptionError: what is on disk is not what was written.
     """
-    wal_dir = config.wal_dir or str(Path(config.data_dir) / "member" / "wal")
+    wal_dir = _wal_dir(config)
     snapshots = Path(config.data_dir) / "member" / "snap"
     refuse_etcd(config.data_dir, wal_dir)
     if not WAL.exists(wal_dir):
-        _check_new(config)
+        if config.force_new_cluster:
+            raise ConfigError(f"--force-new-cluster: there is no data of a member in {config.data_dir}")
+        origin = origin or _founder(config)
     for directory in (config.data_dir, str(snapshots)):
         ensure_private_directory(directory)
-    if not WAL.exists(wal_dir):
-        _begin(config, wal_dir, snapshots)
-    wal, recovered = WAL.open(wal_dir, disk=_wal_disk(config))
-    try:
+    if origin is not None and not WAL.exists(wal_dir):
+        _begin(config, origin, wal_dir, snapshots)
+    # Before the log is opened, which cuts a torn tail: of data that a later version wrote nothing is changed.
+    check_mark_format(snapshots / MARK_NAME)
+    database = snapshots / "db"
+    schema.check_format(read_value(database, schema.META, schema.META_FORMAT_VERSION), f"the database {database}")
+    with contextlib.ExitStack() as opened:  # and closed again, if any of it cannot be used
+        wal, recovered = WAL.open(wal_dir, disk=_wal_disk(config))
+        opened.callback(wal.close)
         if recovered.repair is not None:
             _log.warning("repaired the end of the write-ahead log: %s", recovered.repair)
         backend = _open_database(config, snapshots, recovered.snapshot)
+        opened.callback(backend.close)
         store = _open_store(config, backend, writer, on_fatal)
         mark = AppliedMark(snapshots / MARK_NAME)
+        opened.callback(mark.close)
         log = memory_log(recovered, store)
         take_mark(log, mark, may_be_lost=config.unsafe_no_fsync)
-    except BaseException:
-        wal.close()
-        raise
-    metadata = raft_pb2.WALMetadata.FromString(recovered.metadata)
+        metadata = raft_pb2.WALMetadata.FromString(recovered.metadata)
+        if store.applied_index > 0 and metadata.cluster_id != cluster_id.cluster_id(Membership(store).members):
+            hide_beginning(log, store.conf_state)  # some members are no founders
+        if config.force_new_cluster:
+            go_on_alone(metadata.member_id, wal, log, store)
+        opened.pop_all()
     return Durable(metadata.cluster_id, metadata.member_id, wal, log, backend, store, mark, snapshots)
 
 
@@ -125,35 +173,36 @@ def _wal_disk(config: ServerConfig) -> Disk:
     return UnsyncedDisk()
 
 
-def _check_new(config: ServerConfig) -> None:
-    """Whether the flags can found a cluster."""
+def _founder(config: ServerConfig) -> Origin:
+    """What a member that founds a cluster begins as."""
     config.check_bootstrap()
     if config.initial_cluster_state != "new":
         raise ConfigError(
             f"--initial-cluster-state={config.initial_cluster_state}: no data of a member in {config.data_dir}, "
-            "and joining a running cluster is not supported yet"
+            "and the cluster to join was not asked"
         )
-
-
-def _begin(config: ServerConfig, wal_dir: str, snapshots: Path) -> None:
-    """Write the state that a new member starts with; the log last."""
     founders = config.founding_members()
+    members = tuple(rpc_pb2.Member(ID=key, name=name, peerURLs=urls) for key, (name, urls) in founders.items())
+    return Origin(cluster_id.cluster_id(founders), config.member_id, members, tuple(sorted(founders)))
+
+
+def _begin(config: ServerConfig, origin: Origin, wal_dir: str, snapshots: Path) -> None:
+    """Write the state that a new member starts with; the log last."""
     backend = LMDBBackend(snapshots / "db", _map_size_bytes(config))
     try:
         store = Store.open(backend)
-        if store.applied_index > 0 or store.meta_get(schema.CLUSTER, _LOG_MADE) is not None:
+        if store.applied_index > 0 or store.meta_get(schema.CLUSTER, schema.CLUSTER_LOG_MADE) is not None:
             raise StorageError(
                 f"the write-ahead log in {wal_dir} is missing, but {backend.path} belongs to a member that had one "
                 f"(entries up to {store.applied_index}): bring the log back, or remove both"
             )
-        members = [rpc_pb2.Member(ID=key, name=name, peerURLs=urls) for key, (name, urls) in founders.items()]
-        Membership(store, schema.MEMBERS).bootstrap(members)
-        store.set_conf_state(ConfState(voters=tuple(sorted(founders))))
+        Membership(store).bootstrap(origin.members)
+        store.set_conf_state(ConfState(voters=origin.voters))
         store.set_applied(0, 0)
         store.commit()
-        metadata = raft_pb2.WALMetadata(cluster_id=cluster_id.cluster_id(founders), member_id=config.member_id)
+        metadata = raft_pb2.WALMetadata(cluster_id=origin.cluster_id, member_id=origin.member_id)
         WAL.create(wal_dir, metadata.SerializeToString()).close()
-        store.meta_put(schema.CLUSTER, _LOG_MADE, b"")
+        store.meta_put(schema.CLUSTER, schema.CLUSTER_LOG_MADE, b"")
         store.set_applied(0, 0)
         store.commit()
         store.close()
@@ -192,7 +241,7 @@ def _open_store(
         store = Store.open(backend, writer, operations_max=config.backend_batch_limit, on_fatal=on_fatal)
     except CorruptionError as error:
         raise CorruptionError(f"the database {backend.path} is damaged: {error}") from error
-    if not store.conf_state.voters:
+    if not store.conf_state.voters and not any(True for _ in store.meta_items(schema.MEMBERS)):
         raise CorruptionError(f"the database {backend.path} is empty, but its member has a write-ahead log")
     return store
 

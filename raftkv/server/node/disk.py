@@ -24,6 +24,7 @@ from typing import ClassVar, Final, Protocol
 
 from raftkv.raft.memory_log import limit_size, size_of
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
+from raftkv.server.histograms import DISK_S, Buckets
 from raftkv.storage.failpoints import failpoint
 
 INLINE_SYNC_MAX_S: Final = 0.001
@@ -144,6 +145,9 @@ class Disk:
         loop: the member's event loop.
         on_failure: called on the loop with the error that ends the member.
         observe_sync: called with the seconds of each sync (a metric).
+
+    Attributes:
+        observer: called likewise, while somebody looks.
     """
 
     def __init__(
@@ -157,7 +161,10 @@ class Disk:
         self._loop = loop
         self._on_failure = on_failure
         self._observe_sync = observe_sync
+        self.observer: Callable[[float], None] | None = None
         self._queue: queue.SimpleQueue[Batch | threading.Event | None] = queue.SimpleQueue()
+        self.writes = Buckets(DISK_S)
+        """Durations of writing what is synced together, in seconds."""
         self._outstanding = 0
         self._usual_s = 0.0
         self._slow_until = 0.0
@@ -194,10 +201,12 @@ class Disk:
         self._thread.join()
 
     def _write(self, batches: Sequence[Batch]) -> None:
+        began = time.perf_counter()
         for batch in batches:
             batch.write(self._log)
+        started = time.perf_counter()
+        self.writes.observe(started - began)
         if any(batch.must_sync for batch in batches):
-            started = time.perf_counter()
             self._log.sync()
             ended = time.perf_counter()
             seconds = ended - started
@@ -206,6 +215,8 @@ class Disk:
             step_s = max(_STEP_MIN_S, self._usual_s * _STEP_SHARE)
             self._usual_s += step_s if seconds > self._usual_s else -step_s
             self._observe_sync(seconds)
+            if self.observer is not None:
+                self.observer(seconds)
 
     def _run(self) -> None:
         """The thread: take everything that waits, write it, sync once, report.

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final, Protocol
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from raftkv.errors import MapFullError
-from raftkv.raft.config import NO_LIMIT
-from raftkv.raft.memory_log import size_of
-from raftkv.raft.types import SnapshotMeta
+from raftkv.server.histograms import Buckets, doubling
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.auto_compaction import AutoCompaction
-from raftkv.server.node.disk import Disk, Mark
+from raftkv.server.node.log_cut import LogCut
 from raftkv.server.node.node import Node
 from raftkv.storage.mvcc import Store
 from raftkv.storage.wal import WAL, WALSpaceError
@@ -29,34 +29,46 @@ SPACE_FAILURES_MAX: Final = 3
 DISK_WATCH_S: Final = 1.0
 
 
-LOG_HELD_ENTRIES_MAX: Final = 500_000
-LOG_HELD_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Entries kept in memory and on disk for a member that is being sent the database. When more is written meanwhile, the
-send is given up, and the log is cut: the member gets a newer database later."""
+class CompactionTimes:
+    """How long compactions take, in milliseconds, as etcd counts them.
 
+    Attributes:
+        slices: of each slice, for which everything else waits.
+        wholes: of each compaction, pauses between its slices included.
+        ended_at: when the last one ended, in seconds since 1970; 0: none has since the start.
+    """
 
-class SnapshotsSent(Protocol):
-    """Snapshots on their way to other members."""
+    def __init__(self) -> None:
+        self.slices = Buckets(doubling(1, 13))
+        self.wholes = Buckets(doubling(100, 14))
+        self.ended_at = 0.0
+        self._began_s: float | None = None
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether there are any."""
+    @contextmanager
+    def slice(self) -> Iterator[None]:
+        """Take the time of a slice."""
+        began_s = time.perf_counter()
+        if self._began_s is None:
+            self._began_s = began_s
+        yield
+        self.slices.observe((time.perf_counter() - began_s) * 1e3)
 
-    def give_up(self, reason: str) -> bool:
-        """End them."""
+    def over(self) -> None:
+        """Nothing is compacted any more."""
+        if self._began_s is not None:
+            self.wholes.observe((time.perf_counter() - self._began_s) * 1e3)
+            self.ended_at, self._began_s = time.time(), None
 
 
 class Housekeeping:
     """The periodic work of a member.
 
     Arguments:
-        node, store, wal, disk, admission: of the member.
+        node, store, wal, admission: of the member.
         commit_interval_s: longest time between commits of the database.
         compaction_pause_s: rest between two slices of a compaction.
         compaction_keys: keys that a slice looks at.
-        snapshot_entries: applied entries after which the log is cut.
-        catchup_entries: entries kept behind the cut for slow followers.
-        snapshots: while one is being sent the entries after it must stay, up to ``LOG_HELD_*``.
+        log_cut: cuts the log behind what the database has.
         on_no_space: called while the database finds no room for a commit.
         auto_compaction: compacts by the clock, if the member was asked to.
     """
@@ -66,35 +78,28 @@ class Housekeeping:
         node: Node,
         store: Store,
         wal: WAL,
-        disk: Disk,
         admission: Admission,
+        log_cut: LogCut,
         *,
         commit_interval_s: float,
         compaction_pause_s: float,
         compaction_keys: int,
-        snapshot_entries: int,
-        catchup_entries: int,
-        snapshots: SnapshotsSent,
         on_no_space: Callable[[], None],
         auto_compaction: AutoCompaction | None,
     ) -> None:
         self._node = node
         self._store = store
         self._wal = wal
-        self._disk = disk
         self._admission = admission
+        self._log_cut = log_cut
         self._commit_interval_s = commit_interval_s
         self._compaction_pause_s = compaction_pause_s
         self._compaction_keys = compaction_keys
-        self._snapshot_entries = snapshot_entries
-        self._catchup_entries = catchup_entries
-        self._snapshots = snapshots
-        self._held_to = self._held_entries = self._held_bytes = 0
         self._on_no_space = on_no_space
         self._space_error: Exception | None = None
         self._space_failures = 0
         self._auto_compaction = auto_compaction
-        self._marking = False
+        self.compactions = CompactionTimes()
 
     async def run(self) -> None:
         """Work until cancelled; an error ends the member."""
@@ -113,7 +118,7 @@ class Housekeeping:
             await asyncio.sleep(self._commit_interval_s)
             self._store.commit()
             self._note_space()
-            self._cut_log()
+            self._log_cut.step()
 
     def _note_space(self) -> None:
         """Have writes refused while the database finds no room: its batch is kept in memory and tried again.
@@ -135,7 +140,10 @@ class Housekeeping:
         while True:
             await asyncio.sleep(self._compaction_pause_s if self._store.is_compacting else self._commit_interval_s)
             if self._store.is_compacting:
-                self._store.compaction_step(self._compaction_keys)
+                with self.compactions.slice():
+                    self._store.compaction_step(self._compaction_keys)
+            else:
+                self.compactions.over()
 
     async def _watch_disk(self) -> None:
         while True:
@@ -150,44 +158,3 @@ class Housekeeping:
         except WALSpaceError as error:
             # There is room in the present segment; writes that can grow the store are refused by now.
             _log.warning("no room for the next log segment: %s", error)
-
-    def _cut_log(self) -> None:
-        """Mark what the database holds, so that the log before it can go."""
-        log, durable = self._node.log, self._store.durable_index
-        marked = log.snapshot().index
-        if self._marking or self._holds_log() or durable - marked < self._snapshot_entries:
-            return
-        if durable < self._node.conf_changed_at:
-            return  # the configuration of that moment is known once the database has caught up
-        self._marking = True
-        meta = SnapshotMeta(durable, log.term(durable), self._store.conf_state)
-        self._disk.submit(Mark(meta, lambda: self._marked(meta)))
-
-    def _holds_log(self) -> bool:
-        """Whether the log must stay for a member that is being sent the database; not for ever, as it is in memory."""
-        log = self._node.log
-        last = log.last_index()
-        if not self._snapshots.in_flight:
-            self._held_to, self._held_entries, self._held_bytes = last, 0, 0
-            return False
-        first = max(self._held_to + 1, log.first_index())
-        if last >= first:
-            self._held_entries += last + 1 - first
-            self._held_bytes += size_of(log.entries(first, last + 1, NO_LIMIT))
-            self._held_to = last
-        if self._held_entries > LOG_HELD_ENTRIES_MAX or self._held_bytes > LOG_HELD_BYTES_MAX:
-            self._snapshots.give_up(
-                f"{self._held_entries} entries of {self._held_bytes >> 20} MiB were written meanwhile, too many to keep"
-            )
-        return True
-
-    def _marked(self, meta: SnapshotMeta) -> None:
-        self._marking = False
-        log = self._node.log
-        if meta.index <= log.snapshot().index:
-            return  # a received snapshot replaced the log meanwhile
-        log.create_snapshot(meta.index, meta.conf_state)
-        cut = meta.index - self._catchup_entries
-        if cut >= log.first_index():
-            log.compact(cut)
-            _log.debug("cut the log at %d", cut)

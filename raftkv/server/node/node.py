@@ -31,13 +31,23 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final, Protocol
+from contextvars import copy_context
+from typing import Final
 
 from raftkv import errors
+from raftkv.apply import request as requests
 from raftkv.apply.applier import Applier, Outcome
-from raftkv.raft import confchange
-from raftkv.raft.errors import InvalidMessage, ProposalDropped, StepLocalMessage, StepPeerNotFound
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.membership import Decision, conf_change_of
+from raftkv.apply.request import Kind
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.raft.errors import (
+    ConfChangeError,
+    InvalidMessage,
+    ProposalDropped,
+    StepLocalMessage,
+    StepPeerNotFound,
+)
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import (
@@ -55,9 +65,11 @@ from raftkv.raft.types import (
 )
 from raftkv.rpc.cork import Cork
 from raftkv.server.node.applying import Applying
+from raftkv.server.node.conf_changes import ConfChanges, hide_beginning
 from raftkv.server.node.disk import Batch, Disk, Restore
 from raftkv.server.node.proposals import Forwarded, Proposals, Waiter
 from raftkv.server.node.reads import Reader, ReadQueue
+from raftkv.server.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
 from raftkv.server.node.waits import AwaitableNode
 from raftkv.storage.failpoints import failpoint
 
@@ -78,57 +90,6 @@ PASS_ON_BACKLOG_MAX_BYTES: Final = 16 * 1024 * 1024
 the leader (acknowledgements, heartbeats) shares that stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSettings:
-    """Identity and timing of a node.
-
-    Attributes:
-        member_id: of this member.
-        tick_s: length of a Raft tick (etcd: heartbeat-interval).
-        election_s: election timeout.
-    """
-
-    member_id: int
-    tick_s: float
-    election_s: float
-
-    @property
-    def request_timeout_s(self) -> float:
-        """Longest wait for an answer: as in etcd 5 s and two elections, which outlasts the loss of a leader."""
-        return 5.0 + 2.0 * self.election_s
-
-
-class Sender(Protocol):
-    """Where messages to other members go."""
-
-    def send(self, messages: Iterable[Message]) -> None:
-        """Send, or drop: Raft repairs any loss."""
-
-    def backlog_bytes(self, peer_id: int) -> int | None:
-        """What waits to be sent to a peer; None while it is away."""
-
-    def connected_since(self, peer_id: int) -> float | None:
-        """Loop time since when a peer is connected."""
-
-
-class DurableState(Protocol):
-    """The store, as the loop sees it."""
-
-    @property
-    def revision(self) -> int:
-        """Current revision."""
-
-    def set_applied(self, index: int, term: int) -> None:
-        """Note that everything up to an entry is in the state; closes the unit that is committed as one.
-
-        Arguments:
-            index, term: of the entry.
-        """
-
-    def set_conf_state(self, conf_state: ConfState) -> None:
-        """The configuration as of the entry being applied."""
-
-
 class Node(AwaitableNode):
     """A running member.
 
@@ -146,6 +107,7 @@ class Node(AwaitableNode):
             has; the loop goes on meanwhile, but for applying and acknowledging.
         note_applied: keeps the index and term of the last applied entry through a kill, before anybody is shown it.
         cork: held while a turn lasts, so that all its answers leave together and at once when it ends.
+        stages: hears how far requests have come; None: nobody traces.
     """
 
     def __init__(
@@ -165,6 +127,7 @@ class Node(AwaitableNode):
         install_snapshot: Callable[[SnapshotMeta, Callable[[], None]], None],
         note_applied: Callable[[int, int], None],
         cork: Cork | None = None,
+        stages: Stages | None = None,
     ) -> None:
         self.raw = raw
         self.log = log
@@ -178,6 +141,9 @@ class Node(AwaitableNode):
         self.term = log.initial_state()[0].term
         self.committed = log.initial_state()[0].commit
         self.leader_changes = 0
+        self.late_heartbeats = 0
+        """Rounds of heartbeats that this member, leading, sent after more than twice their interval."""
+        self._ticked_at = math.inf
         self.proposals_dropped = 0
         self.leader_elected_at = 0.0
         self.leader_lost_at = -math.inf
@@ -185,8 +151,14 @@ class Node(AwaitableNode):
         self.stopped = False
         self.on_leader_change: list[Callable[[], None]] = []
         self.on_applied: list[Callable[[], None]] = []
+        self.on_conf_change: list[Callable[[], None]] = []
         self.proposals = Proposals(ids, settings.request_timeout_s)
-        self.reads = ReadQueue(raw.read_index, ids, settings.request_timeout_s)
+        # Changes of members that are applied and not told of yet.
+        self._changes: list[tuple[Waiter | None, Outcome]] = []
+        self._conf_changes = ConfChanges(raw, self.proposals.is_waiting)
+        self._stages = stages
+        ask = raw.read_index if stages is None else stages.asking(raw.read_index)
+        self.reads = ReadQueue(ask, ids, settings.request_timeout_s)
         self._disk = disk
         self._sender = sender
         self._on_fatal = on_fatal
@@ -194,6 +166,8 @@ class Node(AwaitableNode):
         self._note_applied = note_applied
         self._cork = cork or Cork()
         self._loop = asyncio.get_running_loop()
+        # What a request's handler has in its context ends with the request: a turn is for all of them.
+        self._context = copy_context()
         self._scheduled = False
         self._in_turn = False
         self.applying = Applying(self, self._wake)
@@ -214,11 +188,37 @@ class Node(AwaitableNode):
         self._ticker = self._loop.call_later(self.settings.tick_s, self._tick)
         self._wake()
 
-    def submit(self, kind: int, body: bytes, waiter: Waiter) -> int:
+    def submit(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None) -> int:
         """Put a request into the log, for those that cannot afford to await ``propose``.
 
         Arguments:
             kind, body: the request.
+            waiter: gets the outcome, or why there is none, in the turn that has it.
+            caller: who causes it (``MEMBER``: this member); None: nobody knows, so it is refused where users are asked
+                for, unless only members propose such a kind.
+
+        Returns:
+            Its request id.
+
+        Raises:
+            TooManyRequestsError: too much is pending.
+            StoppedError: the member stops.
+        """
+        if self.stopped:
+            raise errors.StoppedError
+        if caller is not None and self.applier.auth.is_enabled:
+            kind, body = Kind.IDENTIFIED, requests.identified(caller, kind, body)
+        request_id = self.proposals.add(kind, body, waiter, self._loop.time())
+        if self._stages is not None:
+            self._stages.submitted(request_id)
+        self._wake()
+        return request_id
+
+    def submit_change(self, record: raft_pb2.MembershipChange, waiter: Waiter) -> int:
+        """Put a change of members into the log, behind those that are under way.
+
+        Arguments:
+            record: what is to change; its request id is set here.
             waiter: gets the outcome, or why there is none, in the turn that has it.
 
         Returns:
@@ -230,19 +230,31 @@ class Node(AwaitableNode):
         """
         if self.stopped:
             raise errors.StoppedError
-        request_id = self.proposals.add(kind, body, waiter, self._loop.time())
+        self._conf_changes.check_room()
+        record.request_id = self.proposals.expect(waiter, self._loop.time())
+        self._conf_changes.add(record.request_id, conf_change_of(record))
         self._wake()
-        return request_id
+        return record.request_id
 
     def withdraw(self, request_id: int) -> None:
         """Forget who waits for a request; if it is not under way yet, it will not be proposed."""
         self.proposals.pop(request_id)
 
-    def read(self, reader: Reader) -> None:
-        """Call ``reader.ready`` once the applied state is at least as new as now."""
+    def read(self, reader: Reader, staleness_s_max: float | None = None) -> None:
+        """Call ``reader.ready`` once the applied state is recent enough; at once, perhaps, if it may be older than now.
+
+        Arguments:
+            reader: called when it may read.
+            staleness_s_max: how old the state may be, in seconds; None: not older than now.
+        """
         if self.stopped:
             raise errors.StoppedError
-        self.reads.add(reader, self._loop.time())
+        if self._stages is not None:
+            reader = self._stages.reading(reader)
+        if staleness_s_max is not None:
+            self.reads.add_within(reader, staleness_s_max, self._loop.time())
+        else:
+            self.reads.add(reader, self._loop.time())
         self._wake()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -281,21 +293,35 @@ class Node(AwaitableNode):
         )
 
     def _step(self, message: Message) -> None:
-        if message.type == MessageType.PROPOSE and self.role == StateRole.LEADER and _is_plain(message):
-            self.proposals_dropped += self._forwarded.add([entry.data for entry in message.entries])
+        if message.type == MessageType.PROPOSE and self.role == StateRole.LEADER:
+            self._take_forwarded(message.entries)
             return
         try:
             self.raw.step(message)
         except ProposalDropped:
             # A follower passed on what cannot be taken now; the request of whoever proposed it times out.
             self.proposals_dropped += 1
-        except (StepLocalMessage, StepPeerNotFound, InvalidMessage) as error:
+        except StepPeerNotFound as error:
+            # The last words of a member that was removed.
+            _log.debug("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
+        except (StepLocalMessage, InvalidMessage) as error:
             _log.warning("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
+
+    def _take_forwarded(self, entries: list[Entry]) -> None:
+        plain = [entry.data for entry in entries if entry.type == EntryType.NORMAL]
+        changes = [entry for entry in entries if entry.type != EntryType.NORMAL]
+        self.proposals_dropped += self._forwarded.add(plain) if plain else 0
+        self.proposals_dropped += self._conf_changes.forwarded(changes) if changes else 0
 
     def report_unreachable(self, peer_id: int) -> None:
         """Messages to a peer were lost."""
         if not self.stopped:
             self.raw.report_unreachable(peer_id)
+
+    def has_log(self, peer_id: int, index: int) -> bool:
+        """Whether a peer is known to this leader to have the log up to an index, or is no member any more."""
+        progress = self.raw.raft.tracker.progress.get(peer_id)
+        return progress is None or progress.match >= index
 
     def report_snapshot(self, peer_id: int, ok: bool) -> None:
         """Report to the core what became of a snapshot.
@@ -309,6 +335,15 @@ class Node(AwaitableNode):
             self._wake()
 
     @property
+    def is_leaderless(self) -> bool:
+        """Whether there has been no leader for an election timeout: only then are callers that insist on one refused.
+
+        A member notices at once that its leader's connection broke, and mostly has another within a tenth of that time;
+        etcd's notices nothing before it campaigns. Clients (etcdctl's watch among them) give up at the first refusal.
+        """
+        return self.leader == NONE and self._loop.time() - self.leader_lost_at > self.settings.election_s
+
+    @property
     def is_transferring(self) -> bool:
         """Whether this leader is handing over: another may be elected at any moment."""
         return self.raw.raft.transferee != NONE
@@ -316,6 +351,16 @@ class Node(AwaitableNode):
     def transfer_leader(self, target: int) -> None:
         """Ask to hand leadership over."""
         self.raw.transfer_leader(target)
+        self._wake()
+
+    def forget_leader(self) -> None:
+        """Take the leader for lost, as a follower: pre-votes are granted until one is heard of again."""
+        self.raw.forget_leader()
+        self._wake()
+
+    def campaign(self) -> None:
+        """Stand for election now instead of at the timeout."""
+        self.raw.campaign()
         self._wake()
 
     def stop(self) -> None:
@@ -340,7 +385,7 @@ class Node(AwaitableNode):
     def _wake(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._turn, context=self._context)
 
     def _turn(self) -> None:
         self._scheduled = False
@@ -361,6 +406,8 @@ class Node(AwaitableNode):
         applied = self.applying.begin_turn()
         if self._forwarded or self.proposals.has_unsent:
             self._propose_unsent()
+        if self._conf_changes:
+            self._conf_changes.propose()
         self.reads.start(self._loop.time())
         while self.raw.has_ready():
             applied += self._carry_out(self.raw.ready())
@@ -368,7 +415,8 @@ class Node(AwaitableNode):
                 self._wake()
                 break
         # What was refused is tried again at the next tick, or when applying may have made room.
-        if (self._forwarded or self.proposals.has_unsent) and (applied or not self._refused):
+        waits = self._forwarded or self.proposals.has_unsent
+        if (waits and (applied or not self._refused)) or (applied and self._conf_changes):
             self._wake()
 
     def _look_at_conditions(self) -> None:
@@ -379,12 +427,15 @@ class Node(AwaitableNode):
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self.settings.tick_s, self._tick)
         now = self._loop.time()
+        if now - self._ticked_at > 2 * self.settings.tick_s and self.role == StateRole.LEADER:
+            self.late_heartbeats += 1
+        self._ticked_at = now
         try:
             # One tick however late: time in which this process stood still must not count as silence of others.
             self.raw.tick()
             self.reads.tick(now)
             for waiter, sent in self.proposals.take_expired(now):
-                waiter.fail(self._timeout_error(waiter.started_at, now, sent))
+                waiter.fail(timeout_error(self, self._sender, waiter.started_at, sent))
         except Exception as error:
             self.fatal(error)
             return
@@ -406,6 +457,8 @@ class Node(AwaitableNode):
                 failpoint("raftBeforeLeaderSend")
                 self._check_way_to_leader()
                 self.raw.propose_batch(datas)
+                if self._stages is not None:
+                    self._stages.proposed(datas, self.role != StateRole.LEADER)
             except ProposalDropped:
                 self.proposals.give_back(unsent)
                 self._give_back_forwarded(forwarded)
@@ -428,6 +481,8 @@ class Node(AwaitableNode):
         """The duties of one Ready; how many entries were applied."""
         if ready.soft_state is not None:
             self._take_soft_state(ready.soft_state)
+        if self._stages is not None and ready.committed_entries:
+            self._stages.committed(ready.committed_entries[-1].index)
         if ready.committed_entries and not ready.entries:
             # Nothing for the disk, so nobody waits for these messages as clients wait for their answers.
             self.applying.take(ready.committed_entries)
@@ -455,6 +510,8 @@ class Node(AwaitableNode):
             self._unwritten_hard_state = ready.hard_state
         if ready.entries:
             self.log.append(ready.entries)
+            if self._stages is not None:
+                self._stages.appended(ready.entries)
         if ready.snapshot is not None:
             self._unwritten_hard_state = None
             state, _ = self.log.initial_state()
@@ -497,6 +554,8 @@ class Node(AwaitableNode):
 
     def _confirm(self, ready: Ready) -> None:
         failpoint("raftBeforeAdvance")
+        if self._stages is not None and ready.entries:
+            self._stages.durable(ready.entries[-1].index)
         self.raw.on_append_durable(ready)
         if ready.messages_after_append:
             failpoint("raftBeforeFollowerSend")
@@ -516,7 +575,7 @@ class Node(AwaitableNode):
             while self._behind and self._installing is None:
                 self._durable(self._behind.popleft())
             self.reads.applied(meta.index)
-            for callback in self.on_applied:
+            for callback in (*self.on_applied, *self.on_conf_change):
                 callback()
         except Exception as error:
             self.fatal(error)
@@ -553,46 +612,76 @@ class Node(AwaitableNode):
         self.store.set_applied(last.index, last.term)
         self._note_applied(last.index, last.term)
         self.raw.on_applied(last.index)
+        if self._stages is not None:
+            self._stages.applied(last.index)
         for waiter, outcome in answers:
             _answer(waiter, outcome)
+        if self._changes:
+            self._tell_of_changes()
         self.reads.applied(last.index)
         for callback in self.on_applied:
             callback()
 
-    def apply_conf_change(self, entry: Entry) -> None:
-        """Apply a membership change: for ``applying``."""
+    def apply_conf_change(self, entry: Entry, answers: list[tuple[Waiter, Outcome]]) -> None:
+        """Apply a membership change, or refuse it as all members do: for ``applying``.
+
+        Arguments:
+            entry: of the change.
+            answers: gets who waits for it here, and the outcome.
+        """
         failpoint("beforeApplyOneConfChange")
-        self.conf_state = self.raw.apply_conf_change(confchange.decode(entry.data))
-        self.conf_changed_at = entry.index
-        self.store.set_conf_state(self.conf_state)
-        self.log.set_conf_state(self.conf_state)
+        membership = self.applier.membership
+        decision = membership.decide(entry.data)
+        error = decision.error or self._switch(decision)
+        if error is None:
+            membership.execute(decision, self.conf_state)
+            self.conf_changed_at = entry.index
+            self.store.set_conf_state(self.conf_state)
+            self.log.set_conf_state(self.conf_state)
+            if decision.members:
+                hide_beginning(self.log, self.conf_state)
         failpoint("afterApplyOneConfChange")
+        waiter = self.proposals.pop(decision.request_id)
+        if error is not None:
+            if waiter is not None:
+                answers.append((waiter, Outcome(0, b"", error)))
+            return
+        members = rpc_pb2.MemberListResponse(members=membership.list())
+        self._changes.append((waiter, Outcome(0, members.SerializeToString())))
 
-    # -- errors ------------------------------------------------------------------------------------------------------
+    def _tell_of_changes(self) -> None:
+        """Tell of changes of members that are applied once this member will never forget that they are committed.
 
-    def _timeout_error(self, started_at: float, now: float, sent: bool) -> errors.StatusError:
-        """Which of etcd's time-out errors a proposal gets (server/etcdserver/server.go, parseProposeCtxErr)."""
-        if not sent:
-            return errors.ContextDeadlineExceededError()
-        if self.leader_elected_at - 2 * self.settings.election_s < started_at < self.leader_elected_at:
-            return errors.LeaderFailTimeoutError()
-        if self.leader not in (NONE, self.settings.member_id):
-            since = self._sender.connected_since(self.leader)
-            if since is None or since > started_at:
-                return errors.ConnectionLostTimeoutError()
-        elif self.leader == self.settings.member_id and not self._quorum_connected_since(started_at):
-            return errors.ConnectionLostTimeoutError()
-        return errors.RequestTimeoutError()
+        Whoever hears of a change may act on it: a removed member is switched off. A survivor that had forgotten the
+        commit, which is not written on its own account otherwise, would still need the vote of that member.
+        """
+        changes, self._changes = self._changes, []
+        state, _ = self.log.initial_state()
+        state = HardState(state.term, state.vote, max(state.commit, self.applied))
+        self._disk.submit(Batch(state, (), True, lambda: self._changed(changes)))
 
-    def _quorum_connected_since(self, moment: float) -> bool:
-        voters = self.conf_state.voters
-        connected = [self._sender.connected_since(voter) for voter in voters if voter != self.settings.member_id]
-        return 1 + sum(since is not None and since <= moment for since in connected) > len(voters) // 2
+    def _changed(self, changes: list[tuple[Waiter | None, Outcome]]) -> None:
+        """Changes of members are applied, and known for good."""
+        if self.stopped:
+            return
+        try:
+            for waiter, outcome in changes:
+                if waiter is not None:
+                    _answer(waiter, outcome)
+            for callback in self.on_conf_change:
+                callback()
+        except Exception as error:
+            self.fatal(error)
 
-
-def _is_plain(message: Message) -> bool:
-    """Whether a message holds requests alone, no membership changes."""
-    return all(entry.type == EntryType.NORMAL for entry in message.entries)
+    def _switch(self, decision: Decision) -> errors.StatusError | None:
+        """Have Raft take a change over; why it did not (the same on every member)."""
+        if decision.change is None:
+            return None
+        try:
+            self.conf_state = self.raw.apply_conf_change(decision.change)
+        except ConfChangeError as error:
+            return errors.ConfChangeRefusedError(f"raftkv: the members cannot be changed like this now: {error}")
+        return None
 
 
 def _answer(waiter: Waiter, outcome: Outcome) -> None:

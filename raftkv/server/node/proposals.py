@@ -10,7 +10,7 @@ if it was sent, it may still commit, and nobody knows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from raftkv import errors
@@ -71,6 +71,11 @@ class Proposals:
         return len(self._waiters)
 
     @property
+    def unsent_bytes(self) -> int:
+        """What waits to be proposed."""
+        return self._unsent_bytes
+
+    @property
     def has_unsent(self) -> bool:
         """Whether something waits to be proposed."""
         return bool(self._unsent)
@@ -89,14 +94,36 @@ class Proposals:
         Raises:
             TooManyRequestsError: too much is pending already.
         """
-        if len(self._waiters) >= PENDING_MAX or self._unsent_bytes > PENDING_BYTES_MAX:
+        if self._unsent_bytes > PENDING_BYTES_MAX:
+            raise errors.TooManyRequestsError
+        request_id = self.expect(waiter, now)
+        self._unsent.append((request_id, requests.encode(kind, request_id, body)))
+        self._unsent_bytes += len(self._unsent[-1][1])
+        return request_id
+
+    def expect(self, waiter: Waiter, now: float) -> int:
+        """Note who waits for an entry that somebody else proposes.
+
+        Arguments:
+            waiter: gets the outcome.
+            now: loop time.
+
+        Returns:
+            A fresh request id.
+
+        Raises:
+            TooManyRequestsError: too many wait already.
+        """
+        if len(self._waiters) >= PENDING_MAX:
             raise errors.TooManyRequestsError
         request_id = next(self._ids)
         waiter.started_at = now
         self._waiters[request_id] = waiter
-        self._unsent.append((request_id, requests.encode(kind, request_id, body)))
-        self._unsent_bytes += len(self._unsent[-1][1])
         return request_id
+
+    def is_waiting(self, request_id: int) -> bool:
+        """Whether somebody still waits for a request id."""
+        return request_id in self._waiters
 
     def take_unsent(self, bytes_max: int = PENDING_BYTES_MAX) -> list[tuple[int, bytes]]:
         """The oldest unsent proposals whose callers still wait; they count as sent unless given back.
@@ -130,6 +157,15 @@ class Proposals:
         """Return who waits for this id, if anybody here, and forget it."""
         return self._waiters.pop(request_id, None)
 
+    def observe(self, observer: Callable[[float], None] | None, clock: Callable[[], float]) -> None:
+        """Have the time of each proposal measured, from its arrival to its outcome; None: no more, at no cost.
+
+        Arguments:
+            observer: called with seconds.
+            clock: loop time, as ``add`` is given it.
+        """
+        self._waiters = dict(self._waiters) if observer is None else _Timed(self._waiters, observer, clock)
+
     def take_expired(self, now: float) -> list[tuple[Waiter, bool]]:
         """Return the waiters whose time is up at ``now`` (loop time), each with whether its proposal was sent."""
         expired: list[tuple[Waiter, bool]] = []
@@ -149,6 +185,23 @@ class Proposals:
         self._unsent, self._unsent_bytes = [], 0
         for waiter in waiters:
             waiter.fail(errors.StoppedError())
+
+
+class _Timed(dict[int, Waiter]):
+    """Waiters of which each is measured when it is taken out."""
+
+    def __init__(
+        self, waiters: dict[int, Waiter], observer: Callable[[float], None], clock: Callable[[], float]
+    ) -> None:
+        super().__init__(waiters)
+        self._observer = observer
+        self._clock = clock
+
+    def pop(self, request_id: int, default: Any = None) -> Any:
+        waiter = super().pop(request_id, default)
+        if waiter is not None:
+            self._observer(self._clock() - waiter.started_at)
+        return waiter
 
 
 class Forwarded:

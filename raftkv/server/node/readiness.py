@@ -1,5 +1,6 @@
 """When a member that starts may serve clients: not before it is as far as it has ever shown itself to be.
 
+    a configuration with voters                 always waited for: who joins has none before the leader's database
     applied again what was committed here       always waited for: the log and the mark beside the database say how far
     a quorum confirmed a read after that, and
     the cluster knows this member's URLs        waited for so long (``wait-cluster-ready-timeout``), as in etcd
@@ -48,7 +49,7 @@ class Readiness:
         """Return when clients may be served."""
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         node, committed = self._node, self._node.committed
-        await node.wait_until(lambda: node.applied >= committed)
+        await node.wait_until(lambda: node.applied >= committed and bool(node.conf_state.voters))
         try:
             async with asyncio.timeout_at(deadline):
                 await self._publish()

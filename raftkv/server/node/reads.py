@@ -9,18 +9,38 @@ may have been confirmed before the last write that the reader must see.
 A round is asked again with a **fresh** id when no answer comes: an id used twice could be answered by an old
 confirmation that a paused process finds in its socket (etcd issue 20418). Every id of a round was issued after all
 its readers arrived, so the answer to any of them will do.
+
+A reader that allows the state to be a stated time old (``add_within``) is served at once while this member's state is
+certainly not older. What is certain: the state that covers the index of a confirmed round has everything that was
+committed when that round *began*. The begin is read from this member's own clock; no other clock takes part, and time
+in which the machine slept counts. Otherwise such a reader joins a round, even one under way that began recently enough.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Final, Protocol
 
 from raftkv import errors
+from raftkv.server.histograms import Buckets, doubling
 
 RETRY_S: Final = 0.5
 """A round without an answer is asked again after this time (etcd: readIndexRetryTime)."""
+
+
+ASLEEP_S: Final = 0.001
+"""Sleep of the machine that is noticed; two clocks that are read one after the other differ by less."""
+
+
+def asleep_s() -> tuple[float, float]:
+    """How long the machine has slept since it was started: at least, and at most. The loop's clock leaves it out."""
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    awake = time.monotonic()
+    return before - awake, time.clock_gettime(time.CLOCK_BOOTTIME) - awake
 
 
 class Reader(Protocol):
@@ -60,6 +80,12 @@ class ReadQueue:
         self._waiting_since = 0.0
         self._round: _Round | None = None
         self._confirmed: deque[tuple[int, float, list[Reader]]] = deque()
+        # The state has all that was committed before this moment; rounds from before a sleep do not count.
+        self._fresh_at = -math.inf
+        self._awake_since = -math.inf
+        self._asleep_s = asleep_s()[0]
+        self.durations = Buckets(doubling(0.0001, 20))
+        """Durations of serving readers once their round is confirmed, in seconds."""
         self.rounds_retried = 0
         self.reads_failed = 0
 
@@ -73,6 +99,37 @@ class ReadQueue:
         if not self._waiting:
             self._waiting_since = now
         self._waiting.append(reader)
+
+    def add_within(self, reader: Reader, staleness_s_max: float, now: float) -> None:
+        """Serve a reader now, if the state is recent enough for it, or queue it; ``start`` begins its round.
+
+        Arguments:
+            reader: called when it may read.
+            staleness_s_max: how old the state may be; 0 as for ``add``.
+            now: loop time.
+        """
+        self._notice_sleep(now)
+        oldest = now - staleness_s_max
+        if self._fresh_at > oldest:
+            reader.ready()
+            return
+        # A round that is not answered for long seems lost: it would take the readers that join it with it.
+        begun_after = max(oldest, now - RETRY_S, self._awake_since)
+        for _, started_at, readers in self._confirmed:
+            if started_at > begun_after:
+                readers.append(reader)
+                return
+        if self._round is not None and self._round.started_at > begun_after:
+            self._round.readers.append(reader)
+            return
+        self.add(reader, now)
+
+    def _notice_sleep(self, now: float) -> None:
+        at_least, at_most = asleep_s()
+        if at_most > self._asleep_s + ASLEEP_S:
+            self._asleep_s = at_least
+            self._awake_since = now
+            self._fresh_at = -math.inf
 
     def start(self, now: float) -> None:
         """Begin a round for all that wait, unless one is under way."""
@@ -101,8 +158,15 @@ class ReadQueue:
     def applied(self, index: int) -> None:
         """Serve the readers of rounds confirmed at or below the applied index."""
         while self._confirmed and self._confirmed[0][0] <= index:
-            for reader in self._confirmed.popleft()[2]:
+            _, started_at, readers = self._confirmed.popleft()
+            if started_at >= self._awake_since:
+                self._fresh_at = started_at
+            began_s = perf_counter()
+            for reader in readers:
                 reader.ready()
+            # One look at the clock for all of a round: what each took is known on average.
+            if readers:
+                self.durations.observe((perf_counter() - began_s) / len(readers), len(readers))
 
     def leader_changed(self, now: float) -> None:
         """Ask the new leader: the old one may never answer."""

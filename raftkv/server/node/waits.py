@@ -1,6 +1,6 @@
 """The node for coroutines: what the loop reports to callbacks, to be awaited.
 
-    outcome = await node.propose(Kind.TXN, data, request)     # applied; outcome.error says how it was refused
+    outcome = await node.propose(Kind.TXN, data, request, call.caller)  # applied; outcome.error says how it was refused
     await node.confirm_read()                                 # the state here is now at least as new as the call
 
 Two ways lead into the log, with one meaning. ``Node.submit`` hands the outcome to a ``Waiter`` in the turn that
@@ -16,6 +16,8 @@ from typing import Any
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
+from raftkv.apply.auth.caller import Caller
+from raftkv.pb import raft_pb2
 from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.reads import Reader
 
@@ -23,19 +25,28 @@ from raftkv.server.node.reads import Reader
 class AwaitableNode:
     """``propose`` and ``confirm_read`` over the callbacks of a node, which are the subclass's."""
 
-    def submit(self, kind: int, body: bytes, waiter: Waiter) -> int:
+    def submit(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None) -> int:
         """Put a request into the log; its request id. See ``Node``."""
+        raise NotImplementedError
+
+    def submit_change(self, record: raft_pb2.MembershipChange, waiter: Waiter) -> int:
+        """Put a change of members into the log; its request id. See ``Node``."""
         raise NotImplementedError
 
     def withdraw(self, request_id: int) -> None:
         """Forget who waits for a request. See ``Node``."""
 
-    def read(self, reader: Reader) -> None:
-        """Call back once the applied state is as new as now. See ``Node``."""
+    def read(self, reader: Reader, staleness_s_max: float | None = None) -> None:
+        """Call back once the applied state is as new as now, or as the bound allows. See ``Node``."""
         raise NotImplementedError
 
     async def propose(
-        self, kind: int, body: bytes, request: Any, on_abandoned: Callable[[Outcome], None] | None = None
+        self,
+        kind: int,
+        body: bytes,
+        request: Any,
+        caller: Caller | None,
+        on_abandoned: Callable[[Outcome], None] | None = None,
     ) -> Outcome:
         """Put a request into the log and wait until it is applied here.
 
@@ -43,6 +54,7 @@ class AwaitableNode:
             kind: of the request (``raftkv.apply.request.Kind``).
             body: its bytes.
             request: the same parsed, so that applying need not parse it again.
+            caller: who causes it, as for ``Node.submit``.
             on_abandoned: called with the outcome if the caller was cancelled before it came. Without it, a request that
                 is not under way yet when the caller is cancelled never will be.
 
@@ -55,7 +67,7 @@ class AwaitableNode:
             StatusError: it was not applied in time. It may be applied yet.
         """
         waiter = _Awaited(request, on_abandoned)
-        request_id = self.submit(kind, body, waiter)
+        request_id = self.submit(kind, body, waiter, caller)
         try:
             return await waiter.outcome
         except asyncio.CancelledError:
@@ -63,14 +75,40 @@ class AwaitableNode:
                 self.withdraw(request_id)
             raise
 
-    async def confirm_read(self) -> None:
+    async def change_members(self, record: raft_pb2.MembershipChange) -> Outcome:
+        """Put a change of members into the log and wait until it is applied here.
+
+        Arguments:
+            record: what is to change.
+
+        Returns:
+            The outcome: as its body the members after the change (a ``MemberListResponse``), or the error of a change
+            that is not valid by then.
+
+        Raises:
+            TooManyRequestsError: too much is pending; it was not proposed.
+            StoppedError: the member stops.
+            StatusError: it was not applied in time. It may be applied yet.
+        """
+        waiter = _Awaited(record, None)
+        request_id = self.submit_change(record, waiter)
+        try:
+            return await waiter.outcome
+        except asyncio.CancelledError:
+            self.withdraw(request_id)
+            raise
+
+    async def confirm_read(self, staleness_s_max: float | None = None) -> None:
         """Wait until the state applied here is at least as new as the moment of the call.
+
+        Arguments:
+            staleness_s_max: how much older it may be, in seconds; None: not at all.
 
         Raises:
             RequestTimeoutError, StoppedError: it was not in time.
         """
         reader = _Read()
-        self.read(reader)
+        self.read(reader, staleness_s_max)
         await reader.done
 
 

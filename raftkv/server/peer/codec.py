@@ -106,7 +106,16 @@ def decode(batch: bytes) -> list[Message]:
         google.protobuf.message.DecodeError: the bytes are not a batch.
         KeyError: a message kind that this version does not know.
     """
-    return [_decode_message(message) for message in raft_pb2.MessageBatch.FromString(batch).messages]
+    return messages_of(raft_pb2.MessageBatch.FromString(batch))
+
+
+def messages_of(batch: raft_pb2.MessageBatch) -> list[Message]:
+    """The messages of a parsed batch.
+
+    Raises:
+        KeyError: a message kind that this version does not know.
+    """
+    return [_decode_message(message) for message in batch.messages]
 
 
 def _decode_message(message: raft_pb2.Message) -> Message:

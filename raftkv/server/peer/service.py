@@ -2,42 +2,59 @@
 other members ask of the leader.
 
 A call is accepted from a member of this cluster that means this member, and refused before anything is read
-otherwise: a message of a stranger could unseat the leader.
+otherwise. Who is unknown here and was never removed may have become a member after all that is applied here: it is
+heard, or a member that was away while others were replaced would never catch up (etcd: AddRemote). It says at which
+URLs it can be answered. Every message of its stream carries its id, or the stream ends: who has one member's place
+cannot vote for another. One that was removed is refused with those words, and its
+open streams end with them. The only question that a stranger may ask is who the members are: it may become one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
-from raftkv.pb import raft_pb2
+from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.raft.types import Message
+from raftkv.raft.types import Message, MessageType
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
+from raftkv.rpc.tls import RefusedPeerError
 from raftkv.server.peer.codec import decode
-from raftkv.server.peer.transport import CLUSTER_ID_KEY, FROM_KEY, TO_KEY
+from raftkv.server.peer.transport import CLUSTER_ID_KEY, FROM_KEY, LEAVING_S, TO_KEY, URLS_KEY
+from raftkv.server.peer.versions import Versions, wire_refusal
+from raftkv.server.tls.identity import check_sender, hosts_of
 
 _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["raftkvpb.Peer"]
 _EMPTY: Final = raft_pb2.Empty().SerializeToString()
+_PASSED_ON: Final = frozenset((MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER))
+"""What a member that leads no more passes on for another: the leader answers to that one."""
 
 
 class Databases(Protocol):
     """Takes databases from the leader (``snapshots.receiver``)."""
 
-    async def receive(self, call: StreamCall) -> Message:
-        """Store the database that a stream brings; the message that announces it to the loop."""
+    async def receive(self, call: StreamCall, sender: int) -> Message:
+        """Store the database that a member's stream brings; the message that announces it to the loop."""
 
     def settle(self, message: Message) -> None:
         """Note that the loop has been given the message."""
+
+
+class Members(Protocol):
+    """Who belongs to the cluster (``apply.membership``)."""
+
+    members: dict[int, rpc_pb2.Member]
+    removed: set[int]
 
 
 class PeerService:
@@ -45,29 +62,47 @@ class PeerService:
 
     Arguments:
         cluster_id, member_id: of this member.
-        is_member: whether an id belongs to the cluster.
+        membership: who belongs to the cluster, and who has left it.
         receive: takes the messages of a batch.
         snapshots: takes databases.
         for_leader: what other members may ask this one while it leads: handlers by path.
+        versions: learns which version a member runs.
+        for_anybody: what may be asked without an introduction: handlers by path.
+        heard_of: called with the id of a member that has connected, and its own peer URLs, as it says.
+        compares_names: whether a member must not show the certificate of another.
+        decode: makes messages of the bytes of a batch.
     """
 
     def __init__(
         self,
         cluster_id: int,
         member_id: int,
-        is_member: Callable[[int], bool],
+        membership: Members,
         receive: Callable[[list[Message]], None],
         snapshots: Databases,
         for_leader: Mapping[str, AsyncUnaryHandler],
+        versions: Versions,
+        for_anybody: Mapping[str, AsyncUnaryHandler] | None = None,
+        heard_of: Callable[[int, str], None] = lambda member_id, urls: None,
+        *,
+        compares_names: bool = True,
+        decode: Callable[[bytes], list[Message]] = decode,
     ) -> None:
         self._cluster_id = cluster_id
         self._member_id = member_id
-        self._is_member = is_member
+        self._membership = membership
         self._receive = receive
         self._snapshots = snapshots
         self._for_leader = for_leader
+        self._versions = versions
+        self._for_anybody = for_anybody or {}
+        self._heard_of = heard_of
+        self._compares_names = compares_names
+        self._decode = decode
+        self._streams: dict[asyncio.Future[object], int] = {}
         self._refused: set[tuple[str, str]] = set()
         self.received_bytes: dict[int, int] = {}
+        self.received_failures: dict[int, int] = {}
 
     def register(self, server: Server) -> None:
         """Serve the methods."""
@@ -75,6 +110,18 @@ class PeerService:
         server.stream(_METHODS["InstallSnapshot"].path, self.install_snapshot)
         for path, handler in self._for_leader.items():
             server.unary_async(path, partial(self._checked, handler))
+        for path, handler in self._for_anybody.items():
+            server.unary_async(path, handler)
+
+    def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
+        """End the streams of those that are members no more, after the moment in which they learn it by the log."""
+        if any(sender in removed for sender in self._streams.values()):
+            asyncio.get_running_loop().call_later(LEAVING_S, self._end_of_removed)
+
+    def _end_of_removed(self) -> None:
+        for over, sender in list(self._streams.items()):
+            if sender in self._membership.removed and not over.done():
+                over.set_exception(_refusal())
 
     async def _checked(self, handler: AsyncUnaryHandler, data: bytes, call: UnaryCall) -> bytes | list[bytes]:
         self._check(call)
@@ -83,25 +130,50 @@ class PeerService:
     async def raft(self, call: StreamCall) -> None:
         """Take batches until the sender leaves."""
         sender = self._check(call)
+        self._check_certificate(call, sender)
+        self._versions.heard(sender, call.metadata)
         await call.send(_EMPTY)
-        received = self.received_bytes
+        self._heard_of(sender, str(call.metadata.get(URLS_KEY, "")))
+        received, own, decode = self.received_bytes, self._member_id, self._decode
 
         def take(batch: bytes) -> None:
             received[sender] = received.get(sender, 0) + len(batch)
             try:
                 messages = decode(batch)
             except (DecodeError, KeyError, IndexError) as error:
+                self._failed(sender)
                 raise RpcError(errors.INVALID_ARGUMENT, f"not a batch of raft messages: {error!r}") from None
+            for message in messages:
+                if message.from_ != sender or message.to != own:
+                    self._check_route(call, sender, message)
             self._receive(messages)
 
         call.deliver_to(take)
-        await call.receive()
+        await self._until_removed(sender, call)
+
+    async def _until_removed(self, sender: int, call: StreamCall) -> None:
+        """Wait for the end of a stream, its own or by ``follow``."""
+        if sender in self._membership.removed:  # while the stream was opened: ``follow`` did not know of it yet
+            raise _refusal()
+        over: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._streams[over] = sender
+        reader: asyncio.Future[object] = asyncio.ensure_future(call.receive())
+        try:
+            await asyncio.wait([reader, over], return_when=asyncio.FIRST_COMPLETED)
+            if over.done():
+                over.result()
+            await reader
+        finally:
+            del self._streams[over]
+            reader.cancel()
+            over.cancel()
 
     async def install_snapshot(self, call: StreamCall) -> None:
         """Take a database and the message that it belongs to."""
-        self._check(call)
+        sender = self._check(call)
+        self._check_certificate(call, sender)
         try:
-            message = await self._snapshots.receive(call)
+            message = await self._snapshots.receive(call, sender)
         except errors.StorageError as error:
             _log.error("cannot take a snapshot: %s", error)
             raise RpcError(errors.RESOURCE_EXHAUSTED, str(error)) from None
@@ -119,17 +191,49 @@ class PeerService:
         if addressee != self._member_id:
             self._refuse(call, f"it looks for member {addressee:x}, this is {self._member_id:x}")
             raise RpcError(errors.FAILED_PRECONDITION, "raftkv: member ID mismatch")
-        if not self._is_member(sender):
-            self._refuse(call, f"{sender:x} is not a member")
-            raise RpcError(errors.FAILED_PRECONDITION, str(errors.MemberNotFoundError()))
+        if sender in self._membership.removed:
+            self._refuse(call, f"{sender:x} was removed")
+            raise _refusal()
+        if refusal := wire_refusal(metadata):
+            self._refuse(call, refusal)
+            raise RpcError(errors.FAILED_PRECONDITION, refusal)
         return sender
 
+    def _check_certificate(self, call: ServerCall, sender: int) -> None:
+        """Refuse a member that says to be another one, whose name is in another's certificate."""
+        if not self._compares_names or call.peer.certificate is None:
+            return
+        hosts = {member_id: hosts_of(member) for member_id, member in self._membership.members.items()}
+        try:
+            check_sender(call.peer.certificate, sender, hosts)
+        except RefusedPeerError as error:
+            self._refuse(call, str(error))
+            raise RpcError(errors.PERMISSION_DENIED, f"raftkv: {error}") from None
+
+    def _check_route(self, call: ServerCall, sender: int, message: Message) -> None:
+        """Refuse a message in another's name, or for another; what members pass on for each other is neither."""
+        is_member = message.type in _PASSED_ON and message.from_ in self._membership.members
+        if message.to == self._member_id and is_member:
+            return
+        kind = MessageType(message.type).name
+        self._failed(sender)
+        text = f"the stream of member {sender:x} brought a message {kind} from {message.from_:x} to {message.to:x}"
+        self._refuse(call, text)
+        raise RpcError(errors.INVALID_ARGUMENT, f"raftkv: {text}")
+
+    def _failed(self, sender: int) -> None:
+        self.received_failures[sender] = self.received_failures.get(sender, 0) + 1
+
     def _refuse(self, call: ServerCall, reason: str) -> None:
-        """Log a refusal once, however often the stranger tries."""
-        key = (str(call.peer), reason)
+        """Log a refusal once, however often the stranger tries, and from whichever port."""
+        key = (str(call.peer).rpartition(":")[0], reason)
         if key not in self._refused and len(self._refused) < 1_000:
             self._refused.add(key)
             _log.warning("refused a peer at %s: %s", call.peer, reason)
+
+
+def _refusal() -> RpcError:
+    return RpcError(errors.FAILED_PRECONDITION, f"raftkv: {errors.MemberRemovedError.text}")
 
 
 def _hex(metadata: dict[str, Any], key: str) -> int:

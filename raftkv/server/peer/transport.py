@@ -9,25 +9,34 @@ A stream opens with metadata that names the cluster, the sender and the addresse
 (``peer.service``). Messages to one peer arrive in order and at most once: a stream is never resumed.
 
 Snapshots travel beside the stream (``snapshots``).
+
+Peers come, go and move while the member runs (``Transport.follow``). One that left keeps its stream for a moment: the
+last thing that it is sent is the commit of its own removal.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable
-from ssl import SSLContext
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Final
 
-from raftkv.cluster_id import split_url
+from raftkv.cluster_id import parse_urls, split_url
+from raftkv.errors import ConfigError
+from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, MessageType
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.status import RpcError
+from raftkv.rpc.tls import Security
+from raftkv.server.histograms import Buckets, doubling
 from raftkv.server.peer.codec import BatchEncoder
+from raftkv.server.peer.versions import introduction
 
 _log = logging.getLogger(__name__)
 RAFT_PATH: Final = SERVICES["raftkvpb.Peer"]["Raft"].path
@@ -38,6 +47,13 @@ LOG_INTERVAL_S: Final = 1.0
 """The log has at most one line about a peer in so long, whatever becomes of its connection meanwhile."""
 ABSENT_LOGGED_S: Final = 5.0
 """A peer that has never been reached is logged after so long."""
+
+PROBE_S: Final = 4.0
+"""How often the time of a round trip to a peer is taken, as in etcd."""
+ROUND_TRIP_S: Final = doubling(0.0001, 16)
+
+LEAVING_S: Final = 1.0
+"""How long a peer that left is still sent to: it learns of its removal by that, and stops."""
 
 PEER_CHANNEL: Final = ChannelOptions(
     stream_send_buffer_bytes=SEND_BUFFER_MAX_BYTES,
@@ -54,6 +70,24 @@ PEER_CHANNEL: Final = ChannelOptions(
 CLUSTER_ID_KEY: Final = "raftkv-cluster-id"
 FROM_KEY: Final = "raftkv-from"
 TO_KEY: Final = "raftkv-to"
+URLS_KEY: Final = "raftkv-peer-urls"
+"""Metadata of a stream: where its sender can be answered, for a member that does not know it yet."""
+
+GUESTS_MAX: Final = 16
+"""Members that connect before they are known here; more are heard, and answered once they are known."""
+
+
+def targets(urls: Iterable[str]) -> tuple[list[str], bool]:
+    """Return peer URLs as a channel wants them, and whether they ask for TLS.
+
+    Arguments:
+        urls: of one member, all of one scheme.
+    """
+    parts = [split_url(url) for url in urls]
+    secure = any(scheme in ("https", "unixs") for scheme, _, _ in parts)
+    return [
+        f"unix:{host}:{port}" if name.startswith("unix") else f"{host}:{port}" for name, host, port in parts
+    ], secure
 
 
 def peer_metadata(cluster_id: int, from_id: int, to_id: int) -> tuple[tuple[str, str], ...]:
@@ -63,7 +97,8 @@ def peer_metadata(cluster_id: int, from_id: int, to_id: int) -> tuple[tuple[str,
         cluster_id: of both.
         from_id, to_id: of the members.
     """
-    return ((CLUSTER_ID_KEY, f"{cluster_id:x}"), (FROM_KEY, f"{from_id:x}"), (TO_KEY, f"{to_id:x}"))
+    ids = ((CLUSTER_ID_KEY, f"{cluster_id:x}"), (FROM_KEY, f"{from_id:x}"), (TO_KEY, f"{to_id:x}"))
+    return ids + introduction()
 
 
 class Peer:
@@ -73,8 +108,10 @@ class Peer:
         peer_id: of the member.
         urls: its peer URLs, all of one scheme.
         metadata: our introduction.
-        ssl: TLS context for https URLs.
+        ssl: for https URLs.
         on_unreachable: called each time messages are dropped.
+        on_refused: called with the words of the peer when it took no stream of this member, or ended one.
+        on_gone: called with its id when its port refuses connections, once until there is one again.
     """
 
     def __init__(
@@ -82,24 +119,28 @@ class Peer:
         peer_id: int,
         urls: Iterable[str],
         metadata: tuple[tuple[str, str], ...],
-        ssl: SSLContext | None,
+        ssl: Security | None,
         on_unreachable: Callable[[int], None],
+        on_refused: Callable[[str], object] = lambda text: None,
+        on_gone: Callable[[int], object] = lambda peer_id: None,
     ) -> None:
         self.peer_id = peer_id
-        urls = tuple(urls)
-        self.label = f"member {peer_id:x} at {','.join(urls)}"
+        self.urls = tuple(urls)
+        self.label = f"member {peer_id:x} at {','.join(self.urls)}"
         self.metadata = metadata
-        parts = [split_url(url) for url in urls]
-        secure = any(scheme in ("https", "unixs") for scheme, _, _ in parts)
-        targets = [f"unix:{host}:{port}" if name.startswith("unix") else f"{host}:{port}" for name, host, port in parts]
-        self.channel = Channel(targets, ssl if secure else None, PEER_CHANNEL)
+        hosts, secure = targets(self.urls)
+        self.channel = Channel(hosts, ssl if secure else None, PEER_CHANNEL, on_refused=partial(on_gone, peer_id))
+        self._on_refused = on_refused
         self.active_since: float | None = None
         self.sent_bytes = 0
         self.send_failures = 0
         self.disconnects = 0
+        self.round_trips = Buckets(ROUND_TRIP_S)
+        self._probe_timer: asyncio.TimerHandle | None = None
         self._on_unreachable = on_unreachable
         self._stream: ClientStream | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_back = asyncio.Event()
         self._is_logged_there = False
         self._log_timer: asyncio.TimerHandle | None = None
         self._reason = ""
@@ -109,11 +150,18 @@ class Peer:
         loop = asyncio.get_running_loop()
         self._task = loop.create_task(self._keep_connected())
         loop.call_later(ABSENT_LOGGED_S, self._log_absence)
+        self._probe_timer = loop.call_later(PROBE_S, self._probe)
+
+    def _probe(self) -> None:
+        self._probe_timer = asyncio.get_running_loop().call_later(PROBE_S, self._probe)
+        if self._stream is not None:
+            self.channel.time_ping(self.round_trips.observe)
 
     async def close(self) -> None:
         """End the stream and the connection."""
-        if self._log_timer is not None:
-            self._log_timer.cancel()
+        for timer in (self._log_timer, self._probe_timer):
+            if timer is not None:
+                timer.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -152,6 +200,12 @@ class Peer:
             self._stream = None
             self._drop()
 
+    def heard_of(self) -> None:
+        """Connect at once if there is no connection: the peer is there, it has connected to us."""
+        if self._stream is None:
+            self.channel.reconnect_now()
+            self._is_back.set()
+
     def _drop(self) -> None:
         self.send_failures += 1
         self._on_unreachable(self.peer_id)
@@ -162,6 +216,7 @@ class Peer:
                 await self._run_stream()
             except RpcError as error:
                 self._reason = error.text
+                self._on_refused(error.text)
             except Exception:
                 # This task is the only way back to the peer: it must outlive whatever happens to a stream.
                 _log.exception("the stream to %x failed", self.peer_id)
@@ -170,7 +225,13 @@ class Peer:
             self._stream = self.active_since = None
             self._log_change()
             self._on_unreachable(self.peer_id)
-            await asyncio.sleep(RECONNECT_MAX_S * random.uniform(0.1, 0.5))
+            await self._rest()
+
+    async def _rest(self) -> None:
+        self._is_back.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RECONNECT_MAX_S * random.uniform(0.1, 0.5)):
+                await self._is_back.wait()
 
     def _log_change(self) -> None:
         """Log that the peer is found or lost; if something was logged a moment ago, what holds a moment later."""
@@ -188,7 +249,10 @@ class Peer:
 
     def _log_absence(self) -> None:
         if self._task is not None and self.active_since is None and not self.disconnects:
-            _log.warning("no connection to %s within %g s; it is tried again and again", self.label, ABSENT_LOGGED_S)
+            reason = f" ({self._reason})" if self._reason else ""
+            _log.warning(
+                "no connection to %s within %g s%s; it is tried again and again", self.label, ABSENT_LOGGED_S, reason
+            )
 
     async def _run_stream(self) -> None:
         stream = self.channel.stream(RAFT_PATH, metadata=self.metadata)
@@ -212,26 +276,38 @@ class Transport:
 
     Arguments:
         cluster_id, member_id: of this member.
-        ssl: TLS context for https peers.
+        ssl: for https peers.
         on_unreachable: called when messages to a peer were dropped.
         send_snapshot: carries a SNAPSHOT message, with the database, to its addressee.
+        on_refused: called with the words of a peer that refused this member.
+        on_gone: called when a member's port refuses connections, once until there is one again: its process is gone.
+        encoder: makes the bytes of messages.
     """
 
     def __init__(
         self,
         cluster_id: int,
         member_id: int,
-        ssl: SSLContext | None,
+        ssl: Security | None,
         on_unreachable: Callable[[int], None],
         send_snapshot: Callable[[Message], None],
+        on_refused: Callable[[str], object] = lambda text: None,
+        on_gone: Callable[[int], object] = lambda peer_id: None,
+        encoder: BatchEncoder | None = None,
     ) -> None:
         self._cluster_id = cluster_id
         self._member_id = member_id
         self._ssl = ssl
         self._on_unreachable = on_unreachable
         self._send_snapshot = send_snapshot
-        self._encoder = BatchEncoder()
+        self._on_refused = on_refused
+        self._on_gone = on_gone
+        self._encoder = encoder or BatchEncoder()
         self.peers: dict[int, Peer] = {}
+        self._guests: set[int] = set()
+        self._own_urls = ""
+        self._closing: set[asyncio.Task[None]] = set()
+        self._leaving: dict[int, asyncio.TimerHandle] = {}
 
     def add_peer(self, peer_id: int, urls: Iterable[str]) -> None:
         """Connect to a member.
@@ -241,9 +317,63 @@ class Transport:
             urls: its peer URLs.
         """
         metadata = peer_metadata(self._cluster_id, self._member_id, peer_id)
-        peer = Peer(peer_id, urls, metadata, self._ssl, self._on_unreachable)
+        metadata += ((URLS_KEY, self._own_urls),) if self._own_urls else ()
+        peer = Peer(peer_id, urls, metadata, self._ssl, self._on_unreachable, self._on_refused, self._on_gone)
         self.peers[peer_id] = peer
         peer.start()
+
+    def heard_of(self, peer_id: int, urls: str = "") -> None:
+        """Note that a member has connected to this one, so that connecting to it need not wait.
+
+        Arguments:
+            peer_id: of the member, which may be unknown here yet.
+            urls: its peer URLs, as it says.
+        """
+        peer = self.peers.get(peer_id)
+        if peer is not None:
+            peer.heard_of()
+        elif urls and len(self._guests) < GUESTS_MAX:
+            with contextlib.suppress(ConfigError):
+                checked = parse_urls(urls)
+                self._guests.add(peer_id)
+                self.add_peer(peer_id, checked)
+
+    def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int] = ()) -> None:
+        """Keep streams to these members, at their present URLs, and to those that are not known yet.
+
+        Arguments:
+            members: by id; to this one there is no stream.
+            removed: ids that have left.
+        """
+        own = members.get(self._member_id)
+        if own is not None:
+            self._own_urls = ",".join(own.peerURLs)
+        self._guests.difference_update(members, removed)
+        for peer_id, peer in list(self.peers.items()):
+            member = members.get(peer_id)
+            if peer_id in self._guests:
+                continue
+            if member is None:
+                self._let_go(peer_id)
+            elif set(member.peerURLs) != set(peer.urls):
+                _log.info("%s has moved to %s", peer.label, ",".join(member.peerURLs))
+                self._remove(peer_id)
+        for peer_id, member in members.items():
+            if peer_id != self._member_id and peer_id not in self.peers:
+                self.add_peer(peer_id, member.peerURLs)
+
+    def _let_go(self, peer_id: int) -> None:
+        if peer_id not in self._leaving:
+            loop = asyncio.get_running_loop()
+            self._leaving[peer_id] = loop.call_later(LEAVING_S, self._remove, peer_id)
+
+    def _remove(self, peer_id: int) -> None:
+        leaving = self._leaving.pop(peer_id, None)
+        if leaving is not None:
+            leaving.cancel()
+        task = asyncio.get_running_loop().create_task(self.peers.pop(peer_id).close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def send(self, messages: Iterable[Message]) -> None:
         """Send the messages of a turn; those to unknown members are dropped."""
@@ -270,4 +400,6 @@ class Transport:
 
     async def close(self) -> None:
         """Close all streams."""
-        await asyncio.gather(*(peer.close() for peer in self.peers.values()))
+        for timer in self._leaving.values():
+            timer.cancel()
+        await asyncio.gather(*self._closing, *(peer.close() for peer in self.peers.values()))

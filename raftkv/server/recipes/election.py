@@ -60,7 +60,7 @@ class ElectionService:
             LeaseNotFoundError: there is no such lease.
             ElectionNotLeaderError: the lease ended, or the candidate's key was deleted, before it led.
         """
-        lease_id = await self._recipe.lease(request.lease, LEASE_TTL_S)
+        lease_id = await self._recipe.lease(call, request.lease, LEASE_TTL_S)
         entry = await self._queue.enter(call, request.name, lease_id, request.value)
         if entry.value != request.value:
             await self._proclaim_or_resign(call, entry, lease_id, request.value)
@@ -88,16 +88,16 @@ class ElectionService:
         Raises:
             ElectionNotLeaderError: the key is not that leader's.
         """
-        leader = await self._leader_key(request)
+        leader = await self._leader_key(call, request)
         revision = await self._proclaim(call, leader.key, leader.rev, leader.lease, request.value)
         return self._recipe.answer(revision, election_pb2.ProclaimResponse())
 
-    async def _leader_key(self, request: election_pb2.ProclaimRequest) -> election_pb2.LeaderKey:
+    async def _leader_key(self, call: UnaryCall, request: election_pb2.ProclaimRequest) -> election_pb2.LeaderKey:
         if not request.HasField("leader"):
             raise errors.MissingLeaderKeyError
         leader = election_pb2.LeaderKey()
         leader.CopyFrom(request.leader)
-        leader.lease = await self._recipe.lease(leader.lease, LEASE_TTL_S)
+        leader.lease = await self._recipe.lease(call, leader.lease, LEASE_TTL_S)
         return leader
 
     async def _proclaim(self, call: ServerCall, key: bytes, create_revision: int, lease_id: int, value: bytes) -> int:

@@ -20,12 +20,13 @@ Leaves out what the recipes mean: ``recipes.queue`` (who is first), ``lock``, ``
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply import check, ranges
 from raftkv.apply.applier import Outcome
+from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.apply.request import Kind
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.pb.services import Method
@@ -44,7 +45,7 @@ _KEPT_CODES: Final = frozenset({errors.UNAVAILABLE, errors.DEADLINE_EXCEEDED})
 class Leases(Protocol):
     """Where leases are granted."""
 
-    async def grant(self, ttl_s: int) -> int:
+    async def grant(self, ttl_s: int, caller: Caller | None) -> int:
         """Grant a lease with a fresh id; the id. Raises StatusError if it is refused."""
 
 
@@ -154,13 +155,16 @@ class Recipe:
         check.check_txn(request, OPERATIONS_MAX)
         data = request.SerializeToString()
         self.responder.admission.check_write(call, Kind.TXN, data, request)
-        outcome = await self.responder.node.propose(Kind.TXN, data, request, undo or _let_be)
+        outcome = await self.responder.node.propose(Kind.TXN, data, request, call.caller, undo or _let_be)
         if outcome.error is not None:
             raise outcome.error
         return outcome.revision, rpc_pb2.TxnResponse.FromString(outcome.body)
 
     def delete_if_same(self, key: bytes, create_revision: int) -> None:
         """Delete a key unless it is gone or was made anew; nobody waits for it, and it is tried until decided.
+
+        As this member, not as the caller: who has lost the right to a lock, or the token, may not leave a waiter behind
+        for which all others wait. Only what a call of this member has made, or could have deleted itself, is deleted.
 
         Arguments:
             key: to be deleted.
@@ -179,21 +183,42 @@ class Recipe:
         node, data = self.responder.node, request.SerializeToString()
         while not node.stopped:
             try:
-                await node.propose(Kind.TXN, data, request, _let_be)
+                await node.propose(Kind.TXN, data, request, MEMBER, _let_be)
                 return
             except errors.TooManyRequestsError:
                 return  # no room for more: the lease ends the key
             except errors.StatusError:
                 pass  # it may have happened, or not
 
-    async def lease(self, lease_id: int, ttl_s: int) -> int:
+    async def lease(self, call: ServerCall, lease_id: int, ttl_s: int) -> int:
         """Return the lease that was given, or grant a new one.
 
         Arguments:
+            call: on whose behalf.
             lease_id: 0: none was given.
             ttl_s: of a new one, in seconds.
         """
-        return lease_id or await self.leases.grant(ttl_s)
+        return lease_id or await self.leases.grant(ttl_s, call.caller)
+
+    def let_in(
+        self, call: Any, *, reads: Iterable[tuple[bytes, bytes]] = (), writes: Iterable[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Find who makes a call that came by no guard, and refuse who may not read and write intervals of keys.
+
+        Arguments:
+            call: has headers, and a peer with a certificate; gets its caller.
+            reads, writes: the intervals, ends as on the wire.
+
+        Raises:
+            StatusError: as of ``Rights``.
+        """
+        if self.responder.auth.is_enabled:
+            rights = self.responder.applier.rights
+            caller = call.caller = self.responder.caller_of(call)
+            for key, range_end in reads:
+                rights.check_read(caller, key, range_end)
+            for key, range_end in writes:
+                rights.check_write(caller, key, range_end)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

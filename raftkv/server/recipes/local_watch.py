@@ -99,7 +99,7 @@ class LocalWatch:
         """Never."""
         return False
 
-    def send_frames_nowait(self, frames: bytes) -> None:
+    def send_frames_nowait(self, frames: bytes, count: int) -> None:
         """Take responses."""
         for message in self._assembler.feed(frames):
             size_bytes = len(message) + _RESPONSE_OVERHEAD_BYTES

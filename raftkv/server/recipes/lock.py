@@ -52,7 +52,7 @@ class LockService:
             LeaseNotFoundError: there is no such lease.
             SessionExpiredError: it ended, or the waiter's key was deleted, before the lock was free.
         """
-        lease_id = await self._recipe.lease(request.lease, LEASE_TTL_S)
+        lease_id = await self._recipe.lease(call, request.lease, LEASE_TTL_S)
         entry = await self._queue.enter(call, request.name, lease_id)
         revision = entry.revision if entry.is_first else await self._queue.wait_turn(entry)
         if revision is None:

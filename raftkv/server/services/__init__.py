@@ -1,4 +1,4 @@
-"""The gRPC services that need only the store and the loop: KV, Cluster, Maintenance, Health.
+"""The gRPC services that need only the store and the loop: KV, Cluster, Health.
 
 Owns the way of a request through this member: parsed, checked, then proposed (writes), confirmed with a quorum
 (linearizable reads) or answered at once (serializable reads, Status).
@@ -19,8 +19,8 @@ Example::
     responder = Responder(node, applier, header, admission)
     KVService(responder, txn_operations_max=128).register(server)
 
-Modules: ``kv``, ``range_stream`` (a range in chunks), ``cluster``, ``maintenance``, ``health``, ``responder``,
+Modules: ``kv``, ``range_stream`` (a range in chunks), ``cluster``, ``health``, ``responder``,
 ``leader_guard`` (ends streams that insist on a leader).
 
-Leaves out: leases, watches and recipes, which have packages of their own.
+Leaves out: leases, watches, recipes and maintenance, which have packages of their own.
 """

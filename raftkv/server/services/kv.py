@@ -15,8 +15,10 @@ from functools import partial
 from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply import check, ranges, read_txn, txn
+from raftkv.apply import check, plain_txn, ranges, read_txn, txn
 from raftkv.apply.applier import Outcome
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.auth.rights import Rights
 from raftkv.apply.request import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
@@ -59,6 +61,10 @@ def _txn_in_pieces(request: rpc_pb2.TxnRequest, view: PinnedView, growth: Growth
     return read_txn.in_pieces(view, request, growth)
 
 
+def _check_range(rights: Rights, caller: Caller | None, request: rpc_pb2.RangeRequest) -> None:
+    rights.check_read(caller, request.key, request.range_end)
+
+
 class KVService:
     """Handlers of etcdserverpb.KV.
 
@@ -71,6 +77,7 @@ class KVService:
         self._responder = responder
         self._node = responder.node
         self._applier = responder.applier
+        self._auth = responder.auth
         self._store = responder.applier.store
         self._admission = responder.admission
         self._txn_operations_max = txn_operations_max
@@ -90,11 +97,11 @@ class KVService:
             return
         try:
             check.check_range(request)
-            self._admission.check_read(call, request.serializable)
-            if request.serializable:
+            staleness_s_max = self._admission.check_bounded_read(call, request.serializable)
+            if request.serializable and staleness_s_max is None:
                 self._serve_range(call, request)
             else:
-                self._node.read(PendingRead(call, request, self._serve_range))
+                self._node.read(PendingRead(call, request, self._serve_range), staleness_s_max)
         except errors.StatusError as error:
             fail(call, error)
 
@@ -103,6 +110,8 @@ class KVService:
             return
         slices = self._responder.slices
         try:
+            if self._auth.is_enabled:
+                self._responder.check_again(call, lambda rights, caller: _check_range(rights, caller, request))
             if request.range_end or slices.is_late:
                 answer = None
                 if not slices.is_late:
@@ -143,6 +152,10 @@ class KVService:
 
     def txn(self, call: UnaryCall, data: bytes) -> None:
         """Compare and write; a txn of ranges alone stays out of the log."""
+        plain = plain_txn.decode(data, self._txn_operations_max)
+        if plain is not None and plain.writes:
+            self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, plain))
+            return
         request = parse(call, rpc_pb2.TxnRequest, data)
         if request is None:
             return
@@ -152,17 +165,23 @@ class KVService:
                 self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, request))
                 return
             serializable = txn.is_serializable(request)
-            self._admission.check_read(call, serializable)
-            if serializable:
+            staleness_s_max = self._admission.check_bounded_read(call, serializable)
+            if serializable and staleness_s_max is None:
                 self._serve_txn(call, request)
             else:
-                self._node.read(PendingRead(call, request, self._serve_txn))
+                self._node.read(PendingRead(call, request, self._serve_txn), staleness_s_max)
         except errors.StatusError as error:
             fail(call, error)
 
     def _serve_txn(self, call: UnaryCall, request: rpc_pb2.TxnRequest) -> None:
         if call.cancelled:
             return
+        if self._auth.is_enabled:
+            try:
+                self._responder.check_again(call, lambda rights, caller: rights.check(Kind.TXN, request, caller))
+            except errors.StatusError as error:
+                fail(call, error)
+                return
         size = self._txn_size(request)
         if size > KEYS_OF_TXN_AT_ONCE or self._responder.slices.is_late:
             self._responder.read_in_slices(call, partial(_txn_in_pieces, request), size)

@@ -20,9 +20,11 @@ from google.protobuf.message import DecodeError
 from raftkv import errors
 from raftkv.apply import ranges
 from raftkv.apply.applier import Applier, Outcome
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.auth.rights import Rights
 from raftkv.apply.response import HeaderEncoder
 from raftkv.rpc.server.budget import CONNECTION_FULL
-from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
@@ -173,6 +175,9 @@ class Responder:
         node, applier: of the member.
         header: makes the header of responses.
         admission: refuses what this member cannot take.
+
+    Attributes:
+        caller_of: finds out once more who makes a call; raises for a token that has ended.
     """
 
     def __init__(
@@ -187,7 +192,24 @@ class Responder:
         self.header = header
         self.admission = admission
         self.slices = Slices()
+        self.auth = applier.auth
+        self.caller_of: Callable[[ServerCall], Caller | None] = lambda call: call.caller
         self._growing_bytes = [0]
+
+    def check_again(self, call: ServerCall, check: Callable[[Rights, Caller | None], None]) -> None:
+        """Refuse a read that waited, if users or rights have changed since its call was let in and forbid it now.
+
+        Arguments:
+            call: to be answered.
+            check: asks the rights of a caller.
+
+        Raises:
+            StatusError: as of ``Rights``; the token has ended.
+        """
+        auth = self.auth
+        if auth.is_enabled and (call.caller is None or call.caller.auth_revision != auth.revision):
+            call.caller = self.caller_of(call)
+            check(self.applier.rights, call.caller)
 
     def revision(self) -> int:
         """Current revision of the store."""
@@ -267,7 +289,7 @@ class Responder:
         """
         try:
             self.admission.check_write(call, kind, data, waiter.request)
-            waiter.request_id = self.node.submit(kind, data, waiter)
+            waiter.request_id = self.node.submit(kind, data, waiter, call.caller)
         except errors.StatusError as error:
             fail(call, error)
             return

@@ -6,14 +6,18 @@ receiver writes it to a file of its own, reads that file again, checks the SHA-2
 in it is of the entry that was announced, makes it durable under the name of its index, and only then hands the
 SNAPSHOT message to the core.
 
-    sender       flush -> copy (TO.N.out.db) -> header chunk, data chunks, digest          ``sender``
-    receiver     FROM.N.tmp -> fsync -> read again -> INDEX.snap.db -> SNAPSHOT message    ``receiver``
+    sender       flush -> copy (N.out.db) -> header chunk, data chunks, digest             ``copies``, ``sender``
+    receiver     ....part.tmp -> fsync -> read again -> INDEX.snap.db -> SNAPSHOT message  ``partials``, ``receiver``
     node         marker in the log -> read in steps -> swap -> acknowledge                 ``installer``
+
+A stream that breaks is gone on with where it stopped, also after a restart of the receiver: both ends keep what they
+have for a while, and the sender asks how much that is. Copying and sending rest in proportion to what they take of the
+disk and of the loop, so that writes are hardly slower.
 
 Invariants
 
 - Every message that the core wants sent ends in exactly one report to it, unless another to the same member follows.
-- No file has two writers; none is left behind when nobody waits for it (``files``).
+- No file has two writers; none is left behind when nobody waits for it (``files``): parts go after a while.
 - A copy never takes the room that writes need: before it is made, and as long as it is there (``files.check_room``).
 - Up to its last step an installation changes nothing; every crash after the marker has it done again at the start.
 """

@@ -6,16 +6,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final, TypeVar
 
 from raftkv.errors import SpaceError
-from raftkv.storage.backend.lmdb import lock_path
+from raftkv.storage.backend.environment import lock_path
 
 ROOM_RESERVE_BYTES: Final = 256 * 1024 * 1024
 """Disk that must be left when a database is copied or received: what writes are refused at, and two log segments and
 commits of the database for what is written meanwhile."""
+
+PARTIAL_SUFFIX: Final = ".part.tmp"
+"""End of the name of what was received of a database. Older versions delete it, as they do all ``.tmp``."""
 
 T = TypeVar("T")
 _numbers: Final = count()
@@ -26,9 +30,9 @@ def snapshot_path(directory: Path, index: int) -> Path:
     return directory / f"{index:016x}.snap.db"
 
 
-def outgoing_path(directory: Path, to: int) -> Path:
-    """A name that no other copy of this process has."""
-    return directory / f"{to:016x}.{next(_numbers):x}.out.db"
+def outgoing_path(directory: Path) -> Path:
+    """A name that no other copy of this process has: LMDB refuses one that it has open, under whatever name by now."""
+    return directory / f"{next(_numbers):x}.out.db"
 
 
 def incoming_path(directory: Path, from_: int) -> Path:
@@ -37,10 +41,14 @@ def incoming_path(directory: Path, from_: int) -> Path:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete what a crash left behind; call it when nothing is awaited."""
+    """Delete what a crash left behind; call it when nothing is awaited.
+
+    Not what was received of a database that may still come: that is for the receiver to take up, or to delete.
+    """
     for pattern in ("*.snap.db*", "*.out.db*", "*.tmp"):
         for path in directory.glob(pattern):
-            path.unlink(missing_ok=True)
+            if not path.name.endswith(PARTIAL_SUFFIX):
+                path.unlink(missing_ok=True)
 
 
 def remove_received(directory: Path, index: int) -> None:
@@ -52,7 +60,7 @@ def remove_received(directory: Path, index: int) -> None:
     """
     for path in directory.glob("*.snap.db"):
         if int(path.name.partition(".")[0], 16) <= index:
-            remove_database(path)
+            remove_soon(path)
 
 
 def remove_database(path: Path) -> None:
@@ -61,12 +69,29 @@ def remove_database(path: Path) -> None:
     lock_path(path).unlink(missing_ok=True)
 
 
-def check_room(directory: Path, size_bytes: int) -> None:
+def remove_soon(path: Path) -> None:
+    """Delete a copy, on a thread if there is a loop to hold: to free a gigabyte takes half a second. The name is free
+    at once.
+    """
+    lock_path(path).unlink(missing_ok=True)
+    unwanted = path.with_name(f"{next(_numbers):x}.unwanted.tmp")
+    try:
+        path.rename(unwanted)
+    except FileNotFoundError:
+        return
+    try:
+        asyncio.get_running_loop().run_in_executor(None, partial(unwanted.unlink, missing_ok=True))
+    except RuntimeError:
+        unwanted.unlink(missing_ok=True)
+
+
+def check_room(directory: Path, size_bytes: int, what: str = "a snapshot") -> None:
     """Refuse a copy that would leave too little of the disk.
 
     Arguments:
         directory: on the disk.
         size_bytes: of the copy.
+        what: name of the copy.
 
     Raises:
         SpaceError: says how much there is and how much is needed.
@@ -76,7 +101,7 @@ def check_room(directory: Path, size_bytes: int) -> None:
     if free_bytes < size_bytes + ROOM_RESERVE_BYTES:
         needed_bytes = size_bytes + ROOM_RESERVE_BYTES
         raise SpaceError(
-            f"a snapshot of {size_bytes >> 20} MiB needs {needed_bytes >> 20} MiB free in {directory}, "
+            f"{what} of {size_bytes >> 20} MiB needs {needed_bytes >> 20} MiB free in {directory}, "
             f"where {free_bytes >> 20} MiB are: make room"
         )
 

@@ -30,6 +30,7 @@ class Installer:
 
     Attributes:
         on_swapped: called in the turn of the swap; what is derived from the store is read again here.
+        is_installing: whether a database is being installed.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Installer:
         self.on_swapped: list[Callable[[SnapshotMeta], None]] = []
         self._on_fatal = on_fatal
         self._task: asyncio.Task[None] | None = None
+        self.is_installing = False
 
     def install(self, meta: SnapshotMeta, done: Callable[[], None]) -> None:
         """Begin; ``done`` is called in the turn of the swap. No entry may be applied until then.
@@ -61,6 +63,7 @@ class Installer:
 
     async def _install(self, meta: SnapshotMeta, done: Callable[[], None]) -> None:
         steps = self._store.install_steps(snapshot_path(self._directory, meta.index))
+        self.is_installing = True
         try:
             failpoint("raftBeforeApplySnap")
             for rest_s in steps:
@@ -73,4 +76,5 @@ class Installer:
         except Exception as error:
             self._on_fatal(error)
         finally:
+            self.is_installing = False
             steps.close()

@@ -1,22 +1,37 @@
-"""The receiving half: a database from the leader, checked as it lies on this disk before anything relies on it."""
+"""The receiving half: a database from the leader, checked as it lies on this disk before anything relies on it.
+
+    offset(index, term, size, sha256) -> bytes that are here       a stream that broke goes on there
+    header, data, digest -> ...part.tmp -> fsync -> read again -> INDEX.snap.db -> SNAPSHOT message
+
+What has come stays when a stream breaks or this process ends, and goes when it is damaged, when another database comes,
+when its room is needed, or when nobody has sent the rest for a while (``partials``).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
 from raftkv.pb import raft_pb2
+from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, MessageType
+from raftkv.rpc.server.server import AsyncUnaryHandler
 from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.status import RpcError
+from raftkv.server.histograms import DISK_S, Buckets, doubling
 from raftkv.server.peer.codec import decode_snapshot_meta
-from raftkv.server.snapshots.files import check_room, incoming_path, on_thread, remove_database, snapshot_path
+from raftkv.server.snapshots.files import check_room, incoming_path, on_thread, remove_soon, snapshot_path
+from raftkv.server.snapshots.partials import Partial, Partials, partial_path, received_bytes
+from raftkv.server.snapshots.transfers import Transfers
 from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.snapshot import SnapshotInfo, verify_snapshot
@@ -25,6 +40,13 @@ _log = logging.getLogger(__name__)
 
 IDLE_TIMEOUT_S: Final = 30.0
 """Longest wait for the next piece: a sender that is gone must not keep the room that its database was given."""
+
+WRITE_BYTES: Final = 1024 * 1024
+"""What is gathered before it is written."""
+
+
+class BrokenStreamError(errors.StorageError):
+    """A stream that ended before its database did: the rest may come by another."""
 
 
 class SnapshotReceiver:
@@ -39,20 +61,58 @@ class SnapshotReceiver:
         self._directory = directory
         self._is_awaited = is_awaited
         self._receiving: set[asyncio.Task[object]] = set()
+        self._writers: dict[Path, asyncio.Task[object]] = {}
+        self._partials = Partials(directory, self._writers.__contains__)
+        self.transfers = Transfers()
+        self.syncs = Buckets(DISK_S)
+        self.saves = Buckets(doubling(0.1, 10))
+        """Durations of taking a whole database, in seconds; ``syncs`` has those of making it durable."""
 
-    async def receive(self, call: StreamCall) -> Message:
+    def start(self) -> None:
+        """Give what a crash left behind its time to be gone on with."""
+        self._partials.keep()
+
+    def close(self) -> None:
+        """Forget what is waited for; the next start takes it up."""
+        self._partials.close()
+
+    def for_members(self) -> dict[str, AsyncUnaryHandler]:
+        """What other members may ask: handlers by path, for the peer port."""
+        return {SERVICES["raftkvpb.Peer"]["SnapshotOffset"].path: self._offset}
+
+    async def _offset(self, data: bytes, call: Any) -> bytes:
+        """How much of a database is here. A stream that brings it still is over: its sender asks."""
+        try:
+            asked = raft_pb2.SnapshotOffsetRequest.FromString(data)
+        except DecodeError as error:
+            raise RpcError(errors.INVALID_ARGUMENT, f"not a question for an offset: {error}") from None
+        path = partial_path(self._directory, asked.index, asked.term, asked.size_bytes, asked.sha256)
+        await self._take_over(path)
+        offset = received_bytes(path, asked.size_bytes)
+        return raft_pb2.SnapshotOffsetResponse(offset_bytes=offset).SerializeToString()
+
+    async def _take_over(self, path: Path) -> None:
+        """End whoever writes to a file: it is about to have another writer."""
+        while (writer := self._writers.get(path)) is not None:
+            writer.cancel()
+            await asyncio.wait([writer])
+
+    async def receive(self, call: StreamCall, sender: int) -> Message:
         """Take one database; the message to step once it is in place. Call ``settle`` after that.
 
+        Arguments:
+            call: the stream that brings it.
+            sender: id of the member whose stream it is.
+
         Raises:
-            StorageError: it does not fit, arrived damaged, or was given up.
+            StorageError: it does not fit, arrived damaged, was given up, or is another member's.
         """
         task = asyncio.current_task()
         if task is not None:
             self._receiving.add(task)
         try:
-            return await self._receive(call)
-        except TimeoutError:
-            raise errors.StorageError(f"a snapshot stopped coming for {IDLE_TIMEOUT_S:g} s") from None
+            with self.transfers.of(sender):
+                return await self._receive(call, sender)
         except OSError as error:
             raise errors.StorageError(f"cannot store a snapshot in {self._directory}: {error.strerror}") from error
         except asyncio.CancelledError:
@@ -68,33 +128,40 @@ class SnapshotReceiver:
         tasks, self._receiving = self._receiving, set()
         for task in tasks:
             task.cancel()
-        return bool(tasks)
+        return self._partials.remove() or bool(tasks)
 
     def settle(self, message: Message) -> None:
         """The message of a received database was stepped: remove the file, unless the core wants it."""
         if message.snapshot is not None and not self._is_awaited(message.snapshot.index):
-            remove_database(snapshot_path(self._directory, message.snapshot.index))
+            remove_soon(snapshot_path(self._directory, message.snapshot.index))
 
-    async def _receive(self, call: StreamCall) -> Message:
+    async def _receive(self, call: StreamCall, sender: int) -> Message:
         header = await _next(call)
         message = header.message
+        if message.from_id != sender:
+            raise errors.StorageError(f"member {sender:x} sent a snapshot in the name of {message.from_id:x}")
         if message.type != MessageType.SNAPSHOT or not message.snapshot.index:
             raise errors.StorageError("a snapshot does not say what it is")
-        check_room(self._directory, header.size_bytes)
         meta = decode_snapshot_meta(message.snapshot)
-        temporary = incoming_path(self._directory, message.from_id)
+        path = await self._path(header)
+        offset = received_bytes(path, header.size_bytes) if header.offset_bytes else 0
+        if header.offset_bytes > offset:
+            raise errors.StorageError(f"a snapshot goes on at byte {header.offset_bytes}, of which {offset} are here")
+        if not path.exists():
+            check_room(self._directory, header.size_bytes)
+        began_s = time.perf_counter()
+        digest = await self._write(call, path, header)
         try:
-            with _create(temporary) as file:
-                digest = await _write(call, file, header.size_bytes)
             info = SnapshotInfo(meta.index, meta.term, meta.conf_state, header.size_bytes, digest)
-            await on_thread(lambda: _verify(temporary, info))
+            await on_thread(lambda: _verify(path, info))
             failpoint("snapshotBeforeRename")
             if not self._is_awaited(meta.index):
-                os.replace(temporary, snapshot_path(self._directory, meta.index))
+                os.replace(path, snapshot_path(self._directory, meta.index))
             failpoint("snapshotAfterRename")
             await on_thread(lambda: sync_directory(str(self._directory)))
         finally:
-            remove_database(temporary)
+            remove_soon(path)
+        self.saves.observe(time.perf_counter() - began_s)
         _log.info("received a snapshot at %d from %x: %d bytes", meta.index, message.from_id, header.size_bytes)
         return Message(
             MessageType.SNAPSHOT,
@@ -104,26 +171,57 @@ class SnapshotReceiver:
             snapshot=meta,
         )
 
+    async def _path(self, header: raft_pb2.SnapshotChunk) -> Path:
+        """The file that a database comes into, which nobody else writes to."""
+        message = header.message
+        if not header.sha256:
+            return incoming_path(self._directory, message.from_id)  # of a version that never goes on with a stream
+        meta = message.snapshot
+        path = partial_path(self._directory, meta.index, meta.term, header.size_bytes, header.sha256)
+        await self._take_over(path)
+        self._partials.remove(kept=path)
+        return path
 
-def _create(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb")
+    async def _write(self, call: StreamCall, path: Path, header: raft_pb2.SnapshotChunk) -> bytes:
+        """Write what comes; the digest that the sender gives at the end. What a broken stream brought is kept."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._writers[path] = task
+        try:
+            file = await on_thread(lambda: Partial(path, header.size_bytes, header.offset_bytes))
+            try:
+                return await _receive_into(file, call, header.size_bytes, self.syncs)
+            finally:
+                file.close()
+        except BaseException as error:
+            is_broken = isinstance(error, BrokenStreamError | RpcError | asyncio.CancelledError)
+            # What was given up is not among the receiving any more: its room is needed.
+            if header.sha256 and is_broken and task in self._receiving:
+                self._partials.keep()
+            else:
+                remove_soon(path)
+            raise
+        finally:
+            self._writers.pop(path, None)
 
 
-async def _write(call: StreamCall, file: BinaryIO, size_bytes: int) -> bytes:
-    """Write what comes; the digest that the sender gives at the end."""
-    # Room for all of it first: better to find none now than in the middle, and writes here see what is left.
-    if size_bytes:
-        await on_thread(lambda: os.posix_fallocate(file.fileno(), 0, size_bytes))
-    received = 0
+async def _receive_into(file: Partial, call: StreamCall, size_bytes: int, syncs: Buckets) -> bytes:
+    pieces: list[bytes] = []
+    gathered = 0
     while not (chunk := await _next(call)).sha256:
-        received += len(chunk.data)
-        if received > size_bytes:
+        pieces.append(chunk.data)
+        gathered += len(chunk.data)
+        if file.offset_bytes + gathered > size_bytes:
             raise errors.StorageError(f"a snapshot is longer than the {size_bytes} bytes it announced")
-        file.write(chunk.data)
-    if received != size_bytes:
-        raise errors.StorageError(f"a snapshot arrived damaged: {received} of {size_bytes} bytes")
-    file.flush()
-    await on_thread(lambda: os.fsync(file.fileno()))
+        if gathered >= WRITE_BYTES:
+            data, pieces, gathered = b"".join(pieces), [], 0
+            await on_thread(partial(file.append, data))
+    await on_thread(partial(file.append, b"".join(pieces)))
+    if file.offset_bytes != size_bytes:
+        raise errors.StorageError(f"a snapshot arrived damaged: {file.offset_bytes} of {size_bytes} bytes")
+    began_s = time.perf_counter()
+    await on_thread(file.finish)
+    syncs.observe(time.perf_counter() - began_s)
     return chunk.sha256
 
 
@@ -141,10 +239,13 @@ def _verify(path: Path, info: SnapshotInfo) -> None:
 
 
 async def _next(call: StreamCall) -> raft_pb2.SnapshotChunk:
-    async with asyncio.timeout(IDLE_TIMEOUT_S):
-        data = await call.receive()
+    try:
+        async with asyncio.timeout(IDLE_TIMEOUT_S):
+            data = await call.receive()
+    except TimeoutError:
+        raise BrokenStreamError(f"a snapshot stopped coming for {IDLE_TIMEOUT_S:g} s") from None
     if data is None:
-        raise errors.StorageError("a snapshot ended early")
+        raise BrokenStreamError("a snapshot ended early")
     try:
         return raft_pb2.SnapshotChunk.FromString(data)
     except DecodeError as error:

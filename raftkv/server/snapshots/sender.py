@@ -1,7 +1,14 @@
 """The sending half: a copy of the database for a member that fell behind the log.
 
-    send(message) --> wait after failures --> [copy, one at a time] --> stream --> report(to, ok), exactly once
+    send(message) --> wait after failures --> [copy] --> ask what is there --> stream --> report(to, ok), exactly once
                                               log is held from here on
+    ... until the member has what the log had when the stream ended: else it would need the next database
+
+A stream that broke is not begun anew: the copy is kept for a while (``copies``), the receiver keeps what it has, and
+the next stream goes on there. One that does not know of this is sent everything, from the beginning.
+
+The stream takes a part of the loop's time only (``SEND_SHARE``), in small pieces, so that writes are hardly slower
+meanwhile; and no more is queued than the receiver can take soon.
 
 A member that is sent a second snapshot while one is on its way has been given up by the core in between (it asks again
 only after a report, or under another term): the first is cancelled, and the one report is that of the second.
@@ -11,25 +18,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, SnapshotMeta
 from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.status import Code, RpcError
 from raftkv.server.peer.codec import encode_snapshot_meta
-from raftkv.server.snapshots.files import check_room, on_thread, outgoing_path, remove_database
+from raftkv.server.snapshots.copies import Copies, Copy
+from raftkv.server.snapshots.transfers import Transfers
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import Store
-from raftkv.storage.snapshot import SnapshotInfo, write_snapshot
+from raftkv.storage.snapshot import SnapshotInfo
 
 _log = logging.getLogger(__name__)
 PATH: Final = SERVICES["raftkvpb.Peer"]["InstallSnapshot"].path
-CHUNK_BYTES: Final = 256 * 1024
+OFFSET_PATH: Final = SERVICES["raftkvpb.Peer"]["SnapshotOffset"].path
+READ_BYTES: Final = 1024 * 1024
+CHUNK_BYTES: Final = 64 * 1024
+QUEUED_MAX_BYTES: Final = 1024 * 1024
+"""Bytes of the stream that may wait to be sent: messages of the log share its connection."""
+
+SEND_SHARE: Final = 0.25
+"""Part of the loop's time that a stream takes."""
+
 SEND_TIMEOUT_S: Final = 600.0
+OFFSET_TIMEOUT_S: Final = 10.0
+CATCH_UP_S: Final = 60.0
+"""How long a member may take to install a database and to read what the log had when it was sent."""
+
 RETRY_MIN_S: Final = 0.5
 RETRY_MAX_S: Final = 30.0
 """Rest before the next copy for a member after its first failure, which doubles with each further one, up to this."""
@@ -44,6 +67,7 @@ class SnapshotSender:
         channel: the connection to a peer.
         metadata: our introduction to a peer.
         is_wanted: whether the core still waits for what a message stands for.
+        is_served: whether a member has the log up to an index, or is none of this member's any more.
         report: called with the member and whether it succeeded, for the core.
     """
 
@@ -54,27 +78,38 @@ class SnapshotSender:
         channel: Callable[[int], Channel | None],
         metadata: Callable[[int], tuple[tuple[str, str], ...]],
         is_wanted: Callable[[Message], bool],
+        is_served: Callable[[int, int], bool],
         report: Callable[[int, bool], None],
     ) -> None:
         self._store = store
-        self._directory = directory
         self._channel = channel
         self._metadata = metadata
         self._is_wanted = is_wanted
+        self._is_served = is_served
         self._report = report
         self._sends: dict[int, asyncio.Task[bool]] = {}
         self._failures: dict[int, int] = {}
+        self._catching_up: dict[int, tuple[int, float]] = {}
         self._tasks: set[asyncio.Task[bool]] = set()
         self._holding: set[asyncio.Task[Any]] = set()
-        self._copying = asyncio.Lock()
+        self.copies = Copies(store, directory)
+        self.transfers = Transfers()
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether a snapshot is being made or sent: the log behind it must be kept meanwhile."""
-        return bool(self._holding)
+    def holds_log(self) -> bool:
+        """Whether a snapshot is being made, sent, kept or caught up with: the log behind it must be kept meanwhile.
+
+        One that is kept for members that do not need it any more goes.
+        """
+        self.copies.forget(self._is_served)
+        now = asyncio.get_running_loop().time()
+        for to, (index, until) in list(self._catching_up.items()):
+            if now > until or self._is_served(to, index):
+                del self._catching_up[to]
+        return bool(self._holding) or self.copies.held or bool(self._catching_up)
 
     def send(self, message: Message) -> None:
         """Send the database that a SNAPSHOT message stands for."""
+        self._catching_up.pop(message.to, None)
         before = self._sends.pop(message.to, None)
         if before is not None:
             before.cancel()
@@ -91,6 +126,10 @@ class SnapshotSender:
         if self._sends.get(to) is not task:
             return  # another to the same member has taken its place, and will report
         del self._sends[to]
+        if ok:
+            # It has to install what it got, and to catch up with what was written meanwhile: were the log cut in
+            # between, it would need the next database, and so on for as long as there are many writes.
+            self._catching_up[to] = self._store.applied_index, task.get_loop().time() + CATCH_UP_S
         self._failures[to] = 0 if ok else self._failures.get(to, 0) + 1
         self._report(to, ok)
 
@@ -101,7 +140,10 @@ class SnapshotSender:
             _log.warning("giving up %d snapshots on their way to other members: %s", len(news), reason)
         for task in news:
             task.cancel()
-        return self.in_flight
+        held = bool(self._holding) or self.copies.held
+        self.copies.drop()
+        self._catching_up.clear()
+        return held
 
     async def close(self) -> None:
         """Give up on everything."""
@@ -109,6 +151,7 @@ class SnapshotSender:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.copies.close()
 
     async def _send(self, message: Message) -> bool:
         failures = self._failures.get(message.to, 0)
@@ -119,45 +162,46 @@ class SnapshotSender:
         task = asyncio.current_task()
         if task is not None:
             self._holding.add(task)
-        path = outgoing_path(self._directory, message.to)
         try:
-            await self._deliver(message, path)
+            await self._deliver(message)
         except Exception as error:
             # Whatever it was, the core must hear of it, or it sends this member nothing for ever.
             _log.warning("sending a snapshot to %x failed, it is tried again later: %s", message.to, error)
             return False
-        finally:
-            remove_database(path)
         return True
 
-    async def _deliver(self, message: Message, path: Path) -> None:
+    async def _deliver(self, message: Message) -> None:
         channel = self._channel(message.to)
         if channel is None:
             raise ConnectionError("no connection")
-        async with self._copying:
-            info = await self._copy(path)
-        failpoint("snapshotBeforeSend")
-        _log.info("sending a snapshot at %d to %x", info.index, message.to)
-        await self._stream(channel, message, info, path)
-        _log.info("sent the snapshot at %d to %x: %d bytes", info.index, message.to, info.size_bytes)
+        index = message.snapshot.index if message.snapshot is not None else 0
+        async with self.copies.use(message.to, index) as copy:
+            failpoint("snapshotBeforeSend")
+            with self.transfers.of(message.to):
+                await self._stream(channel, message, copy)
+        _log.info("sent the snapshot at %d to %x: %d bytes", copy.info.index, message.to, copy.info.size_bytes)
 
-    async def _copy(self, path: Path) -> SnapshotInfo:
-        flushed = asyncio.Event()
-        self._store.flush(flushed.set)
-        await flushed.wait()
-        check_room(self._directory, self._store.size_in_use_bytes)
-        return await on_thread(partial(write_snapshot, self._store.backend, path))
-
-    async def _stream(self, channel: Channel, message: Message, info: SnapshotInfo, path: Path) -> None:
-        # Not to a member that is away: the log would be held for it until somebody else needs the room.
+    async def _stream(self, channel: Channel, message: Message, copy: Copy) -> None:
         metadata = self._metadata(message.to)
+        offset = await _offset(channel, copy.info, metadata)
+        _log.info(
+            "sending a snapshot at %d to %x%s",
+            copy.info.index,
+            message.to,
+            f", which has {offset} of {copy.info.size_bytes} bytes" if offset else "",
+        )
+        # Not to a member that is away: the log would be held for it until somebody else needs the room.
         stream = channel.stream(PATH, metadata=metadata, timeout_s=SEND_TIMEOUT_S, wait_for_ready=False)
+        stream.room_bytes = QUEUED_MAX_BYTES
         try:
-            with path.open("rb") as file:
-                await stream.send(_header_chunk(message, info))
-                for data in _pieces(file):
+            await stream.send(_header_chunk(message, copy.info, offset))
+            async with aclosing(_pieces(copy.path, offset)) as pieces:
+                async for data in pieces:
+                    started = time.perf_counter()
                     await stream.send(raft_pb2.SnapshotChunk(data=data).SerializeToString())
-            await stream.send(raft_pb2.SnapshotChunk(sha256=info.sha256).SerializeToString())
+                    # The rest of the time is for others, in proportion.
+                    await asyncio.sleep((time.perf_counter() - started) * (1 / SEND_SHARE - 1))
+            await stream.send(raft_pb2.SnapshotChunk(sha256=copy.info.sha256).SerializeToString())
             stream.half_close()
             async for _ in stream:
                 pass
@@ -165,7 +209,24 @@ class SnapshotSender:
             stream.cancel()
 
 
-def _header_chunk(message: Message, info: SnapshotInfo) -> bytes:
+async def _offset(channel: Channel, info: SnapshotInfo, metadata: tuple[tuple[str, str], ...]) -> int:
+    """How much of a copy the receiver has."""
+    request = raft_pb2.SnapshotOffsetRequest(
+        index=info.index, term=info.term, size_bytes=info.size_bytes, sha256=info.sha256
+    )
+    call = channel.unary(
+        OFFSET_PATH, request.SerializeToString(), OFFSET_TIMEOUT_S, metadata=metadata, wait_for_ready=False
+    )
+    try:
+        offset = raft_pb2.SnapshotOffsetResponse.FromString(await call).offset_bytes
+    except RpcError as error:
+        if error.code == Code.UNIMPLEMENTED:
+            return 0  # an older version, which begins anew each time
+        raise
+    return offset if offset <= info.size_bytes else 0
+
+
+def _header_chunk(message: Message, info: SnapshotInfo, offset: int) -> bytes:
     meta = SnapshotMeta(info.index, info.term, info.conf_state)
     return raft_pb2.SnapshotChunk(
         message=raft_pb2.Message(
@@ -176,8 +237,15 @@ def _header_chunk(message: Message, info: SnapshotInfo) -> bytes:
             snapshot=encode_snapshot_meta(meta),
         ),
         size_bytes=info.size_bytes,
+        sha256=info.sha256,
+        offset_bytes=offset,
     ).SerializeToString()
 
 
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    return iter(lambda: file.read(CHUNK_BYTES), b"")
+async def _pieces(path: Path, offset: int) -> AsyncGenerator[bytes, None]:
+    """The bytes of a file from an offset on, in pieces; read on a thread, as they may have to come from the disk."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        while data := await asyncio.to_thread(file.read, READ_BYTES):
+            for at in range(0, len(data), CHUNK_BYTES):
+                yield data[at : at + CHUNK_BYTES]

@@ -435,6 +435,11 @@ class WatchHub:
             self._catch_up.add(watcher)
 
     @property
+    def pending_count(self) -> int:
+        """Changes that are applied and not delivered yet."""
+        return sum(len(changes) for _, changes in self._pending)
+
+    @property
     def lag_revisions(self) -> int:
         """How far the slowest watcher is behind, of those that wait for their turn or for their client."""
         parked = (stream.parked_revision for stream in self.streams if stream.unsynced_count)

@@ -60,14 +60,15 @@ def refused(header: bytes, reason: str) -> bytes:
     return header + id_field(-1) + _CREATED + _CANCELED + field(6, reason.encode())
 
 
-def canceled(header: bytes, watch_id: int) -> bytes:
-    """Make the answer to a cancel request.
+def canceled(header: bytes, watch_id: int, reason: str = "") -> bytes:
+    """Make the answer to a cancel request, or the end of a watcher that may not go on.
 
     Arguments:
         header: of the response.
         watch_id: of the watcher that ended.
+        reason: for people; empty: the client asked for it.
     """
-    return header + id_field(watch_id) + _CANCELED
+    return header + id_field(watch_id) + _CANCELED + (field(6, reason.encode()) if reason else b"")
 
 
 def compacted(header: bytes, watch_id: int, compact_revision: int) -> bytes:

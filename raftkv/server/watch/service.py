@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
 
 from raftkv import errors
 from raftkv.pb.services import SERVICES
+from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
@@ -20,7 +22,7 @@ from raftkv.server.node.admission import Admission
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.responder import refusals
 from raftkv.server.watch.hub import WatchHub
-from raftkv.server.watch.stream import WatchStream
+from raftkv.server.watch.stream import Refusal, WatchStream
 
 _PATH: Final = SERVICES["etcdserverpb.Watch"]["Watch"].path
 REQUESTS_PER_PASS: Final = 200
@@ -28,6 +30,23 @@ REQUESTS_PER_PASS: Final = 200
 PROGRESS_JITTER: Final = 0.1
 PROGRESS_DEFAULT_S: Final = 600.0
 PROGRESS_MIN_S: Final = 0.1
+
+
+class LiveCall(Protocol):
+    """A stream whose client may lose the right to it."""
+
+    recheck: Callable[[Refusal], Iterator[None]] | None
+    """Looks through what is under way."""
+
+    def read_refusal(self, key: bytes, range_end: bytes) -> str:
+        """Why the client may not watch an interval; empty: it may."""
+
+
+class Live(Protocol):
+    """The streams of a member."""
+
+    def of(self, call: ServerCall) -> LiveCall:
+        """Return what is known of a call."""
 
 
 class WatchRunner:
@@ -56,6 +75,10 @@ class WatchRunner:
             self._loop.call_later(self._loop.time() - started_at, self._run)
 
 
+OnRefused = Callable[[StreamCall, bytes, bytes, str], None]
+"""Gets the call, the interval's key and end, and why it is refused."""
+
+
 class WatchService:
     """Handler of etcdserverpb.Watch.
 
@@ -63,8 +86,10 @@ class WatchService:
         hub: of the member.
         admission: checks the metadata of the call.
         guard: ends streams that insist on a leader.
+        live: what a client may watch, and that it may no more; None: where nobody is asked who calls.
         fragment_bytes: size above which responses are split for watchers that allow it.
         progress_interval_s: time between progress notifications.
+        on_refused: hears of intervals that a client may not watch; its stream goes on.
     """
 
     def __init__(
@@ -72,13 +97,17 @@ class WatchService:
         hub: WatchHub,
         admission: Admission,
         guard: LeaderGuard,
+        live: Live | None = None,
         *,
         fragment_bytes: int,
         progress_interval_s: float,
+        on_refused: OnRefused | None = None,
     ) -> None:
+        self._on_refused = on_refused
         self._hub = hub
         self._admission = admission
         self._guard = guard
+        self._live = live
         self._fragment_bytes = fragment_bytes
         # As etcd: zero is the default, and no client needs more than ten a second.
         self._progress_interval_s = max(progress_interval_s or PROGRESS_DEFAULT_S, PROGRESS_MIN_S)
@@ -95,7 +124,7 @@ class WatchService:
         with refusals():
             self._admission.check_metadata(call)
         end = self._guard.until_leader_lost(call)
-        stream = WatchStream(self._hub, call, self._fragment_bytes, lambda error: _fail(end, error))
+        stream = self._stream(call, end)
         tasks = [
             self._loop.create_task(self._receive(call, stream, end)),
             self._loop.create_task(self._notify_progress(stream)),
@@ -106,6 +135,30 @@ class WatchService:
             for task in tasks:
                 task.cancel()
             stream.close()
+
+    def _refusal(self, call: StreamCall, refusal: Refusal) -> Refusal:
+        on_refused = self._on_refused
+        if on_refused is None:
+            return refusal
+
+        def noted(key: bytes, range_end: bytes) -> str:
+            reason = refusal(key, range_end)
+            if reason:
+                on_refused(call, key, range_end, reason)
+            return reason
+
+        return noted
+
+    def _stream(self, call: StreamCall, end: asyncio.Future[None]) -> WatchStream:
+        def fail(error: errors.StatusError) -> None:
+            _fail(end, error)
+
+        if self._live is None:
+            return WatchStream(self._hub, call, self._fragment_bytes, fail)
+        live = self._live.of(call)
+        stream = WatchStream(self._hub, call, self._fragment_bytes, fail, self._refusal(call, live.read_refusal))
+        live.recheck = stream.recheck
+        return stream
 
     async def _receive(self, call: StreamCall, stream: WatchStream, end: asyncio.Future[None]) -> None:
         """Take the client's requests: many fit in what a pass of the loop receives, so it takes only some of them."""

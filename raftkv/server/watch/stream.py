@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.pb import rpc_pb2
@@ -35,6 +35,7 @@ BURST_MAX_BYTES: Final = 4 * 1024 * 1024
 """Bytes that one change may put on one stream at once: beyond it, its watchers are served one by one."""
 
 NOTIFICATIONS_PER_STEP: Final = 1000
+RECHECKS_PER_STEP: Final = 100
 
 STREAM_WATCHERS_MAX_BYTES: Final = 256 * 1024 * 1024
 """What the watchers of one stream may take: about 240,000 on keys of 30 bytes (see ``WATCHER_BYTES``)."""
@@ -46,6 +47,14 @@ INTERRUPTED: Final = "raftkv: the watch was interrupted: watch again"
 
 _pack: Final = PREFIX.pack
 _log = logging.getLogger(__name__)
+
+
+Refusal = Callable[[bytes, bytes], str]
+"""Why an interval of keys may not be watched, in etcd's words; empty: it may."""
+
+
+def _allow(_key: bytes, _range_end: bytes) -> str:
+    return ""
 
 
 class Call(Protocol):
@@ -63,8 +72,8 @@ class Call(Protocol):
     def crowded(self) -> bool:
         """True while so much waits, for the connection or the member, that nothing more should be queued."""
 
-    def send_frames_nowait(self, frames: bytes) -> None:
-        """Queue messages that have their prefixes already."""
+    def send_frames_nowait(self, frames: bytes, count: int) -> None:
+        """Queue so many messages that have their prefixes already."""
 
     def on_room(self, callback: Callable[[], None] | None) -> None:
         """Call back each time queued bytes have left; None to stop."""
@@ -110,17 +119,28 @@ class WatchStream:
         call: the RPC.
         fragment_bytes: size above which a response is split, for watchers that allow it.
         fail: ends the RPC with an error.
+        refusal: of what the client may not watch.
     """
 
-    def __init__(self, hub: Hub, call: Call, fragment_bytes: int, fail: Callable[[errors.StatusError], None]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        call: Call,
+        fragment_bytes: int,
+        fail: Callable[[errors.StatusError], None],
+        refusal: Refusal = _allow,
+    ) -> None:
         self.fail = fail
         self.watchers: dict[int, Watcher] = {}
         self.watcher_bytes = 0
         self._hub = hub
         self._call = call
+        self._refusal_of = refusal
         self._fragment_bytes = fragment_bytes
         self._next_id = 0
         self._out: list[bytes] = []
+        self._bodies = 0
+        """Elements of ``_out`` that belong to the message begun before them."""
         self._queued_bytes = 0
         self._parked: dict[Watcher, None] = {}
         self._ahead: list[tuple[int, int, Watcher]] = []
@@ -129,6 +149,18 @@ class WatchStream:
         self.unsynced_count = 0
         """Watchers that are behind; kept by the hub."""
         self.is_closed = False
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """Address of the client, and its user, as far as they are known; for people."""
+        call: Any = self._call
+        user = getattr(getattr(call, "caller", None), "user", b"")
+        return getattr(getattr(call, "peer", None), "address", ""), user.decode("utf-8", "replace")
+
+    @property
+    def unread_bytes(self) -> int:
+        """What waits for the client to read."""
+        return self._call.send_buffer_size
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -151,6 +183,9 @@ class WatchStream:
     def _create(self, request: rpc_pb2.WatchCreateRequest) -> None:
         key, range_end = request.key or b"\0", request.range_end
         header = self._hub.header()
+        if reason := self._refusal_of(key, range_end):
+            self.send(messages.refused(header, reason))
+            return
         if range_end not in (b"", b"\0") and range_end <= key:
             self.send(messages.refused(header, "mvcc: watcher range is empty"))
             return
@@ -233,6 +268,27 @@ class WatchStream:
             if number % NOTIFICATIONS_PER_STEP == 0:
                 yield
 
+    def recheck(self, refusal: Refusal) -> Iterator[None]:
+        """End the watchers that may not go on, with pauses; what is delivered from here on does not reach them."""
+        ended: list[tuple[int, str]] = []
+        for number, watcher in enumerate(list(self.watchers.values()), 1):
+            if self.watchers.get(watcher.watch_id) is watcher:
+                reason = refusal(watcher.key, watcher.range_end)
+                if reason:
+                    self.forget(watcher)
+                    ended.append((watcher.watch_id, reason))
+            if number % RECHECKS_PER_STEP == 0:
+                self._say_ended(ended)
+                yield
+        self._say_ended(ended)
+
+    def _say_ended(self, ended: list[tuple[int, str]]) -> None:
+        if ended and not self.is_closed:
+            header = self._hub.header()
+            for watch_id, reason in ended:
+                self.send(messages.canceled(header, watch_id, reason))
+        ended.clear()
+
     def forget(self, watcher: Watcher) -> None:
         """End a watcher without a word."""
         self._hub.remove(watcher)
@@ -248,6 +304,7 @@ class WatchStream:
         self._parked.clear()
         self._ahead.clear()
         self._out.clear()
+        self._bodies = 0
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -284,6 +341,7 @@ class WatchStream:
         # Apart, so that events which many share are copied once: when they leave.
         self._out.append(_pack(0, size_bytes) + header + watcher.id_field)
         self._out.append(events)
+        self._bodies += 1
         self._queued_bytes += size_bytes
 
     def is_to_be_split(self, watcher: Watcher, header: bytes, count: int, size_bytes: int) -> bool:
@@ -308,6 +366,7 @@ class WatchStream:
         for message in fragments:
             self._out.append(_pack(0, len(message)))
             self._out.append(message)
+            self._bodies += 1
             self._queued_bytes += len(message)
 
     def fan_out(self, header: bytes, id_fields: dict[int, bytes], event: bytes) -> bool:
@@ -350,9 +409,10 @@ class WatchStream:
     def flush(self) -> None:
         """Send what the turn has gathered. If that fails the stream ends: no watcher may miss an event unknowingly."""
         out, self._out = self._out, []
+        bodies, self._bodies = self._bodies, 0
         try:
             if out:
-                self._call.send_frames_nowait(b"".join(out))
+                self._call.send_frames_nowait(b"".join(out), len(out) - bodies)
         except Exception:
             _log.exception("events could not be sent: ending a watch stream")
             self.fail(errors.StoppedError(INTERRUPTED))

@@ -1,6 +1,7 @@
-"""The Maintenance service: status, alarms, hashes.
+"""The Maintenance service: status, alarms and hashes here, the rest in modules of its own.
 
-Status and hashes are of this member alone and need no leader; alarms go through the log.
+Status and hashes are of this member alone and need no leader; alarms go through the log. A learner answers Status
+alone, as in etcd.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from raftkv.raft.types import NONE
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.server import ETCD_STORAGE_VERSION, ETCD_VERSION
+from raftkv.server.maintenance.defragmentation import DefragmentCommand, Defragmenter
+from raftkv.server.maintenance.downgrade import DowngradeCommand
+from raftkv.server.maintenance.hashes import Hashes
+from raftkv.server.maintenance.leadership import LeaderMove
 from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
-from raftkv.storage.hash import KVHash, hash_database
+from raftkv.storage.hash import hash_database
 from raftkv.storage.mvcc import Store
 
 _METHODS: Final = SERVICES["etcdserverpb.Maintenance"]
@@ -33,19 +38,36 @@ class MaintenanceService:
         responder: the member's shared parts.
         store: for sizes and hashes.
         quota_bytes: shown by Status; 0 for none.
+        check_capable: refuses what needs a version that not all members run.
+        defragmenter, hashes: of the member.
     """
 
-    def __init__(self, responder: Responder, store: Store, quota_bytes: int) -> None:
+    def __init__(
+        self,
+        responder: Responder,
+        store: Store,
+        quota_bytes: int,
+        check_capable: Callable[[tuple[int, int]], None],
+        defragmenter: Defragmenter,
+        hashes: Hashes,
+    ) -> None:
         self._responder = responder
         self._store = store
         self._quota_bytes = quota_bytes
+        self._hashes = hashes
+        self._move = LeaderMove(responder)
+        self._defragment = DefragmentCommand(responder, defragmenter)
+        self._downgrade = DowngradeCommand(responder, check_capable)
 
     def register(self, server: Server) -> None:
-        """Serve Status, Alarm, Hash and HashKV."""
+        """Serve all methods but Snapshot."""
         server.unary(_METHODS["Status"].path, self.status)
         server.unary(_METHODS["Alarm"].path, self.alarm)
         server.unary_async(_METHODS["Hash"].path, self.hash)
         server.unary_async(_METHODS["HashKV"].path, self.hash_kv)
+        server.unary_async(_METHODS["Defragment"].path, self._defragment.handle)
+        server.unary_async(_METHODS["MoveLeader"].path, self._move.handle)
+        server.unary_async(_METHODS["Downgrade"].path, self._downgrade.handle)
 
     def status(self, call: UnaryCall, _data: bytes) -> None:
         """This member's view of itself and of the leader."""
@@ -62,7 +84,7 @@ class MaintenanceService:
             errors=self._errors(),
             isLearner=node.settings.member_id in node.conf_state.learners,
             storageVersion=ETCD_STORAGE_VERSION,
-            downgradeInfo=rpc_pb2.DowngradeInfo(),
+            downgradeInfo=self._responder.applier.downgrade.info,
         )
         self._responder.reply(call, self._store.revision, response.SerializeToString())
 
@@ -86,11 +108,16 @@ class MaintenanceService:
             return
         self._responder.propose(call, Kind.ALARM, data, PendingWrite(self._responder, call, request))
 
+    def _check(self, call: UnaryCall) -> None:
+        with refusals():
+            self._responder.admission.check_read(call, serializable=False)
+
     async def hash(self, _data: bytes, call: UnaryCall) -> bytes:
         """Hash of the whole database of this member, with everything in it that was answered before.
 
         Of what the database means: a restart leaves it, and members that have applied the same writes agree.
         """
+        self._check(call)
         settled = asyncio.Event()
         # Commits follow the log, and a compaction its own answer: without waiting for both, two hashes of one
         # revision could differ.
@@ -101,24 +128,14 @@ class MaintenanceService:
 
     async def hash_kv(self, data: bytes, call: UnaryCall) -> bytes:
         """Hash of the key space up to a revision; equal on all members that have it."""
+        self._check(call)
         request = parse_or_raise(rpc_pb2.HashKVRequest, data)
-        try:
-            with refusals():
-                result = await self._compute(request.revision)
-        except errors.InvariantError as error:
-            self._responder.node.fatal(error)  # the history here is damaged
-            raise
+        with refusals():
+            result = await self._hashes.compute(request.revision)
         response = rpc_pb2.HashKVResponse(
             hash=result.hash, compact_revision=result.compact_revision, hash_revision=result.revision
         )
         return self._header() + response.SerializeToString()
-
-    async def _compute(self, revision: int) -> KVHash:
-        """Hash on a thread, once everything up to the revision is committed."""
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[Callable[[], KVHash]] = loop.create_future()
-        self._store.hash_kv(revision, ready.set_result)
-        return await asyncio.to_thread(await ready)
 
     def _header(self) -> bytes:
         return self._responder.header.encode(self._store.revision, self._responder.node.term)

@@ -1,16 +1,19 @@
-"""The member's log: one line an event, JSON as etcd writes it, or plain for people."""
+"""Where the lines of this process go, and how they look.
+
+configure(config)      # the root logger writes to the outputs of the flags, and to nothing else
+close()                # all lines are written
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 from raftkv.config import ServerConfig
-from raftkv.errors import ConfigError
+from raftkv.server.logs.files import open_output
+from raftkv.server.logs.handler import ThreadedHandler
 
 _LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -52,20 +55,19 @@ def configure(config: ServerConfig) -> None:
     console = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     formatter = _JSONFormatter() if config.log_format == "json" else console
     root = logging.getLogger()
+    close()
     root.handlers.clear()
     root.setLevel(_LEVELS[config.log_level])
     for output in config.log_outputs:
-        handler = _handler(output)
+        is_stream = output in ("default", "stderr", "stdout")
+        handler = ThreadedHandler(open_output(output, None if is_stream else config.log_rotation))
         handler.setFormatter(formatter)
         root.addHandler(handler)
 
 
-def _handler(output: str) -> logging.Handler:
-    if output in ("default", "stderr"):
-        return logging.StreamHandler(sys.stderr)
-    if output == "stdout":
-        return logging.StreamHandler(sys.stdout)
-    try:
-        return logging.FileHandler(Path(output))
-    except OSError as error:
-        raise ConfigError(f"cannot write the log to {output}: {error.strerror}") from error
+def close() -> None:
+    """Write what waits, and write nothing any more: the process ends."""
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if isinstance(handler, ThreadedHandler)]:
+        root.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,296 @@
+"""Around every handler: notes who called, with what, and how it ended.
+
+Outside of the guard of rights, so that what it refuses is noted too; who called is known only when the call ends,
+because the guard finds it out (``call.caller``).
+
+Small requests are kept as they came and looked into by the thread of the trail. Large ones, and those that may have a
+password in them, are looked into as the call ends, so that neither values nor passwords wait in its queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from functools import partial
+from typing import Any, Final
+
+from prometheus_client.registry import CollectorRegistry
+
+from raftkv.config import ServerConfig
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.core import Peer
+from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
+from raftkv.rpc.server.router import Kind
+from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.status import Code
+from raftkv.server.audit.destination import open_destination
+from raftkv.server.audit.lines import Record, parsed, subject
+from raftkv.server.audit.trail import AuditTrail
+from raftkv.server.tls.ports import Ports
+
+
+class Level(IntEnum):
+    """What is noted: a higher level has what the lower ones have.
+
+    Refusals for want of a right or a login are noted at every level.
+    """
+
+    AUTH = 1
+    """Logins; changes of users, roles, members; everything an operator does. Whatever is in no other level."""
+    WRITES = 2
+    """And what changes keys, leases, locks, elections."""
+    ALL = 3
+    """And what only reads: ranges, watches, keep-alives, health, plain HTTP."""
+
+
+HELD_BYTES_MAX: Final = 4096
+"""Larger requests are looked into on the loop: less work there than to keep their values."""
+
+ANSWER_BYTES: Final = 64
+"""How much of an answer is looked at: its header is at most as long."""
+
+_REFUSED: Final = frozenset((Code.PERMISSION_DENIED, Code.UNAUTHENTICATED))
+_REFUSED_HTTP: Final = frozenset((401, 403, 415, 421))
+_READING: Final = frozenset(("GET", "HEAD", "OPTIONS"))
+_SECRETIVE: Final = "/etcdserverpb.Auth/"
+"""Services whose requests may hold passwords."""
+
+_WRITES: Final = frozenset(
+    {
+        *("/etcdserverpb.KV/Put", "/etcdserverpb.KV/DeleteRange", "/etcdserverpb.KV/Txn", "/etcdserverpb.KV/Compact"),
+        *("/etcdserverpb.Lease/LeaseGrant", "/etcdserverpb.Lease/LeaseRevoke"),
+        *("/v3lockpb.Lock/Lock", "/v3lockpb.Lock/Unlock"),
+        *("/v3electionpb.Election/Campaign", "/v3electionpb.Election/Proclaim", "/v3electionpb.Election/Resign"),
+    }
+)
+_READS: Final = frozenset(
+    {
+        *("/etcdserverpb.KV/Range", "/etcdserverpb.KV/RangeStream", "/etcdserverpb.Watch/Watch"),
+        *("/etcdserverpb.Lease/LeaseKeepAlive", "/etcdserverpb.Lease/LeaseTimeToLive"),
+        *("/etcdserverpb.Lease/LeaseLeases", "/etcdserverpb.Cluster/MemberList", "/raftkvpb.Admin/QuotaList"),
+        *("/etcdserverpb.Maintenance/Status", "/etcdserverpb.Maintenance/Hash", "/etcdserverpb.Maintenance/HashKV"),
+        *("/etcdserverpb.Auth/AuthStatus", "/etcdserverpb.Auth/UserGet", "/etcdserverpb.Auth/UserList"),
+        *("/etcdserverpb.Auth/RoleGet", "/etcdserverpb.Auth/RoleList"),
+        *("/v3electionpb.Election/Leader", "/v3electionpb.Election/Observe"),
+        *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"),
+    }
+)
+
+
+def level_of(path: str) -> Level:
+    """Return from which level on the calls of a method are noted; one that nobody has thought of: always.
+
+    Arguments:
+        path: ``/package.Service/Method``.
+    """
+    if path in _READS:
+        return Level.ALL
+    return Level.WRITES if path in _WRITES else Level.AUTH
+
+
+class AuditCalls:
+    """Wraps handlers of calls and of plain HTTP.
+
+    Arguments:
+        trail: takes the records.
+        level: what is noted.
+
+    Attributes:
+        trail: as above.
+    """
+
+    def __init__(self, trail: AuditTrail, level: Level) -> None:
+        self.trail = trail
+        self._level = level
+
+    def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a handler that notes its calls (``router.Around``)."""
+        is_noted = level_of(path) <= self._level
+        if kind is Kind.STREAM:
+            add = self.trail.add
+
+            async def handle(call: StreamCall) -> None:
+                _Stream(add, path, is_noted, call)
+                await handler(call)
+
+            return handle
+        return _Unary(self.trail, path, is_noted, handler).handle
+
+    def refused(self, peer: Peer, path: str, code: int) -> None:
+        """Note a call that no handler saw, if it may not be made (``router.Router.on_refused``): of a web page.
+
+        Arguments:
+            peer: who asked.
+            path: of the method.
+            code: of the refusal.
+        """
+        if code in _REFUSED:
+            record = Record(time.time(), "call", peer.address, method=path, code=code, certificate=peer.certificate)
+            self.trail.add(record)
+
+    def refused_handshake(self, port: str) -> Callable[[str, str], None]:
+        """Return what notes that a connection was refused before it could ask for anything.
+
+        Arguments:
+            port: its kind, ``client`` or ``peer``.
+        """
+
+        def note(address: str, reason: str) -> None:
+            self.trail.add(Record(time.time(), "handshake", address, method=f"{port} port", reason=reason))
+
+        return note
+
+    def watch_refused(self, call: ServerCall, key: bytes, range_end: bytes, reason: str) -> None:
+        """Note that a client may not watch an interval; its stream goes on.
+
+        Arguments:
+            call: the stream.
+            key, range_end: of the interval.
+            reason: as the client reads it.
+        """
+        interval = subject(rpc_pb2.RangeRequest(key=key[:HELD_BYTES_MAX], range_end=range_end[:HELD_BYTES_MAX]))
+        peer, user = call.peer, _user(call)
+        self.trail.add(
+            Record(
+                time.time(),
+                "refused",
+                peer.address,
+                user,
+                call.path,
+                interval,
+                reason=reason,
+                certificate=peer.certificate,
+            )
+        )
+
+    def http(self, handler: HttpHandler) -> HttpHandler:
+        """Return a handler that notes its plain requests; queries are left out, they may have anything in them.
+
+        What came as JSON and became a call is noted as that call.
+        """
+
+        async def handle(request: HttpRequest) -> HttpResponse:
+            began_s = time.monotonic()
+            response = await handler(request)
+            level = Level.ALL if request.method in _READING else Level.WRITES
+            if not response.is_call and (level <= self._level or response.status in _REFUSED_HTTP):
+                self.trail.add(
+                    Record(
+                        time.time(),
+                        "http",
+                        request.peer,
+                        response.user,
+                        method=f"{request.method} {request.path}",
+                        code=response.status,
+                        duration_s=time.monotonic() - began_s,
+                        certificate=request.certificate,
+                    )
+                )
+            return response
+
+        return handle
+
+
+def make_audit(config: ServerConfig, registry: CollectorRegistry, tls: Ports) -> AuditCalls | None:
+    """Return what notes the calls of a member, and who is refused before a call; None: nothing is to be noted.
+
+    Arguments:
+        config: of the member.
+        registry: of its metrics.
+        tls: of its ports.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    if not config.audit_log:
+        return None
+    destination = open_destination(config.audit_log, config.audit_log_max_size_bytes, config.audit_log_keep)
+    calls = AuditCalls(AuditTrail(destination, config.name), Level[config.audit_level.upper()])
+    registry.register(calls.trail)
+    for port in (tls.client, tls.peer):
+        port.rejected.listener = calls.refused_handshake(port.kind)
+    return calls
+
+
+class _Unary:
+    """The calls of one unary method."""
+
+    def __init__(self, trail: AuditTrail, path: str, is_noted: bool, handler: Callable[..., Any]) -> None:
+        self._add = trail.add
+        self._path = path
+        self._is_noted = is_noted
+        self._is_secretive = path.startswith(_SECRETIVE)
+        self._handler = handler
+
+    def handle(self, call: UnaryCall, message: bytes) -> None:
+        call.observer = partial(self._ended, call, message, time.monotonic())
+        self._handler(call, message)
+
+    def _ended(self, call: ServerCall, message: bytes, began_s: float, code: int, answer: bytes) -> None:
+        if not self._is_noted and code not in _REFUSED:
+            return
+        request: bytes | dict[str, Any] = message
+        if self._is_secretive or len(message) > HELD_BYTES_MAX:
+            request = parsed(self._path, message)
+        now_s = time.monotonic()
+        self._add(
+            Record(
+                time.time(),
+                "call",
+                call.peer.address,
+                _user(call),
+                self._path,
+                request,
+                code,
+                answer[:ANSWER_BYTES],
+                now_s - began_s,
+                certificate=call.peer.certificate,
+            )
+        )
+
+
+class _Stream:
+    """One streaming call: its beginning, what is asked on it, its end. One that was refused only ends."""
+
+    def __init__(self, add: Callable[[Record], None], path: str, is_noted: bool, call: StreamCall) -> None:
+        self._add = add
+        self._path = path
+        self._is_noted = is_noted
+        self._call: StreamCall | None = call
+        self._began_s = time.monotonic()
+        self._is_open = False
+        call.observer = self._ended
+        if is_noted:
+            # By then the handler has begun, and the guard has found out who calls.
+            asyncio.get_running_loop().call_soon(self._open)
+            call.inbox.tap = self._asked
+
+    def _note(self, event: str, request: bytes | dict[str, Any] | None = None, **more: Any) -> None:
+        if self._call is not None:
+            peer, user = self._call.peer, _user(self._call)
+            self._add(
+                Record(
+                    time.time(), event, peer.address, user, self._path, request, certificate=peer.certificate, **more
+                )
+            )
+
+    def _open(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._note("open")
+
+    def _asked(self, message: bytes) -> None:
+        self._open()
+        self._note("request", message if len(message) <= HELD_BYTES_MAX else parsed(self._path, message))
+
+    def _ended(self, code: int, answer: bytes) -> None:
+        if self._is_noted or code in _REFUSED:
+            self._note("end", code=code, duration_s=time.monotonic() - self._began_s)
+        self._call = None
+
+
+def _user(call: ServerCall) -> bytes:
+    return call.caller.user if call.caller is not None else b""

@@ -1,0 +1,253 @@
+"""What a line says: which fields of a request are shown, and how.
+
+Bytes of clients are escaped as in Python (``\\x00``; a backslash is doubled), so a line is ASCII whatever the key, and
+two keys never look alike. Long ones are cut, and their size is beside them. An interval is shown as ``prefix`` where it
+is one, else by ``key`` and ``range_end``.
+
+>>> subject(rpc_pb2.DeleteRangeRequest(key=b"a/", range_end=b"a0"))
+{'prefix': 'a/'}
+>>> subject(rpc_pb2.PutRequest(key=b"k\\xff", value=b"secret", lease=7))
+{'key': 'k\\\\xff', 'lease': 7}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, lru_cache
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from raftkv.pb import rpc_pb2
+from raftkv.pb.services import SERVICES, Method
+from raftkv.rpc.status import Code
+from raftkv.rpc.tls import common_name_of
+
+SHOWN: Final = frozenset(
+    {
+        *("key", "range_end", "prefix", "name", "role", "user", "peerURLs", "service"),
+        *("ID", "lease", "TTL", "revision", "rev", "physical", "watch_id", "start_revision", "isLearner"),
+        *("targetID", "action", "memberID", "alarm", "version", "permType", "old_id", "new_id"),
+        *("bytes_max", "keys_max", "no_password"),
+    }
+)
+"""Names of the fields that a line may show. All others are left out: values, passwords, and whatever is yet to come."""
+
+TEXT_BYTES_MAX: Final = 256
+"""A longer key or name is cut; ``..._bytes`` beside it is its size."""
+
+ITEMS_MAX: Final = 32
+"""Operations, compares and texts of one request that are shown; ``omitted`` counts the rest."""
+
+_encoded: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_quoted: Final = json.encoder.encode_basestring_ascii
+
+METHODS: Final[dict[str, Method]] = {
+    method.path: method for methods in SERVICES.values() for method in methods.values()
+}
+
+
+class Record(NamedTuple):
+    """What the loop hands over: one line to be.
+
+    Attributes:
+        time_s: of the end, by the wall clock.
+        event: what the line is about: call, open, request, refused, end, http, handshake, dropped.
+        remote: address of the client.
+        user: name; empty: nobody.
+        method: path of the method, or what stands for it.
+        request: serialized, or its fields; None: nothing is said of it.
+        code: of gRPC; None: not ended. Of HTTP for ``http``.
+        answer: the first bytes of the answer, for its revision.
+        duration_s: since the request came.
+        reason: for people.
+        certificate: that the client has shown, as ``ssl`` gives it.
+    """
+
+    time_s: float
+    event: str
+    remote: str = ""
+    user: bytes = b""
+    method: str = ""
+    request: bytes | dict[str, Any] | None = None
+    code: int | None = None
+    answer: bytes = b""
+    duration_s: float | None = None
+    reason: str = ""
+    certificate: Mapping[str, Any] | None = None
+
+
+def line(record: Record, member: str) -> bytes:
+    """Return a record as a line, with its end; empty for a request that asks for nothing worth a line.
+
+    Arguments:
+        record: of one event.
+        member: name of the member.
+    """
+    request = record.request
+    if isinstance(request, bytes):
+        request = parsed(record.method, request)
+    if not request and record.event == "request":
+        return b""
+    second = int(record.time_s)
+    parts = [
+        f'{{"time":"{_second(second)}.{int((record.time_s - second) * 1e6):06d}Z"',
+        _constant(member, record.event),
+    ]
+    if record.remote:
+        parts.append(f'"remote":{_quoted(record.remote)}')
+    if record.event != "dropped":
+        parts.append(f'"user":{_quoted(record.user.decode("utf-8", "backslashreplace")) if record.user else "null"}')
+    if record.certificate:
+        shown = {"name": common_name_of(record.certificate), "serial": record.certificate.get("serialNumber", "")}
+        parts.append(f'"certificate":{_encoded(shown)}')
+    if record.method:
+        parts.append(f'"method":{_quoted(_text(record.method.removeprefix("/")))}')
+    if request:
+        parts.append(f'"request":{_encoded(request)}')
+    if record.code is not None:
+        parts.append(f'"outcome":{record.code}' if record.event == "http" else f'"outcome":"{_outcome(record.code)}"')
+    revision = _revision(record.answer)
+    if revision:
+        parts.append(f'"revision":{revision}')
+    if record.duration_s is not None:
+        parts.append(f'"duration_ms":{record.duration_s * 1000:.3f}')
+    if record.reason:
+        parts.append(f'"reason":{_quoted(_text(record.reason))}')
+    return ",".join(parts).encode("ascii") + b"}\n"
+
+
+@lru_cache(32)
+def _constant(member: str, event: str) -> str:
+    return f'"member":{_quoted(member)},"event":"{event}"'
+
+
+@lru_cache(4)
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def parsed(path: str, request: bytes) -> dict[str, Any]:
+    """Return what is shown of a serialized request.
+
+    Arguments:
+        path: of the method.
+        request: as it came; it need not be one.
+    """
+    method = METHODS.get(path)
+    if method is None:
+        return {}
+    try:
+        return subject(method.request.FromString(request))
+    except DecodeError:
+        return {"malformed_bytes": len(request)}
+
+
+def subject(message: Message) -> dict[str, Any]:
+    """Return what is shown of a request.
+
+    Arguments:
+        message: the request.
+    """
+    budget = _Budget()
+    found = _subject(message, budget)
+    if budget.omitted:
+        found["omitted"] = budget.omitted
+    return found
+
+
+@dataclass(slots=True)
+class _Budget:
+    left: int = ITEMS_MAX
+    omitted: int = 0
+
+    def take(self, items: Any) -> Iterator[Any]:
+        """Return as many of some items as there is room for."""
+        for item in items:
+            if self.left <= 0:
+                self.omitted += 1
+                continue
+            self.left -= 1
+            yield item
+
+
+def _subject(message: Message, budget: _Budget) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field, repeated, nested in _plan(message.DESCRIPTOR):
+        name = field.name
+        if not nested:
+            value = getattr(message, name)
+            if value:
+                _show(found, field, list(budget.take(value)) if repeated else value)
+        elif repeated:
+            items = [_subject(item, budget) for item in budget.take(getattr(message, name))]
+            if items:
+                found[name] = items
+        elif message.HasField(name):
+            inner = _subject(getattr(message, name), budget)
+            if inner:
+                found[name] = inner
+    _show_prefix(message, found)
+    return found
+
+
+@cache
+def _plan(descriptor: Descriptor) -> tuple[tuple[FieldDescriptor, bool, bool], ...]:
+    """The fields of a message that are looked at: field, whether it repeats, whether it is a message."""
+    plan = ((field, field.is_repeated, field.message_type is not None) for field in descriptor.fields)
+    return tuple((field, repeated, nested) for field, repeated, nested in plan if nested or field.name in SHOWN)
+
+
+def _show(found: dict[str, Any], field: FieldDescriptor, value: Any) -> None:
+    name = field.name
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        found[name] = known.name if known is not None else value
+    elif isinstance(value, bytes | str):
+        found[name] = _text(value)
+        size = len(value.encode()) if isinstance(value, str) else len(value)
+        if size > TEXT_BYTES_MAX:
+            found[f"{name}_bytes"] = size
+    elif isinstance(value, list):
+        found[name] = [_text(item) for item in value]
+    else:
+        found[name] = value
+
+
+def _text(value: bytes | str) -> str:
+    """Bytes of a client, printable, and not too many of them."""
+    if isinstance(value, str):
+        return value[:TEXT_BYTES_MAX]
+    return repr(value[:TEXT_BYTES_MAX])[2:-1]
+
+
+def _show_prefix(message: Any, found: dict[str, Any]) -> None:
+    """Show an interval of all keys with a prefix as that."""
+    if "key" in found and "range_end" in found:
+        key, end = message.key, message.range_end
+        if key and key[-1] < 0xFF and end == key[:-1] + bytes((key[-1] + 1,)):
+            shown = {"prefix" + name[3:]: found.pop(name) for name in ("key", "key_bytes") if name in found}
+            del found["range_end"]
+            found.pop("range_end_bytes", None)
+            found.update(shown)
+
+
+def _outcome(code: int) -> str:
+    try:
+        return Code(code).name
+    except ValueError:
+        return str(code)
+
+
+def _revision(answer: bytes) -> int:
+    """The revision in the header that an answer begins with; 0: it has none."""
+    if len(answer) < 2 or answer[0] != 0x0A or answer[1] > 0x7F:
+        return 0
+    try:
+        return rpc_pb2.ResponseHeader.FromString(answer[2 : 2 + answer[1]]).revision
+    except DecodeError:
+        return 0

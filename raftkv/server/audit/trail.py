@@ -1,0 +1,178 @@
+"""The queue between the loop and the thread that writes lines.
+
+The loop appends records and counts their bytes; the thread takes them out, makes lines and writes them, a batch every
+0.05 s while there are any. Each counter has one writer, so there is no lock.
+
+When more than ``WAITING_BYTES_MAX`` wait, because the disk is full or slow, new records are dropped: the member goes
+on, the metric counts them, and a line in their place says how many are missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from raftkv.server.audit.destination import Destination
+from raftkv.server.audit.lines import Record, line
+
+_log = logging.getLogger(__name__)
+
+WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Memory that records may take before new ones are dropped."""
+
+RECORD_BYTES: Final = 400
+"""What a record takes beside its request."""
+
+GATHER_S: Final = 0.05
+"""How long lines are gathered for one write: what a killed member loses."""
+
+RETRY_S: Final = 1.0
+"""Time between attempts to write to a destination that fails."""
+
+BATCH: Final = 500
+"""Records made into lines for one write."""
+
+CLOSE_S: Final = 5.0
+"""Longest wait, at a stop, for a destination that takes no lines."""
+
+
+class AuditTrail(Collector):
+    """Takes records on the loop and has them written by a thread.
+
+    Arguments:
+        destination: takes lines.
+        member: name of the member.
+        waiting_bytes_max: see ``WAITING_BYTES_MAX``.
+
+    Attributes:
+        dropped: records that found the queue full.
+        written: lines that were written.
+    """
+
+    def __init__(self, destination: Destination, member: str, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
+        self.dropped = 0
+        self.written = 0
+        self._destination = destination
+        self._member = member
+        self._waiting_bytes_max = waiting_bytes_max
+        self._records: deque[tuple[Record, int]] = deque()
+        self._put_bytes = 0
+        self._taken_bytes = 0
+        self._gap = 0
+        """Records dropped since one found room."""
+        self._begun_bytes = 0
+        self._begun_lines = 0
+        """What the destination has taken and not yet written."""
+        self._failing = False
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
+        self._thread.start()
+
+    # -- on the loop -------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits to be written."""
+        return self._put_bytes - self._taken_bytes
+
+    def add(self, record: Record) -> None:
+        """Have a record written, or drop it if too much waits.
+
+        Arguments:
+            record: of one event.
+        """
+        request = record.request
+        size = RECORD_BYTES + len(request) if isinstance(request, bytes) else RECORD_BYTES
+        if self._put_bytes - self._taken_bytes + size > self._waiting_bytes_max:
+            self.dropped += 1
+            self._gap += 1
+            return
+        if self._gap:
+            self._say_what_is_missing()
+        self._put_bytes += size
+        self._records.append((record, size))
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _say_what_is_missing(self) -> None:
+        lines, self._gap = self._gap, 0
+        self._records.append((Record(time.time(), "dropped", request={"lines": lines}), 0))
+
+    def close(self) -> None:
+        """Write what waits, and end the thread; to be called off the loop, once, when nothing more is added."""
+        if self._gap:
+            self._say_what_is_missing()
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(CLOSE_S)
+        lost = len(self._records) + self._begun_lines
+        if lost:
+            _log.error("the last %d lines of the audit log could not be written", lost)
+        if not self._thread.is_alive():
+            self._destination.close()
+
+    def collect(self) -> Iterator[Metric]:
+        """Lines written and dropped, and what waits."""
+        written, dropped = float(self.written), float(self.dropped)
+        yield CounterMetricFamily("raftkv_audit_lines", "Lines written to the audit log.", written)
+        yield CounterMetricFamily("raftkv_audit_dropped_lines", "Lines that the audit log lacks.", dropped)
+        waiting = float(self.waiting_bytes)
+        yield GaugeMetricFamily("raftkv_audit_waiting_bytes", "What waits to be written to the audit log.", waiting)
+
+    # -- on the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            self._wake.wait()
+            closing = self._closing.wait(GATHER_S)
+            self._wake.clear()
+            while (self._begun_lines or self._records) and self._write_batch():
+                pass
+            if self._failing and not closing:
+                self._closing.wait(RETRY_S)
+                self._wake.set()
+
+    def _write_batch(self) -> bool:
+        """Write some records; False: the destination failed, and keeps what it has taken."""
+        lines: list[bytes] = []
+        if not self._begun_lines:
+            while self._records and len(lines) < BATCH:
+                record, size = self._records.popleft()
+                lines.append(self._line(record))
+                self._begun_bytes += size
+            self._begun_lines = len(lines)
+        try:
+            self._destination.write(b"".join(lines))
+        except OSError as error:
+            if not self._failing:
+                self._failing = True
+                _log.error(
+                    "cannot write the audit log: %s; lines wait, up to %d MiB of them, then they are dropped",
+                    error.strerror or error,
+                    self._waiting_bytes_max >> 20,
+                )
+            return False
+        if self._failing:
+            self._failing = False
+            _log.warning("the audit log is written again; it lacks %d lines", self.dropped)
+        self.written += self._begun_lines
+        self._taken_bytes += self._begun_bytes
+        self._begun_lines = self._begun_bytes = 0
+        return True
+
+    def _line(self, record: Record) -> bytes:
+        try:
+            return line(record, self._member)
+        except Exception:
+            _log.exception("a line of the audit log cannot be made: %s %s", record.event, record.method)
+            return b""

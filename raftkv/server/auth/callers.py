@@ -1,0 +1,165 @@
+"""Who calls: a token in the metadata, else the name in a verified certificate, else nobody.
+
+    credential = callers.credential(call.headers, call.peer)      # None: nobody; raises for a token that is none
+    caller = credential.caller(auth.revision)                     # what entries of the log carry
+
+A token comes first, as in etcd: who sends a bad one is refused, whatever the certificate says. A certificate counts
+only if the connection was made with it and its chain was verified; a call that a gateway passes on shows the gateway's
+own, which says nothing of who calls (CVE-2018-16886).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from raftkv import errors
+from raftkv.apply.auth.caller import USER_NAME_BYTES_MAX, Caller
+from raftkv.rpc.status import Headers
+from raftkv.rpc.tls import common_name_of
+from raftkv.server.auth.simple_tokens import SimpleTokens, index_of
+
+TOKEN: Final = b"token"
+AUTHORIZATION: Final = b"authorization"
+BEARER: Final = b"Bearer "
+GATEWAY: Final = b"grpcgateway-accept"
+"""Metadata that etcd's gateway adds to what it passes on."""
+
+_NAMES: Final = frozenset((TOKEN, AUTHORIZATION, GATEWAY))
+NAMED_MAX: Final = 10_000
+"""Users of certificates that are remembered: one is made anew in a microsecond."""
+
+
+class Credential(Protocol):
+    """What somebody has shown: it may end before the call does."""
+
+    user: bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def expires_at(self) -> float | None:
+        """When it ends, in seconds since the epoch; None: not by itself."""
+
+    def caller(self, auth_revision: int) -> Caller:
+        """Return the user; ``auth_revision`` is the present one."""
+
+    def hold(self) -> None:
+        """A stream uses it."""
+
+    def release(self) -> None:
+        """The stream has ended."""
+
+
+class Tokens(Protocol):
+    """Knows tokens of one kind."""
+
+    def find(self, token: bytes) -> Credential | None:
+        """Return whose token it is; None: nobody's."""
+
+
+class Peer(Protocol):
+    """The other end of a connection."""
+
+    @property
+    def certificate(self) -> dict[str, Any] | None:
+        """What it has shown, verified, as ``ssl.SSLSocket.getpeercert`` gives it."""
+
+
+class NamedByCertificate:
+    """A user whose name is in a verified certificate."""
+
+    __slots__ = ("_caller", "user")
+
+    is_over = False
+    expires_at = None
+
+    def __init__(self, user: bytes) -> None:
+        self.user = user
+        self._caller = Caller(user, 0)
+
+    def caller(self, auth_revision: int) -> Caller:
+        """Return the user, as known by the present users and roles."""
+        caller = self._caller
+        if caller.auth_revision != auth_revision:
+            caller = self._caller = Caller(self.user, auth_revision)
+        return caller
+
+    def hold(self) -> None:
+        """Do nothing: a certificate is shown by the connection."""
+
+    release = hold
+
+
+class TokenAheadError(errors.InvalidAuthTokenError):
+    """A token that may become known: its entry is not applied here yet.
+
+    Attributes:
+        index: of the entry.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+
+class Callers:
+    """Finds out who calls.
+
+    Arguments:
+        tokens: of the kind that this member was told to use.
+        applied: index of the newest entry that is applied here.
+    """
+
+    def __init__(self, tokens: Tokens, applied: Callable[[], int]) -> None:
+        self._tokens = tokens
+        self._applied = applied
+        self._is_simple = isinstance(tokens, SimpleTokens)
+        self._named: dict[str, NamedByCertificate] = {}
+
+    def credential(self, headers: Headers, peer: Peer) -> Credential | None:
+        """Return what the caller has shown; None: nothing.
+
+        Arguments:
+            headers: of the request, names in lower case.
+            peer: who sent it.
+
+        Raises:
+            TokenAheadError: a token that may become known in a moment.
+            InvalidAuthTokenError: a token that nobody has.
+        """
+        token, is_passed_on = None, False
+        for name, value in headers:
+            # The RPC layer has hashed the names already, and few are ours.
+            if name in _NAMES:
+                if name == TOKEN:
+                    token = value
+                    break
+                if name == GATEWAY:
+                    is_passed_on = True
+                elif token is None:
+                    token = value
+        if token is None:
+            return None if is_passed_on else self._by_certificate(peer)
+        token = token.removeprefix(BEARER)
+        found = self._tokens.find(token)
+        # A caller without a name would be a member.
+        if found is not None and 0 < len(found.user) <= USER_NAME_BYTES_MAX:
+            return found
+        index = index_of(token) if self._is_simple else None
+        if index is not None and index > self._applied():
+            raise TokenAheadError(index)
+        raise errors.InvalidAuthTokenError
+
+    def _by_certificate(self, peer: Peer) -> Credential | None:
+        if not peer.certificate:
+            return None
+        name = common_name_of(peer.certificate)
+        found = self._named.get(name)
+        if found is None and name:
+            if len(self._named) >= NAMED_MAX:
+                self._named.clear()
+            found = self._named[name] = NamedByCertificate(name.encode())
+        return found

@@ -1,0 +1,252 @@
+"""Wraps every handler of the client ports: finds the caller, asks the table, then calls the handler.
+
+    guard = Guard(auth, rights, callers, live, node, txn_operations_max=128)
+    server = Server(..., around=(guard.around,))
+
+    request -> parsed -> valid in itself? -> who calls? -> may they? -> handler, with ``call.caller``
+                                  a token whose entry is not applied here yet: wait for it, AHEAD_MAX_S at most
+
+Where users are not asked for, a handler is called after one test of an attribute. Calls that last are noted in ``live``
+all the same: users may be asked for before they end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from raftkv import errors
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.auth.rights import Rights
+from raftkv.apply.auth.store import AuthStore
+from raftkv.pb.services import Method
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.router import Kind
+from raftkv.rpc.server.stream import StreamCall
+from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
+from raftkv.server.auth.live import LiveCalls
+from raftkv.server.auth.table import OPEN, Row, row_of
+from raftkv.server.services.responder import fail, parse, parse_or_raise, refusals
+
+AHEAD_MAX_S: Final = 2.0
+"""How long a call waits for the entry that makes its token known, on a member that is behind."""
+
+AHEAD_CALLS_MAX: Final = 100
+"""Calls that wait so, each of which is looked at in each turn; the tokens of others are refused at once."""
+
+
+class Waits(Protocol):
+    """The part of the member's loop used here."""
+
+    @property
+    def applied(self) -> int:
+        """Index of the newest entry that is applied."""
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds."""
+
+
+class Guard:
+    """Lets calls in, or refuses them.
+
+    Arguments:
+        auth, rights: users, and what they may do.
+        callers: finds out who calls.
+        live: the calls that last.
+        node: applies entries.
+        txn_operations_max: etcd's max-txn-ops.
+    """
+
+    def __init__(
+        self,
+        auth: AuthStore,
+        rights: Rights,
+        callers: Callers,
+        live: LiveCalls,
+        node: Waits,
+        *,
+        txn_operations_max: int,
+    ) -> None:
+        self._auth = auth
+        self._rights = rights
+        self._callers = callers
+        self._live = live
+        self._node = node
+        self._txn_operations_max = txn_operations_max
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._ahead = 0
+
+    def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the handler that is called in place of another.
+
+        Arguments:
+            path, kind, handler: as the server registers it.
+
+        Raises:
+            ConfigError: the table has no row for the method.
+        """
+        method, row = row_of(path)
+        if row is OPEN:
+            return handler
+        if kind is Kind.STREAM:
+            return self._by_message(handler) if row.by_message else self._stream(method, row, handler)
+        return self._lasting(method, row, handler) if row.lasts else self._unary(method, row, handler)
+
+    # -- one request, one answer -------------------------------------------------------------------------------------
+
+    def _unary(self, method: Method, row: Row, handler: Callable[..., Any]) -> Callable[..., Any]:
+        auth = self._auth
+
+        def guarded(call: UnaryCall, data: bytes) -> None:
+            if auth.is_enabled:
+                self._let_in(method, row, handler, call, data)
+            else:
+                handler(call, data)
+
+        return guarded
+
+    def _let_in(self, method: Method, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes) -> None:
+        request = parse(call, method.request, data)
+        if request is None:
+            return
+        try:
+            self._check(row, request, call)
+        except TokenAheadError as ahead:
+            self._wait(ahead, call, lambda: self._let_in(method, row, handler, call, data))
+        except errors.StatusError as error:
+            fail(call, error)
+        else:
+            handler(call, data)
+
+    def _check(self, row: Row, request: Any, call: ServerCall) -> Credential | None:
+        """Find the caller, and ask the row. Raises the StatusError that refuses the call."""
+        if row.valid is not None:
+            row.valid(request, self._txn_operations_max)
+        try:
+            credential = self._callers.credential(call.headers, call.peer)
+            caller = call.caller = None if credential is None else credential.caller(self._auth.revision)
+            row.ask(self._rights, request, caller)
+        except TokenAheadError:
+            raise
+        except errors.StatusError as error:
+            raise _as_refused(row, error) from None
+        return credential
+
+    def _lasting(self, method: Method, row: Row, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """A unary call that may wait for long."""
+
+        def guarded(call: UnaryCall, data: bytes) -> None:
+            request = parse(call, method.request, data)
+            if request is None:
+                return
+            credential = None
+            try:
+                if self._auth.is_enabled:
+                    credential = self._check(row, request, call)
+            except TokenAheadError as ahead:
+                self._wait(ahead, call, lambda: guarded(call, data))
+                return
+            except errors.StatusError as error:
+                fail(call, error)
+                return
+            self._live.add(call, credential, lambda caller: _ask(row, self._rights, request, caller))
+            handler(call, data)
+
+        return guarded
+
+    def _wait(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._let_in_later(ahead, call, again))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+        call.on_cancel(lambda: _cancel(task))
+
+    async def _let_in_later(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
+        try:
+            await self._caught_up(ahead)
+        except errors.StatusError as error:
+            fail(call, error)
+        else:
+            again()
+
+    async def _caught_up(self, ahead: TokenAheadError) -> None:
+        """Wait until the entry of a token is applied. Raises InvalidAuthTokenError: not in time, or many wait."""
+        if self._ahead >= AHEAD_CALLS_MAX:
+            raise errors.InvalidAuthTokenError
+        self._ahead += 1
+        try:
+            async with asyncio.timeout(AHEAD_MAX_S):
+                await self._node.wait_until(lambda: self._node.applied >= ahead.index)
+        except TimeoutError:
+            raise errors.InvalidAuthTokenError from None
+        finally:
+            self._ahead -= 1
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    def _stream(self, method: Method, row: Row, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """A stream of answers to one request."""
+
+        async def guarded(call: StreamCall) -> None:
+            data = await call.receive()
+            if data is None:
+                await handler(call)
+                return
+            request = parse_or_raise(method.request, data)
+            credential = None
+            with refusals():
+                if self._auth.is_enabled:
+                    credential = await self._check_stream(row, request, call)
+            call.put_back(data)
+            live = self._live.add(call, credential, lambda caller: _ask(row, self._rights, request, caller))
+            try:
+                await handler(call)
+            finally:
+                live.end()
+
+        return guarded
+
+    async def _check_stream(self, row: Row, request: Any, call: StreamCall) -> Credential | None:
+        try:
+            return self._check(row, request, call)
+        except TokenAheadError as ahead:
+            await self._caught_up(ahead)
+            return self._check(row, request, call)
+
+    def _by_message(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """A stream of requests, each of which its service has checked."""
+
+        async def guarded(call: StreamCall) -> None:
+            live = self._live.open(call)
+            try:
+                if self._auth.is_enabled:
+                    await self._wait_for_token(call)
+                await handler(call)
+            finally:
+                live.end()
+
+        return guarded
+
+    async def _wait_for_token(self, call: StreamCall) -> None:
+        """Wait for a token that is not known yet; what is wrong with it, the answer to the first message says."""
+        with contextlib.suppress(errors.StatusError):
+            try:
+                self._callers.credential(call.headers, call.peer)
+            except TokenAheadError as ahead:
+                await self._caught_up(ahead)
+
+
+def _ask(row: Row, rights: Rights, request: Any, caller: Caller | None) -> None:
+    try:
+        row.ask(rights, request, caller)
+    except errors.StatusError as error:
+        raise _as_refused(row, error) from None
+
+
+def _as_refused(row: Row, error: errors.StatusError) -> errors.StatusError:
+    return errors.StatusError(str(error)) if row.is_recipe else error
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

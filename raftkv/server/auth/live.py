@@ -1,0 +1,253 @@
+"""Calls that last: watches, keep-alives, long answers, waits for locks. They end when right, user or token does.
+
+    live = calls.add(call, credential, check)     # check(caller) raises what ends the call
+    live = calls.open(call)                       # a stream of requests: its service has each of them checked
+    live.check_lease(id), live.read_refusal(key, end)  #     who sends one may change from one to the next
+    live.recheck = stream.recheck                 #     looks through what is under way on it
+    live.end()
+
+    auth.on_change -> changed() -> after the turn's entries: all calls are looked at, in slices
+
+Before the events of a turn are delivered, the first slice has looked: what comes after a change of rights reaches only
+those who still may have it, unless there are so many calls that it takes several slices. A token that says when it ends
+has a timer. Calls are noted while users are not asked for too: when they are, nobody's calls end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from raftkv import errors
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.auth.rights import Rights
+from raftkv.apply.auth.store import AuthStore
+from raftkv.rpc.server.calls import ServerCall
+from raftkv.rpc.status import RpcError
+from raftkv.server.auth.callers import Callers, Credential
+from raftkv.server.node.slices import Slices, Work
+
+_log = logging.getLogger(__name__)
+
+CheckCaller = Callable[[Caller | None], None]
+Refusal = Callable[[bytes, bytes], str]
+"""Why an interval of keys may not be read, as a watch says it; empty: it may."""
+
+Recheck = Callable[[Refusal], Iterator[None]]
+"""Looks through what is under way on a stream, ends what may not go on, and pauses now and then."""
+
+TIMER_MAX_S: Final = 3600.0
+"""Longest time that a timer is set for: clocks of the wall may be set."""
+
+
+class LiveCall:
+    """One call that lasts; made by ``LiveCalls``."""
+
+    __slots__ = ("__weakref__", "_calls", "_check", "_credential", "_timer", "call", "recheck")
+
+    def __init__(
+        self, calls: LiveCalls, call: ServerCall, credential: Credential | None, check: CheckCaller | None
+    ) -> None:
+        self.call = call
+        self.recheck: Recheck | None = None
+        self._calls = calls
+        self._check = check
+        self._credential: Credential | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._take(credential)
+
+    def _take(self, credential: Credential | None) -> None:
+        """Go by what the caller has shown; None: nothing."""
+        if self._credential is not None:
+            self._credential.release()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._credential = credential
+        if credential is not None:
+            credential.hold()
+            self._set_timer(credential)
+
+    def _set_timer(self, credential: Credential) -> None:
+        if credential.expires_at is not None:
+            self._timer = self._calls.at(credential.expires_at, self._timed)
+
+    def _shown(self) -> Credential | None:
+        credential = self._credential
+        if credential is None or credential.is_over:
+            credential = self._calls.callers.credential(self.call.headers, self.call.peer)
+            self._take(credential)
+        return credential
+
+    def caller(self) -> Caller | None:
+        """Return who asks for something now, as an entry would name them; None: nobody.
+
+        Raises:
+            InvalidAuthTokenError: the token has ended.
+        """
+        credential = self._shown()
+        return None if credential is None else credential.caller(self._calls.auth.revision)
+
+    def _present(self) -> Caller | None:
+        """The same, by the present users and roles: a signed token that is older may not ask, but goes on."""
+        credential = self._shown()
+        return None if credential is None else Caller(credential.user, self._calls.auth.revision)
+
+    def check_lease(self, lease_id: int) -> None:
+        """Refuse to keep a lease alive, unless the client may write all its keys. Raises as ``Rights.check_lease``."""
+        self._calls.rights.check_lease(self.caller(), lease_id, write=True)
+
+    def read_refusal(self, key: bytes, range_end: bytes) -> str:
+        """Return why the client may not begin to watch an interval, in etcd's words; empty: it may."""
+        if not self._calls.auth.is_enabled:
+            return ""
+        try:
+            self._calls.rights.check_read(self.caller(), key, range_end)
+        except errors.StatusError as error:
+            return _reason(error)
+        return ""
+
+    def _still(self) -> Refusal:
+        """Why the client may not go on to watch an interval."""
+        rights = self._calls.rights
+        try:
+            caller = self._present()
+        except errors.StatusError as error:
+            reason = _reason(error)
+            return lambda _key, _range_end: reason
+
+        def refusal(key: bytes, range_end: bytes) -> str:
+            try:
+                rights.check_read(caller, key, range_end)
+            except errors.StatusError as error:
+                return _reason(error)
+            return ""
+
+        return refusal
+
+    def _timed(self) -> None:
+        """The token may have ended; if not, its timer was for as long as timers may be."""
+        self._timer = None
+        for _ in self.steps():
+            pass
+        if self._credential is not None and self._timer is None:
+            self._set_timer(self._credential)
+
+    def steps(self) -> Iterator[None]:
+        """The same, with pauses."""
+        if self.call.done or not self._calls.auth.is_enabled:
+            return
+        if self.recheck is not None:
+            yield from self.recheck(self._still())
+            return
+        try:
+            caller = self._present()
+            # A stream of requests at least has to be a user's.
+            (self._check or self._calls.rights.check_user)(caller)
+        except errors.StatusError as error:
+            self.end()
+            self.call.abort(RpcError(error.code, str(error)))
+
+    def end(self) -> None:
+        """The call is over, or about to be."""
+        self._calls.discard(self)
+        self._take(None)
+        # What looks through a stream holds it, and the stream holds this: without a collector they would stay.
+        self.recheck = None
+
+
+class LiveCalls:
+    """All calls of a member that last.
+
+    Arguments:
+        auth, rights: users, and what they may do.
+        callers: finds out who calls.
+        slices: does long work.
+    """
+
+    def __init__(self, auth: AuthStore, rights: Rights, callers: Callers, slices: Slices) -> None:
+        self.auth = auth
+        self.rights = rights
+        self.callers = callers
+        self._slices = slices
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[LiveCall, None] = {}
+        self._by_call: dict[ServerCall, LiveCall] = {}
+        self._is_changed = False
+        self._is_looking = False
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, call: ServerCall, credential: Credential | None, check: CheckCaller) -> LiveCall:
+        """Note a call that was let in.
+
+        Arguments:
+            call: is aborted when it may not go on.
+            credential: what the caller has shown; None: nothing, since users are not asked for.
+            check: raises the StatusError that refuses a caller.
+        """
+        live = LiveCall(self, call, credential, check)
+        self._calls[live] = None
+        observer = call.observer
+
+        def ended(code: int, answer: bytes) -> None:
+            live.end()
+            if observer is not None:
+                observer(code, answer)
+
+        call.observer = ended
+        return live
+
+    def open(self, call: ServerCall) -> LiveCall:
+        """Note a stream of requests, whose service has each of them checked; it finds the note by ``of``."""
+        live = LiveCall(self, call, None, None)
+        self._calls[live] = None
+        self._by_call[call] = live
+        return live
+
+    def of(self, call: ServerCall) -> LiveCall:
+        """Return what ``open`` noted."""
+        return self._by_call[call]
+
+    def discard(self, live: LiveCall) -> None:
+        """Forget a call."""
+        self._calls.pop(live, None)
+        self._by_call.pop(live.call, None)
+
+    def at(self, moment_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call back at a moment of the wall's clock, or an hour from now: it is then looked at again."""
+        return self._loop.call_later(min(max(moment_s - time.time(), 0.0) + 0.001, TIMER_MAX_S), callback)
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Users or rights may have changed."""
+        self._is_changed = True
+
+    def applied(self) -> None:
+        """The entries of a turn are applied: look through all calls, if anything has changed."""
+        if self._is_changed and not self._is_looking:
+            self._is_looking = True
+            self._slices.run(self._look, self._failed, len(self._calls))
+
+    def _look(self) -> Work[None]:
+        while self._is_changed:
+            self._is_changed = False
+            for live in list(self._calls):
+                if live in self._calls:
+                    yield from live.steps()
+                    yield
+        self._is_looking = False
+
+    def _failed(self, error: Exception) -> None:
+        self._is_looking = False
+        _log.error("looking through the calls of users failed", exc_info=error)
+
+
+def _reason(error: errors.StatusError) -> str:
+    """An error as etcd's watches give it as a reason."""
+    return f"rpc error: code = {errors.CODE_NAMES[error.code]} desc = {error}"

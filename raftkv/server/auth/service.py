@@ -1,0 +1,272 @@
+"""The Auth service: who somebody is, and changes of users and roles.
+
+    Authenticate   the password compared here, under the users of one revision; then the token goes through the log, so
+                   that every member knows it; tried again if users have changed meanwhile. A signed token needs no log
+    changes        passwords hashed here; then the log, with the caller, like any write
+    questions      after a confirmation by a quorum, from what is applied here
+
+Passwords are dropped from requests as soon as they are hashed or compared (CVE-2021-28235), and go into no entry.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from raftkv import errors
+from raftkv.apply.auth.caller import MEMBER, USER_NAME_BYTES_MAX, Caller
+from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.pb.services import SERVICES, Method
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.server import AsyncUnaryHandler, Server
+from raftkv.server.auth.passwords import Passwords, is_hash
+from raftkv.server.auth.simple_tokens import digest_of, new_secret
+from raftkv.server.services.responder import Responder, parse_or_raise, refusals
+
+_METHODS: Final = SERVICES["etcdserverpb.Auth"]
+TRIES_MAX: Final = 100
+"""How often something is tried under ever newer users, before the caller is answered that they change too fast."""
+
+CHANGES: Final = {
+    "AuthEnable": "enable",
+    "AuthDisable": "disable",
+    "UserAdd": "user_add",
+    "UserDelete": "user_delete",
+    "UserChangePassword": "user_change_password",
+    "UserGrantRole": "user_grant_role",
+    "UserRevokeRole": "user_revoke_role",
+    "RoleAdd": "role_add",
+    "RoleDelete": "role_delete",
+    "RoleGrantPermission": "role_grant_permission",
+    "RoleRevokePermission": "role_revoke_permission",
+}
+"""Methods that are one entry of the log, and which."""
+
+
+class Signer(Protocol):
+    """Makes tokens that need no log."""
+
+    def sign(self, user: bytes, auth_revision: int) -> str:
+        """Return a token. Raises TokenNotSignedError: there is no key for it."""
+
+
+class AuthService:
+    """Handlers of etcdserverpb.Auth.
+
+    Arguments:
+        responder: the member's shared parts.
+        passwords: hashes and compares.
+        signer: makes tokens; None: they go through the log.
+        caller: finds who makes a call, as known by now; raises for a token that is none.
+        check_capable: refuses what needs a version that not all members run.
+    """
+
+    def __init__(
+        self,
+        responder: Responder,
+        passwords: Passwords,
+        signer: Signer | None,
+        caller: Callable[[ServerCall], Caller | None],
+        check_capable: Callable[[tuple[int, int]], None],
+    ) -> None:
+        self._responder = responder
+        self._auth: AuthStore = responder.applier.auth
+        self._rights = responder.applier.rights
+        self._passwords = passwords
+        self._signer = signer
+        self._caller = caller
+        self._check_capable = check_capable
+        self._granting: dict[bytes, int] = {}
+        """Digests of tokens that this member has proposed, and the indexes of their entries."""
+
+    def register(self, server: Server) -> None:
+        """Serve all methods."""
+        server.unary_async(_METHODS["Authenticate"].path, self.authenticate)
+        server.unary_async(_METHODS["AuthStatus"].path, self._question(_METHODS["AuthStatus"], self._status))
+        server.unary_async(_METHODS["UserGet"].path, self._question(_METHODS["UserGet"], self._user_get))
+        server.unary_async(_METHODS["UserList"].path, self._question(_METHODS["UserList"], self._user_list))
+        server.unary_async(_METHODS["RoleGet"].path, self._question(_METHODS["RoleGet"], self._role_get))
+        server.unary_async(_METHODS["RoleList"].path, self._question(_METHODS["RoleList"], self._role_list))
+        for name, field in CHANGES.items():
+            server.unary_async(_METHODS[name].path, self._change(_METHODS[name], field))
+
+    # -- authentication ----------------------------------------------------------------------------------------------
+
+    async def authenticate(self, data: bytes, call: UnaryCall) -> bytes:
+        """Give a token for a password."""
+        request = parse_or_raise(rpc_pb2.AuthenticateRequest, data)
+        with refusals():
+            self._responder.admission.check_read(call, serializable=False)
+            await self._responder.node.confirm_read()
+            token = await self._token(request.name.encode(), request.password)
+        del request
+        return self._answer(rpc_pb2.AuthenticateResponse(token=token))
+
+    async def _token(self, user: bytes, password: str) -> str:
+        checked = b""
+        for _ in range(TRIES_MAX):
+            revision = self._auth.revision
+            # Users change often; this one's password hardly ever.
+            hashed = self._hash_of(user)
+            if not checked or checked != hashed:
+                if not await self._passwords.matches(password, hashed):
+                    raise errors.AuthFailedError
+                checked = hashed or b""
+            token = await self._granted(user, revision)
+            if token is not None:
+                return token
+        raise errors.AuthOldRevisionError
+
+    def _hash_of(self, name: bytes) -> bytes | None:
+        """The hash of a user's password; None: there is no such user.
+
+        Raises:
+            AuthNotEnabledError, NoPasswordUserError: as etcd's.
+        """
+        if not self._auth.is_enabled:
+            raise errors.AuthNotEnabledError
+        user = self._auth.users.get(name)
+        if user is None:
+            return None
+        if not user.has_password:
+            raise errors.NoPasswordUserError
+        return user.password_hash
+
+    async def _granted(self, user: bytes, revision: int) -> str | None:
+        """A token for a user whose password was right at a revision; None: users have changed since."""
+        if self._auth.revision != revision:
+            return None
+        if self._signer is not None:
+            return self._signer.sign(user, revision)
+        secret = new_secret()
+        digest = digest_of(secret.encode())
+        grant = raft_pb2.TokenGrant(user=user, token_sha256=digest, auth_revision=revision)
+        self._granting[digest] = 0
+        try:
+            await self._propose(raft_pb2.AuthChange(token_grant=grant), MEMBER)
+        except errors.AuthOldRevisionError:
+            return None
+        finally:
+            index = self._granting.pop(digest)
+        return f"{secret}.{index}"
+
+    def granted(self, digest: bytes, index: int) -> None:
+        """Take note of the entry of a token, for the one who asked this member for it."""
+        if digest in self._granting:
+            self._granting[digest] = index
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def _change(self, method: Method, field: str) -> AsyncUnaryHandler:
+        async def handle(data: bytes, call: UnaryCall) -> bytes:
+            request = parse_or_raise(method.request, data)
+            with refusals():
+                self._responder.admission.check_read(call, serializable=False)
+                await self._prepare(request)
+                return await self._changed(call, raft_pb2.AuthChange(**{field: request}))
+
+        return handle
+
+    async def _prepare(self, request: Any) -> None:
+        """Hash the password of a request, and refuse names that no entry can carry."""
+        if isinstance(request, rpc_pb2.AuthUserAddRequest):
+            if len(request.name.encode()) > USER_NAME_BYTES_MAX:
+                raise errors.UserNameTooLongError
+            if request.options.no_password:
+                request.ClearField("password")
+                request.ClearField("hashedPassword")
+                return
+        elif not isinstance(request, rpc_pb2.AuthUserChangePasswordRequest):
+            return
+        password = request.password
+        request.ClearField("password")
+        if request.hashedPassword and not password:
+            _check_hash(request.hashedPassword)
+        elif not password and isinstance(request, rpc_pb2.AuthUserChangePasswordRequest):
+            # As in etcd no password is right then; a user who is added with the empty one has it.
+            self._passwords.check(password)
+        else:
+            request.hashedPassword = base64.b64encode(await self._passwords.hash(password)).decode()
+
+    async def _changed(self, call: UnaryCall, change: raft_pb2.AuthChange) -> bytes:
+        """Carry out a change; the response. Others that come first do not void it, unless they take the role root."""
+        outcome_revision, body = await self._propose(change, call.caller)
+        return self._header(outcome_revision) + body
+
+    async def _propose(self, change: raft_pb2.AuthChange, caller: Caller | None) -> tuple[int, bytes]:
+        self._check_capable(FIRST_KNOWN_IN[Kind.AUTH])
+        body = versioned(Kind.AUTH, change.SerializeToString())
+        outcome = await self._responder.node.propose(Kind.AUTH, body, change, caller)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.revision, outcome.body
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def _question(self, method: Method, answer: Callable[[Any, Caller | None], Any]) -> AsyncUnaryHandler:
+        async def handle(data: bytes, call: UnaryCall) -> bytes:
+            request = parse_or_raise(method.request, data)
+            with refusals():
+                self._responder.admission.check_read(call, serializable=False)
+                await self._responder.node.confirm_read()
+                response = answer(request, self._caller(call) if self._auth.is_enabled else MEMBER)
+            return self._answer(response)
+
+        return handle
+
+    def _status(self, _request: Any, caller: Caller | None) -> rpc_pb2.AuthStatusResponse:
+        self._rights.check_root(caller)
+        return rpc_pb2.AuthStatusResponse(enabled=self._auth.is_enabled, authRevision=self._auth.revision)
+
+    def _user_get(self, request: rpc_pb2.AuthUserGetRequest, caller: Caller | None) -> rpc_pb2.AuthUserGetResponse:
+        name = request.name.encode()
+        if caller is None or caller.user != name:
+            self._rights.check_root(caller)
+        user = self._auth.users.get(name)
+        if user is None:
+            raise errors.UserNotFoundError
+        return rpc_pb2.AuthUserGetResponse(roles=user.message.roles)
+
+    def _user_list(self, _request: Any, caller: Caller | None) -> rpc_pb2.AuthUserListResponse:
+        self._rights.check_root(caller)
+        return rpc_pb2.AuthUserListResponse(users=[_text(name) for name in sorted(self._auth.users)])
+
+    def _role_get(self, request: rpc_pb2.AuthRoleGetRequest, caller: Caller | None) -> rpc_pb2.AuthRoleGetResponse:
+        if caller is None or not self._auth.has_role(caller.user, request.role):
+            self._rights.check_root(caller)
+        role = self._auth.roles.get(request.role)
+        if role is None:
+            raise errors.RoleNotFoundError
+        response = rpc_pb2.AuthRoleGetResponse()
+        for key, range_end, kind in role.permissions:
+            response.perm.add(permType=kind, key=key, range_end=range_end)
+        return response
+
+    def _role_list(self, _request: Any, caller: Caller | None) -> rpc_pb2.AuthRoleListResponse:
+        self._rights.check_root(caller)
+        return rpc_pb2.AuthRoleListResponse(roles=sorted(self._auth.roles))
+
+    def _answer(self, response: Any) -> bytes:
+        body: bytes = response.SerializeToString()
+        return self._header(self._responder.revision()) + body
+
+    def _header(self, revision: int) -> bytes:
+        return self._responder.header.encode(revision, self._responder.node.term)
+
+
+def _check_hash(text: str) -> None:
+    """Refuse a hash that a client brings, unless it is one of bcrypt's that can be afforded."""
+    try:
+        hashed = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        hashed = b""
+    if not is_hash(hashed):
+        raise errors.InvalidPasswordError("raftkv: hashedPassword must be a bcrypt hash in base64, of a cost up to 16")
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "replace")

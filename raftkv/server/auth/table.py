@@ -1,0 +1,230 @@
+"""What each RPC of the client ports needs: one row for every method, and no method without one.
+
+    row = row_of("/etcdserverpb.KV/Put")
+    row.check(rights, request, caller)         # raises the StatusError that refuses it
+
+| row | who may call |
+|---|---|
+| OPEN | anybody: what one calls to become somebody, and health |
+| USER | whoever is a user, let in under the present revision |
+| KNOWN | whoever is a user |
+| ROOT | whoever has the role root |
+| BY_MESSAGE | anybody may open the stream; the service has every message checked (``live``) |
+| a function | as it says, from the request |
+
+Rows are those of etcd 3.6.14. A row that reads or writes keys names every interval that the request touches. What an
+entry of the log needs is said once, in ``rights.check``, which applying asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from raftkv import errors
+from raftkv.apply import check
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.auth.rights import Rights
+from raftkv.apply.request import Kind
+from raftkv.pb import rpc_pb2
+from raftkv.pb.services import SERVICES, Method
+
+Check = Callable[[Rights, Any, Caller | None], None]
+"""Raises the StatusError that refuses a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one RPC needs.
+
+    Attributes:
+        check: raises what refuses a request; None: nobody is asked who calls.
+        valid: raises what is wrong with a request whoever sends it (and ``max-txn-ops``): etcd says that first, and
+            what is too large to be executed is too large to be checked.
+        lasts: whether a call may wait or send for so long that it is checked again when users or rights change.
+        by_message: whether the service has each message of a stream checked.
+        is_recipe: whether refusals have the code UNKNOWN, as those of etcd's recipes, which are clients inside it.
+    """
+
+    check: Check | None = None
+    valid: Callable[[Any, int], None] | None = None
+    lasts: bool = False
+    by_message: bool = False
+    is_recipe: bool = False
+
+    def ask(self, rights: Rights, request: Any, caller: Caller | None) -> None:
+        """Raise the StatusError that refuses a request."""
+        if self.check is not None:
+            self.check(rights, request, caller)
+
+
+def _below(name: bytes) -> tuple[bytes, bytes]:
+    """The interval of the keys of a lock or an election."""
+    return name + b"/", name + b"0"
+
+
+def _user(rights: Rights, _request: Any, caller: Caller | None) -> None:
+    rights.check_user(caller)
+
+
+def _known(rights: Rights, _request: Any, caller: Caller | None) -> None:
+    rights.check_known(caller)
+
+
+def _root(rights: Rights, _request: Any, caller: Caller | None) -> None:
+    rights.check_root(caller)
+
+
+def _entry(kind: int) -> Check:
+    return lambda rights, request, caller: rights.check(kind, request, caller)
+
+
+def _valid(checks: Callable[[Any], None]) -> Callable[[Any, int], None]:
+    return lambda request, _operations_max: checks(request)
+
+
+def _range(rights: Rights, request: rpc_pb2.RangeRequest, caller: Caller | None) -> None:
+    rights.check_read(caller, request.key, request.range_end)
+
+
+def _alarm(rights: Rights, request: rpc_pb2.AlarmRequest, caller: Caller | None) -> None:
+    if request.action == rpc_pb2.AlarmRequest.GET:
+        rights.check_user(caller)
+    else:
+        rights.check_root(caller)
+
+
+def _time_to_live(rights: Rights, request: rpc_pb2.LeaseTimeToLiveRequest, caller: Caller | None) -> None:
+    rights.check_user(caller)
+    if request.keys:
+        rights.check_lease(caller, request.ID, write=False)
+
+
+def _lock(rights: Rights, request: Any, caller: Caller | None) -> None:
+    """A lock and a candidacy: a key below the name is written, and all of them are read."""
+    rights.check_read(caller, *_below(request.name))
+    if request.lease:
+        rights.check_write(caller, b"%s/%x" % (request.name, request.lease), b"")
+        rights.check_lease(caller, request.lease, write=True)
+
+
+def _unlock(rights: Rights, request: Any, caller: Caller | None) -> None:
+    rights.check_write(caller, request.key, b"")
+
+
+def _proclaim(rights: Rights, request: Any, caller: Caller | None) -> None:
+    rights.check_user(caller)
+    if request.HasField("leader"):
+        rights.check_read(caller, request.leader.key, b"")
+        rights.check_write(caller, request.leader.key, b"")
+        if request.leader.lease:
+            rights.check_lease(caller, request.leader.lease, write=True)
+
+
+def _resign(rights: Rights, request: Any, caller: Caller | None) -> None:
+    rights.check_user(caller)
+    if request.HasField("leader"):
+        rights.check_read(caller, request.leader.key, b"")
+        rights.check_write(caller, request.leader.key, b"")
+
+
+def _leader(rights: Rights, request: Any, caller: Caller | None) -> None:
+    rights.check_read(caller, *_below(request.name))
+
+
+OPEN: Final = Row()
+USER: Final = Row(_user)
+KNOWN: Final = Row(_known)
+ROOT: Final = Row(_root)
+BY_MESSAGE: Final = Row(_user, by_message=True)
+_ROOT_LASTS: Final = Row(_root, lasts=True)
+
+TABLE: Final[dict[str, dict[str, Row]]] = {
+    "etcdserverpb.KV": {
+        "Range": Row(_range, _valid(check.check_range)),
+        "RangeStream": Row(_range, _valid(check.check_range), lasts=True),
+        "Put": Row(_entry(Kind.PUT), _valid(check.check_put)),
+        "DeleteRange": Row(_entry(Kind.DELETE_RANGE), _valid(check.check_delete_range)),
+        "Txn": Row(_entry(Kind.TXN), check.check_txn),
+        "Compact": Row(_entry(Kind.COMPACT)),
+    },
+    "etcdserverpb.Watch": {"Watch": BY_MESSAGE},
+    "etcdserverpb.Lease": {
+        "LeaseGrant": Row(_entry(Kind.LEASE_GRANT)),
+        "LeaseRevoke": Row(_entry(Kind.LEASE_REVOKE)),
+        "LeaseKeepAlive": BY_MESSAGE,
+        "LeaseTimeToLive": Row(_time_to_live),
+        # Its service checks READ on the keys of all leases, step by step.
+        "LeaseLeases": USER,
+    },
+    "etcdserverpb.Cluster": {
+        "MemberAdd": ROOT,
+        "MemberRemove": ROOT,
+        "MemberUpdate": ROOT,
+        "MemberPromote": ROOT,
+        "MemberList": USER,
+    },
+    "etcdserverpb.Maintenance": {
+        "Alarm": Row(_alarm, _valid(check.check_alarm)),
+        "Status": USER,
+        "Defragment": ROOT,
+        "Hash": _ROOT_LASTS,
+        "HashKV": _ROOT_LASTS,
+        "Snapshot": _ROOT_LASTS,
+        "MoveLeader": ROOT,
+        "Downgrade": ROOT,
+    },
+    "etcdserverpb.Auth": {
+        "Authenticate": OPEN,
+        "AuthStatus": ROOT,
+        "AuthEnable": ROOT,
+        "AuthDisable": ROOT,
+        "UserAdd": ROOT,
+        # Their services let users see themselves, and the roles that they have.
+        "UserGet": KNOWN,
+        "RoleGet": KNOWN,
+        "UserList": ROOT,
+        "UserDelete": ROOT,
+        "UserChangePassword": ROOT,
+        "UserGrantRole": ROOT,
+        "UserRevokeRole": ROOT,
+        "RoleAdd": ROOT,
+        "RoleList": ROOT,
+        "RoleDelete": ROOT,
+        "RoleGrantPermission": ROOT,
+        "RoleRevokePermission": ROOT,
+    },
+    "v3lockpb.Lock": {"Lock": Row(_lock, lasts=True, is_recipe=True), "Unlock": Row(_unlock, is_recipe=True)},
+    "v3electionpb.Election": {
+        "Campaign": Row(_lock, lasts=True, is_recipe=True),
+        "Proclaim": Row(_proclaim, is_recipe=True),
+        "Leader": Row(_leader, lasts=True, is_recipe=True),
+        "Observe": Row(_leader, lasts=True, is_recipe=True),
+        "Resign": Row(_resign, is_recipe=True),
+    },
+    "grpc.health.v1.Health": {"Check": OPEN, "Watch": OPEN},
+    "raftkvpb.Admin": {"MemberReplace": ROOT, "QuotaSet": ROOT, "QuotaRemove": ROOT, "QuotaList": _ROOT_LASTS},
+}
+"""Rows by service and method."""
+
+_BY_PATH: Final[dict[str, tuple[Method, Row]]] = {
+    SERVICES[service][name].path: (SERVICES[service][name], row)
+    for service, rows in TABLE.items()
+    for name, row in rows.items()
+}
+
+
+def row_of(path: str) -> tuple[Method, Row]:
+    """Return a method and what it needs.
+
+    Arguments:
+        path: ``/package.Service/Method``.
+
+    Raises:
+        ConfigError: it has no row, so nobody may call it.
+    """
+    found = _BY_PATH.get(path)
+    if found is None:
+        raise errors.ConfigError(f"{path} has no row in raftkv.server.auth.table: nobody knows who may call it")
+    return found

@@ -1,0 +1,144 @@
+"""What the settings of a member leave open to strangers, and the flags that close it.
+
+Each thing is one line in the log at start; with ``--secure`` the member does not start as long as there is one. What
+files and users are like is looked at elsewhere: keys that others can read are refused always (``server.tls``), and a
+data directory that others may write to.
+
+>>> [one.what for one in exposures(ServerConfig())][0]
+'peers on http://localhost:2380 are not encrypted, nor asked who they are: on the way all is read and changed'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from raftkv import cluster_id
+from raftkv.config import ServerConfig, TLSFiles, is_loopback
+
+AUDIT_LOG: Final = "audit.log"
+"""Name of the audit log in the data directory, where ``--secure`` puts it unless told otherwise."""
+
+
+PASSWORD_LENGTH_MIN: Final = 8
+"""Characters of a new password that ``--secure`` asks for at least."""
+
+DEFAULT_BCRYPT_COST: Final = ServerConfig.bcrypt_cost
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """One thing that is left open.
+
+    Attributes:
+        what: it is, and what a stranger can do with it.
+        remedy: flags that end it.
+    """
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
+
+
+def exposures(config: ServerConfig) -> list[Exposure]:
+    """Return what a member's settings leave open, the worst first.
+
+    Arguments:
+        config: of the member.
+    """
+    return [*_peers(config), *_clients(config), *_users(config), *_http(config)]
+
+
+def hardened(config: ServerConfig) -> ServerConfig:
+    """Return settings with what ``--secure`` sets where nothing is given: an audit log, a length of passwords.
+
+    Arguments:
+        config: of the member.
+    """
+    return replace(
+        config,
+        audit_log=config.audit_log or str(Path(config.data_dir, AUDIT_LOG)),
+        auth_min_password_length=config.auth_min_password_length or PASSWORD_LENGTH_MIN,
+    )
+
+
+def refusal(found: Sequence[Exposure]) -> str:
+    """Return what ``--secure`` says when it does not start: a list, one thing a line.
+
+    Arguments:
+        found: what is open.
+    """
+    lines = (f"\n  - {one.what}\n      {one.remedy}" for one in found)
+    return f"--secure does not start while these are open (`raftkv certs` makes certificates):{''.join(lines)}"
+
+
+def _peers(config: ServerConfig) -> Iterator[Exposure]:
+    files = config.peer_tls
+    if config.insecure_peers:
+        yield Exposure("--insecure-peers: who reaches the peer port can rewrite all data", "leave it out")
+    yield from _port(
+        "peers",
+        (*config.listen_peer_urls, *config.initial_advertise_peer_urls),
+        files,
+        "--listen-peer-urls and --initial-advertise-peer-urls with https, --peer-cert-file, --peer-key-file",
+        "--peer-",
+    )
+    if files.skip_san_verification:
+        flag = "--peer-skip-client-san-verification"
+        yield Exposure(f"{flag}: every certificate of the authority is a member's", "leave it out")
+
+
+def _clients(config: ServerConfig) -> Iterator[Exposure]:
+    yield from _port(
+        "clients",
+        (*config.listen_client_urls, *config.advertise_client_urls),
+        config.client_tls,
+        "--listen-client-urls and --advertise-client-urls with https, --cert-file, --key-file",
+        "--",
+    )
+
+
+def _users(config: ServerConfig) -> Iterator[Exposure]:
+    if config.bcrypt_cost < DEFAULT_BCRYPT_COST:
+        what = f"--bcrypt-cost {config.bcrypt_cost}: who gets hold of the database finds passwords quickly"
+        yield Exposure(what, f"{DEFAULT_BCRYPT_COST}, the default, or more")
+    if 0 < config.auth_min_password_length < PASSWORD_LENGTH_MIN:
+        what = f"--auth-min-password-length {config.auth_min_password_length}: passwords can be guessed"
+        yield Exposure(what, f"{PASSWORD_LENGTH_MIN} or more")
+
+
+def _port(who: str, urls: Sequence[str], files: TLSFiles, remedy: str, prefix: str) -> Iterator[Exposure]:
+    plain = sorted({url for url in urls if url.startswith("http:")})
+    if plain:
+        what = (
+            f"{who} on {', '.join(plain)} are not encrypted, nor asked who they are: on the way all is read and changed"
+        )
+        yield Exposure(what, f"{remedy}, {prefix}trusted-ca-file")
+    elif files.self_signed:
+        yield Exposure(
+            f"{prefix}auto-tls proves nothing: anybody can stand between, and who reaches the port is let in",
+            f"{prefix}cert-file, {prefix}key-file, {prefix}trusted-ca-file",
+        )
+    elif not files.verifies:
+        what = f"{who} need no certificate: who reaches the port may ask"
+        yield Exposure(what, f"{prefix}trusted-ca-file FILE, whose certificates are let in")
+
+
+def _http(config: ServerConfig) -> Iterator[Exposure]:
+    for url in config.listen_metrics_urls:
+        scheme, host, _ = cluster_id.split_url(url)
+        if scheme == "http" and not is_loopback(host):
+            what = f"metrics on {url} are not encrypted: anybody may read them"
+            yield Exposure(what, "--listen-metrics-urls with https, or at a loopback address")
+    if config.cors:
+        what = f"--cors: web pages of {', '.join(config.cors)} may call, by the browser of whoever visits them"
+        yield Exposure(what, "leave it out")
+    if "*" in config.host_whitelist:
+        what = "--host-whitelist '*': a web page may ask in plain HTTP by a name of its own (DNS rebinding)"
+        yield Exposure(what, "leave it out, or name hosts")
+    if config.unsafe_no_fsync:
+        yield Exposure("--unsafe-no-fsync: acknowledged writes are lost with the machine's power", "leave it out")

@@ -1,0 +1,246 @@
+"""JSON to messages, exactly as grpc-gateway 1.16 (Go's jsonpb) takes it.
+
+    reader = Reader(body)
+    yield from reader.next(rpc_pb2.PutRequest)      # the message, or None at the end of the body
+
+Both spellings of a name are known (``range_end``, ``rangeEnd``), numbers may be strings, enums names or numbers; names
+that nobody knows and nulls are left out. Usual bodies are read by Python's own parser and a plan of each message type.
+What does not fit there (``_OddError``) is read again, step by step, with Go's rules and texts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from binascii import Error as Base64Error
+from binascii import a2b_base64
+from collections.abc import Callable, Generator
+from typing import Any, Final, NoReturn
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from raftkv.server.gateway.odd import read_message
+from raftkv.server.gateway.syntax import scan, skip_space
+
+SIMPLE_BYTES: Final = 16 * 1024
+SIMPLE_PARTS: Final = 4_000
+"""Larger bodies of more members and elements are read in steps: Python's parser cannot pause."""
+
+Set = Callable[[Any, Any], None]
+Into = Callable[[Any, dict[str, Any]], None]
+
+_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
+_RANGES: Final = {
+    FieldDescriptor.CPPTYPE_INT32: range(-(2**31), 2**31),
+    FieldDescriptor.CPPTYPE_INT64: range(-(2**63), 2**63),
+    FieldDescriptor.CPPTYPE_UINT32: range(2**32),
+    FieldDescriptor.CPPTYPE_UINT64: range(2**64),
+}
+
+
+class _OddError(Exception):
+    """Not what most clients send: it is read again in Go's way."""
+
+
+def _odd(*_: object) -> NoReturn:
+    raise _OddError
+
+
+_parse: Final = json.JSONDecoder(parse_constant=_odd).decode
+
+
+class Reader:
+    """Reads the values of a body, one after the other.
+
+    Arguments:
+        body: whole.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    def next(self, message_type: type[Any], *, is_last: bool = False) -> Generator[None, None, Any | None]:
+        """Read the next value; pauses now and then.
+
+        Arguments:
+            message_type: of what it becomes.
+            is_last: what follows is left alone.
+
+        Returns:
+            The message; None at the end of the body.
+
+        Raises:
+            JsonError: it is no JSON, or not of this message.
+        """
+        if self._at == 0 and is_last:
+            message = read_usual(self._body, message_type)
+            if message is not None:
+                return message
+        self._at = start = skip_space(self._body, self._at)
+        if start >= len(self._body):
+            return None
+        value = yield from scan(self._body, start)
+        self._at = value.end
+        message = message_type()
+        yield from read_message(self._body, value, start, message)
+        return message
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether nothing but white space is left."""
+        return skip_space(self._body, self._at) >= len(self._body)
+
+
+def read_usual(body: bytes, message_type: type[Any]) -> Any | None:
+    """Return the message of a usual body; None: it must be read in Go's way.
+
+    Arguments:
+        body: whole.
+        message_type: of what it becomes.
+    """
+    if len(body) > SIMPLE_BYTES and body.count(b",") + body.count(b"[") + body.count(b"{") > SIMPLE_PARTS:
+        return None
+    try:
+        found = _parse(body.decode())
+        if type(found) is not dict:
+            return None
+        message = message_type()
+        into(message_type.DESCRIPTOR)(message, found)
+    except (_OddError, ValueError, RecursionError):
+        return None
+    return message
+
+
+_plans: dict[str, Into] = {}
+
+
+def into(descriptor: Descriptor) -> Into:
+    """Return what fills a message of a type from a parsed object.
+
+    Arguments:
+        descriptor: of the type.
+    """
+    known = _plans.get(descriptor.full_name)
+    if known is not None:
+        return known
+    setters: dict[str, tuple[Set, str]] = {}
+    exclusive: list[frozenset[str]] = []
+
+    def fill(message: Any, found: dict[str, Any]) -> None:
+        for name, value in found.items():
+            setter = setters.get(name)
+            if setter is not None and value is not None:
+                if setter[1] in found:
+                    raise _OddError
+                setter[0](message, value)
+        for names in exclusive:
+            if len(names & found.keys()) > 1:
+                raise _OddError
+
+    _plans[descriptor.full_name] = fill  # first: types may hold themselves
+    for field in descriptor.fields:
+        setter = _setter(field)
+        other = field.json_name if field.json_name != field.name else "\0"
+        setters[field.name] = (setter, other)
+        if other != "\0":
+            setters[field.json_name] = (setter, field.name)
+    exclusive += [
+        frozenset(name for field in oneof.fields for name in (field.name, field.json_name))
+        for oneof in descriptor.oneofs
+    ]
+    return fill
+
+
+def _setter(field: FieldDescriptor) -> Set:
+    name = field.name
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        message_type: Any = field.message_type
+        return _message_setter(name, into(message_type), field.is_repeated)
+    take = _taker(field)
+    if not field.is_repeated:
+        return lambda message, value: setattr(message, name, take(value))
+
+    def set_all(message: Any, values: Any) -> None:
+        if type(values) is not list:
+            raise _OddError
+        getattr(message, name).extend(map(take, values))
+
+    return set_all
+
+
+def _message_setter(name: str, fill: Into, is_repeated: bool) -> Set:
+    def set_one(message: Any, value: Any) -> None:
+        if type(value) is not dict:
+            raise _OddError
+        part = getattr(message, name)
+        part.SetInParent()
+        fill(part, value)
+
+    def set_all(message: Any, values: Any) -> None:
+        if type(values) is not list:
+            raise _OddError
+        parts = getattr(message, name)
+        for value in values:
+            if type(value) is not dict:
+                raise _OddError
+            fill(parts.add(), value)
+
+    return set_all if is_repeated else set_one
+
+
+def _taker(field: FieldDescriptor) -> Callable[[Any], Any]:
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return _bytes
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return _string
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return _bool
+    if field.type == FieldDescriptor.TYPE_ENUM:
+        return _enum_taker(field)
+    allowed = _RANGES[field.cpp_type]
+    is_unsigned = allowed.start == 0
+
+    def take(value: Any) -> int:
+        if type(value) is str and _INTEGER.fullmatch(value):
+            value = int(value)
+        # It may have been -0, which Go refuses where there is no sign.
+        if type(value) is not int or value not in allowed or (value == 0 and is_unsigned):
+            raise _OddError
+        return value
+
+    return take
+
+
+def _bytes(value: Any) -> bytes:
+    if type(value) is not str:
+        raise _OddError
+    try:
+        return a2b_base64(value, strict_mode=True)
+    except Base64Error:
+        raise _OddError from None
+
+
+def _string(value: Any) -> str:
+    if type(value) is not str:
+        raise _OddError
+    return value
+
+
+def _bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _OddError
+    return value
+
+
+def _enum_taker(field: FieldDescriptor) -> Callable[[Any], int]:
+    enum: Any = field.enum_type
+    numbers = {value.name: value.number for value in enum.values}
+
+    def take(value: Any) -> int:
+        number = numbers.get(value, value) if type(value) is str else value
+        if type(number) is not int or not -(2**31) <= number < 2**31:
+            raise _OddError
+        return number
+
+    return take

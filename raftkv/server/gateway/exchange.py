@@ -1,0 +1,218 @@
+"""One HTTP request as the connection of one call: what a ``ServerCall`` takes for its core and its engine.
+
+The handlers, the guard and the audit are those of gRPC, and so are the call objects that they get. Only what stands
+below the call is another: here answers are kept for the writer of the HTTP response, instead of queued as frames.
+
+    call = exchange.open(route)            # UnaryCall
+    route.handler(call, message)           # the very handler, in what guards it
+    pieces = await exchange.outcome()      # of the answer; raises RpcError for any other status than OK
+
+What is kept counts with the answers that wait for clients (``rpc.server.budget``) until ``close``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from raftkv.rpc.deadlines import forget
+from raftkv.rpc.framing import MessageAssembler
+from raftkv.rpc.h2 import CLOSED
+from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.server.budget import AnswerAccount, AnswerBudget
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.core import Environment, Peer
+from raftkv.rpc.server.router import Route
+from raftkv.rpc.status import Code, Headers, RpcError
+
+CALL: Final = 1
+"""The stream id of the only call of an exchange."""
+
+LEFT: Final = RpcError(Code.CANCELLED, "context canceled")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What exchanges need of the server whose methods they call.
+
+    Attributes:
+        environment: clock, deadlines, tasks and reports.
+        limits: of messages and answers.
+        answers: what waits for all clients.
+    """
+
+    environment: Environment
+    limits: ServerLimits
+    answers: AnswerBudget
+
+
+class Exchange:
+    """The one call of an HTTP request.
+
+    Attributes:
+        severed: False: who leaves in the middle of a request has not lost the connection that its leases hang on.
+        held_bytes: of unfinished messages; a request is whole here.
+        on_given_up: called when the answer is dropped because others need the memory.
+    """
+
+    severed = False
+    held_bytes = 0
+
+    def __init__(self, around: Surroundings, peer: Peer, headers: Headers) -> None:
+        environment = around.environment
+        self.limits = around.limits
+        self.peer = peer
+        self.spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]] = environment.spawn
+        self.report = environment.report
+        self.account = AnswerAccount(around.answers, around.limits, environment.clock, self)
+        self.h2: Any = self
+        self.call: ServerCall | None = None
+        self.on_given_up: Callable[[], None] | None = None
+        self._environment = environment
+        self._headers = headers
+        self._pieces: Sequence[bytes] | None = None
+        self._error: RpcError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def open(self, route: Route, timeout_s: float | None) -> Any:
+        """Make the call.
+
+        Arguments:
+            route: of its method.
+            timeout_s: after which it fails; None: never.
+        """
+        self.call = call = route.open(self, CALL, self._headers, route)
+        if timeout_s is not None:
+            now = self._environment.clock()
+            self._environment.wheel.add(call, now + timeout_s, now)
+        return call
+
+    def run(self, call: UnaryCall, message: bytes) -> None:
+        """Call the handler of a unary call.
+
+        Arguments:
+            call: opened before.
+            message: the request.
+        """
+        call.request_done = True
+        try:
+            call.route.handler(call, message)
+        except Exception as error:
+            call.fail_with(self.translate(call.path, error))
+
+    async def outcome(self) -> Sequence[bytes]:
+        """Wait for the answer.
+
+        Returns:
+            Its message, in pieces.
+
+        Raises:
+            RpcError: the call ended with another status.
+        """
+        if self._pieces is None and self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._error is not None:
+            raise self._error
+        return self._pieces or ()
+
+    def close(self) -> None:
+        """The client has its answer, or has left: a call that is still open is cancelled."""
+        call, self.call = self.call, None
+        if call is not None and not call.done:
+            call.closed()
+        self._pieces = self.on_given_up = None
+        self.h2 = CLOSED
+        self.account.close()
+
+    # ---- what calls ask of their core
+
+    def finished(self, call: ServerCall) -> None:
+        """The call has its whole answer."""
+        if call.bucket is not None:
+            forget(call)
+        call.released()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)  # whoever waits goes on in another turn: the outcome is there by then
+
+    def send_status(self, call: ServerCall, error: RpcError) -> None:
+        """The call has ended with a status other than OK."""
+        del call
+        self._error = error
+
+    def translate(self, path: str, error: BaseException) -> RpcError:
+        """Return the status for an exception of a handler; report it if nobody knows it."""
+        if isinstance(error, RpcError):
+            return error
+        known = self._environment.translate(error)
+        if known is not None:
+            return known
+        self.report(path, error)
+        return RpcError(Code.INTERNAL, "internal error")
+
+    def assembler(self) -> MessageAssembler:
+        """Return an assembler under the server's message limit."""
+        return MessageAssembler(self.limits.max_receive_message_bytes)
+
+    def hold(self, amount: int) -> None:
+        """The request is counted where its bytes are read."""
+
+    # ---- what unary calls ask of their engine
+
+    def answer(self, stream_id: int, message: bytes) -> bool:
+        """Take no answer yet: it is paid for first, since it waits for the text that is made of it."""
+        del stream_id, message
+        return False
+
+    def answer_later(self, stream_id: int, message: bytes) -> None:
+        """Take a whole answer."""
+        del stream_id
+        self._pieces = (message,)
+
+    def answer_in_pieces(self, stream_id: int, message: bytes, trailers: Headers = ()) -> None:
+        """Take a whole answer."""
+        del stream_id, trailers
+        self._pieces = (message,)
+
+    def answer_many(self, stream_id: int, pieces: Sequence[bytes]) -> None:
+        """Take an answer in pieces."""
+        del stream_id
+        self._pieces = pieces
+
+    # ---- what the account asks of its connection
+
+    def held_size(self) -> int:
+        """Bytes of unfinished messages."""
+        return 0
+
+    def queued_size(self) -> int:
+        """Bytes of bodies that have not left."""
+        return 0
+
+    def queued_by_streams(self) -> list[int]:
+        """For each streaming call that has bytes waiting: how many."""
+        return []
+
+    def give_up(self, reason: bytes) -> None:
+        """Others need the memory: drop all that waits."""
+        self._error = RpcError(Code.RESOURCE_EXHAUSTED, reason.decode("ascii"))
+        on_given_up = self.on_given_up
+        self.close()
+        self.given_up()
+        if on_given_up is not None:
+            on_given_up()
+
+    def given_up(self) -> None:
+        """Whoever waits for the answer, or writes it, is to look at the error."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def error(self) -> RpcError | None:
+        """How the call ended, if not well."""
+        return self._error
+
+    def wake(self) -> None:
+        """Nothing to send: the writer of the response asks by itself."""

@@ -1,0 +1,230 @@
+"""The ``/v3`` paths: JSON in, the very handlers of gRPC, JSON out.
+
+    POST /v3/kv/put {"key":"Zm9v"}  ->  binding -> decoder -> exchange: guard, audit, handler -> encoder -> 200 {...}
+
+One handler for all paths, which ``proto/`` names (``raftkv.pb.bindings``). Answers are those of etcd 3.5, whose gateway
+is grpc-gateway 1.16: statuses, bodies, headers. What is no path of the gateway goes to the handler behind it.
+
+A call that comes through here is never its certificate's (CVE-2018-16886): it is marked as passed on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import unquote
+
+from raftkv.pb.bindings import BINDINGS
+from raftkv.pb.services import Method
+from raftkv.rpc.metadata import decode_timeout
+from raftkv.rpc.server.core import Peer
+from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
+from raftkv.rpc.server.router import Route
+from raftkv.rpc.server.server import Server
+from raftkv.rpc.status import Code, Headers, RpcError
+from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
+from raftkv.server.gateway import openapi
+from raftkv.server.gateway.bodies import Chunks, LargeBody
+from raftkv.server.gateway.encoder import encoder_of
+from raftkv.server.gateway.errors import error_body, http_status
+from raftkv.server.gateway.exchange import Exchange, Surroundings
+from raftkv.server.gateway.large import SMALL_BYTES, encode_large
+from raftkv.server.gateway.odd import decode_base64
+from raftkv.server.gateway.requests import Requests
+from raftkv.server.gateway.streams import StreamBody, StreamExchange
+from raftkv.server.gateway.syntax import JsonError
+from raftkv.server.node.slices import Slices
+
+PREFIX: Final = "/v3/"
+_BETA: Final = "/v3beta/"
+"""etcd serves everything here too."""
+
+_METADATA: Final = "grpc-metadata-"
+_TIMEOUT: Final = "grpc-timeout"
+_TRACE: Final = frozenset(("traceparent", "tracestate"))
+"""W3C Trace Context: headers that are metadata of the same names in gRPC."""
+_PASSED_ON: Final = ((GATEWAY, b"*/*"),)
+_DOUBLE: Final = re.compile("//+")
+
+_JSON: Final = (("content-type", "application/json"),)
+_ANSWERED: Final = (*_JSON, ("grpc-metadata-content-type", "application/grpc"))
+_TEXT: Final = (("content-type", "text/plain; charset=utf-8"), ("x-content-type-options", "nosniff"))
+
+
+class Gateway:
+    """Answers the paths of the gateway; the rest is another handler's.
+
+    Arguments:
+        otherwise: answers what is not below ``/v3``.
+        slices: the long work of the member.
+    """
+
+    def __init__(self, otherwise: HttpHandler, slices: Slices) -> None:
+        self._otherwise = otherwise
+        self._slices = slices
+        self._methods: dict[str, tuple[Method, Route]] = {}
+        self._surroundings: Surroundings | None = None
+        self._server: Server | None = None
+
+    def serve(self, server: Server) -> None:
+        """Serve the methods of a server, all of which are registered.
+
+        Arguments:
+            server: whose handlers are called.
+        """
+        routes: Mapping[bytes, Route] = server.router.routes
+        self._server = server
+        self._methods = {
+            path: (method, routes[method.path.encode()])
+            for path, method in BINDINGS.items()
+            if method.path.encode() in routes
+        }
+
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Answer one request.
+
+        Arguments:
+            request: of any path.
+        """
+        path = request.path
+        if path.startswith(_BETA):
+            path = PREFIX + path[len(_BETA) :]
+        if not path.startswith(PREFIX):
+            return _moved("/v3/") if path == "/v3" else await self._otherwise(request)
+        found = self._methods.get(path) or self._methods.get(unquote(path))
+        if found is None and path == openapi.PATH and request.method in ("GET", "HEAD"):
+            return HttpResponse(200, openapi.document(), _JSON)
+        if found is None:
+            return _moved(_DOUBLE.sub("/", path)) if "//" in path else HttpResponse(404, b"Not Found\n", _TEXT)
+        if request.method != "POST":
+            return HttpResponse(405, b"Method Not Allowed\n", _TEXT)
+        method, route = found
+        try:
+            if method.server_streaming:
+                return await self._stream(request, method, route)
+            return await self._unary(request, method, route)
+        except RpcError as error:
+            return _failed(error)
+
+    async def _unary(self, request: HttpRequest, method: Method, route: Route) -> HttpResponse:
+        headers, timeout_s = call_headers(request.headers)
+        message = await self._only_request(request.body, method)
+        exchange = Exchange(self._around(), _peer(request), headers)
+        try:
+            exchange.run(exchange.open(route, timeout_s), message)
+            pieces = await exchange.outcome()
+        except RpcError as error:
+            exchange.close()
+            return _failed(error, is_call=True)
+        except BaseException:
+            exchange.close()
+            raise
+        if len(pieces) == 1 and len(pieces[0]) <= SMALL_BYTES:
+            exchange.close()
+            answer = method.response.FromString(pieces[0])
+            body = encoder_of(method.response.DESCRIPTOR)(answer).encode()
+            return HttpResponse(200, body, _ANSWERED, is_call=True)
+        text = encode_large(method.response.DESCRIPTOR, pieces)
+        return HttpResponse(200, LargeBody(exchange, Chunks(text, self._slices)), _ANSWERED, is_call=True)
+
+    async def _stream(self, request: HttpRequest, method: Method, route: Route) -> HttpResponse:
+        headers, timeout_s = call_headers(request.headers)
+        message: bytes | None
+        rest: Requests | None = None
+        if method.client_streaming:
+            requests = Requests(request.body, self._slices)
+            try:
+                message = await requests.next(method)
+            except JsonError as error:
+                raise RpcError(Code.UNKNOWN, str(error)) from None
+            rest = None if requests.are_over else requests
+        else:
+            message = await self._only_request(request.body, method)
+        exchange = StreamExchange(self._around(), _peer(request), headers)
+        try:
+            exchange.feed(exchange.open(route, timeout_s), message, rest, method)
+            await exchange.begun()
+            return self._begun(exchange, method)
+        except BaseException:
+            exchange.close()
+            raise
+
+    def _begun(self, exchange: StreamExchange, method: Method) -> HttpResponse:
+        error = exchange.early_error
+        if error is not None and error.code == Code.DEADLINE_EXCEEDED:
+            exchange.close()
+            return _failed(error, is_call=True)
+        body = StreamBody(exchange, method.response, self._slices)
+        status = 200 if error is None else http_status(error.code)
+        return HttpResponse(status, body, _ANSWERED if exchange.has_sent else _JSON, is_call=True)
+
+    async def _only_request(self, body: bytes, method: Method) -> bytes:
+        try:
+            return await Requests(body, self._slices).only(method)
+        except JsonError as error:
+            raise RpcError(Code.INVALID_ARGUMENT, str(error)) from None
+
+    def _around(self) -> Surroundings:
+        around = self._surroundings
+        if around is None:
+            if self._server is None:
+                raise RuntimeError("the gateway serves no methods yet")
+            server = self._server
+            around = self._surroundings = Surroundings(server.environment(), server.limits, server.answers)
+        return around
+
+
+def _peer(request: HttpRequest) -> Peer:
+    return Peer(request.peer, request.certificate, request.tls, request.loopback)
+
+
+def call_headers(fields: tuple[tuple[str, str], ...]) -> tuple[Headers, float | None]:
+    """Return what the call shows of an HTTP request: its metadata, and its timeout in seconds, if it has one.
+
+    Arguments:
+        fields: of the request, names in lower case.
+
+    Raises:
+        RpcError: a field that is passed on is wrong.
+    """
+    headers: list[tuple[bytes, bytes]] = []
+    timeout_s: float | None = None
+    for name, value in fields:
+        if name == "authorization":
+            headers.append((AUTHORIZATION, value.encode("latin-1")))
+        elif name in _TRACE:
+            headers.append((name.encode("ascii"), value.encode("latin-1")))
+        elif name.startswith("grpc-"):
+            if name.startswith(_METADATA):
+                headers.append(_metadata(name, value))
+            elif name == _TIMEOUT and timeout_s is None:
+                timeout_s = _timeout(value)
+    return (*_PASSED_ON, *headers), timeout_s
+
+
+def _metadata(name: str, value: str) -> tuple[bytes, bytes]:
+    raw = value.encode("latin-1")
+    if name.endswith("-bin"):
+        try:
+            decode_base64(raw if len(raw) % 4 == 0 else raw + b"=" * (-len(raw) % 4))
+        except JsonError as error:
+            raise RpcError(Code.INVALID_ARGUMENT, f"invalid binary header {name.title()}: {error}") from None
+    return name[len(_METADATA) :].encode("latin-1"), raw
+
+
+def _timeout(value: str) -> float | None:
+    if not value:
+        return None
+    try:
+        return decode_timeout(value.encode("latin-1"))
+    except ValueError:
+        raise RpcError(Code.INVALID_ARGUMENT, f"invalid grpc-timeout: {value}") from None
+
+
+def _failed(error: RpcError, *, is_call: bool = False) -> HttpResponse:
+    return HttpResponse(http_status(error.code), error_body(error.code, error.text), _JSON, is_call=is_call)
+
+
+def _moved(path: str) -> HttpResponse:
+    return HttpResponse(301, b"", (("location", path),))

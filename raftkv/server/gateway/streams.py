@@ -1,0 +1,309 @@
+"""Streaming calls: requests from a body, answers as lines, in the time of whoever reads them.
+
+    exchange = StreamExchange(...)
+    call = exchange.open(route, timeout_s)      # a StreamCall, whose handler runs as a task
+    await exchange.begun()                      # the handler has sent something, or ended
+    async for line in StreamBody(exchange, ...)
+
+What a handler sends waits here, counted as what waits on an HTTP/2 stream is: it sees ``send_buffer_size``, waits in
+``send`` and is called back when there is room. So a client that reads slowly stops its handler and nobody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Generator
+from time import perf_counter
+from typing import Any, Final
+
+from google.protobuf.descriptor import Descriptor
+
+from raftkv.pb.services import Method
+from raftkv.rpc.deadlines import forget
+from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, frame
+from raftkv.rpc.protocol import DrainWatcher
+from raftkv.rpc.server.calls import ServerCall
+from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.status import Headers, RpcError
+from raftkv.server.gateway.bodies import Chunks
+from raftkv.server.gateway.encoder import encoder_of
+from raftkv.server.gateway.errors import stream_error
+from raftkv.server.gateway.exchange import Exchange
+from raftkv.server.gateway.large import SMALL_BYTES, encode_large
+from raftkv.server.gateway.requests import Requests
+from raftkv.server.gateway.syntax import JsonError
+from raftkv.server.node.slices import Slices, Work
+
+UNREAD_MAX_BYTES: Final = 64 * 1024
+"""Requests that a handler has not taken; above this no more of the body is read."""
+
+WHOLE_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Messages up to this are sent as one chunk of HTTP/1.1. Clients such as etcd3gw take each chunk for a line, as etcd's
+gateway writes them; so no chunk has two lines either."""
+
+_LINE: Final = '{"result":'
+
+
+class StreamExchange(Exchange):
+    """The one streaming call of an HTTP request.
+
+    Attributes:
+        has_sent: whether a message of the answer has come.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.has_sent = False
+        self._messages: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._is_over = False
+        self._said = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._watchers: set[DrainWatcher] = set()
+        self._feeder: asyncio.Task[None] | None = None
+
+    # ---- requests
+
+    def feed(self, call: StreamCall, message: bytes | None, rest: Requests | None, method: Method) -> None:
+        """Hand the call its requests.
+
+        Arguments:
+            call: opened before.
+            message: the first; None: there is none.
+            rest: gives those that follow; None: there are none.
+            method: of the call.
+        """
+        if message is not None:
+            call.on_data(frame(message), False)
+        if rest is None:
+            call.on_data(b"", True)
+        else:
+            self._feeder = self.spawn(self._feed(call, rest, method))
+
+    async def _feed(self, call: StreamCall, rest: Requests, method: Method) -> None:
+        try:
+            while not call.done and (message := await rest.next(method)) is not None:
+                call.on_data(frame(message), False)
+                while not call.done and call.inbox.unread > UNREAD_MAX_BYTES:
+                    self._taken.clear()
+                    await self._taken.wait()
+        except JsonError:
+            pass  # as in etcd: what cannot be read ends the requests
+        finally:
+            if not call.done:
+                call.on_data(b"", True)
+
+    def consume_of(self, stream_id: int, amount: int) -> None:
+        """The handler has taken requests."""
+        del stream_id, amount
+        self._taken.set()
+
+    consume = consume_of
+
+    # ---- answers
+
+    async def begun(self) -> None:
+        """Wait until the handler has sent a message, or ended: as in etcd, a header alone says nothing."""
+        while not self.has_sent and not self._is_over:
+            self._said.clear()
+            await self._said.wait()
+
+    @property
+    def early_error(self) -> RpcError | None:
+        """What ended the call before it sent a message."""
+        return None if self.has_sent else self._error
+
+    async def take(self) -> bytes | None:
+        """Return the next message; None at the end of the call.
+
+        Raises:
+            RpcError: how the call ended, if not well.
+        """
+        while not self._messages:
+            if self._is_over:
+                if self._error is not None:
+                    raise self._error
+                return None
+            self._said.clear()
+            await self._said.wait()
+        message = self._messages.popleft()
+        self._queued_bytes -= len(message) + PREFIX_BYTES
+        return message
+
+    def passed_on(self, size_bytes: int) -> None:
+        """The socket has taken text: let the handler go on if there is room.
+
+        Arguments:
+            size_bytes: of the text.
+        """
+        account = self.account
+        account.left_bytes += size_bytes
+        account.settle(0)
+        if not (account.crowded and account.budget.short):
+            room = self.limits.stream_send_buffer_bytes
+            for call in [one for one in self._watchers if one.send_buffer_size <= room]:
+                call.drained()
+
+    def close(self) -> None:
+        """The client has all, or has left."""
+        feeder, self._feeder = self._feeder, None
+        if feeder is not None and not feeder.done():
+            feeder.cancel()
+        self._messages.clear()
+        self._queued_bytes = 0
+        super().close()
+        self._watchers.clear()
+
+    def given_up(self) -> None:
+        """Whoever waits for a message is to look at the error."""
+        self._is_over = True
+        self._said.set()
+        self._taken.set()
+
+    # ---- what calls ask of their core
+
+    def finished(self, call: ServerCall) -> None:
+        """The call has said its last."""
+        if call.bucket is not None:
+            forget(call)
+        self._is_over = True
+        self._said.set()
+        self._taken.set()
+        call.released()
+
+    def answered(self) -> None:
+        """Something was queued."""
+        self._said.set()
+
+    def check_held(self) -> None:
+        """The body is counted where it is read."""
+
+    def watch_drain(self, call: DrainWatcher) -> None:
+        """Call ``call.drained`` when there is room."""
+        self._watchers.add(call)
+
+    def unwatch_drain(self, call: DrainWatcher) -> None:
+        """Stop calling ``drained``."""
+        self._watchers.discard(call)
+
+    def wake(self) -> None:
+        """There is room again for all clients."""
+        for call in list(self._watchers):
+            call.drained()
+
+    # ---- what calls ask of their engine
+
+    def queued_body_size(self, stream_id: int = 0) -> int:
+        """Bytes of messages that nobody has taken."""
+        del stream_id
+        return self._queued_bytes
+
+    queued_size = queued_body_size
+
+    def queued_by_streams(self) -> list[int]:
+        """The same, for the account."""
+        return [self._queued_bytes] if self._queued_bytes else []
+
+    def send_headers(self, stream_id: int, fields: Headers, end_stream: bool = False) -> None:
+        """The call has a header, or has ended well."""
+
+    def send_data(self, stream_id: int, frames: bytes) -> None:
+        """Take messages behind their prefixes."""
+        del stream_id
+        at = 0
+        while at < len(frames):
+            end = at + PREFIX_BYTES + PREFIX.unpack_from(frames, at)[1]
+            self._messages.append(frames[at + PREFIX_BYTES : end])
+            at = end
+        self.has_sent = True
+        self._queued_bytes += len(frames)
+
+    def send_in_slices(self, stream_id: int, message: bytes) -> None:
+        """Take a large message."""
+        del stream_id
+        self._messages.append(message)
+        self.has_sent = True
+        self._queued_bytes += len(message) + PREFIX_BYTES
+
+
+class StreamBody(AsyncIterator[bytes]):
+    """The lines of a call's answers, one after the other; closed, it ends the call.
+
+    Arguments:
+        exchange: has begun.
+        message_type: of the answers.
+        slices: the long work of the member.
+    """
+
+    def __init__(self, exchange: StreamExchange, message_type: type[Any], slices: Slices) -> None:
+        self._exchange = exchange
+        self._message_type = message_type
+        self._encode = encoder_of(message_type.DESCRIPTOR)
+        self._slices = slices
+        self._chunks: Chunks | None = None
+        self._sent_bytes = 0
+        self._is_over = False
+
+    async def __anext__(self) -> bytes:
+        if self._is_over:
+            await self.aclose()
+            raise StopAsyncIteration
+        self._exchange.passed_on(self._sent_bytes)
+        self._sent_bytes = 0
+        if self._slices.is_late:  # others have had the time of this pass of the loop
+            await self._slices.result(_nothing, 1)
+        if self._chunks is None:
+            try:
+                message = await self._exchange.take()
+            except RpcError as error:
+                self._is_over = True
+                return stream_error(error.code, error.text)
+            if message is None:
+                await self.aclose()
+                raise StopAsyncIteration
+            if len(message) <= SMALL_BYTES:
+                started_at = perf_counter()
+                text = self._line(message).encode()
+                self._slices.spend(perf_counter() - started_at)
+                self._sent_bytes = len(text)
+                return text
+            self._chunks = Chunks(_large_line(self._message_type.DESCRIPTOR, message), self._slices)
+            if len(message) <= WHOLE_BYTES_MAX:
+                return await self._whole_line(self._chunks)
+        chunk = await self._chunks.next()
+        if not chunk:
+            self._chunks = None
+            return await self.__anext__()
+        self._sent_bytes = len(chunk)
+        return chunk
+
+    async def _whole_line(self, chunks: Chunks) -> bytes:
+        parts: list[bytes] = []
+        while part := await chunks.next():
+            parts.append(part)
+        self._chunks = None
+        line = b"".join(parts)
+        self._sent_bytes = len(line)
+        return line
+
+    def _line(self, message: bytes) -> str:
+        return _LINE + self._encode(self._message_type.FromString(message)) + "}\n"
+
+    async def aclose(self) -> None:
+        """The client has it all, or has left."""
+        self._is_over = True
+        if self._chunks is not None:
+            self._chunks.close()
+        self._exchange.close()
+
+
+def _nothing() -> Work[None]:
+    """Work that is only waited for."""
+    yield from ()
+
+
+def _large_line(descriptor: Descriptor, message: bytes) -> Generator[str, None, None]:
+    yield _LINE
+    yield from encode_large(descriptor, (message,))
+    yield "}\n"

@@ -1,0 +1,226 @@
+"""JSON as Go's ``encoding/json`` scans it: where a value ends, and the text of what is wrong with it.
+
+    work = scan(b'{"key": tru}', 0)        # a generator: it pauses, so that a large body holds nobody up
+    -> JsonError: invalid character '}' in literal true (expecting 'e')
+
+Only faults, and bodies that are large or odd, come here; usual ones are read by Python's own parser (``decoder``).
+Nothing recurses, nesting is limited as in Go, and of containers only the two ends are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left
+from collections.abc import Generator
+from typing import Final
+
+DEPTH_MAX: Final = 10_000
+"""Containers within containers, as in Go."""
+
+TOKENS_A_STEP: Final = 256
+"""Tokens, of about a microsecond each, between two pauses."""
+
+Steps = Generator[None, None, "Value"]
+
+_SPACE: Final = re.compile(rb"[ \t\r\n]*")
+_ESCAPE: Final = rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
+_STRING: Final = re.compile(rb'"[^"\\\x00-\x1f]*(?:' + _ESCAPE + rb'[^"\\\x00-\x1f]*)*')
+_NUMBER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_EXPONENT: Final = re.compile(rb"[eE][+-]?")
+_HEX: Final = b"0123456789abcdefABCDEF"
+_LITERALS: Final = {ord("t"): b"true", ord("f"): b"false", ord("n"): b"null"}
+_NUMERIC: Final = frozenset(b"-0123456789")
+
+_OPEN: Final = {ord("{"): ord("}"), ord("["): ord("]")}
+
+
+class JsonError(Exception):
+    """A body that is no JSON, or not of this message; the text is Go's."""
+
+
+class CutError(JsonError):
+    """The body ends within a value."""
+
+    def __init__(self) -> None:
+        super().__init__("unexpected EOF")
+
+
+class Value:
+    """A value that was found whole.
+
+    Attributes:
+        start, end: where it lies in the body.
+    """
+
+    __slots__ = ("_ends", "_starts", "end", "start")
+
+    def __init__(self, start: int, end: int, starts: array[int], ends: array[int]) -> None:
+        self.start = start
+        self.end = end
+        self._starts = starts
+        self._ends = ends
+
+    def end_of(self, data: bytes, start: int) -> int:
+        """Return where a value within this one ends.
+
+        Arguments:
+            data: the body.
+            start: of the value.
+        """
+        first = data[start]
+        if first in _OPEN:
+            return self._ends[bisect_left(self._starts, start)]
+        if first == ord('"'):
+            return _matched(_STRING, data, start) + 1
+        if first in _LITERALS:
+            return start + len(_LITERALS[first])
+        return _matched(_NUMBER, data, start)
+
+
+def skip_space(data: bytes, at: int) -> int:
+    """Return where something other than white space follows.
+
+    Arguments:
+        data: the body.
+        at: where to begin.
+    """
+    return _matched(_SPACE, data, at)
+
+
+def _matched(pattern: re.Pattern[bytes], data: bytes, at: int) -> int:
+    match = pattern.match(data, at)
+    return at if match is None else match.end()
+
+
+def quoted(character: int) -> str:
+    """Return a byte as Go's messages show it.
+
+    >>> quoted(10), quoted(39), quoted(34), quoted(0xE4), quoted(0x80)
+    ("'\\\\n'", "'\\\\\\\\''", '\\'"\\'', "'ä'", "'\\\\u0080'")
+    """
+    shown = {39: "\\'", 34: '"', 92: "\\\\", 7: "\\a", 8: "\\b", 12: "\\f", 10: "\\n", 13: "\\r", 9: "\\t", 11: "\\v"}
+    text = shown.get(character)
+    if text is None:
+        if character < 0x20 or character == 0x7F:
+            text = f"\\x{character:02x}"
+        else:
+            text = f"\\u{character:04x}" if 0x80 <= character <= 0xA0 or character == 0xAD else chr(character)
+    return f"'{text}'"
+
+
+def _fault(data: bytes, at: int, context: str) -> JsonError:
+    if at >= len(data):
+        return CutError()
+    return JsonError(f"invalid character {quoted(data[at])} {context}")
+
+
+def scan(data: bytes, start: int) -> Steps:
+    """Find the value that begins at ``start``; what follows it is not looked at.
+
+    Arguments:
+        data: the body.
+        start: of the value, not of white space before it.
+
+    Raises:
+        JsonError: there is none.
+    """
+    starts, ends = array("Q"), array("Q")
+    numbers: list[int] = []
+    """For each container that is open: which it is in ``starts``."""
+    at, tokens = start, 0
+    while True:
+        at, is_open = _begin(data, at, numbers, starts, ends)
+        while not is_open:
+            if not numbers:
+                return Value(start, at, starts, ends)
+            at, is_open = _after(data, at, numbers, starts, ends)
+        tokens += 1
+        if tokens % TOKENS_A_STEP == 0:
+            yield
+
+
+def _begin(data: bytes, at: int, numbers: list[int], starts: array[int], ends: array[int]) -> tuple[int, bool]:
+    """Read what begins a value; returns where to go on, and whether a value begins there."""
+    at = _matched(_SPACE, data, at)
+    first = data[at] if at < len(data) else -1
+    if first in _OPEN:
+        if len(numbers) >= DEPTH_MAX:
+            raise _fault(data, at, "exceeded max depth")
+        numbers.append(len(starts))
+        starts.append(at)
+        ends.append(0)
+        inner = _matched(_SPACE, data, at + 1)
+        if inner < len(data) and data[inner] == _OPEN[first]:
+            return _close(inner, numbers, ends), False
+        return (_key(data, inner) if first == ord("{") else inner), True
+    if first == ord('"'):
+        return _string(data, at), False
+    if first in _LITERALS:
+        return _literal(data, at, _LITERALS[first]), False
+    if first in _NUMERIC:
+        return _number(data, at), False
+    raise _fault(data, at, "looking for beginning of value")
+
+
+def _after(data: bytes, at: int, numbers: list[int], starts: array[int], ends: array[int]) -> tuple[int, bool]:
+    """Read what follows a value in its container."""
+    at = _matched(_SPACE, data, at)
+    opening = data[starts[numbers[-1]]]
+    following = data[at] if at < len(data) else -1
+    if following == _OPEN[opening]:
+        return _close(at, numbers, ends), False
+    is_object = opening == ord("{")
+    if following != ord(","):
+        raise _fault(data, at, "after object key:value pair" if is_object else "after array element")
+    at = _matched(_SPACE, data, at + 1)
+    return (_key(data, at) if is_object else at), True
+
+
+def _close(at: int, numbers: list[int], ends: array[int]) -> int:
+    ends[numbers.pop()] = at + 1
+    return at + 1
+
+
+def _key(data: bytes, at: int) -> int:
+    """Read a name and its colon; returns where the value may begin."""
+    if at >= len(data) or data[at] != ord('"'):
+        raise _fault(data, at, "looking for beginning of object key string")
+    at = _matched(_SPACE, data, _string(data, at))
+    if at >= len(data) or data[at] != ord(":"):
+        raise _fault(data, at, "after object key")
+    return at + 1
+
+
+def _string(data: bytes, at: int) -> int:
+    end = _matched(_STRING, data, at)
+    if end < len(data) and data[end] == ord('"'):
+        return end + 1
+    if end < len(data) and data[end] == ord("\\"):
+        if end + 1 >= len(data) or data[end + 1] != ord("u"):
+            raise _fault(data, end + 1, "in string escape code")
+        wrong = next((one for one in range(end + 2, end + 6) if one >= len(data) or data[one] not in _HEX), end + 6)
+        raise _fault(data, wrong, "in \\u hexadecimal character escape")
+    raise _fault(data, end, "in string literal")
+
+
+def _literal(data: bytes, at: int, literal: bytes) -> int:
+    for offset, expected in enumerate(literal[1:], 1):
+        if at + offset >= len(data) or data[at + offset] != expected:
+            context = f"in literal {literal.decode()} (expecting {quoted(expected)})"
+            raise _fault(data, at + offset, context)
+    return at + len(literal)
+
+
+def _number(data: bytes, at: int) -> int:
+    match = _NUMBER.match(data, at)
+    if match is None:  # a minus alone
+        raise _fault(data, at + 1, "in numeric literal")
+    end = match.end()
+    following = data[end] if end < len(data) else -1
+    if following == ord(".") and match[1] is None and match[2] is None:
+        raise _fault(data, end + 1, "after decimal point in numeric literal")
+    exponent = _EXPONENT.match(data, end)
+    if exponent is not None and match[2] is None:
+        raise _fault(data, exponent.end(), "in exponent of numeric literal")
+    return end

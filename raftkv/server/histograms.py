@@ -1,0 +1,88 @@
+"""Histograms that the parts of a member fill themselves: plain integers, no lock, read when scraped.
+
+    syncs = Buckets(DISK_S)
+    syncs.observe(0.0012)
+    histogram_family("etcd_disk_wal_fsync_duration_seconds", "…", {(): syncs})
+
+``Buckets`` is what a part holds; one thread at a time observes. ``histogram_family`` makes a family of Prometheus of
+them. An observation costs 0.4 us; what many requests of a turn have in common is observed once, with their number.
+
+Leaves out: which families there are (``server.metrics``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Final, TypeVar
+
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+Values = TypeVar("Values", bound=tuple[str, ...])
+"""Values of labels, in their order."""
+
+_go_float: Callable[[float], str] = floatToGoString
+
+
+def doubling(first: float, count: int) -> tuple[float, ...]:
+    """Return bounds of which each is twice the one before.
+
+    Arguments:
+        first: the lowest bound.
+        count: how many.
+    """
+    return tuple(first * 2**power for power in range(count))
+
+
+DISK_S: Final = doubling(0.001, 14)
+"""Bounds of etcd's histograms of disk work, in seconds."""
+
+
+class Buckets:
+    """Counts of values, by the bucket that each falls into.
+
+    Attributes:
+        bounds: upper bounds of the buckets, ascending.
+        counts: for each bucket, and one more for what is above all bounds.
+        total: sum of all observed values.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value.
+
+        Arguments:
+            value: in the unit of the bounds.
+            times: how often it was met.
+        """
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    @property
+    def count(self) -> int:
+        """How many values were observed."""
+        return sum(self.counts)
+
+
+def histogram_family(name: str, text: str, found: Mapping[Values, Buckets], labels: Sequence[str] = ()) -> Metric:
+    """Make a histogram family.
+
+    Arguments:
+        name, text: of the family.
+        found: the buckets for each tuple of label values.
+        labels: names of the labels.
+    """
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, buckets in found.items():
+        names = [*map(_go_float, buckets.bounds), "+Inf"]
+        sums = list(zip(names, map(float, accumulate(buckets.counts)), strict=True))
+        family.add_metric(values, sums, buckets.total)
+    return family

@@ -1,0 +1,92 @@
+"""The ports of a member: their limits, and how they are bound.
+
+Owns what clients, other members and scrapers of metrics may take of a port (``rpc.limits`` has the defaults), and the
+words of a port that cannot be bound. Leaves out which services are on it (``server.member``).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Final
+
+from raftkv import cluster_id
+from raftkv.config import ServerConfig
+from raftkv.errors import ConfigError
+from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.server.server import Server
+from raftkv.rpc.tls import Security
+from raftkv.server import descriptors
+
+RECEIVE_OVERHEAD_BYTES: Final = 512 * 1024
+"""What a message may be larger than max-request-bytes before it is refused unread (etcd: grpcOverheadBytes)."""
+
+PEER_LIMITS: Final = ServerLimits(
+    max_receive_message_bytes=64 * 1024 * 1024,
+    assembly_bytes=256 * 1024 * 1024,
+    process_assembly_bytes=1024 * 1024 * 1024,
+    stream_window_bytes=16 * 1024 * 1024,
+    connection_window_bytes=32 * 1024 * 1024,
+    ping_interval_min_s=0.5,
+    ping_interval_idle_min_s=0.5,
+    ping_permit_without_stream=True,
+    connections=descriptors.PEER_CONNECTIONS,
+)
+"""Members trust each other's volume, not each other's bytes."""
+
+METRICS_LIMITS: Final = ServerLimits(connections=descriptors.METRICS_CONNECTIONS)
+
+
+def client_limits(config: ServerConfig) -> ServerLimits:
+    """Return the limits of the client ports.
+
+    Arguments:
+        config: of the member.
+    """
+    default = ServerLimits()
+    return ServerLimits(
+        connections=descriptors.client_connections(default.connections),
+        max_receive_message_bytes=config.max_request_bytes + RECEIVE_OVERHEAD_BYTES,
+        # The largest request as JSON: base64 takes a third more, and names and numbers take more than their bytes.
+        http_body_bytes=2 * (config.max_request_bytes + RECEIVE_OVERHEAD_BYTES),
+        max_concurrent_streams=min(config.max_concurrent_streams, default.max_concurrent_streams),
+        ping_interval_min_s=config.grpc_keepalive_min_time_s,
+        keepalive_time_s=config.grpc_keepalive_interval_s or default.keepalive_time_s,
+        keepalive_timeout_s=config.grpc_keepalive_timeout_s or default.keepalive_timeout_s,
+    )
+
+
+def peer_limits(config: ServerConfig) -> ServerLimits:
+    """Return the limits of the peer ports.
+
+    Arguments:
+        config: of the member.
+    """
+    # One message holds at least one entry, however large requests may be here.
+    message_bytes = max(PEER_LIMITS.max_receive_message_bytes, 2 * config.max_request_bytes)
+    assembly_bytes = max(PEER_LIMITS.assembly_bytes, 4 * message_bytes)
+    return replace(PEER_LIMITS, max_receive_message_bytes=message_bytes, assembly_bytes=assembly_bytes)
+
+
+async def listen(server: Server, url: str, ssl: Security | None, *, accepting: bool = True) -> None:
+    """Bind an address.
+
+    Arguments:
+        server: answers there.
+        url: with scheme, host and port.
+        ssl: for addresses whose scheme asks for TLS.
+        accepting: whether connections are taken at once; else they queue in the kernel.
+
+    Raises:
+        ConfigError: the address cannot be bound; one line for the user.
+    """
+    scheme, host, port = cluster_id.split_url(url)
+    try:
+        # As in etcd, unix://NAME:PORT is a socket file of just that name.
+        unix = f"{host}:{port}" if scheme.startswith("unix") else None
+        ssl = ssl if scheme in ("https", "unixs") else None
+        await server.listen(host, port, ssl, unix=unix, accepting=accepting)
+    except OSError as error:
+        # asyncio puts the address into the text once more; names that cannot be resolved have numbers of their own.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {url}: {reason}") from error

@@ -1,0 +1,156 @@
+"""Files of the log, and their rotation as lumberjack (etcd's library for it) does it.
+
+    raftkv.log                              the one that is written
+    raftkv-2026-11-23T01-02-03.456.log      what it was before, by the time of its end
+    raftkv-2026-11-22T01-02-03.456.log.gz   compressed
+
+A file is rotated before a line that would make it larger than ``maxsize``. Then, on a thread of its own, old ones are
+deleted and compressed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import re
+import shutil
+import stat
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+from raftkv.config import LogRotation
+from raftkv.errors import ConfigError
+from raftkv.server.line_file import LineFile, LineStream
+
+DAY_S: Final = 86_400
+COMPRESSED: Final = ".gz"
+_TIME: Final = "%Y-%m-%dT%H-%M-%S"
+_STAMP: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d)\.(\d{3})")
+_SUBJECT: Final = "the log"
+
+
+class Output(Protocol):
+    """Takes lines."""
+
+    def write(self, lines: bytes) -> None:
+        """Write lines; OSError: what is not written waits inside, and the next call begins with it."""
+
+    def close(self) -> None:
+        """Let go; nothing is written afterwards."""
+
+
+class RotatedFile(LineFile):
+    """A file of the log that is rotated.
+
+    Arguments:
+        path: of the file.
+        rotation: when, and what becomes of those before.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
+
+    def __init__(self, path: str, rotation: LogRotation) -> None:
+        self._rotation = rotation
+        self._tidying: threading.Thread | None = None
+        super().__init__(path, _SUBJECT)
+
+    def make_room(self, size_bytes: int) -> None:
+        """Rotate the file if it gets too large."""
+        if self.size_bytes and self.size_bytes + size_bytes > self._rotation.size_max_bytes:
+            os.replace(self.path, self._free_name())
+            self.reopen()
+            self._begin_to_tidy()
+
+    def _free_name(self) -> Path:
+        """A name by the time of now, or of the next millisecond that no file has yet."""
+        now_ms = time.time_ns() // 1_000_000
+        while True:
+            moment = datetime.fromtimestamp(now_ms // 1000, None if self._rotation.localtime else UTC)
+            stamp = f"{moment.strftime(_TIME)}.{now_ms % 1000:03d}"
+            path = self.path.with_name(f"{self.path.stem}-{stamp}{self.path.suffix}")
+            if not path.exists() and not path.with_name(path.name + COMPRESSED).exists():
+                return path
+            now_ms += 1
+
+    def _begin_to_tidy(self) -> None:
+        if self._tidying is None or not self._tidying.is_alive():
+            self._tidying = threading.Thread(target=self.tidy, name="raftkv-log-tidying", daemon=True)
+            self._tidying.start()
+
+    def tidy(self) -> None:
+        """Delete and compress rotated files; what fails is tried again after the next rotation."""
+        rotation = self._rotation
+        files = self._rotated()
+        kept = files[: rotation.maxbackups] if rotation.maxbackups else files
+        if rotation.maxage:
+            oldest = time.time() - rotation.maxage * DAY_S
+            kept = [(ended, path) for ended, path in kept if ended >= oldest]
+        for _, path in set(files) - set(kept):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        if rotation.compress:
+            for _, path in kept:
+                if path.suffix != COMPRESSED:
+                    with contextlib.suppress(OSError):
+                        _compress(path)
+
+    def close(self) -> None:
+        """Close the file, after what is being tidied."""
+        if self._tidying is not None:
+            self._tidying.join()
+        super().close()
+
+    def _rotated(self) -> list[tuple[float, Path]]:
+        """Rotated files by the time of their end, the youngest first."""
+        prefix, suffix = f"{self.path.stem}-", self.path.suffix
+        found: list[tuple[float, Path]] = []
+        for path in self.path.parent.iterdir():
+            name = path.name.removesuffix(COMPRESSED)
+            stamp = name.removeprefix(prefix).removesuffix(suffix)
+            match = _STAMP.fullmatch(stamp)
+            if match and name == f"{prefix}{stamp}{suffix}":
+                with contextlib.suppress(ValueError):
+                    moment = datetime.strptime(match[1], _TIME)
+                    moment = moment if self._rotation.localtime else moment.replace(tzinfo=UTC)
+                    found.append((moment.timestamp() + int(match[2]) / 1000, path))
+        return sorted(found, reverse=True)
+
+
+def _compress(path: Path) -> None:
+    """Replace a file by its compressed form, whole or not at all."""
+    target = path.with_name(path.name + COMPRESSED)
+    unfinished = target.with_name(target.name + ".part")
+    with path.open("rb") as source, gzip.open(unfinished, "wb") as packed:
+        shutil.copyfileobj(source, packed)
+    shutil.copymode(path, unfinished)
+    os.replace(unfinished, target)
+    path.unlink()
+
+
+def open_output(name: str, rotation: LogRotation | None) -> Output:
+    """Return where lines go.
+
+    Arguments:
+        name: ``default``, ``stderr``, ``stdout`` or a path.
+        rotation: of a file; None: it grows, or somebody else rotates it.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    if name in ("default", "stderr", "stdout"):
+        return LineStream(1 if name == "stdout" else 2)
+    try:
+        is_file = not os.path.lexists(name) or stat.S_ISREG(os.stat(name).st_mode)
+        if not is_file:
+            # A pipe that nobody reads is refused instead of waited for.
+            descriptor = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK)
+            os.set_blocking(descriptor, True)
+            return LineStream(descriptor, is_own=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write the log to {name}: {error.strerror}") from error
+    return RotatedFile(name, rotation) if rotation is not None else LineFile(name, _SUBJECT)

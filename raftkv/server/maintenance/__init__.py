@@ -1,0 +1,27 @@
+"""Looking after a member and its cluster: status, alarms, hashes, leadership, defragmentation, downgrade, quotas.
+
+Owns the Maintenance service of etcd and the quotas of raftkv's Admin service, and what a member does by itself to
+notice damage. Each subject is a module; ``service`` puts those of etcd's service together.
+
+    service            Status, Alarm, Hash, HashKV; registers the others
+    defragmentation    Defragment: a compact copy takes the place of the database, online
+    hashes             hashes of the history, for clients and other members; those of the last compactions
+    comparison         what hashes of several members say: pure
+    corruption         compares members at the start, while running and after compactions; raises the CORRUPT alarm
+    leadership         MoveLeader, asked of the leader
+    quotas             quotas of prefixes: QuotaSet, QuotaRemove, QuotaList
+    downgrade          Downgrade: which versions may be asked for, and the job in the log
+
+Laws:
+
+- Codes and texts are etcd's; MoveLeader and Defragment answer without a header, as there.
+- What changes the state of the cluster goes through the log and is checked while it is applied (``raftkv.apply``).
+- Work on the database (hashes, copies) is done on threads; the loop only waits for it.
+
+Example::
+
+    defragmenter = Defragmenter(store, directory, on_fatal, histogram.observe)
+    MaintenanceService(responder, store, quota_bytes, check_capable, defragmenter, hashes).register(server)
+
+Leaves out: snapshots (``services``), membership.
+"""

@@ -1,0 +1,82 @@
+"""Quotas of prefixes, as clients set and list them: part of raftkv's Admin service. The rules are ``apply/quotas``.
+
+    QuotaSet      an entry; answered with the limits and what is used
+    QuotaRemove   an entry
+    QuotaList     a linearizable read
+
+Entries of this kind are proposed only while all members are known to run a version that knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from raftkv import errors
+from raftkv.apply.quotas import REMOVE
+from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
+from raftkv.pb import admin_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.server.server import Server
+from raftkv.server.services.responder import Responder, parse_or_raise, refusals
+
+_METHODS: Final = SERVICES["raftkvpb.Admin"]
+
+
+class QuotaService:
+    """Handlers of the quotas in raftkvpb.Admin.
+
+    Arguments:
+        responder: the member's shared parts.
+        check_capable: refuses what needs a version that not all members run.
+    """
+
+    def __init__(self, responder: Responder, check_capable: Callable[[tuple[int, int]], None]) -> None:
+        self._responder = responder
+        self._check_capable = check_capable
+
+    def register(self, server: Server) -> None:
+        """Serve QuotaSet, QuotaRemove and QuotaList."""
+        server.unary_async(_METHODS["QuotaSet"].path, self.set)
+        server.unary_async(_METHODS["QuotaRemove"].path, self.remove)
+        server.unary_async(_METHODS["QuotaList"].path, self.list)
+
+    async def set(self, data: bytes, call: UnaryCall) -> bytes:
+        """Set the limits of a prefix."""
+        request = parse_or_raise(admin_pb2.QuotaSetRequest, data)
+        with refusals():
+            # Both together mean removal in an entry.
+            if request.bytes_max < 0 or request.keys_max < 0:
+                raise errors.InvalidQuotaError
+            return await self._propose(call, request)
+
+    async def remove(self, data: bytes, call: UnaryCall) -> bytes:
+        """Forget the limits of a prefix."""
+        prefix = parse_or_raise(admin_pb2.QuotaRemoveRequest, data).prefix
+        with refusals():
+            return await self._propose(
+                call, admin_pb2.QuotaSetRequest(prefix=prefix, bytes_max=REMOVE, keys_max=REMOVE)
+            )
+
+    async def list(self, _data: bytes, call: UnaryCall) -> bytes:
+        """All quotas, by prefix, with what is used."""
+        responder = self._responder
+        with refusals():
+            responder.admission.check_read(call, serializable=False)
+            await responder.node.confirm_read()
+        quotas = responder.applier.quotas.by_prefix()
+        answer = admin_pb2.QuotaListResponse(quotas=[quota.message() for quota in quotas])
+        return self._header() + answer.SerializeToString()
+
+    async def _propose(self, call: UnaryCall, request: admin_pb2.QuotaSetRequest) -> bytes:
+        self._responder.admission.check_read(call, serializable=False)
+        self._check_capable(FIRST_KNOWN_IN[Kind.PREFIX_QUOTA])
+        body = versioned(Kind.PREFIX_QUOTA, request.SerializeToString())
+        outcome = await self._responder.node.propose(Kind.PREFIX_QUOTA, body, request, call.caller)
+        if outcome.error is not None:
+            raise outcome.error
+        return self._header() + outcome.body
+
+    def _header(self) -> bytes:
+        return self._responder.header.encode(self._responder.revision(), self._responder.node.term)

@@ -1,0 +1,24 @@
+"""Changes of the members of a running cluster: what is asked, who may do it, how a member comes and goes.
+
+    client -> ``service`` -> rules before proposing (``rules``; promotion on the leader: ``promotion``)
+           -> node.change_members -> the log -> ``apply.membership`` decides -> Raft's configuration, buckets
+           -> node.on_conf_change -> peers, admission, ``departure``
+
+    a new member            ``joining`` asks the cluster for its id and the members, before anything is on the disk
+    a removed member        ``departure`` stops it, by its own log or by the word of the others
+
+Laws:
+
+- Whether a change is valid is decided when it is applied (``apply.membership``), alike everywhere. What is checked
+  before (connections, started members, how far a learner is) protects the quorum, and is the asked member's own view.
+- Changes go into the log one at a time, in the order in which they reach the leader (``node.conf_changes``).
+- A member takes part only as what its own configuration says: one that is in none stands for no election and serves
+  no client.
+
+Example::
+
+    rules.check_add(member, view)                             # StatusError: would endanger the quorum
+    outcome = await node.change_members(record)               # outcome.error: not valid when it was applied
+
+Leaves out: the protocol of changes itself (``raftkv.raft.confchange``).
+"""

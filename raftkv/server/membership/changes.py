@@ -1,0 +1,363 @@
+"""From a wish for other members to the members after it: rules, the log, the answer.
+
+    members = await changes.add(member, call.caller)     # applied here; StatusError: refused, before or in the log
+
+Owns the way, the same for all kinds of changes; the rules are in ``rules``, what applying makes of them in
+``apply.membership``. A leader that is to go hands over first, so that the cluster is not without one for
+an election timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from google.protobuf.message import DecodeError, Message
+
+from raftkv import errors
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.membership import Membership
+from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
+from raftkv.pb.services import SERVICES, Method
+from raftkv.raft.types import NONE, StateRole
+from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.status import RpcError
+from raftkv.server.membership import rules
+from raftkv.server.node.node import Node
+
+PROMOTE: Final = SERVICES["raftkvpb.Peer"]["MemberPromote"]
+REPLACE: Final = SERVICES["raftkvpb.Peer"]["MemberReplace"]
+RETRY_S: Final = 0.05
+
+FIRST_KNOWN_IN: Final = (0, 2)
+"""The first version of raftkv that applies changes of members."""
+
+Change = raft_pb2.MemberChange
+Members = list[rpc_pb2.Member]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """How this member reaches others.
+
+    Attributes:
+        connected_since: loop time since when a peer is connected, None while it is not.
+        channel: to a member, None if it is unknown.
+        introduction: metadata that a member wants to see.
+        wait_until_dispensable: returns when the others know of the removal of this member, if they need to.
+    """
+
+    connected_since: Callable[[int], float | None]
+    channel: Callable[[int], Channel | None]
+    introduction: Callable[[int], tuple[tuple[str, str], ...]]
+    wait_until_dispensable: Callable[[], Awaitable[None]]
+
+
+class Changes:
+    """Checks and proposes changes of the members.
+
+    Arguments:
+        node: proposes, and knows the leader.
+        membership: the members as applied here.
+        ways: to other members.
+        cluster_id: of the cluster.
+        strict: whether changes that could lose the quorum are refused (``--strict-reconfig-check``).
+        learners_max: learners that may be added (``--max-learners``).
+        check_capable: refuses what needs a version that not all started members run: an older one would follow Raft's
+            configuration and not the members.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        membership: Membership,
+        ways: Ways,
+        *,
+        cluster_id: int,
+        strict: bool,
+        learners_max: int,
+        check_capable: Callable[[tuple[int, int]], None] = lambda needed: None,
+    ) -> None:
+        self.cluster_id = cluster_id
+        self._node = node
+        self._membership = membership
+        self._ways = ways
+        self._strict = strict
+        self._learners_max = learners_max
+        self._check_capable = check_capable
+        self._loop = asyncio.get_running_loop()
+        self.promotions = 0
+        """Learners that this member has made voters, leading."""
+
+    async def add(self, member: rpc_pb2.Member, caller: Caller | None) -> Members:
+        """Add a member, voter or learner; returns all.
+
+        Arguments:
+            member: the new one.
+            caller: who asks for it.
+
+        Raises:
+            StatusError: as etcd's MemberAdd.
+        """
+        if self._strict:
+            rules.check_add(member.isLearner, self._view())
+        record = _record(caller, Change(kind=Change.ADD, member=member))
+        record.learners_max = self._learners_max
+        return await self._propose(record)
+
+    async def remove(self, member_id: int, caller: Caller | None) -> Members:
+        """Remove a member; returns the others.
+
+        Arguments:
+            member_id: of the member.
+            caller: who asks for it.
+
+        Raises:
+            StatusError: as etcd's MemberRemove.
+        """
+        if self._strict:
+            rules.check_remove(member_id, self._view())
+        if member_id == self._node.leader:
+            await self._hand_over(member_id)
+        members = await self._propose(_one(caller, Change.REMOVE, rpc_pb2.Member(ID=member_id)))
+        async with self._in_time():
+            await self._ways.wait_until_dispensable()
+        return members
+
+    async def update(self, member_id: int, peer_urls: tuple[str, ...], caller: Caller | None) -> Members:
+        """Give a member other peer URLs; returns all.
+
+        Arguments:
+            member_id: of the member.
+            peer_urls: checked.
+            caller: who asks for it.
+
+        Raises:
+            StatusError: as etcd's MemberUpdate.
+        """
+        return await self._propose(_one(caller, Change.UPDATE, rpc_pb2.Member(ID=member_id, peerURLs=peer_urls)))
+
+    async def promote(self, member_id: int, caller: Caller | None, is_local: bool = True) -> Members:
+        """Make a learner a voter; returns all.
+
+        Arguments:
+            member_id: of the learner.
+            caller: who asks for it.
+            is_local: whether it came from a client here; what another member passed on is not passed on again.
+
+        Raises:
+            StatusError: as etcd's MemberPromote.
+        """
+        request = rpc_pb2.MemberPromoteRequest(ID=member_id)
+        act = partial(self._promote_here, member_id, caller)
+        return await self._at_leader(act, PROMOTE, request, caller, is_local)
+
+    async def replace(self, old_id: int, new_id: int, caller: Caller | None, is_local: bool = True) -> Members:
+        """Let a learner take the place of a member in one joint change; returns all, once that change is complete.
+
+        Arguments:
+            old_id: who goes.
+            new_id: the learner, in sync.
+            caller: who asks for it.
+            is_local: as for ``promote``.
+
+        Raises:
+            StatusError: as etcd's MemberPromote of the one and MemberRemove of the other.
+        """
+        request = admin_pb2.MemberReplaceRequest(old_id=old_id, new_id=new_id)
+        act = partial(self._replace_here, old_id, new_id, caller)
+        return await self._at_leader(act, REPLACE, request, caller, is_local)
+
+    async def _at_leader(
+        self,
+        act: Callable[[], Awaitable[Members | None]],
+        method: Method,
+        request: Message,
+        caller: Caller | None,
+        is_local: bool,
+    ) -> Members:
+        """Do here what only the leader can judge, or have the leader do it.
+
+        Arguments:
+            act: does it on a leader; None if another leads by now.
+            method, request, caller: for the leader.
+            is_local: whether it came from a client here.
+        """
+        deadline = self._loop.time() + self._node.settings.request_timeout_s
+        while not self._node.stopped:
+            answer = None
+            if self._node.role == StateRole.LEADER:
+                answer = await act()
+            elif not is_local:
+                raise errors.NotLeaderError
+            left_s = deadline - self._loop.time()
+            if answer is None and left_s <= 0:
+                raise errors.RequestTimeoutError
+            if answer is None and self._node.role != StateRole.LEADER and is_local:
+                answer = await self._ask_leader(method, request, caller, left_s)
+            if answer is not None:
+                return answer
+            await asyncio.sleep(RETRY_S)
+        raise errors.StoppedError
+
+    async def _promote_here(self, member_id: int, caller: Caller | None) -> Members:
+        self._check_in_sync(member_id)
+        if self._strict:
+            rules.check_promote(self._view())
+        members = await self._propose(_one(caller, Change.PROMOTE, rpc_pb2.Member(ID=member_id)))
+        self.promotions += 1
+        return members
+
+    async def _replace_here(self, old_id: int, new_id: int, caller: Caller | None) -> Members | None:
+        node, view = self._node, self._view()
+        rules.check_replaced(old_id, new_id, view)
+        self._check_in_sync(new_id)
+        if self._strict:
+            rules.check_replace(old_id, new_id, view)
+        if old_id == node.settings.member_id and await self._hand_over(old_id):
+            return None
+        parts = [
+            Change(kind=Change.PROMOTE, member=rpc_pb2.Member(ID=new_id)),
+            Change(kind=Change.REMOVE, member=rpc_pb2.Member(ID=old_id)),
+        ]
+        await self._propose(_record(caller, *parts))
+        # Until the joint configuration is left, the old member may be needed: it must not be switched off before.
+        async with self._in_time():
+            await node.wait_until(lambda: old_id in self._membership.removed)
+            await self._ways.wait_until_dispensable()
+        return self._membership.list()
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Raise ``RequestTimeoutError`` out of a block that takes too long: what it waits for may still come."""
+        try:
+            async with asyncio.timeout(self._node.settings.request_timeout_s):
+                yield
+        except TimeoutError:
+            raise errors.RequestTimeoutError from None
+
+    def _check_in_sync(self, member_id: int) -> None:
+        progress = self._node.raw.status().progress
+        learner, own = progress.get(member_id), progress.get(self._node.settings.member_id)
+        if learner is None or own is None:
+            raise errors.MemberNotFoundError
+        is_here = member_id == self._node.settings.member_id or self._ways.connected_since(member_id) is not None
+        rules.check_in_sync(learner.match, own.match, is_here)
+
+    async def _ask_leader(
+        self, method: Method, request: Message, caller: Caller | None, timeout_s: float
+    ) -> Members | None:
+        """Have the leader do it; None if it could not be asked, or leads no more."""
+        leader = self._node.leader
+        channel = self._ways.channel(leader) if leader != NONE else None
+        if channel is None:
+            return None
+        call = channel.unary(
+            method.path,
+            request.SerializeToString(),
+            round(timeout_s, 1) or 0.1,
+            (*self._ways.introduction(leader), *_caller_metadata(caller)),
+            wait_for_ready=False,
+        )
+        try:
+            return list(method.response.FromString(await call).members)
+        except RpcError as error:
+            known = _BY_TEXT.get(error.text)
+            if known is not None:
+                raise known() from None
+            return None
+        except DecodeError:
+            return None
+
+    async def _hand_over(self, leader: int) -> bool:
+        """Let another voter lead instead of one that is to go, if one can at once; else this costs an election.
+
+        Returns:
+            Whether another leads now.
+        """
+        node, me = self._node, self._node.settings.member_id
+        voters = [voter for voter in node.conf_state.voters if voter != leader]
+        connected = {voter: since for voter in voters if (since := self._ways.connected_since(voter)) is not None}
+        if me in voters:
+            target = me
+        elif connected:
+            target = min(connected, key=connected.__getitem__)
+        else:
+            return False
+        node.transfer_leader(target)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(node.settings.election_s):
+                await node.wait_until(lambda: node.leader not in (NONE, leader))
+        return node.leader != leader
+
+    async def _propose(self, record: raft_pb2.MembershipChange) -> Members:
+        self._check_capable(FIRST_KNOWN_IN)
+        outcome = await self._node.change_members(record)
+        if outcome.error is not None:
+            raise outcome.error
+        return list(rpc_pb2.MemberListResponse.FromString(outcome.body).members)
+
+    def _view(self) -> rules.View:
+        return rules.View(
+            self._node.settings.member_id, self._membership.members, self._ways.connected_since, self._loop.time()
+        )
+
+
+_BY_TEXT: Final[dict[str, type[errors.StatusError]]] = {
+    error.text: error
+    for error in (
+        errors.MemberNotFoundError,
+        errors.MemberNotLearnerError,
+        errors.LearnerNotReadyError,
+        errors.NotEnoughStartedMembersError,
+        errors.UnhealthyError,
+        errors.ConfChangeRefusedError,
+        errors.RequestTimeoutError,
+        errors.UserEmptyError,
+        errors.AuthOldRevisionError,
+        errors.PermissionDeniedError,
+    )
+}
+"""What the leader answers that is to be told to the client; anything else is tried again."""
+
+
+CALLER: Final = "raftkv-caller"
+"""Metadata of what a member passes on to the leader: the user in hexadecimal, a dot, the auth revision."""
+
+
+def _caller_metadata(caller: Caller | None) -> tuple[tuple[str, str], ...]:
+    return () if caller is None else ((CALLER, f"{caller.user.hex()}.{caller.auth_revision}"),)
+
+
+def forwarded_caller(metadata: Mapping[str, str | bytes]) -> Caller | None:
+    """Return on whose behalf another member asks; None: nobody is known.
+
+    Arguments:
+        metadata: of its call.
+
+    Raises:
+        MalformedEntryError: it is not what a member says.
+    """
+    text = metadata.get(CALLER)
+    if text is None:
+        return None
+    user, _, auth_revision = str(text).partition(".")
+    try:
+        return Caller(bytes.fromhex(user), int(auth_revision))
+    except ValueError:
+        raise errors.MalformedEntryError from None
+
+
+def _record(caller: Caller | None, *parts: raft_pb2.MemberChange) -> raft_pb2.MembershipChange:
+    record = raft_pb2.MembershipChange(changes=parts)
+    if caller is not None:
+        record.caller.CopyFrom(raft_pb2.Caller(user=caller.user, auth_revision=caller.auth_revision))
+    return record
+
+
+def _one(caller: Caller | None, kind: raft_pb2.MemberChange.Kind, member: rpc_pb2.Member) -> raft_pb2.MembershipChange:
+    return _record(caller, Change(kind=kind, member=member))

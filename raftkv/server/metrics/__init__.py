@@ -1,0 +1,26 @@
+"""The metrics of a member for Prometheus, under etcd's names, so that etcd's dashboards and alerts work.
+
+Owns which families /metrics has. The parts of a member count for themselves, in plain integers and ``Buckets``
+(``server.histograms``); a collector here reads them when it is scraped and gives them their names.
+
+    exposition     families -> text, in slices between which the loop does other work
+    families       short ways to make families, counters without etcd's ``_total`` among them
+    member         the node, the store, versions, the process
+    durations      histograms: disk, commits, applying, ranges, hashes, compactions
+    calls          grpc_server_*, requests by client version, durations of calls (--metrics=extensive)
+    peers          the other members: bytes, failures, round trips, snapshots
+    parts          watches, leases, users, quotas, health
+    budgets        what has a limit: how much of it is used
+
+Laws:
+
+- A scrape takes no lock and waits for nobody; a turn of the loop gives it ``exposition.SLICE_S``.
+- What the hot path counts is one increment of a plain integer, or is taken once a turn.
+- Every family of etcd 3.5 is here, or docs/reference/compatibility.md says why not (a test compares).
+
+Example::
+
+    registry = new_registry()
+    registry.register(StoreMetrics(store))
+    text = await Exposition(registry)()
+"""

@@ -1,0 +1,94 @@
+"""What has a limit: how much of it is used. One pair of families, so that one alert watches all.
+
+    raftkv_budget_used_bytes{budget="responses"} / raftkv_budget_limit_bytes{budget="responses"}
+
+The budgets are those of ARCHITECTURE's table "What clients may take", and what waits for the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from raftkv.rpc.server.budget import AnswerBudget
+from raftkv.rpc.server.server import Server
+from raftkv.server.metrics.families import counters, gauge, gauges
+from raftkv.server.node.admission import DISK_RESERVE_BYTES, Admission
+from raftkv.server.node.node import Node
+from raftkv.server.node.proposals import PENDING_BYTES_MAX
+from raftkv.server.peer.transport import SEND_BUFFER_MAX_BYTES, Transport
+from raftkv.server.watch.hub import WatchHub
+from raftkv.server.watch.stream import MEMBER_WATCHERS_MAX_BYTES
+
+
+class BudgetMetrics(Collector):
+    """Budgets of a member.
+
+    Arguments:
+        answers: of all its connections.
+        servers: its ports, by name.
+        node, hub, admission, transport: of the member.
+    """
+
+    def __init__(
+        self,
+        answers: AnswerBudget,
+        servers: dict[str, Server],
+        node: Node,
+        hub: WatchHub,
+        admission: Admission,
+        transport: Transport,
+    ) -> None:
+        self._answers = answers
+        self._servers = servers
+        self._node = node
+        self._hub = hub
+        self._admission = admission
+        self._transport = transport
+
+    def _budgets(self) -> dict[str, tuple[int, int]]:
+        """Used and limit of each, in bytes."""
+        answers = self._answers
+        return {
+            "responses": (answers.used_bytes, answers.limit_bytes),
+            "unfinished_requests": (answers.held_bytes, answers.held_limit_bytes),
+            "proposals": (self._node.proposals.unsent_bytes, PENDING_BYTES_MAX),
+            "watchers": (self._hub.watcher_bytes, MEMBER_WATCHERS_MAX_BYTES),
+            # Each stream to a member has its own: the fullest one counts.
+            "peer_messages": (
+                max((peer.backlog_bytes or 0 for peer in self._transport.peers.values()), default=0),
+                SEND_BUFFER_MAX_BYTES,
+            ),
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        budgets = self._budgets()
+        label = ["budget"]
+        text = "Bytes that a budget of this member holds now."
+        yield gauge("raftkv_budget_used_bytes", text, {(name,): used for name, (used, _) in budgets.items()}, label)
+        text = "Bytes that a budget of this member may hold."
+        yield gauge("raftkv_budget_limit_bytes", text, {(name,): most for name, (_, most) in budgets.items()}, label)
+        ports, label = self._servers.items(), ["port"]
+        open_now = {(name,): len(server.connections) for name, server in ports}
+        yield gauge("raftkv_connections", "Connections that are open.", open_now, label)
+        most_connections = {(name,): server.limits.connections for name, server in ports}
+        yield gauge("raftkv_connections_limit", "Connections that may be open.", most_connections, label)
+        yield from counters(
+            (
+                "raftkv_connections_ended_total",
+                "Connections that were ended because they did not read, or held too many unfinished requests.",
+                self._answers.ended_total,
+            ),
+            (
+                "raftkv_proposals_dropped_total",
+                "Proposals of other members that this one could not pass on.",
+                self._node.proposals_dropped,
+            ),
+        )
+        yield from gauges(
+            ("raftkv_disk_free_bytes", "Free disk where the data is.", self._admission.disk_free_bytes),
+            ("raftkv_disk_reserve_bytes", "Free disk below which writes are refused.", DISK_RESERVE_BYTES),
+        )

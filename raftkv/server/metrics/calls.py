@@ -1,0 +1,179 @@
+"""Calls of gRPC: grpc_server_*, under the names of go-grpc-prometheus, and etcd's counts of requests and bytes.
+
+Every method of the client ports is there from the start, with 0 for every code, so that a rate over a series that was
+never counted is 0 and not nothing. Counts are those of the routes (``rpc.server.router.CallCounts``). A unary call has
+one message each way, so its messages are its calls.
+
+With ``--metrics=extensive`` ``CallTimes`` is put around the handlers; else a call is not timed at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any, Final
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from raftkv.pb.services import SERVICES
+from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.router import CallCounts, Kind, Router
+from raftkv.rpc.server.server import Server
+from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.status import Code
+from raftkv.server.histograms import Buckets, histogram_family
+from raftkv.server.metrics.families import counter, counters
+from raftkv.server.node.admission import Admission
+
+_LABELS: Final = ("grpc_method", "grpc_service", "grpc_type")
+_HANDLING_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_CODES: Final = dict(
+    enumerate(
+        (
+            *("OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists"),
+            *("PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented"),
+            *("Internal", "Unavailable", "DataLoss", "Unauthenticated"),
+        )
+    )
+)
+"""Names of the codes of gRPC, as grpc-go writes them."""
+
+_STREAMS: Final = {"/etcdserverpb.Watch/Watch": "watch", "/etcdserverpb.Lease/LeaseKeepAlive": "lease-keepalive"}
+
+Counted = dict[tuple[str, ...], CallCounts]
+"""Method, service and type, to the counts."""
+
+
+class CallMetrics(Collector):
+    """Calls of the client ports.
+
+    Arguments:
+        server: whose routes are counted.
+        admission: which versions clients say to be.
+    """
+
+    def __init__(self, server: Server, admission: Admission) -> None:
+        self._router: Router = server.router
+        self._traffic = server.traffic
+        self._admission = admission
+
+    def _counts(self) -> Counted:
+        return {_labels_of(route.path): route.counts for route in self._router.routes.values()}
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        counts = self._counts()
+        yield _family("started", "Total number of RPCs started on the server.", counts, lambda one: one.started)
+        text = "Total number of RPCs completed on the server, regardless of success or failure."
+        handled = {
+            (name, *labels): one.failed.get(code, 0) if code else one.answered
+            for labels, one in counts.items()
+            for code, name in _CODES.items()
+        }
+        yield counter("grpc_server_handled_total", text, handled, ["grpc_code", *_LABELS])
+        unary = {labels for labels in counts if labels[2] == "unary"}
+        received = {labels: one.started if labels in unary else one.received for labels, one in counts.items()}
+        text = "Total number of RPC stream messages received on the server."
+        yield counter("grpc_server_msg_received_total", text, received, _LABELS)
+        sent = {labels: one.answered if labels in unary else one.sent for labels, one in counts.items()}
+        text = "Total number of gRPC stream messages sent by the server."
+        yield counter("grpc_server_msg_sent_total", text, sent, _LABELS)
+        yield from self._clients(counts)
+
+    def _clients(self, counts: Counted) -> Iterator[Metric]:
+        yield from counters(
+            (
+                "etcd_network_client_grpc_received_bytes_total",
+                "The total number of bytes received from grpc clients.",
+                self._traffic.received_bytes,
+            ),
+            (
+                "etcd_network_client_grpc_sent_bytes_total",
+                "The total number of bytes sent to grpc clients.",
+                self._traffic.sent_bytes,
+            ),
+        )
+        found: dict[tuple[str, ...], float] = {}
+        for kind, is_unary in (("unary", True), ("stream", False)):
+            all_calls = sum(one.started for labels, one in counts.items() if (labels[2] == "unary") == is_unary)
+            versions = self._admission.client_versions.items()
+            named = {value.decode(): count for (unary, value), count in versions if unary == is_unary}
+            found |= {(kind, version): count for version, count in named.items()}
+            found[kind, "unknown"] = max(0, all_calls - sum(named.values()))
+        text = "The total number of client requests per client version."
+        yield counter("etcd_server_client_requests_total", text, found, ["type", "client_api_version"])
+        failures = {
+            (api, "receive"): sum(count for code, count in one.failed.items() if code != Code.CANCELLED)
+            for path, api in _STREAMS.items()
+            for one in [counts[_labels_of(path)]]
+        }
+        text = "The total number of stream failures from the local server."
+        yield counter("etcd_network_server_stream_failures_total", text, failures, ["API", "Type"])
+        refused = {
+            (_CODES[code],): sum(one.failed.get(code, 0) for one in counts.values())
+            for code in (Code.PERMISSION_DENIED, Code.UNAUTHENTICATED)
+        }
+        yield counter(
+            "raftkv_auth_refused_calls_total", "Calls refused for want of a right or a login.", refused, ["code"]
+        )
+        login = counts[_labels_of("/etcdserverpb.Auth/Authenticate")]
+        logins = {("accepted",): login.answered, ("refused",): sum(login.failed.values())}
+        yield counter("raftkv_auth_logins_total", "Logins with a password, by outcome.", logins, ["result"])
+
+
+class CallTimes(Collector):
+    """Times every call, for --metrics=extensive: an observer around each handler, about 2 us a call."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[str, ...], Buckets] = {}
+
+    def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a handler that times its calls (``router.Around``); it belongs inside of the audit.
+
+        Arguments:
+            path, kind, handler: as the server registers it.
+        """
+        buckets = self._buckets[_labels_of(path)] = Buckets(_HANDLING_S)
+        if kind is Kind.STREAM:
+
+            async def stream(call: StreamCall) -> None:
+                _observe(call, buckets)
+                await handler(call)
+
+            return stream
+
+        def unary(call: UnaryCall, message: bytes) -> None:
+            _observe(call, buckets)
+            handler(call, message)
+
+        return unary
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        text = "Histogram of response latency (seconds) of gRPC that had been application-level handled by the server."
+        yield histogram_family("grpc_server_handling_seconds", text, self._buckets, _LABELS)
+
+
+def _observe(call: ServerCall, buckets: Buckets) -> None:
+    began_s, inner = perf_counter(), call.observer
+
+    def ended(code: int, answer: bytes) -> None:
+        buckets.observe(perf_counter() - began_s)
+        if inner is not None:
+            inner(code, answer)
+
+    call.observer = ended
+
+
+def _labels_of(path: str) -> tuple[str, str, str]:
+    """Method, service and type of a path."""
+    service, _, name = path[1:].rpartition("/")
+    method = SERVICES[service][name]
+    sides = (method.client_streaming, method.server_streaming)
+    kinds = {(False, False): "unary", (True, False): "client_stream", (False, True): "server_stream"}
+    return name, service, kinds.get(sides, "bidi_stream")
+
+
+def _family(name: str, text: str, counts: Counted, value: Callable[[CallCounts], int]) -> Metric:
+    return counter(f"grpc_server_{name}_total", text, {labels: value(one) for labels, one in counts.items()}, _LABELS)

@@ -1,0 +1,138 @@
+"""Which version each member runs, and what may be asked of the cluster because of it.
+
+A member says its version twice: in the metadata of every stream that it opens to another member (``introduction``),
+which holds as long as the stream does, and in the record that it publishes through the log, which every member keeps
+(``apply/membership``). What was heard counts before what was kept: a member may have been started with another version.
+
+    versions.check_capable((0, 2))        # before an entry is proposed whose kind 0.2 knows first
+
+An entry that a member does not know stops it, so kinds of entries from 128 on (``apply/request``) are proposed only
+when every member is known to run a version that knows them. A member of unknown version (it was added, and has never
+been started; or it is older than this rule) counts as the oldest. Nothing else depends on versions.
+
+The wire has a format number of its own, which changes only when an older member could not read what is sent. A
+receiver refuses a newer one with the version of raftkv that reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from raftkv import __version__
+from raftkv.errors import NotCapableError
+
+VERSION_KEY: Final = "raftkv-version"
+WIRE_KEY: Final = "raftkv-wire"
+
+WIRE_FORMAT: Final = 1
+"""Format of what members send each other; those that do not state one speak the first."""
+
+WIRE_NEEDS: Final = "0.1"
+"""The first version of raftkv that reads it."""
+
+OLDEST: Final = (0, 0)
+"""What a member of unknown version counts as."""
+
+_VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})\b.*")
+_WIRE: Final = re.compile(r"(\d{1,6})(?:/([0-9A-Za-z.+-]{1,40}))?")
+
+
+class Members(Protocol):
+    """The members, and the versions that they published."""
+
+    @property
+    def members(self) -> Mapping[int, Any]:
+        """The members by id."""
+
+    def version_of(self, member_id: int) -> str:
+        """Return what a member published last, empty if nothing."""
+
+
+class Versions:
+    """The versions of all members, as one member knows them.
+
+    Arguments:
+        members: those of the cluster.
+        member_id: of this member.
+
+    Attributes:
+        on_upgraded: called when a member comes back with a version that keeps what others publish: what was published
+            while it ran one that did not is to be published again.
+    """
+
+    def __init__(self, members: Members, member_id: int) -> None:
+        self.on_upgraded: Callable[[], None] = _nothing
+        self._members = members
+        self._heard = {member_id: __version__}
+
+    def heard(self, member_id: int, metadata: Mapping[str, Any]) -> None:
+        """Note how a member introduced itself.
+
+        Arguments:
+            member_id: of the member.
+            metadata: of its call.
+        """
+        before, version = self._heard.get(member_id), str(metadata.get(VERSION_KEY, ""))
+        self._heard[member_id] = version
+        if before == "" and version:
+            self.on_upgraded()
+
+    def lowest_version(self) -> tuple[int, int]:
+        """Return major and minor version of the oldest member; ``OLDEST`` while that of any is unknown."""
+        return min(map(self._version_of, self._members.members), default=OLDEST)
+
+    def check_started_capable(self, needed: tuple[int, int]) -> None:
+        """Refuse what a member that has ever run does not understand; for changes of members themselves.
+
+        Arguments:
+            needed: as of ``check_capable``, which says what is raised. No older version can join.
+        """
+        started = [each for each, member in self._members.members.items() if member.clientURLs]
+        if min(map(self._version_of, started), default=needed) < needed:
+            raise NotCapableError
+
+    def check_capable(self, needed: tuple[int, int]) -> None:
+        """Refuse what not all members understand.
+
+        Arguments:
+            needed: major and minor of the first version that does.
+
+        Raises:
+            NotCapableError: a member runs an older one, or nobody knows which.
+        """
+        if self.lowest_version() < needed:
+            raise NotCapableError
+
+    def _version_of(self, member_id: int) -> tuple[int, int]:
+        heard = self._heard.get(member_id)
+        match = _VERSION.fullmatch(self._members.version_of(member_id) if heard is None else heard)
+        return (int(match[1]), int(match[2])) if match else OLDEST
+
+
+def _nothing() -> None:
+    """Do what nobody asked for."""
+
+
+def introduction() -> tuple[tuple[str, str], ...]:
+    """Make the metadata by which a member tells others its version and the format of what it sends."""
+    return ((VERSION_KEY, __version__), (WIRE_KEY, f"{WIRE_FORMAT}/{WIRE_NEEDS}"))
+
+
+def wire_refusal(metadata: Mapping[str, Any]) -> str:
+    """Return why this version cannot read what a call brings, and what to do; empty if it can.
+
+    Arguments:
+        metadata: of the call.
+    """
+    stated = str(metadata.get(WIRE_KEY, "1"))
+    match = _WIRE.fullmatch(stated)
+    if match and int(match[1]) <= WIRE_FORMAT:
+        return ""
+    number, needed = (match[1], match[2]) if match else (repr(stated[:50]), None)
+    upgrade = f"raftkv {needed} or later" if needed else "a later raftkv"
+    return (
+        f"raftkv: peer format {number} is unknown to raftkv {__version__}, which reads {WIRE_FORMAT}: "
+        f"upgrade the member that was called to {upgrade}"
+    )

@@ -1,0 +1,115 @@
+"""Txns of so many operations that to parse them would hold the loop up: they are refused by their bytes.
+
+An empty operation is two bytes, so a request of 2 MiB has a million of them, and a parser makes an object of each:
+70 ms. Here they are counted as they stand, at most ``FIELDS_MAX`` of them (10 ms), before anybody parses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+from raftkv import errors
+from raftkv.apply.check import OPERATIONS_TOTAL_MAX
+from raftkv.pb.services import SERVICES
+from raftkv.rpc.server.router import Kind
+from raftkv.server.services.responder import fail
+
+COUNTED_BYTES: Final = 16 * 1024
+"""Smaller requests are parsed in less than a millisecond, whatever they hold."""
+
+_TXN: Final = SERVICES["etcdserverpb.KV"]["Txn"].path
+_VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = range(6)
+_OPERATIONS: Final = frozenset((2 << 3 | _LENGTH, 3 << 3 | _LENGTH))
+"""Tags of ``TxnRequest.success`` and ``failure``; a compare has nothing in it."""
+_TXNS: Final = frozenset((4 << 3 | _LENGTH,))
+"""The tag of ``RequestOp.request_txn``."""
+
+FIELDS_MAX: Final = 2 * OPERATIONS_TOTAL_MAX + 1024
+"""Each operation is a field, and has one."""
+
+SMALL_BYTES: Final = 128
+"""The length of a smaller field is one byte."""
+
+
+def around(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the handler of a method, which for ``Txn`` looks at large requests first (``rpc.server.router.Around``).
+
+    Arguments:
+        path: of the method.
+        kind: how the handler is called.
+        handler: takes the call and the bytes of its request.
+    """
+    del kind
+    if path != _TXN:
+        return handler
+
+    @wraps(handler)
+    def counted(call: Any, data: bytes) -> Any:
+        if len(data) > COUNTED_BYTES and has_too_many_operations(data):
+            return fail(call, errors.TooManyOperationsError())
+        return handler(call, data)
+
+    return counted
+
+
+def has_too_many_operations(data: bytes) -> bool:
+    """Return whether a txn has more fields than all of its operations may have, those of nested txns included.
+
+    What is no message is left to the parser, which says so; a group, which these messages never have, is refused.
+
+    Arguments:
+        data: a serialized ``TxnRequest``.
+    """
+    left = FIELDS_MAX
+    parts = [(0, len(data), _OPERATIONS)]
+    while parts:
+        at, end, inner = parts.pop()
+        while at < end:
+            left -= 1
+            tag, start = data[at], at + 2
+            if (
+                tag & 0x87 == _LENGTH and start <= end and data[at + 1] < 0x80
+            ):  # nearly every field: three times as fast
+                after = start + data[at + 1]
+                if after > end:
+                    return False
+            else:
+                tag, start, after = _field(data, at, end)
+                if after - at < SMALL_BYTES:  # written longer than need be: it takes four times as long
+                    left -= 3
+            if left < 0 or tag & 7 in (_GROUP, _GROUP_END):
+                return True
+            if after <= at:
+                return False
+            if tag in inner:
+                parts.append((start, after, _TXNS if inner is _OPERATIONS else _OPERATIONS))
+            at = after
+    return False
+
+
+def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """The tag of the field at ``at``, where its content begins, and where the next begins (not later: it is none)."""
+    tag, start = _varint(data, at, end)
+    kind = tag & 7
+    if kind == _LENGTH:
+        size, start = _varint(data, start, end)
+        after = start + size
+    elif kind == _VARINT:
+        after = _varint(data, start, end)[1]
+    else:
+        after = start + {_FIXED64: 8, _FIXED32: 4}.get(kind, 0)
+    return (tag, start, after) if start and after <= end else (_VARINT, at, at)
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """The number at ``at`` and where it ends; 0, 0: there is none."""
+    value = shift = 0
+    for position in range(at, min(end, at + 10)):
+        octet = data[position]
+        value |= (octet & 0x7F) << shift
+        if octet < 0x80:
+            return value, position + 1
+        shift += 7
+    return 0, 0

@@ -1,0 +1,16 @@
+"""TLS of a member: who is let in at its ports, and whom it connects to.
+
+    ports = Ports.of(config, hosts)                  # ConfigError: the files cannot be used
+    await server.listen(host, port, ports.client.listening)
+    transport = Transport(..., ports.peer.dialing, ...)
+    group.create_task(ports.watch())                 # warns of certificates that end, once a day
+
+    ports         both kinds of ports of one member
+    security      one kind: follows its files, admits, counts and tells failures
+    context       OpenSSL's contexts from files; ciphers: Go's names of cipher suites
+    identity      names in certificates; revocation: lists of revoked ones; expiry: their ends
+    failures      the log of failed handshakes and its budget
+    issue         makes certificates: of --auto-tls, and for ``raftkv certs``
+
+What happens on the wire is in ``rpc.server.accept`` and ``rpc.client.connect``, which ask a ``rpc.tls.Security``.
+"""

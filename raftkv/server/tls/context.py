@@ -1,0 +1,157 @@
+"""TLS contexts from certificate files, for listening and for connecting.
+
+Invariants:
+
+1. An authority implies verification: where one is configured, or ``client_cert_auth`` is on, whoever connects shows a
+   certificate of it. Nothing in between exists, so a certificate that a connection has is always a verified one.
+2. A configured authority is the only one: the system's are trusted where none is configured, and by those that
+   connect alone.
+3. A key that others than its owner may read is not used.
+4. No session is resumed: every connection is verified by the certificates of its moment.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+from dataclasses import dataclass
+from typing import Final
+
+from raftkv.config import TLSFiles
+from raftkv.errors import ConfigError
+from raftkv.rpc.tls import CLIENT_PROTOCOLS, SERVER_PROTOCOLS
+from raftkv.server.tls.ciphers import openssl_names
+
+_VERSIONS: Final = {"TLS1.2": ssl.TLSVersion.TLSv1_2, "TLS1.3": ssl.TLSVersion.TLSv1_3}
+_OTHERS_READ: Final = stat.S_IRGRP | stat.S_IROTH
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for every connection under TLS, whichever side begins it.
+
+    Attributes:
+        min_version, max_version: TLS1.2 or TLS1.3; no maximum if empty.
+        cipher_suites: Go's names; empty: OpenSSL's choice.
+    """
+
+    min_version: str = "TLS1.2"
+    max_version: str = ""
+    cipher_suites: tuple[str, ...] = ()
+
+
+def server_context(files: TLSFiles, rules: Rules) -> ssl.SSLContext:
+    """Make a context for listening.
+
+    Arguments:
+        files: certificates; there is one to show.
+        rules: of the member.
+
+    Raises:
+        ConfigError: a file cannot be read or used; one line for the user.
+    """
+    context = _new(ssl.PROTOCOL_TLS_SERVER, rules, SERVER_PROTOCOLS)
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_CIPHER_SERVER_PREFERENCE
+    _load(context, files.cert_file, files.key_file)
+    if files.verifies:
+        _trust(context, files.trusted_ca_file)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(files: TLSFiles, rules: Rules) -> ssl.SSLContext:
+    """Make a context for connecting. Whom it connects to must show a certificate for the name that it was asked for.
+
+    Arguments:
+        files: certificates.
+        rules: of the member.
+
+    Raises:
+        ConfigError: as ``server_context``.
+    """
+    context = _new(ssl.PROTOCOL_TLS_CLIENT, rules, CLIENT_PROTOCOLS)
+    context.hostname_checks_common_name = False
+    if files.self_signed:
+        # Nobody can know the authority of a certificate that its member made for itself.
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif files.trusted_ca_file:
+        _trust(context, files.trusted_ca_file)
+    else:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    certificate = files.client_cert_file or files.cert_file
+    if certificate:
+        _load(context, certificate, files.client_key_file or files.key_file)
+    return context
+
+
+def _new(protocol: int, rules: Rules, alpn: tuple[str, ...]) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = _VERSIONS[rules.min_version]
+    if rules.max_version:
+        context.maximum_version = _VERSIONS[rules.max_version]
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    # As in Go, whatever is in the file of authorities is one, an intermediate one too.
+    context.verify_flags |= ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN
+    if rules.cipher_suites:
+        _choose_suites(context, rules)
+    context.set_alpn_protocols(list(alpn))
+    return context
+
+
+def _choose_suites(context: ssl.SSLContext, rules: Rules) -> None:
+    names = openssl_names(rules.cipher_suites)
+    if not names:
+        if rules.max_version == "TLS1.2":
+            raise ConfigError("--cipher-suites names suites of TLS1.3 only, and --tls-max-version is TLS1.2")
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        return
+    try:
+        context.set_ciphers(":".join(names))
+    except ssl.SSLError:
+        raise ConfigError(
+            f"--cipher-suites: this machine's OpenSSL has none of {','.join(rules.cipher_suites)}"
+        ) from None
+
+
+def _load(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    try:
+        check_key_is_private(key)
+        # A key with a password would ask for it on the terminal, in the middle of a handshake.
+        context.load_cert_chain(certificate, key, password=lambda: b"")
+    except ssl.SSLError as error:
+        reason = "they do not belong together" if error.reason == "KEY_VALUES_MISMATCH" else "they are not PEM"
+        raise ConfigError(f"cannot use certificate {certificate} with key {key}: {reason}") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot use certificate {certificate} with key {key}: {reason}") from None
+
+
+def check_key_is_private(path: str) -> None:
+    """Refuse a key that others may read. A group may read root's, as where the system keeps keys for its services.
+
+    Arguments:
+        path: of a PEM key.
+
+    Raises:
+        ConfigError: it is readable by others; the line says what to do.
+        OSError: there is no such file.
+    """
+    found = os.stat(path)
+    allowed = stat.S_IRGRP if found.st_uid == 0 != os.geteuid() else 0
+    if found.st_mode & _OTHERS_READ & ~allowed:
+        mode = stat.S_IMODE(found.st_mode)
+        raise ConfigError(f"key {path} has mode {mode:04o}: others may read it; use chmod 0600 {path}")
+
+
+def _trust(context: ssl.SSLContext, authorities: str) -> None:
+    try:
+        context.load_verify_locations(authorities)
+    except ssl.SSLError:
+        raise ConfigError(f"cannot use certificate authorities {authorities}: it is not PEM") from None
+    except OSError as error:
+        raise ConfigError(f"cannot use certificate authorities {authorities}: {error.strerror}") from None
+    if not context.get_ca_certs() and not context.cert_store_stats()["x509"]:
+        raise ConfigError(f"cannot use certificate authorities {authorities}: there is no certificate in it")

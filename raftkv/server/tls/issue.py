@@ -1,0 +1,317 @@
+"""New certificates: of an authority, of what it signs, and of members that sign their own.
+
+    authority = Authority.make("raftkv ca", days=3650)
+    member = authority.issue("a", hosts=["10.0.0.1", "a.example.org"], days=365)
+    write_pair(member, Path("a.crt"), Path("a.key"))
+
+Keys are of elliptic curves (P-256), in files that their owner alone may read. Nothing is ever written over.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from raftkv import cluster_id
+from raftkv.config import ServerConfig, TLSFiles
+from raftkv.errors import ConfigError
+from raftkv.storage.datadir import ensure_private_directory, sync_directory
+
+SERVER: Final = "server"
+CLIENT: Final = "client"
+_PURPOSES: Final = {SERVER: ExtendedKeyUsageOID.SERVER_AUTH, CLIENT: ExtendedKeyUsageOID.CLIENT_AUTH}
+DAYS_OF_YEAR: Final = 365
+_HOST_NAME: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+_NEW: Final = ".new"
+_BACKDATED: Final = datetime.timedelta(minutes=5)
+"""How much earlier a certificate begins than it was made: clocks differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its key.
+
+    Attributes:
+        certificate: of whom.
+        key: its private key.
+    """
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The certificate as its file has it."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        """The key as its file has it, not encrypted."""
+        return self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Who signs.
+
+    Attributes:
+        pair: its certificate and key.
+    """
+
+    pair: Pair
+
+    @classmethod
+    def make(cls, name: str, days: int) -> Authority:
+        """Make a new one.
+
+        Arguments:
+            name: common name.
+            days: that it is valid.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        usage = _usage(key_cert_sign=True, crl_sign=True)
+        builder = _builder(name, x509.Name([_common(name)]), key.public_key(), days)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        builder = builder.add_extension(usage, critical=True)
+        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        return cls(Pair(builder.sign(key, hashes.SHA256()), key))
+
+    @classmethod
+    def load(cls, certificate: Path, key: Path) -> Authority:
+        """Read one from its files.
+
+        Raises:
+            ConfigError: they are none.
+        """
+        try:
+            loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+            authority = x509.load_pem_x509_certificate(certificate.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from None
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{certificate} and {key} are no authority: {error}") from None
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey) or loaded.public_key() != authority.public_key():
+            raise ConfigError(f"{key} is not the key of {certificate}")
+        return cls(Pair(authority, loaded))
+
+    def issue(self, name: str, days: int, hosts: Sequence[str] = (), purposes: Sequence[str] = (CLIENT,)) -> Pair:
+        """Sign a new certificate.
+
+        Arguments:
+            name: common name; of a client the user that it is.
+            days: that it is valid, but never longer than the authority.
+            hosts: names and addresses at which it is reached.
+            purposes: ``SERVER`` where it is shown to clients, ``CLIENT`` where it is shown to servers.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        issuer = self.pair.certificate
+        builder = _builder(name, issuer.subject, key.public_key(), days, latest=issuer.not_valid_after_utc)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+        builder = builder.add_extension(_purposes(purposes), critical=False)
+        authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.pair.key.public_key())
+        builder = builder.add_extension(authority_key, critical=False)
+        if hosts:
+            builder = builder.add_extension(_alternative_names(hosts), critical=False)
+        return Pair(builder.sign(self.pair.key, hashes.SHA256()), key)
+
+
+def self_signed(hosts: Sequence[str], days: int) -> Pair:
+    """Make a certificate that its own key has signed: it encrypts, and proves nothing.
+
+    Arguments:
+        hosts: names and addresses of the server.
+        days: that it is valid.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder("raftkv", x509.Name([_common("raftkv")]), key.public_key(), days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+    builder = builder.add_extension(_purposes((SERVER, CLIENT)), critical=False)
+    builder = builder.add_extension(_alternative_names(hosts), critical=False)
+    return Pair(builder.sign(key, hashes.SHA256()), key)
+
+
+def with_self_signed(config: ServerConfig) -> ServerConfig:
+    """Return the settings with the certificates that ``--auto-tls`` and ``--peer-auto-tls`` ask for, made if missing.
+
+    As in etcd they lie in ``fixtures`` below the data directory, and stay. Ones that have expired are made again.
+
+    Arguments:
+        config: of the member.
+
+    Raises:
+        ConfigError, StorageError: they cannot be written.
+    """
+    client, peer = config.client_tls, config.peer_tls
+    if client.self_signed:
+        hosts = _hosts(config.listen_client_urls, config.advertise_client_urls)
+        client = _own(config, "client", client, hosts)
+    if peer.self_signed:
+        hosts = _hosts(config.listen_peer_urls, config.initial_advertise_peer_urls)
+        peer = _own(config, "peer", peer, hosts)
+    return replace(config, client_tls=client, peer_tls=peer)
+
+
+def _own(config: ServerConfig, kind: str, files: TLSFiles, hosts: Sequence[str]) -> TLSFiles:
+    ensure_private_directory(config.data_dir)
+    folder = private_directory(Path(config.data_dir) / "fixtures" / kind)
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    if not (certificate.exists() and key.exists()) or _is_over(certificate):
+        certificate.unlink(missing_ok=True)
+        key.unlink(missing_ok=True)
+        write_pair(self_signed(hosts, config.self_signed_validity_years * DAYS_OF_YEAR), certificate, key)
+    return replace(files, cert_file=str(certificate), key_file=str(key))
+
+
+def _is_over(certificate: Path) -> bool:
+    try:
+        found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except ValueError:
+        return True
+    return found.not_valid_after_utc <= datetime.datetime.now(datetime.UTC)
+
+
+def _hosts(*urls: Iterable[str]) -> list[str]:
+    found = [cluster_id.split_url(url) for group in urls for url in group]
+    hosts = [host for scheme, host, _ in found if not scheme.startswith("unix") and host]
+    return list(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
+
+
+def write_pair(pair: Pair, certificate: Path, key: Path) -> None:
+    """Write both files, readable by their owner alone, and durable.
+
+    Arguments:
+        pair: what to write.
+        certificate, key: where to; nothing is there yet.
+
+    Raises:
+        ConfigError: something is there, or cannot be written.
+    """
+    write_new(key, pair.key_pem)
+    write_new(certificate, pair.certificate_pem)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that is not there yet.
+
+    Arguments:
+        path: of the file.
+        data: its contents.
+
+    Raises:
+        ConfigError: it is there, or cannot be written.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        sync_directory(str(path.parent))
+    except FileExistsError:
+        raise ConfigError(f"{path} is there already, and is not written over") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def check_host(host: str) -> None:
+    """Refuse what cannot be a name or address in a certificate.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    _general_name(host)
+
+
+def private_directory(path: Path) -> Path:
+    """Make a directory for its owner alone, or check the one that is there.
+
+    Raises:
+        StorageError: it cannot be used.
+    """
+    return Path(ensure_private_directory(path))
+
+
+def replace_files(files: Mapping[Path, bytes]) -> None:
+    """Put new files, in this order, in the places of old ones; each is the old or the new one, whole, at any moment.
+
+    Arguments:
+        files: contents by path.
+
+    Raises:
+        ConfigError: one cannot be written.
+    """
+    for path, data in files.items():
+        new = path.with_name(path.name + _NEW)
+        new.unlink(missing_ok=True)
+        write_new(new, data)
+    for path in files:
+        path.with_name(path.name + _NEW).replace(path)
+        sync_directory(str(path.parent))
+
+
+def _common(name: str) -> x509.NameAttribute[str]:
+    try:
+        return x509.NameAttribute(NameOID.COMMON_NAME, name)
+    except ValueError as error:
+        raise ConfigError(f"{name!r} cannot be the name in a certificate: {error}") from None
+
+
+def _builder(
+    name: str,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    days: int,
+    latest: datetime.datetime | None = None,
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    end = now + datetime.timedelta(days=days)
+    builder = x509.CertificateBuilder().subject_name(x509.Name([_common(name)])).issuer_name(issuer)
+    builder = builder.public_key(key).serial_number(x509.random_serial_number()).not_valid_before(now - _BACKDATED)
+    return builder.not_valid_after(min(end, latest) if latest is not None else end)
+
+
+def _usage(*, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _purposes(purposes: Iterable[str]) -> x509.ExtendedKeyUsage:
+    return x509.ExtendedKeyUsage([_PURPOSES[purpose] for purpose in purposes])
+
+
+def _alternative_names(hosts: Iterable[str]) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]").partition("%")[0]))
+    except ValueError:
+        pass
+    if not _HOST_NAME.fullmatch(host):
+        raise ConfigError(f"{host!r} is neither a host name nor an IP address")
+    return x509.DNSName(host)

@@ -1,0 +1,133 @@
+"""Lists of revoked certificates, as ``--client-crl-file`` and ``--peer-crl-file`` name them.
+
+One PEM file with any number of lists, or one list in DER. A certificate is revoked when a list of its issuer has its
+serial number; every certificate of a chain is looked at. A list is checked against its authority when it is read.
+One that should have been renewed still holds for what it names, as in etcd, and ``expiry`` warns of it.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raftkv.errors import ConfigError
+from raftkv.server.tls.decoding import decoding
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from cryptography import x509
+
+_BEGIN = b"-----BEGIN X509 CRL-----"
+
+
+class Revocations:
+    """What is revoked.
+
+    Arguments:
+        path: of the file with the lists.
+        trusted_ca_file: authorities, in PEM.
+
+    Attributes:
+        next_update_s: when the first of the lists ought to be renewed, Unix time; None: none says.
+
+    Raises:
+        ConfigError: the file cannot be read, or a list in it is forged or damaged.
+    """
+
+    def __init__(self, path: str, trusted_ca_file: str) -> None:
+        from cryptography import x509
+
+        try:
+            with decoding():
+                lists = [_decoded(part) for part in _parts(Path(path).read_bytes())]
+                authorities = x509.load_pem_x509_certificates(Path(trusted_ca_file).read_bytes())
+                names = [(authority, authority.subject) for authority in authorities]
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no list of revoked certificates, in PEM or DER"
+            raise ConfigError(f"cannot use the revoked certificates of {path}: {reason}") from None
+        for found in lists:
+            _check(found, [authority for authority, name in names if name == found.issuer], path)
+        self._issuers: dict[int, set[x509.Name]] = {}
+        for found in lists:
+            for serial in found.serials:
+                self._issuers.setdefault(serial, set()).add(found.issuer)
+        dates = [found.next_update for found in lists]
+        self.next_update_s = min((date.timestamp() for date in dates if date is not None), default=None)
+
+    def revoked(self, tls: ssl.SSLObject) -> str:
+        """Return the serial number (hexadecimal) of a certificate of the other end that is revoked; empty: none is.
+
+        Arguments:
+            tls: of a finished handshake.
+
+        Raises:
+            ValueError: a certificate cannot be decoded: OpenSSL takes more than cryptography does.
+        """
+        from cryptography import x509
+
+        with decoding():
+            for encoded in chain_of(tls):
+                certificate = x509.load_der_x509_certificate(encoded)
+                issuers = self._issuers.get(certificate.serial_number)
+                if issuers and certificate.issuer in issuers:
+                    return f"{certificate.serial_number:x}"
+        return ""
+
+
+def chain_of(tls: ssl.SSLObject) -> list[bytes]:
+    """Return the certificates of the other end in DER, its own first; empty: it has shown none.
+
+    Arguments:
+        tls: of a finished handshake.
+    """
+    if hasattr(tls, "get_verified_chain"):  # from Python 3.13 on
+        chain: list[bytes] = tls.get_verified_chain()
+        return chain
+    inner: Any = getattr(tls, "_sslobj", None)
+    if inner is not None and hasattr(inner, "get_verified_chain"):
+        return [ssl.PEM_cert_to_DER_cert(found.public_bytes()) for found in inner.get_verified_chain() or ()]
+    encoded = tls.getpeercert(binary_form=True)
+    return [encoded] if encoded else []
+
+
+def _parts(data: bytes) -> list[bytes]:
+    if _BEGIN not in data:
+        return [data]
+    return [_BEGIN + part for part in data.split(_BEGIN)[1:]]
+
+
+@dataclass(frozen=True, slots=True)
+class _List:
+    """One list, decoded whole: cryptography decodes a field when it is read, so any of them could raise later."""
+
+    signed: x509.CertificateRevocationList
+    issuer: x509.Name
+    serials: tuple[int, ...]
+    next_update: datetime | None
+
+
+def _decoded(data: bytes) -> _List:
+    from cryptography import x509
+
+    load = x509.load_pem_x509_crl if data.startswith(_BEGIN) else x509.load_der_x509_crl
+    found = load(data)
+    return _List(found, found.issuer, tuple(revoked.serial_number for revoked in found), found.next_update_utc)
+
+
+def _check(found: _List, known: list[x509.Certificate], path: str) -> None:
+    """Refuse a list that says to be of a known authority, and is not."""
+    from cryptography.exceptions import InvalidSignature
+
+    for authority in known:
+        try:
+            with decoding():
+                key: Any = authority.public_key()
+                if found.signed.is_signature_valid(key):
+                    return
+        except (InvalidSignature, ValueError):
+            continue
+    if known:
+        raise ConfigError(f"cannot use the revoked certificates of {path}: {known[0].subject} has not signed them")

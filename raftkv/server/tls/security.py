@@ -1,0 +1,194 @@
+"""The TLS of a member's ports and of its ways to other members, following the files that it is made of.
+
+    security = PortSecurity("peer", config.peer_tls, rules)
+    await server.listen(host, port, security.listening)
+    Channel("10.0.0.2:2380", security.dialing)
+
+Invariants:
+
+1. A file that was replaced counts from the next handshake on, without a restart: each handshake looks at the times of
+   the files (a few microseconds). Contexts are made anew and exchanged whole.
+2. What is new and cannot be used changes nothing: the old goes on, and the log has one line about it. Certificate and
+   key are two files, so the moment between their replacements is such a case.
+3. Revoked certificates are refused by everything that listens with the same files, and by what connects.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from raftkv.config import TLSFiles
+from raftkv.errors import ConfigError
+from raftkv.rpc.tls import RefusedPeerError
+from raftkv.server.tls.context import Rules, client_context, server_context
+from raftkv.server.tls.expiry import ends_of, warn
+from raftkv.server.tls.failures import FailureLog
+from raftkv.server.tls.identity import Hosts, check_allowed, check_peer
+from raftkv.server.tls.revocation import Revocations
+
+_log = logging.getLogger(__name__)
+
+Stamp = tuple[tuple[int, int, int, int], ...]
+_ABSENT: Final = (0, 0, 0, 0)
+
+
+class PortSecurity:
+    """Certificates of one kind of port, as they are now.
+
+    Arguments:
+        kind: ``client`` or ``peer``; it stands in the log and in metrics.
+        files: where they are; there is a certificate, or something to connect with.
+        rules: of the member.
+        hosts: of the members' peer URLs, for a peer port whose callers must be members; None: names are not compared.
+        clock: monotonic seconds.
+
+    Attributes:
+        listening: for listeners; None: there is no certificate to show.
+        dialing: for connecting.
+        ends: when the files' contents end, by use.
+        rejected, failed: failed handshakes that others began, and that this member began.
+
+    Raises:
+        ConfigError: the files cannot be used as they are.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        files: TLSFiles,
+        rules: Rules,
+        hosts: Hosts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.kind = kind
+        self._files = files
+        self._rules = rules
+        self._paths = tuple(filter(None, files.paths))
+        self._stamp = _stamp_of(self._paths)
+        self._load()
+        self.rejected = FailureLog(f"rejected a connection from %s to a {kind} port: %s", clock)
+        self.failed = FailureLog(f"cannot connect to %s over TLS, as a {kind}: %s", clock)
+        self.listening = None if files.is_empty else Listening(self, hosts)
+        self.dialing = Dialing(self)
+
+    def _load(self) -> None:
+        files, rules = self._files, self._rules
+        server = None if files.is_empty else server_context(files, rules)
+        client = client_context(files, rules) if self._paths else None
+        revocations = Revocations(files.crl_file, files.trusted_ca_file) if files.crl_file else None
+        ends = ends_of(files, revocations)
+        # All or nothing: whatever cannot be used has raised by now.
+        self.server, self._client, self.revocations, self.ends = server, client, revocations, ends
+
+    def refresh(self) -> None:
+        """Load the files again if one of them has changed; what cannot be used is logged once and left."""
+        stamp = _stamp_of(self._paths)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._load()
+        except (ConfigError, OSError, ValueError) as error:
+            _log.error("TLS files of the %s port have changed and cannot be used, the old go on: %s", self.kind, error)
+        else:
+            _log.info("TLS files of the %s port have changed: the new ones are used from now on", self.kind)
+            warn(self.ends)
+
+    @property
+    def client(self) -> ssl.SSLContext:
+        """The context for connecting; without files it is made at first use, with the system's authorities."""
+        if self._client is None:
+            self._client = client_context(self._files, self._rules)
+        return self._client
+
+    def check(self, tls: ssl.SSLObject) -> None:
+        """Refuse whom the lists and the allowed names do not let in.
+
+        Raises:
+            RefusedPeerError: it is not let in.
+        """
+        if self.revocations is not None:
+            try:
+                serial = self.revocations.revoked(tls)
+            except ValueError as error:
+                raise RefusedPeerError(f"certificate cannot be looked up among the revoked ones: {error}") from None
+            if serial:
+                raise RefusedPeerError(f"certificate {serial} is revoked")
+        check_allowed(tls.getpeercert() or {}, self._files)
+
+    @property
+    def checks_names(self) -> bool:
+        """Whether callers must have the name of a member."""
+        return self._files.verifies and not self._files.skip_san_verification
+
+
+class Listening:
+    """What a listener needs (``rpc.tls.Security``).
+
+    Arguments:
+        security: of the port.
+        hosts: see ``PortSecurity``.
+    """
+
+    def __init__(self, security: PortSecurity, hosts: Hosts | None) -> None:
+        self._security = security
+        self._hosts = hosts if security.checks_names else None
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context of the files as they are now."""
+        self._security.refresh()
+        context = self._security.server
+        if context is None:
+            raise AssertionError("a port without a certificate listens under TLS")
+        return context
+
+    async def admit(self, tls: ssl.SSLObject, address: str) -> None:
+        """Refuse certificates that are revoked, or not of an allowed name, or (on a peer port) not a member's."""
+        self._security.check(tls)
+        if self._hosts is not None:
+            await check_peer(tls.getpeercert() or {}, address, self._hosts())
+
+    def failed(self, address: str, reason: str) -> None:
+        """Log it, unless the same was logged a moment ago."""
+        self._security.rejected.note(address, reason)
+
+
+class Dialing:
+    """What a channel needs (``rpc.tls.Security``).
+
+    Arguments:
+        security: of the port whose certificate is shown.
+    """
+
+    def __init__(self, security: PortSecurity) -> None:
+        self._security = security
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context of the files as they are now."""
+        self._security.refresh()
+        return self._security.client
+
+    async def admit(self, tls: ssl.SSLObject, address: str) -> None:
+        """Refuse a server whose certificate is revoked, or not of an allowed name."""
+        self._security.check(tls)
+
+    def failed(self, address: str, reason: str) -> None:
+        """Log it, unless the same was logged a moment ago."""
+        self._security.failed.note(address, reason)
+
+
+def _stamp_of(paths: Iterable[str]) -> Stamp:
+    return tuple(map(_stat, paths))
+
+
+def _stat(path: str) -> tuple[int, int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return _ABSENT
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode

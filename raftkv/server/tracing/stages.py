@@ -1,0 +1,260 @@
+"""The moments of a traced request on its way through the node: ``node.surroundings.Stages`` for one that traces.
+
+Knows requests by the eight bytes that name them in every entry, message and log (request id, context of a read round).
+While nothing is traced each hook is one look at an empty dict.
+
+    submitted -> proposed -> appended -> durable, committed (either first) -> applied
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from time import time_ns
+from typing import Final, TypeVar
+
+from raftkv import errors
+from raftkv.raft.types import Entry
+from raftkv.server.node.reads import Reader
+from raftkv.server.tracing.calls import Exporter
+from raftkv.server.tracing.recording import CLIENT, SERVER, Context, Recording, current, new_id
+
+T = TypeVar("T")
+
+OPEN_MAX: Final = 1024
+"""Traced requests under way at a time, of each kind; the oldest is forgotten for a new one."""
+
+ROUNDS_MAX: Final = 256
+"""Read rounds under way with a traced reader."""
+
+SUBJECT: Final = slice(1, 9)
+"""Where the data of an entry names its request (``apply.request``)."""
+
+
+class Passage:
+    """The way of one proposal: what is known of it so far. 0 and None: not yet."""
+
+    __slots__ = ("appended_ns", "committed_ns", "durable_ns", "forward_id", "index", "passed_ns", "recording")
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.index = 0
+        self.passed_ns = self.appended_ns = self.durable_ns = self.committed_ns = 0
+        self.forward_id = 0
+
+
+class TracedReader:
+    """A reader whose wait is a span."""
+
+    __slots__ = ("_reader", "began_ns", "is_over", "recording", "span_id")
+
+    def __init__(self, reader: Reader, recording: Recording) -> None:
+        self._reader = reader
+        self.recording = recording
+        self.began_ns = time_ns()
+        self.span_id = new_id()
+        self.is_over = False
+
+    def ready(self) -> None:
+        """Note that the state is recent enough, and let it read."""
+        self._end()
+        self._reader.ready()
+
+    def fail(self, error: errors.StatusError) -> None:
+        """Note that it is not, and pass the reason on."""
+        self._end()
+        self._reader.fail(error)
+
+    def _end(self) -> None:
+        self.is_over = True
+        now_ns = self.recording.done_ns = time_ns()
+        self.recording.add("raftkv.read_index", self.began_ns, now_ns, CLIENT, self.span_id)
+
+
+class TracedStages:
+    """Notes when traced requests of this member, and of its followers, reach each stage.
+
+    Arguments:
+        exporter: takes the parts of requests that other members have passed on.
+    """
+
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter = exporter
+        self._open: OrderedDict[bytes, Passage] = OrderedDict()
+        """Proposals, until they are applied; those of others, until they are committed."""
+        self._by_index: dict[int, tuple[bytes, Passage]] = {}
+        """Those in the log."""
+        self._readers: list[TracedReader] = []
+        """Those that no round has yet, of the last pass of the loop."""
+        self._rounds: OrderedDict[bytes, TracedReader] = OrderedDict()
+        """One reader of each round that has a traced one."""
+        self._asked: OrderedDict[bytes, Recording] = OrderedDict()
+        """Rounds of followers."""
+
+    # -- for the node ------------------------------------------------------------------------------------------------
+
+    def submitted(self, request_id: int) -> None:
+        """Note that the call under way has put a proposal into the queue."""
+        recording = current.get()
+        if recording is None or recording.is_over:
+            return
+        now_ns = time_ns()
+        recording.add("raftkv.check", recording.asked_ns, now_ns)
+        recording.asked_ns = now_ns
+        self._add(request_id.to_bytes(8, "big"), Passage(recording))
+
+    def proposed(self, datas: Iterable[bytes], passed_on: bool) -> None:
+        """Note that the core took these.
+
+        Arguments:
+            datas: of the entries to be.
+            passed_on: whether they go to the leader.
+        """
+        if not self._open or not passed_on:
+            return
+        for data in datas:
+            passage = self._open.get(data[SUBJECT])
+            if passage is not None and not passage.passed_ns:
+                passage.passed_ns = now_ns = time_ns()
+                passage.forward_id = new_id()
+                passage.recording.add("raftkv.propose", passage.recording.asked_ns, now_ns)
+
+    def appended(self, entries: Sequence[Entry]) -> None:
+        """Note that these are in the log in memory, and on their way to the disk."""
+        if not self._open:
+            return
+        for entry in entries:
+            if self._by_index:
+                self._forget_replaced(entry.index)
+            subject = entry.data[SUBJECT]
+            passage = self._open.get(subject)
+            if passage is None or passage.index:
+                continue
+            recording, now_ns = passage.recording, time_ns()
+            passage.index, passage.appended_ns = entry.index, now_ns
+            self._by_index[entry.index] = subject, passage
+            if passage.passed_ns:
+                recording.add("raftkv.forward", passage.passed_ns, now_ns, CLIENT, passage.forward_id)
+            else:
+                recording.add("raftkv.propose", recording.asked_ns, now_ns)
+
+    def durable(self, index: int) -> None:
+        """Note that this member's log has everything up to an entry for good."""
+        for _, passage in self._up_to(index):
+            if not passage.durable_ns:
+                passage.durable_ns = time_ns()
+                passage.recording.add("raftkv.wal.sync", passage.appended_ns, passage.durable_ns)
+                self._end_of_part(passage)
+
+    def committed(self, index: int) -> None:
+        """Note that everything up to an entry is committed."""
+        for _, passage in self._up_to(index):
+            if not passage.committed_ns:
+                passage.committed_ns = time_ns()
+                passage.recording.add("raftkv.replicate", passage.appended_ns, passage.committed_ns)
+                self._end_of_part(passage)
+
+    def applied(self, index: int) -> None:
+        """Note that everything up to an entry is in the state; its callers are answered next."""
+        for subject, passage in self._up_to(index):
+            recording, now_ns = passage.recording, time_ns()
+            recording.add("raftkv.apply", passage.committed_ns or now_ns, now_ns)
+            recording.asked_ns = recording.done_ns = now_ns
+            self._open.pop(subject, None)
+            self._by_index.pop(passage.index, None)
+
+    def reading(self, reader: Reader) -> Reader:
+        """Return the reader, in a wrap that notes its wait if the call under way is traced."""
+        recording = current.get()
+        if recording is None or recording.is_over:
+            return reader
+        traced = TracedReader(reader, recording)
+        recording.add("raftkv.check", recording.asked_ns, traced.began_ns)
+        self._readers = [*self._readers[-OPEN_MAX:], traced]
+        return traced
+
+    def asking(self, ask: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """Return what begins a read round, and notes which traced reader is in it.
+
+        A round that is asked again, under a fresh id, is not followed to the leader any more.
+        """
+
+        def begin(context: bytes) -> None:
+            if self._readers:
+                self._note_round(context)
+            ask(context)
+
+        return begin
+
+    def _note_round(self, context: bytes) -> None:
+        readers, self._readers = [waiting for waiting in self._readers if not waiting.is_over], []
+        if readers:
+            _put(self._rounds, context, readers[0], ROUNDS_MAX)
+
+    # -- for what travels between members ----------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is traced at present."""
+        return not (self._open or self._rounds or self._asked)
+
+    def forwarded(self, data: bytes) -> tuple[Recording, int] | None:
+        """Return the trace of a proposal that is passed on, and the span below which the leader's part belongs."""
+        passage = self._open.get(data[SUBJECT])
+        return (passage.recording, passage.forward_id) if passage is not None and passage.forward_id else None
+
+    def round_of(self, context: bytes) -> tuple[Recording, int] | None:
+        """Return the trace of a reader in a round that the leader is asked for, and the span of its wait."""
+        reader = self._rounds.pop(context, None)
+        return (reader.recording, reader.span_id) if reader is not None and not reader.is_over else None
+
+    def received(self, subject: bytes, context: Context, *, is_read: bool) -> None:
+        """Begin this member's part of a request that another has passed on.
+
+        Arguments:
+            subject: names the request.
+            context: the span on the other member.
+            is_read: whether it is a read round.
+        """
+        if is_read:
+            _put(self._asked, subject, Recording("raftkv.Peer/ReadIndex", context, SERVER, time_ns()), OPEN_MAX)
+        elif subject not in self._open:
+            self._add(subject, Passage(Recording("raftkv.Peer/Propose", context, SERVER, time_ns())))
+
+    def answered(self, context: bytes) -> None:
+        """End this member's part of a read round of another: the answer leaves."""
+        recording = self._asked.pop(context, None)
+        if recording is not None:
+            recording.end(time_ns())
+            self._exporter.add(recording)
+
+    def _end_of_part(self, passage: Passage) -> None:
+        """The leader's part of another's proposal ends when it is committed, and in its own log."""
+        recording = passage.recording
+        if recording.name != "raftkv.Peer/Propose" or not passage.durable_ns or not passage.committed_ns:
+            return
+        recording.end(max(passage.durable_ns, passage.committed_ns))
+        self._exporter.add(recording)
+
+    def _forget_replaced(self, index: int) -> None:
+        """An entry of another leader takes the place of one that was never committed."""
+        _, replaced = self._by_index.pop(index, (b"", None))
+        if replaced is not None:
+            replaced.index = 0
+
+    def _up_to(self, index: int) -> list[tuple[bytes, Passage]]:
+        if not self._by_index:
+            return []
+        return [found for at, found in self._by_index.items() if at <= index]
+
+    def _add(self, subject: bytes, passage: Passage) -> None:
+        if len(self._open) >= OPEN_MAX:
+            _, oldest = self._open.popitem(last=False)
+            self._by_index.pop(oldest.index, None)
+        self._open[subject] = passage
+
+
+def _put(held: OrderedDict[bytes, T], subject: bytes, item: T, items_max: int) -> None:
+    if len(held) >= items_max:
+        held.popitem(last=False)
+    held[subject] = item

@@ -1,0 +1,151 @@
+"""Live figures: one record a second to all who look, encoded once.
+
+    GET /ui/live      text/event-stream: "data: {...}\\n\\n" each second
+
+    while there are viewers, each second:   own figures + those of the other members -> one record -> every viewer
+
+Invariants
+- Without viewers there is no task, no timer and no question to another member.
+- A viewer holds one record, the newest: who reads slowly misses some, and costs no memory.
+- At most ``VIEWERS_MAX`` look at a time. Each is asked for its right again with every record: who signs out, loses
+  the token or the user is cut off within a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+_log = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 1.0
+VIEWERS_MAX: Final = 64
+"""Open pages that look at one member: a few for each of its people, and a wall or two."""
+
+
+class TooManyViewersError(Exception):
+    """There are as many viewers as may be."""
+
+
+class Viewer:
+    """One page that looks.
+
+    Arguments:
+        may_look: raises what refuses it, or returns False: no longer.
+    """
+
+    def __init__(self, may_look: Callable[[], bool]) -> None:
+        self._may_look = may_look
+        self._record: bytes | None = None
+        self._has_news = asyncio.Event()
+        self.is_over = False
+
+    def offer(self, record: bytes) -> None:
+        """Give it the newest record, in place of one that it has not read yet."""
+        self._record = record
+        self._has_news.set()
+
+    def end(self) -> None:
+        """Give it nothing more."""
+        self.is_over = True
+        self._has_news.set()
+
+    async def records(self) -> AsyncIterator[bytes]:
+        """Yield records as they come, until it may look no longer."""
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            if self.is_over or not self._may_look():
+                return
+            record, self._record = self._record, None
+            if record is not None:
+                yield record
+
+
+class Live:
+    """Sends records to viewers.
+
+    Arguments:
+        collect: makes a record; called each second while somebody looks.
+    """
+
+    def __init__(self, collect: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        self._collect = collect
+        self._viewers: set[Viewer] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether records are made."""
+        return self._task is not None
+
+    @property
+    def viewer_count(self) -> int:
+        """How many look."""
+        return len(self._viewers)
+
+    def look(self, may_look: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Return the records from now on, as server-sent events.
+
+        Arguments:
+            may_look: whether the viewer still may; asked before each record.
+
+        Raises:
+            TooManyViewersError: others have to close their pages first.
+        """
+        if self._is_closed or len(self._viewers) >= VIEWERS_MAX:
+            raise TooManyViewersError
+        return self._serve(Viewer(may_look))
+
+    async def _serve(self, viewer: Viewer) -> AsyncIterator[bytes]:
+        # Here and not in ``look``: whoever has left before the first byte was never a viewer.
+        self._viewers.add(viewer)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        try:
+            yield b"retry: 1000\n\n"
+            async for record in viewer.records():
+                yield record
+        finally:
+            self._viewers.discard(viewer)
+            if not self._viewers:
+                self._stop()
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                record = encode(await self._collect())
+            except Exception:
+                # A figure that cannot be read is no reason to stop: the page says that it hears nothing.
+                _log.exception("the dashboard's figures could not be read")
+            else:
+                for viewer in self._viewers:
+                    viewer.offer(record)
+            await asyncio.sleep(max(0.1, INTERVAL_S - (loop.time() - began)))
+
+    def close(self) -> None:
+        """End all streams: the member stops."""
+        self._is_closed = True
+        for viewer in list(self._viewers):
+            viewer.end()
+        self._stop()
+
+
+def encode(record: dict[str, Any]) -> bytes:
+    """Return a record as an event of a stream.
+
+    >>> encode({"at": 1})
+    b'data: {"at":1}\\n\\n'
+    """
+    return b"data: %s\n\n" % json.dumps(record, separators=(",", ":")).encode()

@@ -1,0 +1,178 @@
+"""The figures of all members together: this one's, and those that the others answer when they are asked.
+
+    record = await everybody.collect()
+
+    {"at": 1763869000000, "me": "8e9e05c52164694d", "cluster_id": "...", "alarms": [...],
+     "members": [{"id": "8e9e05c52164694d", "name": "a", "client_urls": [...], "learner": false, "reachable": true,
+                  "lag": 0, "puts_per_s": 12.0, ..., and the fields of ``figures``}]}
+
+Members are asked side by side over the connections that they have anyway (``raftkvpb.Peer/Figures``), and not waited
+for longer than ``ANSWER_MAX_S``. Rates are differences of two answers of one member, over this member's clock; one that
+was started again between them has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from raftkv.apply.applier import Applier
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.pb.enums import alarm_name
+from raftkv.pb.services import SERVICES
+from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.server.server import AsyncUnaryHandler
+from raftkv.rpc.status import Code, RpcError
+from raftkv.server.ui.figures import COUNTERS, Figures
+
+FIGURES: Final = SERVICES["raftkvpb.Peer"]["Figures"]
+ANSWER_MAX_S: Final = 0.8
+"""Longest wait for the others, so that a record leaves each second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which member this is.
+
+    Attributes:
+        cluster_id, member_id: shown to people in hex.
+        name: in its settings.
+    """
+
+    cluster_id: int
+    member_id: int
+    name: str
+
+
+class Everybody:
+    """Makes records of the whole cluster.
+
+    Arguments:
+        figures: of this member.
+        applier: members and alarms, as applied.
+        identity: of this member.
+        channel: to a member, None if it is unknown.
+        introduction: metadata that a member wants to see.
+    """
+
+    def __init__(
+        self,
+        figures: Figures,
+        applier: Applier,
+        identity: Identity,
+        channel: Callable[[int], Channel | None],
+        introduction: Callable[[int], tuple[tuple[str, str], ...]],
+    ) -> None:
+        self._figures = figures
+        self._applier = applier
+        self._identity = identity
+        self._channel = channel
+        self._introduction = introduction
+        self._before: dict[int, tuple[float, dict[str, Any]]] = {}
+
+    def for_members(self) -> dict[str, AsyncUnaryHandler]:
+        """Handlers of what other members ask, by path."""
+        return {FIGURES.path: self._answer}
+
+    async def _answer(self, _data: bytes, _call: UnaryCall) -> bytes:
+        body = json.dumps(self._figures.take(), separators=(",", ":")).encode()
+        return raft_pb2.FiguresResponse(json=body).SerializeToString()
+
+    def close(self) -> None:
+        """Measure nothing any more: the member stops."""
+        self._figures.close()
+
+    async def collect(self) -> dict[str, Any]:
+        """Return a record."""
+        members = self._applier.membership.list()
+        answers = await asyncio.gather(*(self._ask(member.ID) for member in members))
+        leader = next((one for one in answers if one is not None and one.get("role") == "leader"), None)
+        now = asyncio.get_running_loop().time()
+        shown = [self._row(member, figures, leader, now) for member, figures in zip(members, answers, strict=True)]
+        known = {member.ID for member in members}
+        self._before = {key: value for key, value in self._before.items() if key in known}
+        return {
+            "at": time.time_ns() // 1_000_000,
+            "me": f"{self._identity.member_id:x}",
+            "cluster_id": f"{self._identity.cluster_id:x}",
+            "alarms": [
+                {"member": f"{alarm.memberID:x}", "alarm": alarm_name(alarm.alarm)}
+                for alarm in self._applier.alarms.raised()
+            ],
+            "members": shown,
+        }
+
+    async def _ask(self, member_id: int) -> dict[str, Any] | None:
+        """The figures of a member; None: it does not answer, {}: it runs a version that has none."""
+        if member_id == self._identity.member_id:
+            return self._figures.take()
+        channel = self._channel(member_id)
+        if channel is None:
+            return None
+        introduction = self._introduction(member_id)
+        try:
+            answer = await channel.unary(FIGURES.path, b"", ANSWER_MAX_S, introduction, wait_for_ready=False)
+            found = json.loads(raft_pb2.FiguresResponse.FromString(answer).json)
+        except RpcError as error:
+            return {} if error.code == Code.UNIMPLEMENTED else None
+        except (DecodeError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _row(
+        self, member: rpc_pb2.Member, figures: dict[str, Any] | None, leader: dict[str, Any] | None, now: float
+    ) -> dict[str, Any]:
+        seen = (leader or {}).get("peers", {}).get(f"{member.ID:x}", {})
+        row: dict[str, Any] = {
+            "id": f"{member.ID:x}",
+            "name": member.name,
+            "client_urls": list(member.clientURLs),
+            "peer_urls": list(member.peerURLs),
+            "learner": member.isLearner,
+            "reachable": figures is not None,
+            "lag": _lag(figures, seen, leader),
+        }
+        if figures is None:
+            self._before.pop(member.ID, None)
+            return row | {"progress": seen.get("state")}
+        before = self._before.get(member.ID)
+        self._before[member.ID] = (now, figures)
+        return row | rates(before, now, figures) | figures | {"progress": seen.get("state")}
+
+
+def _lag(figures: dict[str, Any] | None, seen: dict[str, Any], leader: dict[str, Any] | None) -> int | None:
+    """Entries of the leader's log that a member does not have yet; None: nobody knows."""
+    if leader is None:
+        return None
+    if figures is leader:
+        return 0
+    # A new leader begins with 0 and does not know better until the member answers.
+    match = seen.get("match")
+    return None if not match else max(0, int(leader["index"]) - int(match))
+
+
+def rates(before: tuple[float, dict[str, Any]] | None, now: float, figures: dict[str, Any]) -> dict[str, float | None]:
+    """Return what a member did a second since the last answer; None: unknown.
+
+    Arguments:
+        before: when the last answer came, and what it was.
+        now: monotonic seconds.
+        figures: the answer of now.
+
+    >>> rates((1.0, {"puts": 10, "uptime_s": 5}), 3.0, {"puts": 30, "uptime_s": 7})["puts_per_s"]
+    10.0
+    """
+    found: dict[str, float | None] = {}
+    is_same_run = before is not None and now > before[0] and figures.get("uptime_s", 0) >= before[1].get("uptime_s", 0)
+    for name in COUNTERS:
+        found[f"{name}_per_s"] = None
+        if is_same_run and before is not None and name in figures and name in before[1]:
+            found[f"{name}_per_s"] = round(max(0, figures[name] - before[1][name]) / (now - before[0]), 1)
+    return found

@@ -1,0 +1,205 @@
+"""The paths of the dashboard on the client port, and who may use them.
+
+    GET /             -> /ui/, for browsers
+    GET /ui/          the page; /ui/frame/..., /ui/views/...: its modules    anybody
+    GET /ui/about     which member this is, whether users are on             anybody; where others are: not with users
+    GET /ui/live      figures, a record a second (``live``)                  with users on: any user, as for Status
+    GET /ui/watchers  who watches which keys (``watchers``)                  with users on: root
+
+Who asks is in ``Authorization`` alone, as for ``/v3``: a certificate may be that of a proxy, which says nothing of who
+looks through it (CVE-2018-16886). Everything else that a page shows it asks for on ``/v3``, in its own user's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from raftkv import __version__, errors
+from raftkv.apply.applier import Applier
+from raftkv.apply.auth.caller import Caller
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, text_response
+from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
+from raftkv.server.auth.users import Users
+from raftkv.server.ui.files import SAFE_HEADERS, Bundle, answer
+from raftkv.server.ui.live import VIEWERS_MAX, Live, TooManyViewersError
+from raftkv.server.ui.others import Everybody, Identity
+from raftkv.server.ui.watchers import watching
+from raftkv.server.watch.hub import WatchHub
+
+ROOT: Final = "/ui"
+_JSON: Final[HttpHeaders] = (("content-type", "application/json"), ("cache-control", "no-store"), *SAFE_HEADERS)
+_EVENTS: Final[HttpHeaders] = (
+    ("content-type", "text/event-stream"),
+    ("cache-control", "no-store"),
+    ("x-accel-buffering", "no"),
+    *SAFE_HEADERS,
+)
+_READING: Final = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who asks, in the form in which callers are found."""
+
+    headers: tuple[tuple[bytes, bytes], ...]
+    peer: HttpRequest
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> Asked:
+        """Make it from a request."""
+        token = request.header("authorization").encode("latin-1", "replace")
+        return cls(((GATEWAY, b""), *(((AUTHORIZATION, token),) if token else ())), request)
+
+
+class Gate:
+    """Who may see more than the files.
+
+    Arguments:
+        users: finds out who asks.
+        applier: whether users are asked for, and what they may.
+    """
+
+    def __init__(self, users: Users, applier: Applier) -> None:
+        self._users = users
+        self._auth = applier.auth
+        self._rights = applier.rights
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody is asked who they are."""
+        return not self._auth.is_enabled
+
+    def check_user(self, request: HttpRequest) -> bytes:
+        """Return the name of who asks, empty where nobody is asked. Raises StatusError: nobody, or not known."""
+        return self._check(request, self._rights.check_user)
+
+    def check_root(self, request: HttpRequest) -> bytes:
+        """Return the name of who asks, who must have the role root. Raises StatusError: who asks has not."""
+        return self._check(request, self._rights.check_root)
+
+    def _check(self, request: HttpRequest, check: Callable[[Caller | None], None]) -> bytes:
+        if self.is_open:
+            return b""
+        call: Any = Asked.of(request)
+        caller = self._users.caller_of(call)
+        check(caller)
+        return b"" if caller is None else caller.user
+
+
+class Dashboard:
+    """Answers what is asked below ``/ui``, and hands on all else.
+
+    Arguments:
+        identity: of this member.
+        everybody: figures of all members.
+        applier: members, users and rights, as applied.
+        users: finds out who asks.
+        hub: knows who watches.
+    """
+
+    def __init__(self, identity: Identity, everybody: Everybody, applier: Applier, users: Users, hub: WatchHub) -> None:
+        self._bundle = Bundle()
+        self._identity = identity
+        self._membership = applier.membership
+        self._gate = Gate(users, applier)
+        self._everybody = everybody
+        self._hub = hub
+        self.live = Live(everybody.collect)
+
+    def around(self, otherwise: HttpHandler) -> HttpHandler:
+        """Return the handler that serves the dashboard, and all else by another.
+
+        Arguments:
+            otherwise: answers what is not the dashboard's.
+        """
+
+        async def handle(request: HttpRequest) -> HttpResponse:
+            path = request.path
+            if path == "/" and "text/html" in request.header("accept"):
+                return _moved()
+            if path != ROOT and not path.startswith(ROOT + "/"):
+                return await otherwise(request)
+            return await self.answer(request)
+
+        return handle
+
+    async def answer(self, request: HttpRequest) -> HttpResponse:
+        """Answer a request for ``/ui`` or below."""
+        if request.method not in _READING:
+            headers = (("allow", "GET, HEAD"), ("content-type", "text/plain; charset=utf-8"), *SAFE_HEADERS)
+            return HttpResponse(405, b"Method Not Allowed\n", headers)
+        if request.path == ROOT:
+            return _moved()
+        name = request.path.removeprefix(ROOT + "/")
+        try:
+            match name:
+                case "about":
+                    return _json(self._about())
+                case "live":
+                    return self._live(request)
+                case "watchers":
+                    user = self._gate.check_root(request)
+                    return _json(watching(self._hub), user)
+        except errors.StatusError as error:
+            return _refused(error)
+        file = await self._bundle.find(name)
+        if file is None:
+            return text_response(404, f"{request.path} is no page of the dashboard; begin at {ROOT}/")
+        return answer(file, request, (url for member in self._members() for url in member.clientURLs))
+
+    def _live(self, request: HttpRequest) -> HttpResponse:
+        user = self._gate.check_user(request)
+        try:
+            return HttpResponse(200, self.live.look(lambda: self._may_look(request)), _EVENTS, user)
+        except TooManyViewersError:
+            return text_response(503, f"{VIEWERS_MAX} pages look at this member already: close one, or ask another")
+
+    def _may_look(self, request: HttpRequest) -> bool:
+        try:
+            self._gate.check_user(request)
+        except errors.StatusError:
+            return False
+        return True
+
+    def _members(self) -> list[rpc_pb2.Member]:
+        """The members, for anybody."""
+        return self._membership.list() if self._gate.is_open else []
+
+    def _about(self) -> dict[str, Any]:
+        me = self._identity
+        return {
+            "member_id": f"{me.member_id:x}",
+            "name": me.name,
+            "cluster_id": f"{me.cluster_id:x}",
+            "version": __version__,
+            "users": not self._gate.is_open,
+            "members": [
+                {"id": f"{member.ID:x}", "name": member.name, "client_urls": list(member.clientURLs)}
+                for member in self._members()
+            ],
+        }
+
+    def close(self) -> None:
+        """End the streams: the member stops."""
+        self.live.close()
+        self._everybody.close()
+
+
+def _json(body: dict[str, Any], user: bytes = b"") -> HttpResponse:
+    return HttpResponse(200, json.dumps(body, separators=(",", ":")).encode(), _JSON, user)
+
+
+def _refused(error: errors.StatusError) -> HttpResponse:
+    """Refuse as the gateway does: 401 for nobody, 403 for who may not."""
+    status = 403 if isinstance(error, errors.PermissionDeniedError) else 401
+    code = errors.PERMISSION_DENIED if status == 403 else errors.UNAUTHENTICATED
+    body = {"error": str(error), "message": str(error), "code": int(code)}
+    return HttpResponse(status, json.dumps(body).encode(), _JSON)
+
+
+def _moved() -> HttpResponse:
+    return HttpResponse(302, b"", (("location", f"{ROOT}/"), ("cache-control", "no-store"), *SAFE_HEADERS))

@@ -1,0 +1,67 @@
+"""Who watches at this member, for those who may see it: streams, where they come from, which keys, how far behind.
+
+    GET /ui/watchers      with users on: root alone, since keys that others watch are theirs
+
+A question looks at ``STREAMS_MAX`` streams, those with the most watchers first, and ``WATCHERS_MAX`` watchers in all:
+its cost is bounded, however many there are.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+from collections import Counter
+from itertools import islice
+from typing import Any, Final
+
+from raftkv.server.watch.hub import WatchHub
+from raftkv.server.watch.stream import WatchStream
+
+STREAMS_MAX: Final = 200
+WATCHERS_MAX: Final = 4_000
+RANGES_MAX: Final = 20
+"""Ranges that are named of one stream, those with the most watchers."""
+
+
+def watching(hub: WatchHub) -> dict[str, Any]:
+    """Return who watches.
+
+    Arguments:
+        hub: of the member.
+    """
+    streams = heapq.nlargest(STREAMS_MAX, hub.streams, key=lambda stream: len(stream.watchers))
+    left = WATCHERS_MAX
+    shown = []
+    for stream in streams:
+        shown.append(_stream(stream, left))
+        left = max(RANGES_MAX, left - len(stream.watchers))
+    return {
+        "streams": shown,
+        "streams_total": len(hub.streams),
+        "watchers": hub.watcher_count,
+        "slow_watchers": hub.unsynced_count,
+        "bytes": hub.watcher_bytes,
+        "revision": hub.revision,
+    }
+
+
+def _stream(stream: WatchStream, watchers_max: int) -> dict[str, Any]:
+    counts = Counter((one.key, one.range_end) for one in islice(stream.watchers.values(), watchers_max))
+    address, user = stream.client
+    return {
+        "client": address,
+        "user": user,
+        "watchers": len(stream.watchers),
+        "slow_watchers": stream.unsynced_count,
+        "bytes": stream.watcher_bytes,
+        "unread_bytes": stream.unread_bytes,
+        "ranges_total": len(counts),
+        "ranges": [
+            {"key": _text(key), "range_end": _text(end), "watchers": number}
+            for (key, end), number in counts.most_common(RANGES_MAX)
+        ],
+    }
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
