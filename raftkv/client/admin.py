@@ -1,19 +1,23 @@
-"""Looking after a cluster: members, status, compaction, alarms.
+"""Looking after a cluster: members, status, compaction, alarms, snapshots, quotas.
 
 for one in await kv.status(): print(one.endpoint, one.healthy, one.version, one.error)
 await kv.compact((await kv.get("x")).mod_revision)
+new = await kv.member_add(["http://10.0.0.4:2380"], learner=True)      # start it, then: member_promote(new.id)
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Iterable
 from typing import Any
 
 from raftkv.client.rpc import methods
 from raftkv.client.scope import Part
-from raftkv.client.values import Alarm, EndpointStatus, Member
+from raftkv.client.snapshot import Progress, SavedSnapshot, save
+from raftkv.client.values import Alarm, EndpointStatus, Member, PrefixQuota
 from raftkv.errors import StatusError
-from raftkv.pb import rpc_pb2
+from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.pb.enums import alarm_name, alarm_number
 
 
@@ -51,14 +55,74 @@ class Admin(Part):
             errors=tuple(answer.errors),
         )
 
-    async def members(self, *, timeout_s: float | None = None) -> list[Member]:
-        """Return the members of the cluster."""
+    async def members(self, *, max_staleness_s: float | None = None, timeout_s: float | None = None) -> list[Member]:
+        """Return the members of the cluster.
+
+        Arguments:
+            max_staleness_s: as for ``get``.
+            timeout_s: None: the client's.
+        """
         request = rpc_pb2.MemberListRequest(linearizable=True)
-        answer = await self.scope.call(methods.MEMBER_LIST, request, timeout_s)
-        return [
-            Member(one.ID, one.name, tuple(one.peerURLs), tuple(one.clientURLs), one.isLearner)
-            for one in answer.members
-        ]
+        answer = await self.scope.call(methods.MEMBER_LIST, request, timeout_s, max_staleness_s)
+        return _members(answer)
+
+    async def member_add(
+        self, peer_urls: Iterable[str], *, learner: bool = False, timeout_s: float | None = None
+    ) -> Member:
+        """Add a member and return it; it is then started with ``--initial-cluster-state=existing``.
+
+        Arguments:
+            peer_urls: where the other members will reach it.
+            learner: it gets all data but does not vote, until ``member_promote``.
+            timeout_s: None: the client's.
+
+        Raises:
+            StatusError: the cluster refuses: a URL is in use, too many learners, or the quorum would be in danger.
+        """
+        request = rpc_pb2.MemberAddRequest(peerURLs=peer_urls, isLearner=learner)
+        return _member((await self.scope.call(methods.MEMBER_ADD, request, timeout_s)).member)
+
+    async def member_remove(self, member_id: int, *, timeout_s: float | None = None) -> list[Member]:
+        """Remove a member, which stops; returns those that are left. Its id never comes back.
+
+        Arguments:
+            member_id: of the member.
+            timeout_s: None: the client's.
+
+        Raises:
+            StatusError: there is no such member, or the quorum would be in danger.
+        """
+        request = rpc_pb2.MemberRemoveRequest(ID=member_id)
+        return _members(await self.scope.call(methods.MEMBER_REMOVE, request, timeout_s))
+
+    async def member_update(
+        self, member_id: int, peer_urls: Iterable[str], *, timeout_s: float | None = None
+    ) -> list[Member]:
+        """Give a member other peer URLs, at which the others connect to it from now on; returns all members.
+
+        Arguments:
+            member_id: of the member.
+            peer_urls: where the other members will reach it.
+            timeout_s: None: the client's.
+
+        Raises:
+            StatusError: there is no such member, or a URL is in use.
+        """
+        request = rpc_pb2.MemberUpdateRequest(ID=member_id, peerURLs=peer_urls)
+        return _members(await self.scope.call(methods.MEMBER_UPDATE, request, timeout_s))
+
+    async def member_promote(self, member_id: int, *, timeout_s: float | None = None) -> list[Member]:
+        """Make a learner a voter; returns all members.
+
+        Arguments:
+            member_id: of the learner.
+            timeout_s: None: the client's.
+
+        Raises:
+            StatusError: it is no learner, or does not have the log yet: try again later.
+        """
+        request = rpc_pb2.MemberPromoteRequest(ID=member_id)
+        return _members(await self.scope.call(methods.MEMBER_PROMOTE, request, timeout_s))
 
     async def compact(self, revision: int, *, physical: bool = False, timeout_s: float | None = None) -> int:
         """Discard history before a revision; returns the revision of the store.
@@ -75,6 +139,31 @@ class Admin(Part):
         request = rpc_pb2.CompactionRequest(revision=revision, physical=physical)
         return (await self.scope.call(methods.COMPACT, request, timeout_s)).header.revision
 
+    async def snapshot(
+        self,
+        to: str | os.PathLike[str],
+        *,
+        endpoint: str | None = None,
+        on_progress: Progress | None = None,
+        timeout_s: float | None = None,
+    ) -> SavedSnapshot:
+        """Save everything that one member holds, in one consistent state, as a file that etcd's tools read too.
+
+        Arguments:
+            to: path of the file, mode 0600; it gets this name when it is whole.
+            endpoint: the member; None: the one that calls go to at present.
+            on_progress: called with the bytes received so far and those of the whole database.
+            timeout_s: None: as long as it takes.
+
+        Raises:
+            StatusError: the member gave up, or was lost.
+            StorageError: the file cannot be written, or what was sent is not whole.
+        """
+        async with await self.scope.core.stream(methods.SNAPSHOT, endpoint, timeout_s=timeout_s) as stream:
+            await stream.send(rpc_pb2.SnapshotRequest())
+            stream.half_close()
+            return await save(stream, to, on_progress)
+
     async def alarms(self, *, timeout_s: float | None = None) -> list[Alarm]:
         """Return alarms that are on."""
         return await self._alarm(rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET), timeout_s)
@@ -89,6 +178,58 @@ class Admin(Part):
             await self._alarm(request, timeout_s)
         return on
 
+    async def set_quota(
+        self, prefix: bytes | str, *, bytes_max: int = 0, keys_max: int = 0, timeout_s: float | None = None
+    ) -> PrefixQuota:
+        """Limit what may exist below a prefix; what is there already is counted. Not on etcd.
+
+        Arguments:
+            prefix: of the keys, at most 256 bytes; empty for all.
+            bytes_max: of keys and values together; 0: no limit.
+            keys_max: how many keys; 0: no limit.
+            timeout_s: None: the client's.
+
+        Returns:
+            the limits, and what is used.
+
+        Raises:
+            InvalidQuotaError: the prefix is too long, or a limit is negative.
+            TooManyQuotasError: 1,000 prefixes have one.
+        """
+        name = prefix.encode() if isinstance(prefix, str) else prefix
+        request = admin_pb2.QuotaSetRequest(prefix=name, bytes_max=bytes_max, keys_max=keys_max)
+        return _quota((await self.scope.call(methods.QUOTA_SET, request, timeout_s)).quota)
+
+    async def remove_quota(self, prefix: bytes | str, *, timeout_s: float | None = None) -> None:
+        """Lift the limits of a prefix.
+
+        Arguments:
+            prefix: as it was set.
+            timeout_s: None: the client's.
+
+        Raises:
+            QuotaNotFoundError: it has none.
+        """
+        name = prefix.encode() if isinstance(prefix, str) else prefix
+        await self.scope.call(methods.QUOTA_REMOVE, admin_pb2.QuotaRemoveRequest(prefix=name), timeout_s)
+
+    async def quotas(self, *, timeout_s: float | None = None) -> list[PrefixQuota]:
+        """Return all quotas of prefixes, in order of prefix."""
+        answer = await self.scope.call(methods.QUOTA_LIST, admin_pb2.QuotaListRequest(), timeout_s)
+        return [_quota(one) for one in answer.quotas]
+
     async def _alarm(self, request: rpc_pb2.AlarmRequest, timeout_s: float | None) -> list[Alarm]:
         answer = await self.scope.call(methods.ALARM, request, timeout_s)
         return [Alarm(one.memberID, alarm_name(one.alarm)) for one in answer.alarms]
+
+
+def _member(one: rpc_pb2.Member) -> Member:
+    return Member(one.ID, one.name, tuple(one.peerURLs), tuple(one.clientURLs), one.isLearner)
+
+
+def _members(answer: Any) -> list[Member]:
+    return [_member(one) for one in answer.members]
+
+
+def _quota(message: admin_pb2.PrefixQuota) -> PrefixQuota:
+    return PrefixQuota(message.prefix, message.bytes_max, message.keys_max, message.bytes_used, message.keys_used)

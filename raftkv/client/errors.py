@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Final
 
 from raftkv import errors
 from raftkv.errors import CODE_NAMES, StatusError
@@ -120,6 +121,15 @@ class TxnConflict(errors.RaftKVError):
     definite = True
 
 
+CLIENT_CLOSED: Final = "the client is closed"
+
+
+def is_client_closed(error: Exception) -> bool:
+    """Tell if a call or a watch ended because this client was closed: there is nobody left who could ask."""
+    is_end = isinstance(error, errors.StatusError) and error.code == errors.CANCELED and error.definite
+    return is_end and str(error).endswith(CLIENT_CLOSED)
+
+
 class WatchCanceled(errors.StatusError):
     """A member ended a watch for good, and said why."""
 
@@ -152,44 +162,10 @@ def _plain(text: str) -> str:
     return re.sub(r"^.*dial (?:tcp|unix) \S+: ", "", text[26:].removesuffix('"'))
 
 
-_STALE_TEXTS = (
-    "etcdserver: revision of auth store is old",
-    "etcdserver: user name is empty",  # authentication was switched on after the client had found it off
-)
-
-
-def is_stale_token(error: StatusError) -> bool:
-    """Tell if a member does not know the token any more: a new one may do."""
-    return isinstance(error, errors.InvalidAuthTokenError) or str(error) in _STALE_TEXTS
-
-
 # Rows of etcd's table that no part of raftkv raises yet. Go's clients print them without the "rpc error" frame.
 _OTHER_TEXTS = frozenset(
     f"etcdserver: {text}"
-    for text in (
-        "user name is empty",
-        "role name is empty",
-        "authentication failed, invalid user ID or password",
-        "permission not given",
-        "invalid auth management",
-        "revision of auth store is old",
-        "wrong downgrade target version format",
-        "invalid downgrade target version",
-        "root user does not exist",
-        "root user does not have root role",
-        "user name already exists",
-        "user name not found",
-        "role name already exists",
-        "role name not found",
-        "role is not granted to the user",
-        "permission is not granted to the role",
-        "not capable",
-        "cluster version not found during downgrade",
-        "cluster has a downgrade job in progress",
-        "no inflight downgrade job",
-        "watch canceled",
-        "request canceled",
-    )
+    for text in ("cluster version not found during downgrade", "watch canceled", "request canceled")
 )
 
 
@@ -211,10 +187,14 @@ def from_status(code: int, text: str, *, definite: bool = False) -> StatusError:
         definite: whether the request certainly never reached a handler.
     """
     kind = _BY_TEXT.get(text)
+    if kind is errors.NoPasswordUserError:  # not in etcd's table, so Go's clients print the frame
+        return errors.NoPasswordUserError(f"rpc error: code = Unknown desc = {text}")
     if kind is not None:
         error = kind()
         error.__dict__["code"] = code
         return error
+    if text.startswith(errors.NoSpaceError.text + " (raftkv: quota "):
+        return errors.QuotaExceededError(text)
     if text in _OTHER_TEXTS:
         return WireStatus(code, text)
     return UnknownStatus(code, text, definite)

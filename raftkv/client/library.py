@@ -5,6 +5,7 @@ See ``raftkv.aio`` for the tour.
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -12,6 +13,8 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from raftkv.client.admin import Admin
+from raftkv.client.credentials import Given, Secret, client_settings, file_settings, password_of
+from raftkv.client.endpoints import Endpoints
 from raftkv.client.kv import compares
 from raftkv.client.kv.bulk import Bulk
 from raftkv.client.kv.kv import KV
@@ -21,11 +24,13 @@ from raftkv.client.lease.lease import Leases
 from raftkv.client.lease.session import Sessions
 from raftkv.client.lock.election import Elections
 from raftkv.client.lock.lock import Locks
+from raftkv.client.rpc.certificates import tls_context
 from raftkv.client.rpc.core import Client as Core
 from raftkv.client.rpc.core import ClientOptions
 from raftkv.client.rpc.endpoints import require_ports
 from raftkv.client.scope import Scope
 from raftkv.client.space import Space, Text, to_bytes
+from raftkv.client.users import Roles, Users
 from raftkv.client.watch.hub import WatchHub
 from raftkv.client.watch.watch import Watches
 from raftkv.errors import ConfigError
@@ -68,6 +73,7 @@ class Client:
     Attributes:
         scope: what all parts work with.
         kv, bulk, txns, watches, lessor, sessions, locks, elections, admin: the parts, whose methods are the client's.
+        users, roles: parts with methods of their own.
     """
 
     def __init__(self, scope: Scope, *, is_view: bool = False) -> None:
@@ -81,6 +87,8 @@ class Client:
         self.locks = Locks(scope)
         self.elections = Elections(scope)
         self.admin = Admin(scope)
+        self.users = Users(scope)
+        self.roles = Roles(scope)
         self._is_view = is_view
 
     put = _Method("kv", KV.put)
@@ -111,9 +119,17 @@ class Client:
     observe = _Method("elections", Elections.observe)
     status = _Method("admin", Admin.status)
     members = _Method("admin", Admin.members)
+    member_add = _Method("admin", Admin.member_add)
+    member_remove = _Method("admin", Admin.member_remove)
+    member_update = _Method("admin", Admin.member_update)
+    member_promote = _Method("admin", Admin.member_promote)
     compact = _Method("admin", Admin.compact)
+    snapshot = _Method("admin", Admin.snapshot)
     alarms = _Method("admin", Admin.alarms)
     disarm = _Method("admin", Admin.disarm)
+    set_quota = _Method("admin", Admin.set_quota)
+    remove_quota = _Method("admin", Admin.remove_quota)
+    quotas = _Method("admin", Admin.quotas)
 
     def __repr__(self) -> str:
         prefix = self.scope.space.prefix
@@ -122,6 +138,10 @@ class Client:
     def view(self, prefix: Text) -> Client:
         """Return a client of the keys with a prefix, which it does not see; on the same connection."""
         return Client(self.scope.inside(prefix), is_view=True)
+
+    def endpoints(self, service: str) -> Endpoints:
+        """Return where the servers of a service are: to register one, to list and to follow them."""
+        return Endpoints(self.scope, service)
 
     async def close(self) -> None:
         """Close the connection; leases, locks and watches that are left are lost. Does nothing to a view."""
@@ -161,9 +181,9 @@ async def open_scope(core: Core, timeout_s: float) -> AsyncIterator[Scope]:
 def connect(
     endpoints: str | Iterable[str] = "127.0.0.1:2379",
     *,
-    user: str = "",
-    password: str = "",
-    token: str = "",
+    user: str | None = None,
+    password: Given | Secret = "",
+    token: Given | Secret = "",
     tls: ssl.SSLContext | bool | None = None,
     ca_file: str = "",
     cert_file: str = "",
@@ -173,14 +193,18 @@ def connect(
     dial_timeout_s: float = 2.0,
     keepalive_time_s: float | None = 10.0,
     keepalive_timeout_s: float = 5.0,
+    tracing: bool | None = None,
 ) -> Client:
     """Make a client of a cluster; nothing is sent before its first call.
 
     Arguments:
         endpoints: addresses of members, as a list or separated by commas: ``host:port``, or a URL.
-        user, password: authenticate, and again when the token has expired.
-        token: one that somebody else got, instead.
-        tls: a context; True: this machine's authorities; None: whatever the endpoints or files below say.
+        user: log in as; None, and no token: as ``RAFTKV_USER`` and the like say; empty: nobody, or whom the certificate
+            names.
+        password: of the user: a text; a ``Path`` to a file, or a function, which each login asks anew.
+        token: a JWT that somebody else makes, in the same ways, instead of user and password.
+        tls: a context; True: this machine's authorities; False: plain TCP; None: whatever the endpoints or files below
+            say, and without files ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY``.
         ca_file: authorities to trust, PEM.
         cert_file, key_file: this client's certificate, PEM.
         timeout_s: deadline of a call that is given none, all attempts together.
@@ -188,27 +212,47 @@ def connect(
         dial_timeout_s: for one connection.
         keepalive_time_s: silence after which the connection is probed, at least 10; None: never.
         keepalive_timeout_s: for the answer to a probe.
+        tracing: whether calls are spans of OpenTelemetry, whose context the members get; None: if the program has
+            imported ``opentelemetry.trace`` by then.
 
     Raises:
         ConfigError: an endpoint or a setting cannot be used.
     """
+    who = _who(user, Secret(password), Secret(token))
+    del password, token  # a traceback that shows what frames hold shall not show them
     if timeout_s <= 0:
         raise ConfigError(f"timeout_s must be positive, not {timeout_s:g}")
-    if password and not user:
-        raise ConfigError("a password needs a user")
+    if tls is None and not (ca_file or cert_file or key_file):
+        files = file_settings(os.environ)
+        ca_file, cert_file, key_file = (files.get(name, "") for name in ("ca_file", "cert_file", "key_file"))
     options = ClientOptions(
         tls=_tls(tls, ca_file, cert_file, key_file),
-        user=user,
-        password=password,
-        token=token,
+        user=who[0],
+        password=who[1],
+        token=who[2],
         dial_timeout_s=dial_timeout_s,
         keepalive_time_s=keepalive_time_s,
         keepalive_timeout_s=keepalive_timeout_s,
+        tracing=tracing,
         explain=True,
     )
     core = Core(endpoints, options)
     require_ports(core.endpoints)
     return Client(Scope(core, Space(to_bytes(namespace)), timeout_s, WatchHub(core), LeaseKeeper(core)))
+
+
+def _who(user: str | None, password: Secret, token: Secret) -> tuple[str, Secret, Secret]:
+    """Return user, password and token: those that are given, else those of the environment."""
+    if user is None and not password and not token:
+        found = client_settings(os.environ)
+        user, password, token = found.get("user", ""), found.get("password", password), found.get("token", token)
+    elif user and not password and not token:
+        password = password_of(user, os.environ)
+    if password and not user:
+        raise ConfigError("a password needs a user")
+    password.check()
+    token.check()
+    return user or "", password, token
 
 
 def _tls(tls: ssl.SSLContext | bool | None, ca_file: str, cert_file: str, key_file: str) -> ssl.SSLContext | None:
@@ -223,9 +267,6 @@ def _tls(tls: ssl.SSLContext | bool | None, ca_file: str, cert_file: str, key_fi
     if bool(cert_file) != bool(key_file):
         raise ConfigError(f"cert_file and key_file belong together; only one is given: {cert_file or key_file}")
     try:
-        context = ssl.create_default_context(cafile=ca_file or None)
-        if cert_file:
-            context.load_cert_chain(cert_file, key_file)
+        return tls_context(ca_file, cert_file, key_file)
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(f"cannot use the certificates {files}: {error}") from None
-    return context

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raftkv.client.rpc.core import Client as Core
-from raftkv.client.rpc.methods import Method
+from raftkv.client.rpc.methods import Method, staleness_metadata
 from raftkv.client.space import Space, Text
 
 if TYPE_CHECKING:
@@ -55,18 +55,25 @@ class Scope:
         """Return the same scope with all its txns dependent on a fence."""
         return dataclasses.replace(self, fence=fence)
 
-    def call(self, method: Method[T], request: Any, timeout_s: float | None = None) -> Coroutine[Any, Any, T]:
+    def call(
+        self, method: Method[T], request: Any, timeout_s: float | None = None, max_staleness_s: float | None = None
+    ) -> Coroutine[Any, Any, T]:
         """Call a method at any endpoint.
 
         Arguments:
             method: what to call.
             request: its request message, with keys of the store.
             timeout_s: for all attempts together; None: the scope's.
+            max_staleness_s: a read may be that much older than the call; None: the request says how old it may be.
 
         Raises:
             StatusError: the cluster refused, or could not be reached in time.
+            ValueError: the staleness is negative.
         """
-        return self.core.call(method, request, timeout_s=self.timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        if max_staleness_s is None:
+            return self.core.call(method, request, timeout_s=timeout_s)
+        return self.core.call(method, request, timeout_s=timeout_s, metadata=staleness_metadata(max_staleness_s))
 
 
 class Part:

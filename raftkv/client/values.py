@@ -201,6 +201,17 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixQuota:
+    """Limits of what may exist below a prefix (0: none), and what does: keys, and bytes of keys and values."""
+
+    prefix: bytes
+    bytes_max: int
+    keys_max: int
+    bytes_used: int
+    keys_used: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseInfo:
     """What the cluster knows of a lease: seconds that are left (-1: no such lease), seconds granted, its keys."""
 

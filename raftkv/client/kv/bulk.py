@@ -87,6 +87,7 @@ class Bulk(Part):
         *,
         revision: int = 0,
         serializable: bool = False,
+        max_staleness_s: float | None = None,
         window: int = WINDOW,
         timeout_s: float | None = None,
     ) -> list[KeyValue | None]:
@@ -94,12 +95,18 @@ class Bulk(Part):
 
         Arguments:
             keys: which; an iterator is drawn from as room is made.
-            revision, serializable: as for ``get``.
+            revision, serializable, max_staleness_s: as for ``get``.
             window, timeout_s: as for ``put_many``.
         """
 
         async def read(key: Text) -> KeyValue | None:
-            return await self._kv.get(key, revision=revision, serializable=serializable, timeout_s=timeout_s)
+            return await self._kv.get(
+                key,
+                revision=revision,
+                serializable=serializable,
+                max_staleness_s=max_staleness_s,
+                timeout_s=timeout_s,
+            )
 
         return await pipelined(read, keys, window)
 

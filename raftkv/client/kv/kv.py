@@ -72,7 +72,13 @@ class KV(Part):
         return operation.result(answer, self.scope.space)
 
     async def get(
-        self, key: Text, *, revision: int = 0, serializable: bool = False, timeout_s: float | None = None
+        self,
+        key: Text,
+        *,
+        revision: int = 0,
+        serializable: bool = False,
+        max_staleness_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> KeyValue | None:
         """Read a key; None: it does not exist.
 
@@ -80,6 +86,8 @@ class KV(Part):
             key: which.
             revision: as it was then; 0: as it is.
             serializable: ask one member alone: faster, and maybe old.
+            max_staleness_s: the member that is asked, a learner too, may answer from what it has if that is certainly
+                not older; it confirms the read with the others if it is. None: every read is confirmed.
             timeout_s: as for ``put``.
 
         Raises:
@@ -90,7 +98,7 @@ class KV(Part):
         request = rpc_pb2.RangeRequest(key=scope.space.key(key))
         if revision or serializable:
             request.revision, request.serializable = revision, serializable
-        kvs = (await scope.call(methods.RANGE, request, timeout_s)).kvs
+        kvs = (await scope.call(methods.RANGE, request, timeout_s, max_staleness_s)).kvs
         return scope.space.key_value(kvs[0]) if kvs else None
 
     async def range(
@@ -109,6 +117,7 @@ class KV(Part):
         max_mod_revision: int = 0,
         min_create_revision: int = 0,
         max_create_revision: int = 0,
+        max_staleness_s: float | None = None,
         timeout_s: float | None = None,
     ) -> RangeResult:
         """Read an interval in one answer; for a large one see ``pages``.
@@ -118,7 +127,7 @@ class KV(Part):
             end: the first key that does not belong; ``"\\0"``: no end.
             prefix: all keys that begin with ``key``; ``""``: all keys.
             limit: at most so many; 0: all.
-            revision, serializable, timeout_s: as for ``get``.
+            revision, serializable, max_staleness_s, timeout_s: as for ``get``.
             sort_by, descending: the order; by key if not said.
             keys_only: leave the values out.
             min_mod_revision, max_mod_revision: only keys last written between these; 0: any.
@@ -140,7 +149,7 @@ class KV(Part):
             min_create_revision,
             max_create_revision,
         )
-        return await self._range(operation, timeout_s)
+        return await self._range(operation, timeout_s, max_staleness_s)
 
     async def count(
         self,
@@ -150,16 +159,17 @@ class KV(Part):
         prefix: bool = False,
         revision: int = 0,
         serializable: bool = False,
+        max_staleness_s: float | None = None,
         timeout_s: float | None = None,
     ) -> int:
         """Count the keys of an interval; arguments as for ``range``.
 
         Arguments:
             key, end, prefix: as for ``range``.
-            revision, serializable, timeout_s: as for ``get``.
+            revision, serializable, max_staleness_s, timeout_s: as for ``get``.
         """
         operation = GetRange(key, end, prefix, revision=revision, serializable=serializable, count_only=True)
-        return (await self._range(operation, timeout_s)).count
+        return (await self._range(operation, timeout_s, max_staleness_s)).count
 
     async def delete(
         self,
@@ -189,8 +199,8 @@ class KV(Part):
         answer = await self.scope.call(methods.DELETE_RANGE, operation.request(self.scope.space), timeout_s)
         return operation.result(answer, self.scope.space)
 
-    async def _range(self, operation: GetRange, timeout_s: float | None) -> RangeResult:
-        answer = await self.scope.call(methods.RANGE, operation.request(self.scope.space), timeout_s)
+    async def _range(self, operation: GetRange, timeout_s: float | None, max_staleness_s: float | None) -> RangeResult:
+        answer = await self.scope.call(methods.RANGE, operation.request(self.scope.space), timeout_s, max_staleness_s)
         return operation.result(answer, self.scope.space, answer.header.revision)
 
     async def _fenced(self, operation: Operation, fence: FenceLike, timeout_s: float | None) -> Any:

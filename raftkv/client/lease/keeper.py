@@ -9,6 +9,9 @@ asked for at once. So a member that is paused or cut off costs a third of a TTL,
 ``CONNECT_MAX_S``; when none has answered, the next round comes within ``RETRY_MAX_S``. A lease is lost only by word of
 the cluster, or by its own deadline.
 
+A lease whose keys the client may not write any more ends the stream, for members name none: then they are asked for one
+by one, and the one to whose question the stream ends is lost; the others go on.
+
 A lease with a grace (``disconnect_grace_ms``) is asked for as soon as it is granted, so that the member knows of it.
 """
 
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import Backoff, is_transient
-from raftkv.errors import StatusError
+from raftkv.errors import PERMISSION_DENIED, StatusError
 from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ SENDS_PER_TTL: Final = 3
 """Keep-alives in the time of one TTL: two may be lost."""
 RETRY_MAX_S: Final = 0.25
 """Longest wait before all endpoints are tried again: a TTL may be a second; a new leader waits for us twice as long."""
+ONE_MAX_S: Final = 1.0
+"""How long an answer may take while leases are asked for one by one."""
 CONNECT_MAX_S: Final = 0.1
 """How long an endpoint may take to connect before the next is tried; it goes on connecting and is found ready later."""
 _HAS_LEADER: Final = (("hasleader", "true"),)
@@ -54,6 +59,8 @@ class LeaseKeeper:
         self._wake = asyncio.Event()
         self._given_up = ""
         self._streams_failed = 0
+        self._one_by_one = False
+        self._look_again_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def add(self, lease: Lease) -> None:
@@ -83,23 +90,38 @@ class LeaseKeeper:
     async def _run(self) -> None:
         backoff = Backoff(max_s=RETRY_MAX_S)
         while self._leases:
-            endpoint = self._core.endpoint
+            endpoint, token = self._core.endpoint, ""
             self._given_up = ""
             self._streams_failed += 1
             try:
                 stream = await self._core.stream(methods.LEASE_KEEP_ALIVE, endpoint, metadata=_HAS_LEADER, eager=True)
+                token = stream.token
                 async with stream:
                     await self._serve(stream, backoff)
                 self._note_failure(endpoint, "the member has ended the stream")
             except StatusError as error:
                 self._note_failure(endpoint, self._given_up or str(error))
-                if not self._core.forget_token(error) and not self._given_up and not is_transient(error):
-                    for lease in list(self._leases.values()):
-                        lease.refused(error)
+                if not self._core.forget_token(error, token):
+                    self._on_refusal(error)
             if self._leases:
                 self._core.next_endpoint(endpoint)
                 if self._streams_failed % len(self._core.endpoints) == 0:  # a round is over
                     await backoff.wait()
+
+    def _on_refusal(self, error: StatusError) -> None:
+        if error.code == PERMISSION_DENIED and self._sent_at:
+            self._find_denied(error)
+        elif not self._given_up and not is_transient(error):
+            for lease in list(self._leases.values()):
+                lease.refused(error)
+
+    def _find_denied(self, error: StatusError) -> None:
+        """End the lease whose keys this client may not write any more: members end the stream, and name none."""
+        suspects = [lease for lease_id in self._sent_at if (lease := self._leases.get(lease_id)) is not None]
+        self._one_by_one = len(suspects) > 1
+        if len(suspects) == 1:
+            suspects[0].refused(error)
+            suspects[0].lose(str(error))
 
     async def _serve(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], backoff: Backoff) -> None:
         """Ask for all leases at once, then for each when it is due; until the stream ends or there are none."""
@@ -136,12 +158,19 @@ class LeaseKeeper:
 
     def _next_look(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], connected_by: float) -> float | None:
         due_at = self._due[0][0] if self._due else None
+        if self._one_by_one and self._sent_at:
+            return self._look_again_at
         if stream.connected:
             return due_at
         return connected_by if due_at is None else min(due_at, connected_by)
 
     def _send_due(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], now: float) -> bool:
         """Send what is due; False: a question of last time is still open, or the stream has ended."""
+        if self._one_by_one and self._sent_at:
+            if now < self._look_again_at:
+                return True
+            self._given_up = f"{stream.endpoint} did not answer a keep-alive in time"
+            return False
         while self._due and self._due[0][0] <= now:
             lease_id = heapq.heappop(self._due)[1]
             lease = self._leases.get(lease_id)
@@ -157,11 +186,17 @@ class LeaseKeeper:
                 stream.send_nowait(request)
             except StatusError:
                 return False
+            if self._one_by_one:
+                self._look_again_at = now + ONE_MAX_S
+                return True
+        self._one_by_one = False
         return True
 
     def _on_answer(self, answer: rpc_pb2.LeaseKeepAliveResponse) -> None:
         sent_at = self._sent_at.pop(answer.ID, None)
         lease = self._leases.get(answer.ID)
+        if self._one_by_one:
+            self._wake.set()
         if lease is None or sent_at is None:
             return
         if 0 < answer.TTL != lease.ttl:

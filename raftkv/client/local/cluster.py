@@ -125,9 +125,15 @@ class LocalCluster:
         return self
 
     def connect(self, **options: Any) -> Client:
-        """Connect a client, which is closed with the cluster; ``options`` as for ``raftkv.connect``."""
+        """Connect a client, which is closed with the cluster; ``options`` as for ``raftkv.connect``.
+
+        What the environment says of users and certificates is about another cluster.
+        """
         from raftkv.client.sync.library import connect
 
+        options.setdefault("user", "")
+        if not options.keys() & {"ca_file", "cert_file", "key_file"}:
+            options.setdefault("tls", False)
         client = connect(self.endpoints, **options)
         self._clients.add(client)
         return client

@@ -28,19 +28,38 @@ class Attempts:
         timeout_s: how far away it was at first, for the text of the error.
         explain: name endpoints and reasons in the text of the error when time is up; else the text is etcd's.
         token: that the first attempt carried.
+        metadata: that all of them carry.
+
+    Attributes:
+        token: that the last attempt carried.
+        renewed: a new token was asked for; there is no third.
     """
 
-    __slots__ = ("_backoff", "_count", "_definite", "_explain", "_failures", "_timeout_s", "deadline", "token")
+    __slots__ = (
+        "_backoff", "_count", "_definite", "_explain", "_failures", "_rights", "_timeout_s", "deadline", "metadata",
+        "renewed", "token",
+    )  # fmt: skip
 
-    def __init__(self, deadline: float, timeout_s: float, *, explain: bool, token: str = "") -> None:
+    def __init__(
+        self,
+        deadline: float,
+        timeout_s: float,
+        *,
+        explain: bool,
+        token: str = "",
+        metadata: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         self.deadline = deadline
         self.token = token
+        self.metadata = metadata
         self._timeout_s = timeout_s
         self._explain = explain
         self._backoff = Backoff(max_s=ROUND_PAUSE_MAX_S)
         self._count = 0
         self._definite = True
         self._failures: dict[str, str] = {}
+        self._rights = Backoff(max_s=ROUND_PAUSE_MAX_S)
+        self.renewed = False
 
     def remaining_s(self) -> float:
         """Time that is left.
@@ -77,6 +96,14 @@ class Attempts:
         """Wait, if a round has just ended."""
         if self._count and self._count % round_length == 0:
             await asyncio.sleep(min(self._backoff.next_s(), self.remaining_s()))
+
+    async def pause_for_rights(self) -> bool:
+        """Wait while somebody changes users and roles; False: there is no time left for another attempt."""
+        pause_s = self._rights.next_s()
+        if monotonic() + pause_s >= self.deadline:
+            return False
+        await asyncio.sleep(pause_s)
+        return True
 
     def _timed_out(self) -> StatusError:
         return EndpointsFailed(self._failures, self._timeout_s, definite=self._definite, explain=self._explain)

@@ -7,8 +7,8 @@ Owns the answer to "which member, and what if it does not answer":
    repeatable. Everything else is raised at once.
 3. The deadline bounds all of it together; when it passes the error is ``context deadline exceeded``.
 4. An endpoint that failed or did not answer is left by all later calls too, whoever makes them.
-5. With a user name, calls carry a token; a member that does not know it any more makes the client ask for a new one,
-   once a call.
+5. With a user, calls carry a token (``login``). A call that a member refuses for it, or because rights changed while it
+   was under way, did not happen: it is made again, with a new token once, until its deadline if only rights changed.
 
 Streams are opened at one endpoint and never repeated: whoever opened one knows where it stood (see ``stream``).
 
@@ -17,29 +17,31 @@ One event loop, no threads, no tasks of its own.
 
 from __future__ import annotations
 
-import asyncio
+import functools
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from raftkv.client.errors import AuthenticationFailed, from_status, is_stale_token
-from raftkv.client.rpc import methods
+from raftkv.client.credentials import NO_SECRET, Secret
+from raftkv.client.errors import CLIENT_CLOSED, from_status
+from raftkv.client.rpc import methods, tracing
 from raftkv.client.rpc.attempts import Attempts
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
+from raftkv.client.rpc.login import Login, LoginRequest
 from raftkv.client.rpc.methods import Method, StreamMethod
 from raftkv.client.rpc.streams import Stream
+from raftkv.client.rpc.tracing import Pairs
 from raftkv.client.rpc.transport import Transport, open_transport
 from raftkv.errors import (
     CANCELED,
     DEADLINE_EXCEEDED,
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
-    AuthNotEnabledError,
+    AuthOldRevisionError,
     StatusError,
 )
-from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
 
 if TYPE_CHECKING:
@@ -49,6 +51,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Message")
 
+_SHORTEST_S: Final = 0.001
+LOGIN_TIMEOUT_S: Final = 10.0
+"""Longest wait for a token that a stream needs: many clients may be asking for one."""
+
 
 @dataclass(frozen=True)
 class ClientOptions:
@@ -57,10 +63,11 @@ class ClientOptions:
     tls: ssl.SSLContext | None = None
     """Certificates to trust and to show; None: plain TCP unless an endpoint says https."""
     user: str = ""
-    """Name to authenticate as; empty: nobody."""
-    password: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)
-    """A token that somebody else got; used as it is, never renewed unless there is a user too."""
+    """Name to authenticate as; empty: nobody, or whom the certificate names."""
+    password: Secret | str = field(default=NO_SECRET, repr=False)
+    """What the user shows to log in; see ``credentials``."""
+    token: Secret | str = field(default=NO_SECRET, repr=False)
+    """A token that somebody else got. A text is used as it is, never renewed unless there is a user too."""
     dial_timeout_s: float = 2.0
     """Time for one connection."""
     keepalive_time_s: float | None = None
@@ -71,6 +78,8 @@ class ClientOptions:
     """Largest request that is sent; larger ones fail here."""
     max_response_bytes: int = 2**31 - 1
     """Largest answer that is accepted."""
+    tracing: bool | None = None
+    """Whether calls are spans, whose context goes with them; None: if the program has imported OpenTelemetry."""
     explain: bool = False
     """The text of ``EndpointsFailed`` tells which endpoints failed and why; else it is that of etcd's clients."""
 
@@ -99,13 +108,13 @@ class Client:
     ) -> None:
         self.endpoints = parse_endpoints(endpoints)
         self.options = options or ClientOptions()
+        if self.options.tracing:
+            tracing.require()
         self._open = open_transport
         self._transports: dict[str, Transport] = {}
         self._current = 0
         self._closed = False
-        self._authenticating = asyncio.Lock()
-        self._needs_token = False
-        self._set_token(self.options.token)
+        self._login = Login(self.options.user, Secret(self.options.password), Secret(self.options.token))
 
     def __repr__(self) -> str:
         return f"<{self.describe()}>"
@@ -135,18 +144,25 @@ class Client:
         for transport in transports:
             await transport.close()
 
-    def call(self, method: Method[T], request: Any, *, timeout_s: float) -> Coroutine[Any, Any, T]:
+    def call(
+        self, method: Method[T], request: Any, *, timeout_s: float, metadata: Pairs = ()
+    ) -> Coroutine[Any, Any, T]:
         """Call a method at any endpoint.
 
         Arguments:
             method: what to call; see ``methods``.
             request: its request message.
             timeout_s: for all attempts together.
+            metadata: what goes with it, e.g. ``(("raftkv-max-staleness-ms", "500"),)``.
 
         Raises:
             StatusError: the cluster refused, or could not be reached in time.
         """
-        return self._call(self.endpoints, method, request, timeout_s)
+        if tracing.API in tracing.loaded and self.options.tracing is not False:
+            return tracing.traced(
+                method.path, metadata, lambda pairs: self._call(self.endpoints, method, request, timeout_s, pairs)
+            )
+        return self._call(self.endpoints, method, request, timeout_s, metadata)
 
     async def call_at(self, endpoint: str, method: Method[T], request: Any, *, timeout_s: float) -> T:
         """Call a method at one endpoint and no other; as ``call``.
@@ -162,7 +178,7 @@ class Client:
         method: StreamMethod[T],
         endpoint: str | None = None,
         *,
-        metadata: tuple[tuple[str, str], ...] = (),
+        metadata: Pairs = (),
         timeout_s: float | None = None,
         eager: bool = False,
     ) -> Stream[T]:
@@ -182,17 +198,18 @@ class Client:
             StatusError: the user could not be authenticated.
         """
         endpoints = self.endpoints if endpoint is None else parse_endpoints([endpoint])
-        if self._needs_token:
-            await self._authenticate(endpoints, monotonic() + self.options.dial_timeout_s, "")
+        if (now := monotonic()) >= self._login.renew_at:
+            await self._renew(endpoints, now + LOGIN_TIMEOUT_S)
+        login = self._login
         chosen = endpoints[self._current % len(endpoints)]
         try:
             transport = self._transport(chosen)
             if eager:
                 transport.reconnect_now()
-            call = transport.stream(method.path, self._metadata + metadata, timeout_s)
+            call = transport.stream(method.path, login.metadata + metadata, timeout_s)
         except RpcError as error:
             raise from_status(error.code, error.text, definite=error.definite) from None
-        return Stream(call, method.response, chosen.text)
+        return Stream(call, method.response, chosen.text, login.token)
 
     @property
     def closed(self) -> bool:
@@ -209,33 +226,52 @@ class Client:
         if self.endpoint == failed:
             self._current = (self._current + 1) % len(self.endpoints)
 
-    def forget_token(self, error: StatusError) -> bool:
-        """Tell if a stream was refused for a token that can be renewed; the next call or stream then does it."""
-        stale = bool(self.options.user) and not self._needs_token and is_stale_token(error)
-        if stale:
-            self._set_token("")
-        return stale
+    def forget_token(self, error: StatusError, token: str) -> bool:
+        """Tell if a stream was refused for what the next will not be: for its token, or for rights that changed.
+
+        Arguments:
+            error: how it ended.
+            token: that it was opened with (``Stream.token``).
+        """
+        login = self._login
+        return login.helps(error, token) and (login.is_about_rights(error, token) or login.void(token))
+
+    async def fetch_token(self, timeout_s: float) -> str:
+        """Return the token that calls carry at present, for calls that go past this client; empty: none.
+
+        Arguments:
+            timeout_s: for getting one, if none is there.
+
+        Raises:
+            AuthenticationFailed: the cluster refuses.
+        """
+        await self._renew(self.endpoints, monotonic() + timeout_s)
+        return self._login.token
 
     def renew_token(self) -> bool:
-        """Let the next call or stream ask for a new token; False: there is no user to ask for."""
-        if self.options.user:
-            self._set_token("")
-        return bool(self.options.user)
+        """Let the next call or stream ask for a new token, whatever becomes of this one; False: there is no way."""
+        return self._login.void(self._login.token)
 
-    async def _call(self, endpoints: list[Endpoint], method: Method[T], request: Any, timeout_s: float) -> T:
+    async def _call(
+        self, endpoints: list[Endpoint], method: Method[T], request: Any, timeout_s: float, metadata: Pairs = ()
+    ) -> T:
         body = request.SerializeToString()
         if len(body) > self.options.max_request_bytes:
             raise self._too_large(len(body))
         # Not the loop's clock: to ask for the running loop is a system call in Python 3.11.
-        deadline = monotonic() + timeout_s
-        if self._needs_token:
-            await self._authenticate(endpoints, deadline, "")
+        now = monotonic()
+        deadline = now + timeout_s
+        login = self._login
+        if now >= login.renew_at:
+            await self._renew(endpoints, deadline)
+            timeout_s = max(deadline - monotonic(), _SHORTEST_S)
         # The usual case costs one await: no task, no timer of its own, the same timeout in every header block.
-        endpoint, token = endpoints[self._current % len(endpoints)], self._token
+        endpoint, token = endpoints[self._current % len(endpoints)], login.token
         try:
-            answer = await self._transport(endpoint).unary(method.path, body, timeout_s, self._metadata)
+            answer = await self._transport(endpoint).unary(method.path, body, timeout_s, login.metadata + metadata)
         except RpcError as error:
-            attempts = Attempts(deadline, timeout_s, explain=self.options.explain, token=token)
+            explain = self.options.explain
+            attempts = Attempts(deadline, timeout_s, explain=explain, token=token, metadata=metadata)
             answer = await self._recover(attempts, error, endpoint, endpoints, method, body)
         return _parse(method, answer)
 
@@ -253,25 +289,43 @@ class Client:
         method: Method[Any],
         body: bytes,
     ) -> bytes:
-        """After a first failure: go on elsewhere, or with a new token, or tell the caller."""
-        try:
-            self._note(attempts, error, endpoint, method)
-            return await self._attempt(attempts, endpoints, method, body)
-        except StatusError as refusal:
-            if not self.options.user or not is_stale_token(refusal):
-                raise
-            self._needs_token = not self._token  # it was off, and has been switched on
-            await self._authenticate(endpoints, attempts.deadline, attempts.token)
-            return await self._attempt(attempts, endpoints, method, body)
+        """After a first failure: go on elsewhere, or as somebody whom the members know, or tell the caller."""
+        first: RpcError | None = error
+        while True:
+            try:
+                if first is not None:
+                    self._note(attempts, first, endpoint, method)
+                return await self._attempt(attempts, endpoints, method, body)
+            except StatusError as refusal:
+                first = None
+                await self._answer_refusal(refusal, attempts, endpoints)
 
-    async def _attempt(self, attempts: Attempts, endpoints: list[Endpoint], method: Method[Any], body: bytes) -> bytes:
+    async def _answer_refusal(self, refusal: StatusError, attempts: Attempts, endpoints: list[Endpoint]) -> None:
+        """Do what lets a refused call be made again, which certainly did not happen; else raise the refusal."""
+        login = self._login
+        changed = isinstance(refusal, AuthOldRevisionError)
+        if not login.helps(refusal, attempts.token) or (attempts.renewed and not changed):
+            raise refusal
+        if changed and not await attempts.pause_for_rights():
+            raise refusal
+        if not login.is_about_rights(refusal, attempts.token):
+            attempts.renewed = True
+            login.void(attempts.token)
+            await self._renew(endpoints, attempts.deadline)
+
+    async def _attempt(
+        self, attempts: Attempts, endpoints: list[Endpoint], method: Method[Any], body: bytes | LoginRequest
+    ) -> bytes:
         """Try endpoint after endpoint until one answers, refuses, or the deadline passes."""
         while True:
             await attempts.pause(len(endpoints))
             endpoint = endpoints[self._current % len(endpoints)]
             try:
                 transport = self._transport(endpoint)
-                return await transport.unary(method.path, body, attempts.remaining_s(), self._metadata)
+                if isinstance(body, LoginRequest):
+                    return await transport.unary(method.path, body.to_bytes(), attempts.remaining_s())
+                attempts.token, metadata = self._login.token, self._login.metadata + attempts.metadata
+                return await transport.unary(method.path, body, attempts.remaining_s(), metadata)
             except RpcError as error:
                 self._note(attempts, error, endpoint, method)
 
@@ -280,37 +334,23 @@ class Client:
             self.next_endpoint(endpoint.text)
         attempts.note(error, endpoint.text, repeatable=method.repeatable)
 
-    async def _authenticate(self, endpoints: list[Endpoint], deadline: float, stale: str) -> None:
-        """Get a token instead of the stale one. One call asks for all: members pay dearly for checking a password."""
-        async with self._authenticating:
-            if (self._token != stale) if self._token else not self._needs_token:
-                return  # another call has found out meanwhile
-            self._set_token("")
-            request = rpc_pb2.AuthenticateRequest(name=self.options.user, password=self.options.password)
-            limit = min(deadline, monotonic() + self.options.dial_timeout_s)
-            attempts = Attempts(limit, self.options.dial_timeout_s, explain=self.options.explain)
-            try:
-                answer = await self._attempt(attempts, endpoints, methods.AUTHENTICATE, request.SerializeToString())
-            except AuthNotEnabledError:
-                self._needs_token = False
-                return
-            except StatusError as error:
-                raise AuthenticationFailed(error) from None
-            self._set_token(_parse(methods.AUTHENTICATE, answer).token)
+    async def _renew(self, endpoints: list[Endpoint], deadline: float) -> None:
+        """Get a token, if none is good; see ``Login.renew``."""
+        await self._login.renew(functools.partial(self._ask_token, endpoints), deadline)
 
-    def _set_token(self, token: str) -> None:
-        self._token = token
-        self._metadata = (("token", token),) if token else ()
-        self._needs_token = bool(self.options.user) and not token
+    async def _ask_token(self, endpoints: list[Endpoint], request: LoginRequest, deadline: float) -> str:
+        attempts = Attempts(deadline, deadline - monotonic(), explain=self.options.explain)
+        answer = await self._attempt(attempts, endpoints, methods.AUTHENTICATE, request)
+        return _parse(methods.AUTHENTICATE, answer).token
 
     def _transport(self, endpoint: Endpoint) -> Transport:
         transport = self._transports.get(endpoint.text)
         if transport is None:
             if self._closed:
-                raise RpcError(CANCELED, "the client is closed", definite=True)
+                raise RpcError(CANCELED, CLIENT_CLOSED, definite=True)
             transport = self._transports[endpoint.text] = self._open(endpoint, self.options)
         return transport
 
 
 def _parse(method: Method[T], answer: bytes) -> T:
-    return method.response.FromString(answer)
+    return methods.parse_answer(method.response, answer)

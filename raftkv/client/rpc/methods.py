@@ -11,12 +11,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
+from google.protobuf.message import DecodeError
+
+from raftkv.client.errors import from_status
+from raftkv.errors import INTERNAL
+from raftkv.pb import admin_pb2, election_pb2, lock_pb2, rpc_pb2
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 T = TypeVar("T", bound="Message")
+
+
+def parse_answer(kind: type[T], data: bytes) -> T:
+    """Return the message that a member has answered.
+
+    Raises:
+        StatusError: INTERNAL, as from other clients: the bytes are none. Who knows what has answered.
+    """
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise from_status(INTERNAL, f"grpc: failed to unmarshal the received message: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -42,10 +58,42 @@ DELETE_RANGE: Final = Method("/etcdserverpb.KV/DeleteRange", rpc_pb2.DeleteRange
 TXN: Final = Method("/etcdserverpb.KV/Txn", rpc_pb2.TxnResponse, False)
 COMPACT: Final = Method("/etcdserverpb.KV/Compact", rpc_pb2.CompactionResponse, False)
 MEMBER_LIST: Final = Method("/etcdserverpb.Cluster/MemberList", rpc_pb2.MemberListResponse, True)
+MEMBER_ADD: Final = Method("/etcdserverpb.Cluster/MemberAdd", rpc_pb2.MemberAddResponse, False)
+MEMBER_REMOVE: Final = Method("/etcdserverpb.Cluster/MemberRemove", rpc_pb2.MemberRemoveResponse, False)
+MEMBER_UPDATE: Final = Method("/etcdserverpb.Cluster/MemberUpdate", rpc_pb2.MemberUpdateResponse, False)
+MEMBER_PROMOTE: Final = Method("/etcdserverpb.Cluster/MemberPromote", rpc_pb2.MemberPromoteResponse, False)
 STATUS: Final = Method("/etcdserverpb.Maintenance/Status", rpc_pb2.StatusResponse, True)
 HASH_KV: Final = Method("/etcdserverpb.Maintenance/HashKV", rpc_pb2.HashKVResponse, True)
 ALARM: Final = Method("/etcdserverpb.Maintenance/Alarm", rpc_pb2.AlarmResponse, True)
+DEFRAGMENT: Final = Method("/etcdserverpb.Maintenance/Defragment", rpc_pb2.DefragmentResponse, False)
+MOVE_LEADER: Final = Method("/etcdserverpb.Maintenance/MoveLeader", rpc_pb2.MoveLeaderResponse, False)
+DOWNGRADE: Final = Method("/etcdserverpb.Maintenance/Downgrade", rpc_pb2.DowngradeResponse, False)
+QUOTA_SET: Final = Method("/raftkvpb.Admin/QuotaSet", admin_pb2.QuotaSetResponse, True)
+QUOTA_REMOVE: Final = Method("/raftkvpb.Admin/QuotaRemove", admin_pb2.QuotaRemoveResponse, False)
+QUOTA_LIST: Final = Method("/raftkvpb.Admin/QuotaList", admin_pb2.QuotaListResponse, True)
 AUTHENTICATE: Final = Method("/etcdserverpb.Auth/Authenticate", rpc_pb2.AuthenticateResponse, True)
+AUTH_ENABLE: Final = Method("/etcdserverpb.Auth/AuthEnable", rpc_pb2.AuthEnableResponse, False)
+AUTH_DISABLE: Final = Method("/etcdserverpb.Auth/AuthDisable", rpc_pb2.AuthDisableResponse, False)
+AUTH_STATUS: Final = Method("/etcdserverpb.Auth/AuthStatus", rpc_pb2.AuthStatusResponse, True)
+USER_ADD: Final = Method("/etcdserverpb.Auth/UserAdd", rpc_pb2.AuthUserAddResponse, False)
+USER_GET: Final = Method("/etcdserverpb.Auth/UserGet", rpc_pb2.AuthUserGetResponse, True)
+USER_LIST: Final = Method("/etcdserverpb.Auth/UserList", rpc_pb2.AuthUserListResponse, True)
+USER_DELETE: Final = Method("/etcdserverpb.Auth/UserDelete", rpc_pb2.AuthUserDeleteResponse, False)
+USER_CHANGE_PASSWORD: Final = Method(
+    "/etcdserverpb.Auth/UserChangePassword", rpc_pb2.AuthUserChangePasswordResponse, False
+)
+USER_GRANT_ROLE: Final = Method("/etcdserverpb.Auth/UserGrantRole", rpc_pb2.AuthUserGrantRoleResponse, False)
+USER_REVOKE_ROLE: Final = Method("/etcdserverpb.Auth/UserRevokeRole", rpc_pb2.AuthUserRevokeRoleResponse, False)
+ROLE_ADD: Final = Method("/etcdserverpb.Auth/RoleAdd", rpc_pb2.AuthRoleAddResponse, False)
+ROLE_GET: Final = Method("/etcdserverpb.Auth/RoleGet", rpc_pb2.AuthRoleGetResponse, True)
+ROLE_LIST: Final = Method("/etcdserverpb.Auth/RoleList", rpc_pb2.AuthRoleListResponse, True)
+ROLE_DELETE: Final = Method("/etcdserverpb.Auth/RoleDelete", rpc_pb2.AuthRoleDeleteResponse, False)
+ROLE_GRANT_PERMISSION: Final = Method(
+    "/etcdserverpb.Auth/RoleGrantPermission", rpc_pb2.AuthRoleGrantPermissionResponse, False
+)
+ROLE_REVOKE_PERMISSION: Final = Method(
+    "/etcdserverpb.Auth/RoleRevokePermission", rpc_pb2.AuthRoleRevokePermissionResponse, False
+)
 
 LEASE_GRANT: Final = Method("/etcdserverpb.Lease/LeaseGrant", rpc_pb2.LeaseGrantResponse, False)
 LEASE_REVOKE: Final = Method("/etcdserverpb.Lease/LeaseRevoke", rpc_pb2.LeaseRevokeResponse, False)
@@ -60,4 +108,23 @@ RESIGN: Final = Method("/v3electionpb.Election/Resign", election_pb2.ResignRespo
 
 WATCH: Final = StreamMethod("/etcdserverpb.Watch/Watch", rpc_pb2.WatchResponse)
 LEASE_KEEP_ALIVE: Final = StreamMethod("/etcdserverpb.Lease/LeaseKeepAlive", rpc_pb2.LeaseKeepAliveResponse)
+SNAPSHOT: Final = StreamMethod("/etcdserverpb.Maintenance/Snapshot", rpc_pb2.SnapshotResponse)
 OBSERVE: Final = StreamMethod("/v3electionpb.Election/Observe", election_pb2.LeaderResponse)
+
+MEMBER_REPLACE: Final = Method("/raftkvpb.Admin/MemberReplace", admin_pb2.MemberReplaceResponse, False)
+
+
+def staleness_metadata(max_staleness_s: float) -> tuple[tuple[str, str], ...]:
+    """Return the metadata of a read that any member may answer from its own state, if that is certainly not older.
+
+    Members of etcd ignore it, and confirm the read.
+
+    Arguments:
+        max_staleness_s: in seconds; rounded down to milliseconds, for it is a promise.
+
+    Raises:
+        ValueError: it is negative.
+    """
+    if max_staleness_s < 0:
+        raise ValueError(f"max_staleness_s must not be negative, and is {max_staleness_s}")
+    return (("raftkv-max-staleness-ms", str(int(max_staleness_s * 1000))),)

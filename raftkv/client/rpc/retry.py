@@ -32,6 +32,9 @@ BASE_S: Final = 0.025
 MAX_S: Final = 1.0
 JITTER: Final = 0.5
 
+_random: Final = random.SystemRandom()
+"""Not the program's ``random``: its numbers are the same with and without a client, as training jobs need."""
+
 _TRANSIENT: Final = frozenset((UNAVAILABLE, DEADLINE_EXCEEDED, ABORTED, INTERNAL, UNKNOWN))
 """UNKNOWN is a leader that steps down or a member that lags (TooManyRequestsError), INTERNAL a broken stream."""
 
@@ -75,7 +78,7 @@ class Backoff:
         """Return the next wait: what doubling gives, less its random share."""
         full_s = min(self._base_s * 2.0 ** min(self.failures, 30), self._max_s)
         self.failures += 1
-        return full_s * (1.0 - self._jitter * random.random())
+        return full_s * (1.0 - self._jitter * _random.random())
 
     async def wait(self) -> None:
         """Sleep for the next wait."""

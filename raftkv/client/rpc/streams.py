@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from raftkv.client.errors import from_status
+from raftkv.client.rpc.methods import parse_answer
 from raftkv.rpc.status import RpcError
 
 if TYPE_CHECKING:
@@ -34,13 +35,15 @@ class Stream(Generic[T]):
     Attributes:
         endpoint: where it goes, as the client's ``endpoints`` write it.
         call: the call below, which deals in bytes.
+        token: that it was opened with; empty: none.
     """
 
-    __slots__ = ("_response", "call", "endpoint")
+    __slots__ = ("_response", "call", "endpoint", "token")
 
-    def __init__(self, call: ClientStream, response: type[T], endpoint: str) -> None:
+    def __init__(self, call: ClientStream, response: type[T], endpoint: str, token: str = "") -> None:
         self.call = call
         self.endpoint = endpoint
+        self.token = token
         self._response = response
 
     async def send(self, request: Any) -> None:
@@ -73,7 +76,7 @@ class Stream(Generic[T]):
             raise from_status(error.code, error.text, definite=error.definite) from None
         if message is None:
             return None
-        return self._response.FromString(message)
+        return parse_answer(self._response, message)
 
     def half_close(self) -> None:
         """Send no more; the member sees the end of the requests."""

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Protocol
 
+from raftkv.client.rpc.certificates import tls_context
+
 if TYPE_CHECKING:
+    import ssl as ssl_module
+
     from raftkv.client.rpc.core import ClientOptions
     from raftkv.client.rpc.endpoints import Endpoint
     from raftkv.rpc.client.stream import ClientStream
+    from raftkv.rpc.limits import ChannelOptions
     from raftkv.rpc.metadata import Metadata
 
 RECONNECT_PAUSE_MAX_S = 1.0
@@ -65,14 +70,25 @@ def open_transport(endpoint: Endpoint, options: ClientOptions) -> Transport:
         options: how to connect.
     """
     from raftkv.rpc.client.channel import Channel
+
+    return Channel(*channel_arguments(endpoint, options))
+
+
+def channel_arguments(
+    endpoint: Endpoint, options: ClientOptions
+) -> tuple[str, ssl_module.SSLContext | None, ChannelOptions]:
+    """Return what a channel of ``raftkv.rpc`` is made with: target, TLS, settings.
+
+    Arguments:
+        endpoint: where to.
+        options: how to connect.
+    """
     from raftkv.rpc.limits import ChannelOptions
 
     secure = options.tls is not None if endpoint.secure is None else endpoint.secure
     context = options.tls
     if secure and context is None:
-        import ssl
-
-        context = ssl.create_default_context()
+        context = tls_context()
     settings = ChannelOptions(
         max_receive_message_bytes=options.max_response_bytes,
         connect_timeout_s=options.dial_timeout_s,
@@ -80,4 +96,4 @@ def open_transport(endpoint: Endpoint, options: ClientOptions) -> Transport:
         keepalive_time_s=None if options.keepalive_time_s is None else max(options.keepalive_time_s, PROBE_MIN_S),
         keepalive_timeout_s=options.keepalive_timeout_s,
     )
-    return Channel(endpoint.target, context if secure else None, settings)
+    return endpoint.target, context if secure else None, settings

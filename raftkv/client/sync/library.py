@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from raftkv.client import library
 from raftkv.client.admin import Admin
+from raftkv.client.credentials import Secret
 from raftkv.client.kv import compares
 from raftkv.client.kv.bulk import Bulk
 from raftkv.client.kv.kv import KV
@@ -37,6 +38,7 @@ from raftkv.client.lease.lease import Leases
 from raftkv.client.lock.election import Elections
 from raftkv.client.sync.blocking import blocking, chunked, iterates_like, iterating, taskless
 from raftkv.client.sync.election import Term
+from raftkv.client.sync.endpoints import Endpoints
 from raftkv.client.sync.iteration import Drawn, Stream
 from raftkv.client.sync.lease import Lease
 from raftkv.client.sync.lock import Lock, plain_lease
@@ -44,6 +46,7 @@ from raftkv.client.sync.loop import Closed, LoopThread
 from raftkv.client.sync.session import Session
 from raftkv.client.sync.stm import RETRIES, Transaction, run_stm
 from raftkv.client.sync.txn import Txn
+from raftkv.client.sync.users import Roles, Users
 from raftkv.client.sync.watch import Watch
 from raftkv.client.values import KeyValue
 from raftkv.client.watch.watcher import QUEUE_BYTES
@@ -271,15 +274,37 @@ class Client:
 
     status = blocking(Admin.status, "admin")
     members = blocking(Admin.members, "admin")
+    member_add = blocking(Admin.member_add, "admin")
+    member_remove = blocking(Admin.member_remove, "admin")
+    member_update = blocking(Admin.member_update, "admin")
+    member_promote = blocking(Admin.member_promote, "admin")
     compact = blocking(Admin.compact, "admin")
+    snapshot = blocking(Admin.snapshot, "admin")
     alarms = blocking(Admin.alarms, "admin")
     disarm = blocking(Admin.disarm, "admin")
+    set_quota = blocking(Admin.set_quota, "admin")
+    remove_quota = blocking(Admin.remove_quota, "admin")
+    quotas = blocking(Admin.quotas, "admin")
+
+    @property
+    def users(self) -> Users:
+        """Users, and whether they are asked for: see ``raftkv.client.users``."""
+        return Users(self)
+
+    @property
+    def roles(self) -> Roles:
+        """Roles and what they may do."""
+        return Roles(self)
 
     # ---- the client itself
 
     def view(self, prefix: Text) -> Client:
         """Return a client of the keys with a prefix, which it does not see; on the same connection."""
         return Client(self._make, self, prefix)
+
+    def endpoints(self, service: str) -> Endpoints:
+        """Return where the servers of a service are: to register one, to list and to follow them."""
+        return Endpoints(self, service)
 
     def close(self) -> None:
         """Close the connection and end the thread; leases, locks and watches that are left are lost.
@@ -354,15 +379,19 @@ def _drop(loop: LoopThread, kv: library.Client) -> None:
 def _connector(make: Callable[P, library.Client]) -> Callable[P, Client]:
     @functools.wraps(make)
     def connect(*args: P.args, **kwargs: P.kwargs) -> Client:
-        bound = functools.partial(make, *map(_repeatable, args), **{k: _repeatable(v) for k, v in kwargs.items()})
+        for name in kwargs:
+            kwargs[name] = _repeatable(kwargs[name], name)
+        bound = functools.partial(make, *map(_repeatable, args), **kwargs)
         bound()  # complains now about settings that cannot be used; it opens nothing
         return Client(bound)
 
     return connect
 
 
-def _repeatable(argument: Any) -> Any:
-    """Endpoints may come from an iterator, and are needed again in a forked child."""
+def _repeatable(argument: Any, name: str = "") -> Any:
+    """Endpoints may come from an iterator, and are needed again in a forked child; what is kept shows no password."""
+    if name in ("password", "token"):
+        return Secret(argument)
     return list(argument) if isinstance(argument, Iterator) else argument
 
 

@@ -14,7 +14,7 @@ The usual calls (``run_taskless``) do without the task as well.
 Invariants:
 
 1. A caller never waits for ever: when the thread ends, every call that is queued or under way fails with ``Closed``.
-2. Ctrl-C in a waiting caller cancels its call and leaves at once.
+2. Ctrl-C in a waiting caller cancels its call and leaves, at the latest half a second after the signal.
 3. A forked child uses nothing of the parent (``LoopThread.disown``): its descriptors are replaced by ``/dev/null``
    without a byte or a shutdown on the way. The kernel closes our copies; the parent's connections do not notice. Their
    numbers stay taken, since Python objects that hold them will close them some day. The epoll instance is shared with
@@ -33,8 +33,10 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
 from typing import Any, Final, TypeVar
 
+from raftkv.client.rpc import tracing
 from raftkv.errors import RaftKVError
 from raftkv.rpc import limits
 from raftkv.rpc.client import channel
@@ -46,6 +48,9 @@ IMPORTED_EARLY: Final = (channel, limits, ssl, encodings.idna, concurrent.future
 child would wait for ever for the module's lock, whose holder does not exist there."""
 
 JOIN_TIMEOUT_S: Final = 5.0
+SIGNALS_SEEN_WITHIN_S: Final = 0.5
+"""A signal that comes just before a thread begins to wait for a lock is seen only when that wait ends."""
+
 _CLOSED: Final = "the client is closed"
 
 
@@ -64,9 +69,11 @@ class WrongThread(RaftKVError):
 class _Call:
     """One call: what to run, and where the answer goes."""
 
-    __slots__ = ("coroutine", "done", "error", "result", "task")
+    __slots__ = ("context", "coroutine", "done", "error", "result", "task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        # Where somebody traces, the caller's span has to be found on the loop's thread.
+        self.context = copy_context() if tracing.API in tracing.loaded else None
         self.coroutine = coroutine
         self.done = threading.Lock()
         self.error: BaseException | None = None
@@ -114,7 +121,8 @@ class _TasklessCall(_Call):
     def step(self, _: object = None) -> None:
         """Run it up to its next wait, on the loop's thread."""
         try:
-            awaited = self.coroutine.send(None)
+            context = self.context
+            awaited = self.coroutine.send(None) if context is None else context.run(self.coroutine.send, None)
         except StopIteration as stop:
             self.result = stop.value
         except BaseException as error:  # told to the caller, whatever it is
@@ -151,6 +159,8 @@ class LoopThread:
         self._selector = selectors.DefaultSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
         self._queue: deque[_Call] = deque()
+        # It looks into the queue for all callers: what the one who woke it has in its context is not the others'.
+        self._context = Context()
         self._taskless: set[_TasklessCall] = set()
         self._is_woken = False
         self._is_closed = False
@@ -194,7 +204,8 @@ class LoopThread:
             )
         try:
             self._submit(call)
-            call.done.acquire()
+            while not call.done.acquire(timeout=SIGNALS_SEEN_WITHIN_S):
+                pass
         except BaseException:  # Ctrl-C while waiting
             self._abandon(call)
             raise
@@ -264,7 +275,7 @@ class LoopThread:
         elif not self._is_woken:
             self._is_woken = True
             try:
-                self._loop.call_soon_threadsafe(self._take_queued)
+                self._loop.call_soon_threadsafe(self._take_queued, context=self._context)
             except RuntimeError:  # it was closed just now
                 self._refuse_queued()
 
@@ -299,7 +310,7 @@ class LoopThread:
                 self._taskless.add(call)
                 call.step()
             else:
-                call.task = create_task(call.drive())
+                call.task = create_task(call.drive(), context=call.context)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from raftkv.client.errors import EndpointsFailed, StreamLost, WatchCanceled, from_status
+from raftkv.client.errors import CLIENT_CLOSED, EndpointsFailed, StreamLost, WatchCanceled, from_status
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.watch.watcher import Watcher
@@ -88,7 +88,7 @@ class WatchHub:
             StatusError: the client is closed.
         """
         if self._closed:
-            raise WatchCanceled("the client is closed")
+            raise WatchCanceled(CLIENT_CLOSED)
         self.watchers[watcher] = None
         if self._stream is not None:
             self._create(watcher)
@@ -140,7 +140,7 @@ class WatchHub:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._end_all(WatchCanceled("the client is closed"))
+        self._end_all(WatchCanceled(CLIENT_CLOSED))
 
     # ---- requests
 
@@ -175,9 +175,10 @@ class WatchHub:
     async def _run(self) -> None:
         backoff = Backoff()
         while self.watchers:
-            endpoint = self._core.endpoint
+            endpoint, token = self._core.endpoint, ""
             try:
                 stream = await self._core.stream(methods.WATCH, endpoint, metadata=_HAS_LEADER)
+                token = stream.token
                 async with stream:
                     await self._serve(stream, backoff)
                 error: StatusError = StreamLost("the member has ended the stream")
@@ -185,12 +186,18 @@ class WatchHub:
                 error = failed
             finally:
                 self._stream = None
-            if not self._core.forget_token(error) and not is_transient(error, wait_for_room=True):
+            renews = self._core.forget_token(error, token)
+            if not (renews or is_transient(error, wait_for_room=True) or self._is_for_some(error)):
                 self._end_all(error)
                 return
             self._note_failure(endpoint, str(error))
-            self._core.next_endpoint(endpoint)
+            if not renews:
+                self._core.next_endpoint(endpoint)
             await backoff.wait()
+
+    def _is_for_some(self, error: StatusError) -> bool:
+        """Tell if a stream of several watchers may have ended for one of them: asked again, each has its own answer."""
+        return error.code == PERMISSION_DENIED and bool(self._confirmed_at)
 
     def _note_failure(self, endpoint: str, reason: str) -> None:
         if not self.failures:
@@ -261,18 +268,20 @@ class WatchHub:
         error: StatusError = CompactedError(response.compact_revision)
         if not response.compact_revision:
             error = _error_of(response.cancel_reason)
-            if error.code == UNAVAILABLE or self._core.forget_token(error) or self._is_doubtful(watcher, error):
+            token = "" if self._stream is None else self._stream.token
+            if error.code == UNAVAILABLE or self._core.forget_token(error, token):
                 raise StreamLost(str(error))  # and there is a next one
+            if self._is_doubtful(watcher, error) and self._core.renew_token():
+                for one in self.watchers:
+                    one.doubted = True  # the next stream has a new token, and what it refuses is refused
+                raise StreamLost(str(error))
         self._forget_id(watcher)
         self.watchers.pop(watcher, None)
         watcher.end(error, response)
 
     def _is_doubtful(self, watcher: Watcher, error: StatusError) -> bool:
         # Etcd 3.5 refuses a watch on a stream whose token has expired in the words of a missing permission.
-        if error.code != PERMISSION_DENIED or watcher.doubted:
-            return False
-        watcher.doubted = True
-        return self._core.renew_token()
+        return error.code == PERMISSION_DENIED and not watcher.doubted
 
     def _end_all(self, error: Exception) -> None:
         watchers, self.watchers = self.watchers, {}

@@ -43,7 +43,7 @@ class Watcher:
     Attributes:
         next_revision: where it goes on; 0: at whatever is new when the cluster creates it.
         created: the cluster has confirmed it once.
-        doubted: it was refused once, and tried again with a new token.
+        doubted: it was refused since it was last created, and is tried again with a new token.
         parked: its queue is full, nothing is asked for.
         ended: it gets nothing more; ``error`` says why, if it was not its reader's wish.
         refusal: the response by which a member canceled it for good; None: there was none.
@@ -106,6 +106,7 @@ class Watcher:
         if not self.next_revision:
             self.next_revision = revision + 1
         self.created = True
+        self.doubted = False
         self._wake()
 
     def accept(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:

@@ -1,0 +1,169 @@
+"""Small JSON records as the values of keys, checked when they are read.
+
+::
+
+    @dataclass(frozen=True, slots=True)
+    class Greeting(Record):
+        NAME: ClassVar[str] = "greeting"
+        text: str
+        times: int = 1
+
+    Greeting("hello").encode()                       # b'{"text":"hello"}'
+    Greeting.decode(b'{"text":"hello","new":1}')     # fields that are not known are left out
+
+Nothing here is executed or trusted: a value that somebody else wrote is a ``RecordError``, never code. An older raftkv
+reads what a newer one wrote, as long as the fields that it needs are there.
+
+Leaves out which records there are: each part that keeps some says so (``training.records``, ``checkpoint.records``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Final, Self
+
+from raftkv.errors import RaftKVError
+
+_KINDS: Final[dict[str, tuple[type, ...]]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "Mapping[str, str]": (dict,),
+    "Mapping[str, float]": (dict,),
+    "Mapping[str, Any]": (dict,),
+}
+"""What an annotation of a field admits in JSON."""
+_NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+"""JSON has no words for these numbers; as texts every program can read them."""
+_ITEMS: Final[dict[str, tuple[type, ...]]] = {"Mapping[str, str]": (str,), "Mapping[str, float]": (int, float)}
+_Layout = tuple[tuple[str, str, str, bool], ...]
+"""Each field: its name, its name in JSON, its annotation, and whether it must be there."""
+
+
+class RecordError(RaftKVError):
+    """A key does not hold what raftkv writes there; ``why`` says what is wrong."""
+
+    def __init__(self, record: str, why: str) -> None:
+        super().__init__(f"not a {record} record: {why}")
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The base of all records.
+
+    Attributes:
+        NAME: of the kind of record, in errors.
+        STORED_AS: fields that have another name in JSON.
+    """
+
+    NAME: ClassVar[str] = "?"
+    STORED_AS: ClassVar[Mapping[str, str]] = {}
+
+    def encode(self) -> bytes:
+        """Encode as the value of its key; fields that hold their default are left out."""
+        plain = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            if value != default:
+                plain[self.STORED_AS.get(item.name, item.name)] = _plain(value)
+        try:
+            return json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        except UnicodeEncodeError:
+            raise RecordError(self.NAME, "a text in it is not Unicode: half of a surrogate pair") from None
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        """Decode the value of a key.
+
+        Raises:
+            RecordError: it holds something else.
+        """
+        try:
+            plain = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RecordError(cls.NAME, f"{error}") from None
+        return cls.from_plain(plain)
+
+    @classmethod
+    def from_plain(cls, plain: object) -> Self:
+        """Make the record of a JSON object.
+
+        Raises:
+            RecordError: a field is missing, or has another type.
+        """
+        if not isinstance(plain, dict):
+            raise RecordError(cls.NAME, f"{type(plain).__name__} instead of an object")
+        values: dict[str, Any] = {}
+        for attribute, name, kind, is_needed in _layout(cls):
+            if name in plain:
+                values[attribute] = cls.read_field(name, kind, plain[name])
+            elif is_needed:
+                raise RecordError(cls.NAME, f"{name} is missing")
+        return cls(**values)
+
+    @classmethod
+    def read_field(cls, name: str, kind: str, value: object) -> object:
+        """Check the value of a field in JSON; records with fields of another kind extend this.
+
+        Arguments:
+            name: in JSON.
+            kind: the annotation of the field.
+            value: out of JSON.
+        """
+        return _checked(cls.NAME, name, kind, value)
+
+
+_layouts: Final[dict[type[Record], _Layout]] = {}
+
+
+def _layout(cls: type[Record]) -> _Layout:
+    """Return the layout of a class, which is made when it is first asked for."""
+    known = _layouts.get(cls)
+    if known is None:
+        known = _layouts[cls] = tuple(
+            (
+                item.name,
+                cls.STORED_AS.get(item.name, item.name),
+                str(item.type),
+                item.default is MISSING and item.default_factory is MISSING,
+            )
+            for item in fields(cls)
+        )
+    return known
+
+
+def _checked(record: str, name: str, kind: str, value: object) -> object:
+    value = _numbers(value, kind)
+    if not isinstance(value, _KINDS[kind]) or isinstance(value, bool):
+        raise RecordError(record, f"{name} is {value!r}")
+    if isinstance(value, dict) and kind in _ITEMS and not all(_is_item(item, kind) for item in value.values()):
+        raise RecordError(record, f"{name} is not a table of {'texts' if kind.endswith('str]') else 'numbers'}")
+    return value
+
+
+def _numbers(value: object, kind: str) -> object:
+    """Read the texts that stand for numbers which JSON has no word for."""
+    if kind == "float":
+        return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    if kind == "Mapping[str, float]" and isinstance(value, dict):
+        return {name: _numbers(item, "float") for name, item in value.items()}
+    return value
+
+
+def _is_item(value: object, kind: str) -> bool:
+    return isinstance(value, _ITEMS[kind]) and not isinstance(value, bool)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Record):
+        return json.loads(value.encode())
+    return {name: _plain(item) for name, item in value.items()} if isinstance(value, Mapping) else value

@@ -1,0 +1,118 @@
+"""Saves the database of one member as a file that etcd's tools read.
+
+    saved = await kv.snapshot("backup.db")
+    print(saved.size_bytes, saved.version)
+
+The file gets its name when it is whole, its hash is right, and it is durable; until then it is ``backup.db.part``,
+which is removed if anything fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+from raftkv.errors import StorageError
+from raftkv.pb import rpc_pb2
+
+HASH_BYTES: Final = hashlib.sha256().digest_size
+SECTOR_BYTES: Final = 512
+"""A database is a multiple of this, so a file with its hash is not."""
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that were received and those of the whole database."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSnapshot:
+    """A snapshot that was saved.
+
+    Attributes:
+        path: of the file.
+        size_bytes: of the file.
+        version: storage version of the member; empty before etcd 3.6.
+    """
+
+    path: Path
+    size_bytes: int
+    version: str
+
+
+class Messages(Protocol):
+    """What a member sends."""
+
+    def __aiter__(self) -> AsyncIterator[rpc_pb2.SnapshotResponse]:
+        """Iterate over the messages."""
+
+
+async def save(messages: Messages, to: str | os.PathLike[str], on_progress: Progress | None = None) -> SavedSnapshot:
+    """Write what a member sends to a file.
+
+    Arguments:
+        messages: of ``Maintenance.Snapshot``.
+        to: the path of the file; one that is there is replaced in the end.
+        on_progress: called after each piece.
+
+    Raises:
+        StatusError: the member gave up, or was lost.
+        StorageError: the file cannot be written, or what was sent is not whole.
+    """
+    target = Path(to)
+    part = target.with_name(target.name + ".part")
+    try:
+        try:
+            file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+        except OSError as error:
+            raise _failed(f"could not open {part}", error) from None
+        with file:
+            try:
+                # The mode of a file that was there is somebody else's choice.
+                os.fchmod(file.fileno(), 0o600)
+                saved = await _receive(messages, file, target, on_progress)
+                file.flush()
+                await asyncio.to_thread(os.fsync, file.fileno())
+            except OSError as error:
+                raise _failed("could not write snapshot", error) from None
+        try:
+            os.replace(part, target)
+            await asyncio.to_thread(_sync_directory, target)
+        except OSError as error:
+            raise _failed(f"could not rename {part} to {target}", error) from None
+    finally:
+        part.unlink(missing_ok=True)
+    return saved
+
+
+async def _receive(messages: Messages, file: BinaryIO, target: Path, on_progress: Progress | None) -> SavedSnapshot:
+    """Write all pieces; the last of them is the hash of all others."""
+    digest, waiting, received_bytes, version = hashlib.sha256(), b"", 0, ""
+    async for message in messages:
+        digest.update(waiting)
+        file.write(waiting)
+        waiting, version = message.blob, message.version
+        received_bytes += len(waiting)
+        if on_progress is not None:
+            on_progress(received_bytes, received_bytes + message.remaining_bytes)
+    if received_bytes % SECTOR_BYTES != HASH_BYTES:
+        raise StorageError(f"sha256 checksum not found [bytes: {received_bytes}]")
+    file.write(waiting)
+    if waiting != digest.digest():
+        raise StorageError(f"sha256 checksum of {received_bytes} bytes is wrong: the snapshot was damaged on its way")
+    return SavedSnapshot(target, received_bytes, version)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _failed(what: str, error: OSError) -> StorageError:
+    return StorageError(f"{what} ({(error.strerror or str(error)).lower()})")
