@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
+    from raftkv.torch.data import ElasticSampler as ElasticSampler
     from raftkv.torch.recovery import ElasticGroup as ElasticGroup
     from raftkv.torch.rendezvous import RaftKVRendezvousHandler as RaftKVRendezvousHandler
     from raftkv.torch.rendezvous import create_handler as create_handler
@@ -22,12 +23,13 @@ if TYPE_CHECKING:
 
 _PLACES: Final = {
     "ElasticGroup": "recovery",
+    "ElasticSampler": "data",
     "RaftKVRendezvousHandler": "rendezvous",
     "Store": "store",
     "create_handler": "rendezvous",
 }
 
-__all__ = ["ElasticGroup", "RaftKVRendezvousHandler", "Store", "create_handler"]
+__all__ = ["ElasticGroup", "ElasticSampler", "RaftKVRendezvousHandler", "Store", "create_handler"]
 
 
 def __getattr__(name: str) -> Any:
@@ -38,7 +40,7 @@ def __getattr__(name: str) -> Any:
         module = import_module(f"raftkv.torch.{place}")
     except ModuleNotFoundError as error:
         if error.name == "torch":
-            raise ConfigError(f"raftkv.torch.{name} needs PyTorch 2.5 or newer: pip install torch numpy") from None
+            raise ConfigError(f"raftkv.torch.{name} needs PyTorch 2.6 or newer: pip install torch numpy") from None
         raise
     return getattr(module, name)
 

@@ -31,6 +31,6 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     except ImportError as error:
         if (error.name or "").split(".")[0] != "torch":
             raise
-        raise ConfigError(f"--rdzv-backend=raftkv needs PyTorch 2.5 or newer ({error})") from None
+        raise ConfigError(f"--rdzv-backend=raftkv needs PyTorch 2.6 or newer ({error})") from None
 
     return create_handler(params)

@@ -9,7 +9,7 @@
 
 The path names the store, which must be another one for every attempt of the job: end it with the generation. ``rank``
 and ``world_size`` are arguments, or come from the environment (RANK, WORLD_SIZE); never write them into the URL, torch
-adds them itself. Users and certificates: RAFTKV_USER (NAME:PASSWORD), RAFTKV_CACERT, RAFTKV_CERT, RAFTKV_KEY, so that
+adds them itself. Users and certificates: RAFTKV_USER, RAFTKV_PASSWORD_FILE, RAFTKV_CACERT, ..., so that
 nothing secret stands in a URL.
 
 A script that never imports raftkv can use the scheme too: see ``autoload``.
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from raftkv.torch.store import Store
 
 SCHEME: Final = "raftkv"
-_OPTIONS: Final = {"RAFTKV_CACERT": "ca_file", "RAFTKV_CERT": "cert_file", "RAFTKV_KEY": "key_file"}
 
 
 def register() -> None:
@@ -96,7 +95,9 @@ def parse(url: str, environment: Mapping[str, str]) -> Place:
     if parts.scheme != SCHEME or not parts.netloc or not prefix:
         raise ConfigError(f"init_method {url!r} is not raftkv://HOST:PORT[,HOST:PORT...]/JOB/ATTEMPT")
     if "@" in parts.netloc:
-        raise ConfigError("no user in the URL of init_method: give RAFTKV_USER=NAME:PASSWORD in the environment")
+        raise ConfigError(
+            "no user in the URL of init_method: give RAFTKV_USER and RAFTKV_PASSWORD_FILE in the environment"
+        )
     query = parse_qs(parts.query)
     rank = _number(url, "rank", query, environment)
     world_size = _number(url, "world_size", query, environment)
@@ -116,8 +117,7 @@ def _number(url: str, name: str, query: Mapping[str, list[str]], environment: Ma
 
 
 def _options(environment: Mapping[str, str]) -> dict[str, Any]:
-    options: dict[str, Any] = {option: environment[name] for name, option in _OPTIONS.items() if environment.get(name)}
-    user, _, password = environment.get("RAFTKV_USER", "").partition(":")
-    if user:
-        options.update(user=user, password=password)
-    return options
+    # Whoever imports torch alone, with the scheme registered, does not pay for a client.
+    from raftkv.client.credentials import client_settings
+
+    return client_settings(environment)

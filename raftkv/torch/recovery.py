@@ -13,6 +13,14 @@
         for parameter in model.parameters():
             torch.distributed.broadcast(parameter.data, group.source)
 
+    ElasticGroup(run, sync=share_weights, load=load, save=save, save_every=100)    # run: join(..., checkpoints=URI)
+
+    def load(group, last):                  # before sync, when the whole job was started again: of the source alone
+        model.load_state_dict(torch.load(io.BytesIO(last.read("model.pt"))))
+    def save(group, saving):                # after every 100 steps, on all ranks; all is committed together, or nothing
+        if group.rank == 0:
+            torch.save(model.state_dict(), saving.path("model.pt"))
+
 What it holds to:
 
 1. A failed step is repeated by all. After each build the ranks agree on the step to go on with: the furthest that any
@@ -31,7 +39,7 @@ newcomers have to read it from raftkv.
 NCCL: communicators are aborted, by a thread of their own, when the generation ends. Its watchdog must not end the
 process instead, so ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0`` is set unless the environment says otherwise.
 
-Leaves out: saving and loading of state; processes that come back (see ``torchrun --rdzv-backend=raftkv`` for workers
+Leaves out: what is in a checkpoint; processes that come back (see ``torchrun --rdzv-backend=raftkv`` for workers
 that are started anew).
 """
 
@@ -58,6 +66,7 @@ from torch.distributed import distributed_c10d
 
 from raftkv.errors import ConfigError
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
+from raftkv.torch.states import Load, Save, States
 from raftkv.torch.waits import Waits
 from raftkv.training.errors import GenerationOver, TrainingError
 
@@ -137,6 +146,13 @@ class ElasticGroup:
             ``group.source`` here. It may use collectives; if the generation ends in it, it is called again in the next.
         step: the step to begin with, as a checkpoint of this process says; the furthest of all ranks counts.
         timeout_s: of collectives.
+        load: called with the group and the latest checkpoint of the run (``run.resume``), before ``sync``, when no rank
+            has state of its own and the checkpoint is further than ``step``: the group goes on with its step. With
+            ``sync`` on ``group.source`` alone, else on all ranks; no collectives, please.
+        save: called on all ranks, with the group and what ``run.checkpoint`` gives, after every ``save_every`` steps;
+            the checkpoint's step is the next to be done. If the generation ends in it, the next one decides whether it
+            was whole, and goes on.
+        save_every: number of steps.
 
     Attributes:
         step: the next to be done.
@@ -144,7 +160,9 @@ class ElasticGroup:
         last_recovery: where the time of the last recovery went; None: there was none.
 
     Raises:
-        ConfigError: there is a process group already, or this process is an agent's worker.
+        ConfigError: there is a process group already, this process is an agent's worker, or the run has no place for
+            checkpoints.
+        CheckpointError: the latest checkpoint cannot be loaded.
         RunClosed, JoinTimeout: no generation begins any more.
     """
 
@@ -156,6 +174,9 @@ class ElasticGroup:
         sync: Callable[[ElasticGroup], object] | None = None,
         step: int = 0,
         timeout_s: float = 600.0,
+        load: Load | None = None,
+        save: Save | None = None,
+        save_every: int = 0,
     ) -> None:
         if dist.is_initialized():
             raise ConfigError("there is a process group already; let ElasticGroup make it, or destroy it first")
@@ -167,6 +188,9 @@ class ElasticGroup:
         self.run = run
         self.step = step
         self.source = 0
+        self._states = States(run, load, save, save_every)
+        self._first_step = step
+        self._has_state = False
         self.last_recovery: Recovery | None = None
         self._backend = backend
         self._sync = sync
@@ -228,6 +252,7 @@ class ElasticGroup:
                         raise step.failure
                     self.step += 1
                     self._in_a_row = 0
+                    self._states.save_if_due(self)
                 else:
                     self.run.barrier(_DONE)  # all are through: nobody is left alone in the last step
                     return
@@ -305,10 +330,13 @@ class ElasticGroup:
         while True:
             try:
                 self._in_use = self.generation
-                self._open()
+                is_new = self._open()
                 built = time.monotonic()
+                if is_new and self._states.loads:
+                    self.step = self._states.load(self, is_shared=self._sync is not None)
                 if self._sync is not None:
                     self._sync(self)
+                self._has_state = True
                 return built, time.monotonic()
             except (TrainingError, RuntimeError, OSError) as error:
                 if not self.is_recoverable(error):
@@ -319,17 +347,20 @@ class ElasticGroup:
             self._tear_down()
             self.run.rejoin()
 
-    def _open(self) -> None:
+    def _open(self) -> bool:
+        """Build the group of this generation; returns whether no rank has state."""
+        if not self._has_state:
+            self.step = self._first_step  # what was loaded, and not handed out, does not count
         rank, size, member = self.rank, self.world_size, self.run.world.member
         own = _join(member.address or member.host, self._server.port)
         self._meeting = _resolved(own if rank == 0 else self._find_store())
         if rank == 0:
             self.run.publish_nowait(own)  # for newcomers: nobody here waits for it
         self._store = PrefixStore(f"raftkv/{self.run.run_id}/{self.generation}", self._connect())
-        self._store.set(f"rank/{rank}", json.dumps([member.id, own, self.step]))
+        self._store.set(f"rank/{rank}", json.dumps([member.id, own, self.step, self._has_state]))
         self._check()
         dist.init_process_group(self._backend, store=self._store, rank=rank, world_size=size, timeout=self._timeout)
-        self._agree(self._store, rank, size)
+        return self._agree(self._store, rank, size)
 
     def _find_store(self) -> str:
         """Find where rank 0 serves: as it published in a generation before, or in this one."""
@@ -346,18 +377,23 @@ class ElasticGroup:
             store.set_timeout(self._timeout)
             return store
 
-    def _agree(self, store: Store, rank: int, size: int) -> None:
-        """Settle the step to go on with, and whose state counts; rank 0 reads what all have told and says it."""
+    def _agree(self, store: Store, rank: int, size: int) -> bool:
+        """Settle the step to go on with, and whose state counts; rank 0 reads what all have told and says it.
+
+        Returns whether no rank has state.
+        """
         if rank == 0:
             told = [json.loads(text) for text in store.multi_get([f"rank/{number}" for number in range(size)])]
             step = max(item[2] for item in told)
             source = next(number for number, item in enumerate(told) if item[2] == step)
             stores = {item[0]: item[1] for item in told[:KNOWN_STORES]}
-            store.set("agreed", json.dumps({"step": step, "source": source, "stores": stores}))
+            is_new = not any(item[3] for item in told)
+            store.set("agreed", json.dumps({"step": step, "source": source, "stores": stores, "is_new": is_new}))
         else:
             agreed = json.loads(store.get("agreed"))
-            step, source, stores = agreed["step"], agreed["source"], agreed["stores"]
+            step, source, stores, is_new = (agreed[name] for name in ("step", "source", "stores", "is_new"))
         self.step, self.source, self._stores = step, source, stores
+        return bool(is_new)
 
     def _check(self) -> None:
         if self.run.changed:

@@ -49,13 +49,14 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from raftkv.client.control.records import RecordError
 from raftkv.client.sync.library import Client
 from raftkv.client.sync.loop import Closed
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.torch import settings
 from raftkv.torch.agent_store import AgentStore, GenerationEnded, StoreUnreachable, connect_store, host_store
 from raftkv.training.api.attachment import announce
-from raftkv.training.errors import GenerationOver, JoinTimeout, RecordError, RunClosed, RunConflict
+from raftkv.training.errors import GenerationOver, JoinTimeout, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
 from raftkv.training.process.exit_watch import WorkerWatch
 from raftkv.training.process.faults import End, Worker, signal_name

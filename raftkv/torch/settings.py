@@ -11,8 +11,10 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from raftkv.client.credentials import Secret, announce_settings
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints, require_ports
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError
@@ -21,13 +23,13 @@ from raftkv.training.config import OPTION_NAMES, RunConfig, parse_options
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 
-CONNECTION: Final = ("user", "password", "ca_file", "cert_file", "key_file", "tls")
+CONNECTION: Final = ("user", "password_file", "token_file", "ca_file", "cert_file", "key_file", "tls")
+_ON_COMMAND_LINE: Final = ("password", "token")
 STORE_PORT: Final = "store_port"
 UNNAMED: Final = "none"
 """What torchrun takes for the id of a job that was started without --rdzv-id."""
 NAMES: Final = tuple(sorted((*OPTION_NAMES, *CONNECTION, STORE_PORT)))
 """What ``--rdzv-conf`` may hold, besides what torch puts there."""
-_VARIABLES: Final = {"ca_file": "RAFTKV_CACERT", "cert_file": "RAFTKV_CERT", "key_file": "RAFTKV_KEY"}
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 _PORT_MAX: Final = 65_535
@@ -52,10 +54,9 @@ class Settings:
     @property
     def worker_environment(self) -> dict[str, str]:
         """How workers that use ``raftkv.training.join()`` reach the cluster, besides its endpoints."""
-        given = {variable: str(self.connection.get(name, "")) for name, variable in _VARIABLES.items()}
-        if user := self.connection.get("user"):
-            given["RAFTKV_USER"] = f"{user}:{self.connection.get('password', '')}"
-        return {name: value for name, value in given.items() if value}
+        given: dict[str, str] = {}
+        announce_settings(self.connection, given)
+        return given
 
     def connect(self) -> Client:
         """Make a client; nothing is sent yet.
@@ -79,6 +80,14 @@ def read(params: RendezvousParameters) -> Settings:
     require_ports(endpoints)
     options = dict(params.config)
     connection: dict[str, Any] = {name: options.pop(name) for name in CONNECTION if name in options}
+    for name in _ON_COMMAND_LINE:
+        if name in options:
+            raise ConfigError(
+                f"--rdzv-conf: everybody on the machine can read a {name} there, and torchrun logs it: give "
+                f"{name}_file, or RAFTKV_{name.upper()}_FILE in the environment"
+            )
+        if file := connection.pop(f"{name}_file", ""):
+            connection[name] = Secret(Path(str(file)))
     if "tls" in connection:
         connection["tls"] = _flag("tls", connection["tls"]) or None
     port = _port(options.pop(STORE_PORT, 0))

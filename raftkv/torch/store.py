@@ -37,6 +37,7 @@ from torch.distributed.distributed_c10d import Store as TorchStore
 from raftkv.client.space import to_bytes
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
+from raftkv.training.keys import STORE_ROOT
 from raftkv.training.tcpstore.store import ReplicatedStore
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ROOT: Final = "/raftkv/store/"
 DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
 """TCPStore's."""
 
@@ -331,7 +331,7 @@ _SHORTEST_S: Final = 0.05
 
 
 def _full_prefix(prefix: str) -> str:
-    full = prefix if prefix.startswith("/") else f"{ROOT}{prefix}"
+    full = prefix if prefix.startswith("/") else f"{STORE_ROOT}{prefix}"
     return full if full.endswith("/") else f"{full}/"
 
 

@@ -16,8 +16,7 @@ User code begins with ``join`` (package ``api``); ``raftkv.training.aio`` is the
     history      what happened in a run                                 horovod     Horovod's rendezvous
     tcpstore     torch's store protocol, as a daemon                    torchft     torchft's service, as a daemon
 
-    config, keys, records, errors: names, layout and values.  control: what a run needs of the store, which a simulator
-    can stand in for.  reflector: the one way to keep a copy of keys.  retries: how a call waits for the store.
+    config, keys, records, errors: names, layout and values. What they stand on is in ``client.control``.
 
 All of it is a client of the store like any other, so it runs on raftkv and on etcd. Nothing here imports torch:
 ``raftkv.torch`` adapts this to it. A name is imported when it is first used.

@@ -38,13 +38,6 @@ class RunConflict(TrainingError):
         self.run_id = run_id
 
 
-class RecordError(TrainingError):
-    """A key of the run does not hold what raftkv writes there."""
-
-    def __init__(self, record: str, why: str) -> None:
-        super().__init__(f"not a {record} record: {why}")
-
-
 class GenerationOver(TrainingError):
     """The generation has ended, or goes on without this node: nothing was written; come back to the rendezvous."""
 

@@ -26,6 +26,8 @@ from raftkv.errors import ConfigError
 
 ROOT: Final = "/raftkv/train/"
 CLUSTER_ROOT: Final = "/raftkv/train-cluster/"
+STORE_ROOT: Final = "/raftkv/store/"
+"""Prefix of the stores of torch that are no generation's."""
 RUN_ID_MAX: Final = 200
 PARTS: Final = frozenset(
     ("arbiter", "boot", "deny", "elect", "fault", "node", "round", "state", "store", "strike", "sync")

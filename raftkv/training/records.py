@@ -1,19 +1,17 @@
-"""What the keys of a run hold: small JSON records, checked when they are read.
+"""What the keys of a run hold: the fields of its records.
 
-Owns their fields. Nothing here is executed or trusted: a value that somebody else wrote below a run's prefix is a
-``RecordError``, never code (the stock rendezvous of torch unpickles its store). Fields that are not known are left
-out, so that an older raftkv reads what a newer one wrote. ``time`` is the writer's wall clock, for people to read:
-no decision depends on it.
+A value that somebody else wrote below a run's prefix is a ``RecordError``, never code (the stock rendezvous of torch
+unpickles its store); see ``client.control.records``. ``time`` is the writer's wall clock, for people to read: no
+decision depends on it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self, cast
 
-from raftkv.training.errors import RecordError
+from raftkv.client.control.records import Record, RecordError
 
 GATHERING: Final = "gathering"
 RUNNING: Final = "running"
@@ -29,14 +27,6 @@ DISCONNECTED: Final = "disconnected"
 PARTITION: Final = "partition"
 LEFT: Final = "left"
 CAUSES: Final = (EXIT, SIGNAL, OUT_OF_MEMORY, HEARTBEAT_LOST, DISCONNECTED, PARTITION, LEFT)
-
-_KINDS: Final[dict[str, tuple[type, ...]]] = {
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "Mapping[str, str]": (dict,),
-}
-
 
 _STORED_AS: Final = {"generation": "epoch", "generations": "epochs"}
 """Fields that have another name in the store and in JSON: the one that they had in the first versions."""
@@ -57,82 +47,14 @@ def to_json(plain: object) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """The base of all records."""
+class TrainingRecord(Record):
+    """The base of the records of training."""
 
-    NAME: ClassVar[str] = "?"
-
-    def encode(self) -> bytes:
-        """Encode as the value of its key; fields that hold their default are left out."""
-        plain = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            default = item.default if item.default_factory is MISSING else item.default_factory()
-            if value != default:
-                plain[stored_name(item.name)] = _plain(value)
-        return json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
-
-    @classmethod
-    def decode(cls, value: bytes) -> Self:
-        """Decode the value of a key.
-
-        Raises:
-            RecordError: it holds something else.
-        """
-        try:
-            plain = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise RecordError(cls.NAME, f"{error}") from None
-        return cls.from_plain(plain)
-
-    @classmethod
-    def from_plain(cls, plain: object) -> Self:
-        """Make the record of a JSON object.
-
-        Raises:
-            RecordError: a field is missing, or has another type.
-        """
-        if not isinstance(plain, dict):
-            raise RecordError(cls.NAME, f"{type(plain).__name__} instead of an object")
-        values: dict[str, Any] = {}
-        for item in fields(cls):
-            name = stored_name(item.name)
-            if name in plain:
-                values[item.name] = cls.read_field(name, str(item.type), plain[name])
-            elif item.default is MISSING and item.default_factory is MISSING:
-                raise RecordError(cls.NAME, f"{name} is missing")
-        return cls(**values)
-
-    @classmethod
-    def read_field(cls, name: str, kind: str, value: object) -> object:
-        """Check the value of a field in JSON; records with fields of another kind extend this.
-
-        Arguments:
-            name: in JSON.
-            kind: the annotation of the field.
-            value: out of JSON.
-        """
-        return _checked(cls.NAME, name, kind, value)
-
-
-def _checked(record: str, name: str, kind: str, value: object) -> object:
-    if not isinstance(value, _KINDS[kind]) or isinstance(value, bool):
-        raise RecordError(record, f"{name} is {value!r}")
-    if isinstance(value, dict) and not all(isinstance(text, str) for text in value.values()):
-        raise RecordError(record, f"{name} is not a table of texts")
-    return value
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Record):
-        return json.loads(value.encode())
-    return dict(value) if isinstance(value, Mapping) else value
+    STORED_AS: ClassVar[Mapping[str, str]] = _STORED_AS
 
 
 @dataclass(frozen=True, slots=True)
-class Member(Record):
+class Member(TrainingRecord):
     """A node, as part of a generation."""
 
     NAME: ClassVar[str] = "member"
@@ -161,7 +83,7 @@ class Member(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Node(Record):
+class Node(TrainingRecord):
     """A node that is there: the value of its leased key.
 
     Attributes:
@@ -197,7 +119,7 @@ class Node(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationRecord(Record):
+class GenerationRecord(TrainingRecord):
     """A generation: who is in it, in the order of ranks."""
 
     NAME: ClassVar[str] = "round"
@@ -209,14 +131,14 @@ class GenerationRecord(Record):
     def read_field(cls, name: str, kind: str, value: object) -> object:
         """Implement ``Record.read_field``."""
         if name != "members":
-            return _checked(cls.NAME, name, kind, value)
+            return super(GenerationRecord, cls).read_field(name, kind, value)
         if not isinstance(value, list):
             raise RecordError(cls.NAME, f"members is {value!r}")
         return tuple(Member.from_plain(item) for item in value)
 
 
 @dataclass(frozen=True, slots=True)
-class State(Record):
+class State(TrainingRecord):
     """What is going on in a run.
 
     Attributes:
@@ -251,11 +173,11 @@ class State(Record):
         """Implement ``Record.read_field``."""
         if name == "phase" and value not in PHASES:
             raise RecordError(cls.NAME, f"phase is {value!r}")
-        return _checked(cls.NAME, name, kind, value)
+        return super(State, cls).read_field(name, kind, value)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault(Record):
+class Fault(TrainingRecord):
     """Something that went wrong in a generation, as whoever saw it reports it.
 
     Attributes:

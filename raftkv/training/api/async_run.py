@@ -25,15 +25,17 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from raftkv.checkpoint.registry import Registry
 from raftkv.client.library import connect
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError, StatusError
-from raftkv.training.api.attachment import Attachment, WorkerAttachment, WorkerPlace, client_settings, worker_place
+from raftkv.training.api.attachment import Attachment, WorkerAttachment, WorkerPlace, worker_place
+from raftkv.training.api.checkpoint import Options, Resuming, Saving, Together
 from raftkv.training.api.collectives import Collectives
 from raftkv.training.api.counter import Counter
 from raftkv.training.api.generation import Generation, checked_value, quoted
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from raftkv.training.rendezvous.world import World, WorldFence
 
 DEFAULT_ENDPOINTS: Final = "127.0.0.1:2379"
+CHECKPOINT_URI: Final = "RAFTKV_CHECKPOINT_URI"
+"""In the environment: below which URL or path checkpoints lie, if ``join`` is not told."""
 FAREWELL: Final = "raftkv: end of the run"
 _OPTIONS: Final = tuple(sorted(field.name for field in fields(RunConfig) if field.name not in ("run_id", "slots")))
 
@@ -61,12 +65,22 @@ class Run:
 
     Attributes:
         kv: the client; ``run.kv.put(key, value, fence=run.fence)`` writes anywhere, only while the generation lasts.
+        checkpoints: the registry of the run's checkpoints: ``latest``, ``best``, ...
     """
 
     def __init__(
-        self, kv: Client, attachment: Attachment, world: World, place: WorkerPlace | None, *, owns_client: bool
+        self,
+        kv: Client,
+        attachment: Attachment,
+        world: World,
+        place: WorkerPlace | None,
+        *,
+        owns_client: bool,
+        checkpoints: str = "",
     ) -> None:
         self.kv = kv
+        base = (checkpoints or os.environ.get(CHECKPOINT_URI, "")).rstrip("/")
+        self.checkpoints = Registry(kv, world.run_id, uri=f"{base}/{world.run_id}" if base else "")
         self._attachment = attachment
         self._place = place
         self._owns_client = owns_client
@@ -282,6 +296,44 @@ class Run:
         """Return who leads; None: nobody does."""
         return await leader(self._generation, name)
 
+    # ---- checkpoints
+
+    def checkpoint(self, step: int, **options: Any) -> Saving:
+        """Save a checkpoint together with all ranks, in an ``async with`` block of each; at its end it is committed.
+
+        Arguments:
+            step: of training; above the latest.
+            options: ``kind``: what the files are (``checkpoint.kinds``). ``metrics``: of rank 0, by which the best is
+                found. ``metadata``: texts of the user. ``parent``: what it descends from. ``timeout_s``: for the other
+                ranks; None: until the generation ends. ``wait=False``: this rank does not wait for the commit.
+                ``trackers``: ``"deepspeed"``, ``"megatron"``: whose files name the newest commit.
+
+        Raises:
+            ConfigError: there is no place for checkpoints, or an argument cannot be used.
+            CheckpointExists, StaleStep: the step, or a later one, is committed.
+            AttemptOver: another rank has failed; nothing is committed.
+            GenerationOver: the generation has ended.
+        """
+        return Saving(self._together(), step, Options(**options))
+
+    def resume(self, kind: str = "", *, trackers: Sequence[str] = ()) -> Resuming:
+        """Agree with all ranks on the checkpoint to go on from, in an ``async with`` block; None: there is none.
+
+        What the generations before have left undecided is decided first. To be called by all ranks, in every
+        generation before its first ``checkpoint``.
+
+        Arguments:
+            kind: of the checkpoint; empty: of whichever kind the newest is.
+            trackers: as for ``checkpoint``: they are right before the block begins.
+
+        Raises:
+            GenerationOver: the generation has ended.
+        """
+        return Resuming(self._together(), kind, trackers)
+
+    def _together(self) -> Together:
+        return Together(self._generation, self._collectives, self.checkpoints)
+
     # ---- values
 
     async def put(self, key: str, value: str | bytes) -> None:
@@ -421,6 +473,7 @@ async def join(
     timeout_s: float | None = None,
     on_progress: OnProgress | None = None,
     client: Mapping[str, Any] | None = None,
+    checkpoints: str = "",
     **options: Any,
 ) -> Run:
     """Take part in a run; returns when its first generation with this process has begun.
@@ -435,8 +488,10 @@ async def join(
         min_nodes, max_nodes: no generation begins with fewer, none has more; 0: as many as the minimum.
         timeout_s: for the minimum to be there; None: ``join_timeout_s``.
         on_progress: called on the loop while nodes gather.
-        client: further settings of ``raftkv.aio.connect``: TLS files, user, password; None: as ``RAFTKV_USER``
-            (``NAME:PASSWORD``), ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY`` say.
+        client: further settings of ``raftkv.aio.connect``: TLS files, user, password. What is not given is as
+            ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ... say.
+        checkpoints: URL or path, the same for all ranks, below which checkpoints lie in a directory named after the
+            run; empty: ``RAFTKV_CHECKPOINT_URI``.
         options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ... ``address`` is
             where other nodes reach this one; not given: that from which it speaks to the cluster.
 
@@ -451,9 +506,9 @@ async def join(
     place = worker_place(os.environ) if not run_id else None
     config = _config(run_id, min_nodes, max_nodes, options) if place is None else None
     own = kv is None
-    kv = kv if kv is not None else connect(where, **(client_settings(os.environ) if client is None else client))
+    kv = kv if kv is not None else connect(where, **(client or {}))
     try:
-        return await _attach(kv, config, place, timeout_s, on_progress, own)
+        return await _attach(kv, config, place, timeout_s, on_progress, own, checkpoints)
     except BaseException:
         if own:
             await kv.close()
@@ -485,12 +540,13 @@ async def _attach(
     timeout_s: float | None,
     on_progress: OnProgress | None,
     own: bool,
+    checkpoints: str,
 ) -> Run:
     if place is not None:
         attachment = await WorkerAttachment.take(kv, place)
         if attachment.world is None:
             raise RunClosed(place.run_id, "")
-        return Run(kv, attachment, attachment.world, place, owns_client=own)
+        return Run(kv, attachment, attachment.world, place, owns_client=own, checkpoints=checkpoints)
     if config is None:
         raise ConfigError("a node needs a configuration")
     if config.address == config.host:  # nobody has told
@@ -502,7 +558,7 @@ async def _attach(
     except BaseException:
         await participant.leave()
         raise
-    return Run(kv, participant, world, None, owns_client=own)
+    return Run(kv, participant, world, None, owns_client=own, checkpoints=checkpoints)
 
 
 def _config(run_id: str, min_nodes: int, max_nodes: int, options: Mapping[str, Any]) -> RunConfig:

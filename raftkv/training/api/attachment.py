@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from raftkv.client.control.control import ClientControl
 from raftkv.client.kv.operations import Put
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
 from raftkv.training.callbacks import Callbacks
-from raftkv.training.control import ClientControl
 from raftkv.training.errors import GenerationOver, RunClosed
 from raftkv.training.keys import RunKeys, check_run_id
 from raftkv.training.records import Fault, State
@@ -64,19 +64,6 @@ def announce(run_id: str, generation: int, endpoints: str, environment: MutableM
     """
     environment.update(RAFTKV_RUN_ID=run_id, RAFTKV_EPOCH=str(generation), RAFTKV_ENDPOINTS=endpoints)
     environment.pop("RAFTKV_RANK", None)  # of an agent that is itself a worker
-
-
-def client_settings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Read how to connect from the environment: user and password, certificates."""
-    user, _, password = environment.get("RAFTKV_USER", "").partition(":")
-    settings = {
-        "user": user,
-        "password": password,
-        "ca_file": environment.get("RAFTKV_CACERT", ""),
-        "cert_file": environment.get("RAFTKV_CERT", ""),
-        "key_file": environment.get("RAFTKV_KEY", ""),
-    }
-    return {name: value for name, value in settings.items() if value}
 
 
 class WorkerAttachment:

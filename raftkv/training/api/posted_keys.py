@@ -14,9 +14,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from raftkv.client.control.control import ClientControl
+from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.values import Event
-from raftkv.training.control import ClientControl
-from raftkv.training.reflector import Reflector, below
 
 if TYPE_CHECKING:
     from raftkv.training.api.generation import Generation

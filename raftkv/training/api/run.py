@@ -20,20 +20,22 @@ forked child it raises ``Forked``: the part in the run is the parent's.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from raftkv.checkpoint.sync import Registry
 from raftkv.client.sync import library as sync
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.sync.callbacks import CallbackQueue
-from raftkv.training.api import async_run, counter, leadership
-from raftkv.training.api.attachment import client_settings
+from raftkv.training.api import async_run, checkpoint, counter, leadership
 
 if TYPE_CHECKING:
+    from raftkv.checkpoint.records import Checkpoint
+    from raftkv.checkpoint.storage.writer import Writer
     from raftkv.client.sync.loop import LoopThread
     from raftkv.pb import rpc_pb2
+    from raftkv.training.api.checkpoint import Resumed
     from raftkv.training.records import Member
     from raftkv.training.rendezvous.participant import OnProgress
     from raftkv.training.rendezvous.world import World, WorldFence
@@ -89,16 +91,76 @@ class Leadership(Blocking[leadership.Leadership]):
             self._loop.run(self._inner.resign())
 
 
+class Saving(Blocking[checkpoint.Saving]):
+    """A checkpoint that all ranks save together; made by ``Run.checkpoint``."""
+
+    @property
+    def step(self) -> int:
+        """Return the step of training."""
+        return self._inner.step
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of rank 0: what is in it at the end of the block counts."""
+        return self._inner.metrics
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """What was committed; None before the end of the block, or for who does not wait."""
+        return self._inner.checkpoint
+
+    @property
+    def uri(self) -> str:
+        """Return the URL of the directory of its bytes, which is this attempt's alone."""
+        return self._inner.uri
+
+    def path(self, name: str) -> str:
+        """Return a local path to write a file, or a directory of files, to. Errors as for ``RankFiles.path``."""
+        return self._inner.path(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file. Errors as for ``RankFiles.write``."""
+        self._inner.write(name, data)
+
+    def open(self, name: str) -> Writer:
+        """Open a new file, which is digested while it is written; the end of the block closes it at the latest."""
+        return self._inner.open(name)
+
+    def __enter__(self) -> Self:
+        self._loop.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.run(self._inner.__aexit__(kind, error, trace))
+
+
+class Resuming(Blocking[checkpoint.Resuming]):
+    """All ranks agree on the checkpoint to go on from; made by ``Run.resume``."""
+
+    def __enter__(self) -> Resumed | None:
+        return self._loop.run(self._inner.__aenter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._loop.is_disowned:
+            self._loop.run(self._inner.__aexit__(kind, error, trace))
+
+
 class Run(Blocking[async_run.Run]):
     """One process' part in a run; made by ``join``. See the module.
 
     Attributes:
         kv: a client of the cluster; ``run.kv.put(key, value, fence=run.fence)`` writes only while the generation lasts.
+        checkpoints: the registry of the run's checkpoints: ``latest``, ``best``, ...
     """
 
     def __init__(self, kv: sync.Client, loop: LoopThread, inner: async_run.Run, *, owns_client: bool) -> None:
         super().__init__(kv, loop, inner)
         self.kv = kv
+        self.checkpoints = Registry(kv, inner.run_id, uri=inner.checkpoints.uri)
         self._owns_client = owns_client
         self._callbacks = CallbackQueue()
         self._is_over = False
@@ -234,6 +296,24 @@ class Run(Blocking[async_run.Run]):
         """
         return self.leadership(name, value).campaign(timeout_s)
 
+    # ---- checkpoints
+
+    def checkpoint(self, step: int, **options: Any) -> Saving:
+        """Save a checkpoint together with all ranks, in a ``with`` block of each; at its end it is committed.
+
+        Arguments:
+            step, options: see ``async_run.Run.checkpoint``, which has the errors too.
+        """
+        return Saving(self, self._loop, self._ask(lambda run: run.checkpoint(step, **options)))
+
+    def resume(self, kind: str = "", *, trackers: Sequence[str] = ()) -> Resuming:
+        """Agree with all ranks on the checkpoint to go on from, in a ``with`` block; None: there is none.
+
+        Arguments:
+            kind, trackers: see ``async_run.Run.resume``, which has the errors too.
+        """
+        return Resuming(self, self._loop, self._ask(lambda run: run.resume(kind, trackers=trackers)))
+
     # ---- the end
 
     def leave(self) -> None:
@@ -285,6 +365,7 @@ def join(
     timeout_s: float | None = None,
     on_progress: OnProgress | None = None,
     client: Mapping[str, Any] | None = None,
+    checkpoints: str = "",
     **options: Any,
 ) -> Run:
     """Take part in a run; returns when its first generation with this process has begun.
@@ -299,8 +380,10 @@ def join(
         min_nodes, max_nodes: no generation begins with fewer, none has more; 0: as many as the minimum.
         timeout_s: for the minimum to be there; None: ``join_timeout_s``.
         on_progress: called while nodes gather, on the loop's own thread: it may print, and no more.
-        client: further settings of ``raftkv.connect``: TLS files, user, password; None: as ``RAFTKV_USER``
-            (``NAME:PASSWORD``), ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY`` say.
+        client: further settings of ``raftkv.connect``: TLS files, user, password. What is not given is as
+            ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ... say.
+        checkpoints: URL or path, the same for all ranks, below which checkpoints lie in a directory named after the
+            run; empty: ``RAFTKV_CHECKPOINT_URI``.
         options: fields of ``RunConfig``: ``lease_ttl_s``, ``disconnect_grace_s``, ``rank_policy``, ... ``address`` is
             where other nodes reach this one; not given: that from which it speaks to the cluster.
 
@@ -313,8 +396,7 @@ def join(
     """
     own = kv is None
     if kv is None:
-        settings = client_settings(os.environ) if client is None else client
-        kv = sync.connect(async_run.find_endpoints(run_id, endpoints), **settings)
+        kv = sync.connect(async_run.find_endpoints(run_id, endpoints), **(client or {}))
     try:
         loop, inner_client = kv.target()
         joining = async_run.join(
@@ -324,6 +406,7 @@ def join(
             max_nodes=max_nodes,
             timeout_s=timeout_s,
             on_progress=on_progress,
+            checkpoints=checkpoints,
             **options,
         )
         return Run(kv, loop, loop.run(joining), owns_client=own)

@@ -22,14 +22,15 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from raftkv.client.control.control import ClientControl
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.reflector import Reflector
 from raftkv.client.values import PUT, Event, KeyValue
 from raftkv.errors import CompactedError
-from raftkv.training.control import ClientControl
-from raftkv.training.errors import RecordError, TrainingError
+from raftkv.training.errors import TrainingError
 from raftkv.training.history.timeline import Change, Fold, RunHistory, read_change
 from raftkv.training.keys import ROOT, RunKeys, check_run_id
 from raftkv.training.records import State
-from raftkv.training.reflector import Reflector
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -170,51 +171,83 @@ async def _replay(kv: Client, run_id: str) -> _Replay:
     record = [item for item in now if item.key.decode() in (keys.round, keys.state)]
     if not now.items:
         raise UnknownRun(run_id)
-    since = min(item.create_revision for item in record or now.items)
+    past = await read_past(kv, interval(keys), min(item.create_revision for item in record or now.items), now)
+    fold = Fold(keys)
+    for event in past.events:
+        change = read_change(keys, event.key, _value(event), event.revision)
+        if change is not None:
+            fold.apply(change)
+    fold.revision = max(fold.revision, now.revision)
+    return _Replay(keys, fold, list(past.items.values()), past.since_revision, past.complete)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What an interval of keys went through.
+
+    Attributes:
+        events: in the order of revisions; of what is compacted, the last change of each key that was there then.
+        items: the keys to which they have led.
+        since_revision: from which on all changes are known.
+        complete: whether that is the one that was asked for; False: what was before is compacted.
+    """
+
+    events: list[Event]
+    items: dict[bytes, KeyValue]
+    since_revision: int
+    complete: bool
+
+
+async def read_past(kv: Client, keys: tuple[str, str], since: int, now: RangeResult | None = None) -> Past:
+    """Read every change of an interval, until they have led to the keys as they are now, or further.
+
+    Arguments:
+        kv: a client of the whole cluster, not a view.
+        keys: first key and end.
+        since: the first revision.
+        now: the keys as they are; None: they are read.
+    """
+    now = await kv.range(*keys) if now is None else now
     complete = True
     while True:
         try:
-            fold, items = await _replay_from(kv, keys, since, now)
+            events, items = await _events_from(kv, keys, since, now)
         except CompactedError as error:
             since, complete = max(error.revision, since) + 1, False
         else:
-            return _Replay(keys, fold, items, since, complete)
+            return Past(events, items, since, complete)
 
 
-async def _replay_from(kv: Client, keys: RunKeys, since: int, now: RangeResult) -> tuple[Fold, list[KeyValue]]:
-    """Apply the changes from a revision on, until they have led to the keys as they are now, or further."""
-    first, end = interval(keys)
-    fold, items = Fold(keys), dict[bytes, KeyValue]()
-    watch = kv.watch(first, end, start_revision=since)
+async def _events_from(
+    kv: Client, keys: tuple[str, str], since: int, now: RangeResult
+) -> tuple[list[Event], dict[bytes, KeyValue]]:
+    found, items = list[Event](), dict[bytes, KeyValue]()
+    watch = kv.watch(*keys, start_revision=since)
     try:
         await watch.ready()
         events = [Event(PUT, item) for item in await _keys_at(kv, keys, since - 1, watch)]
         wanted = {item.key: item.mod_revision for item in now}
         while True:
+            found += events
             for event in events:
                 if event.type == PUT:
                     items[event.key] = event.kv
                 else:
                     items.pop(event.key, None)
-                change = read_change(keys, event.key, _value(event), event.revision)
-                if change is not None:
-                    fold.apply(change)
             is_further = bool(events) and events[-1].revision > now.revision
             if is_further or {item.key: item.mod_revision for item in items.values()} == wanted:
-                break
+                return found, items
             events = await watch.next_batch()
-        fold.revision = max(fold.revision, now.revision)
     finally:
         watch.cancel()
-    return fold, list(items.values())
 
 
-async def _keys_at(kv: Client, keys: RunKeys, revision: int, watch: Watch) -> list[KeyValue]:
+async def _keys_at(kv: Client, keys: tuple[str, str], revision: int, watch: Watch) -> list[KeyValue]:
     """Read the keys as they were then, in the order of their last changes."""
     if revision < 1:
         return []
     try:
-        found = await kv.range(*interval(keys), revision=revision)
+        found = await kv.range(*keys, revision=revision)
     except CompactedError:
         await watch.next_batch()  # a range tells only that it is so, a watch from where on there is history
         raise

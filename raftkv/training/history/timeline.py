@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from raftkv.training.errors import RecordError
+from raftkv.client.control.records import RecordError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import BROKEN, CLOSED, Fault, GenerationRecord, Member, Node, State, to_json
 from raftkv.training.rendezvous.ranks import first_ranks
@@ -80,6 +80,50 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitHistory:
+    """A checkpoint of the run, as it was committed.
+
+    Attributes:
+        step, kind, size_bytes, holder: as in its record.
+        saved: when its attempt began: the state of that moment is what it keeps.
+        committed: when it was committed; by the next generation, perhaps.
+    """
+
+    step: int
+    kind: str
+    size_bytes: int
+    holder: str
+    saved: Stamp
+    committed: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What the end of a generation cost in work, as far as it is known.
+
+    Nobody writes down each step, so the step at which a generation broke is not known. What is known is the newest
+    checkpoint that survived, and how much time lay between the state that it keeps and the end.
+
+    Attributes:
+        kept_step: of that checkpoint; None: there was none, and all work was lost.
+        since: from its state, or from the beginning of the generation if that is later, to the end.
+        steps_at_least: by so many steps an attempt was ahead of it that was given up.
+        steps_estimated: by the pace between the commits of the generation; None: it had fewer than two.
+    """
+
+    kept_step: int | None
+    since: Duration
+    steps_at_least: int = 0
+    steps_estimated: int | None = None
+
+    def __str__(self) -> str:
+        told = [f"{self.since} since {'the beginning' if self.kept_step is None else f'step {self.kept_step}'}"]
+        told += [f"~{self.steps_estimated} steps"] if self.steps_estimated is not None else []
+        told += [f"at least {self.steps_at_least}"] if self.steps_at_least else []
+        return ", ".join(told)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationHistory:
     """One generation.
 
@@ -93,6 +137,8 @@ class GenerationHistory:
         closed: it ended because the run was closed.
         recovery: from its end to the beginning of the next generation; None: there is none (yet), or the run was
             closed.
+        commits: checkpoints whose saving began in it and that were committed; see ``history.progress``.
+        lost: what its end cost; None: it goes on, or was closed, or nothing is known of checkpoints.
     """
 
     generation: int
@@ -105,6 +151,8 @@ class GenerationHistory:
     closed: bool = False
     faults: tuple[Fault, ...] = ()
     recovery: Duration | None = None
+    commits: tuple[CommitHistory, ...] = ()
+    lost: Lost | None = None
 
     @property
     def lasted(self) -> Duration | None:

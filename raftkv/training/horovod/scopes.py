@@ -20,12 +20,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
+from raftkv.client.control.records import RecordError
 from raftkv.client.keys import prefix_end
 from raftkv.pb import kv_pb2, rpc_pb2
-from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import CLOSED, RUNNING, GenerationRecord, State
 from raftkv.training.rendezvous.ranks import find_slot, world_size
@@ -45,8 +44,8 @@ NO_SLOT: Final[Slot] = (-1, -1, -1, -1, -1, -1)
 
 _WORKERS: Final = re.compile(r"global(_.*)?|local_.+|cross_\d+(_.*)?")
 _RANK: Final = re.compile(r"(?:rank_)?(\d+)")
-_ANONYMOUS: Final[Any] = SimpleNamespace(headers=())
-"""On whose behalf: plain HTTP has no metadata of a call."""
+Interval = tuple[bytes, bytes]
+"""First key and end."""
 
 
 class LocalStore(Protocol):
@@ -55,6 +54,18 @@ class LocalStore(Protocol):
     @property
     def store(self) -> Any:
         """The applied state; ``revision`` is its last."""
+        ...
+
+    def let_in(self, call: Any, *, reads: Sequence[Interval], writes: Sequence[Interval]) -> None:
+        """Find who calls, and refuse who may not read and write intervals of keys.
+
+        Arguments:
+            call: whose headers and certificate say it.
+            reads, writes: the intervals.
+
+        Raises:
+            StatusError: as etcd's.
+        """
         ...
 
     async def confirm(self) -> None:
@@ -92,32 +103,41 @@ class Scopes:
         self._root = f"{ROOT}{run_id}/"
         keys = RunKeys(run_id)
         self._round_key, self._state_key = keys.round.encode(), keys.state.encode()
+        self._below = self._root.encode(), prefix_end(self._root.encode())
 
-    async def get(self, scope: str, key: str) -> bytes | None:
+    async def _confirm(self, call: Any, *, writes: bool) -> None:
+        """Be as recent as the cluster, and let the caller in: to all keys of the run, by the rights of now."""
+        await self._store.confirm()
+        reads = [self._below, (self._round_key, b""), (self._state_key, b"")]
+        self._store.let_in(call, reads=reads, writes=[self._below] if writes else [])
+
+    async def get(self, call: Any, scope: str, key: str) -> bytes | None:
         """Read the value of a key; None: there is none (an empty value is one).
 
         Arguments:
+            call: on whose behalf.
             scope: name of a table.
             key: in it.
 
         Raises:
-            StatusError: there is no quorum that could tell.
+            StatusError: there is no quorum that could tell, or the caller may not know.
             RecordError: the record of the run is not readable.
         """
-        await self._store.confirm()
+        await self._confirm(call, writes=False)
         found = self._find(self._place(scope, key, self._round()[1]))
         return found.value if found is not None else None
 
-    async def put(self, scope: str, key: str, value: bytes) -> None:
+    async def put(self, call: Any, scope: str, key: str, value: bytes) -> None:
         """Set a key. A rank that puts something has not finished. Raises as ``get``.
 
         Arguments:
+            call: on whose behalf.
             scope: name of a table.
             key: in it.
             value: any bytes.
         """
         while True:
-            await self._store.confirm()
+            await self._confirm(call, writes=True)
             revision, current = self._round()
             writes = [_put(self._place(scope, key, current), value)]
             rank = _rank(scope, key)
@@ -126,38 +146,40 @@ class Scopes:
             past = self._root.encode(), self._base(current).encode()
             if self._list(*past, limit=1):
                 writes.append(_delete(*past))
-            if await self._write(revision, writes):
+            if await self._write(call, revision, writes):
                 return
 
-    async def finish(self, scope: str, key: str) -> None:
+    async def finish(self, call: Any, scope: str, key: str) -> None:
         """Finish a rank with a scope, and clear it if all have; in a plain table delete the key. Raises as ``get``.
 
         Arguments:
+            call: on whose behalf.
             scope: name of a table.
             key: in it: of a scope of workers, the rank.
         """
         rank = _rank(scope, key)
         while True:
-            await self._store.confirm()
+            await self._confirm(call, writes=True)
             revision, current = self._round()
             if rank is None:
                 writes = [_delete(self._place(scope, key, current))]
             else:
                 writes = [_put(self._done(scope, rank, current), b"")]
-            if await self._write(revision, writes):
+            if await self._write(call, revision, writes):
                 break
         if rank is not None:
-            await self._clear_if_over(scope, current)
+            await self._clear_if_over(call, scope, current)
 
-    async def slot(self, host: str, local_rank: int) -> Slot:
+    async def slot(self, call: Any, host: str, local_rank: int) -> Slot:
         """Find the place of a worker in the present generation; waits while there is none. Raises as ``get``.
 
         Arguments:
+            call: on whose behalf.
             host: name of the worker's machine.
             local_rank: of the worker on it.
         """
         while True:
-            await self._store.confirm()
+            await self._confirm(call, writes=False)
             found = self._find(self._state_key)
             _, current = self._round()
             if found is not None:
@@ -201,7 +223,7 @@ class Scopes:
         request = rpc_pb2.RangeRequest(key=start, range_end=end, limit=limit, keys_only=True)
         return [found.key for found in self._store.find(request)]
 
-    async def _write(self, round_revision: int, writes: Sequence[rpc_pb2.RequestOp]) -> bool:
+    async def _write(self, call: Any, round_revision: int, writes: Sequence[rpc_pb2.RequestOp]) -> bool:
         """Write, unless another generation has begun."""
         fence = rpc_pb2.Compare(
             key=self._round_key,
@@ -209,13 +231,13 @@ class Scopes:
             result=rpc_pb2.Compare.EQUAL,
             mod_revision=round_revision,
         )
-        return await self._txn([fence], writes)
+        return await self._txn(call, [fence], writes)
 
-    async def _txn(self, compares: Sequence[rpc_pb2.Compare], writes: Sequence[rpc_pb2.RequestOp]) -> bool:
-        _, response = await self._store.txn(_ANONYMOUS, rpc_pb2.TxnRequest(compare=compares, success=writes))
+    async def _txn(self, call: Any, compares: Sequence[rpc_pb2.Compare], writes: Sequence[rpc_pb2.RequestOp]) -> bool:
+        _, response = await self._store.txn(call, rpc_pb2.TxnRequest(compare=compares, success=writes))
         return response.succeeded
 
-    async def _clear_if_over(self, scope: str, current: GenerationRecord | None) -> None:
+    async def _clear_if_over(self, call: Any, scope: str, current: GenerationRecord | None) -> None:
         """Delete a scope with which all its ranks have finished; one that somebody begins anew meanwhile stays.
 
         One with more keys than ranks can have is left to the next generation: looking at all of them would hold the
@@ -232,7 +254,9 @@ class Scopes:
             if max(len(there), len(ended)) > SCOPE_KEYS_MAX or not ranks <= set(map(_last_part, ended)):
                 return
             unchanged = [_unchanged(keys, revision), _unchanged(done, revision)]
-            cleared = await self._txn(unchanged, [_delete(keys, prefix_end(keys)), _delete(done, prefix_end(done))])
+            cleared = await self._txn(
+                call, unchanged, [_delete(keys, prefix_end(keys)), _delete(done, prefix_end(done))]
+            )
 
 
 def _rank(scope: str, key: str) -> str | None:

@@ -137,8 +137,8 @@ class WorkerWatch:
 
     def _look_at(self, pid: int) -> None:
         environment = _environment(self._proc / str(pid) / "environ")
-        if not environment:
-            return  # it is between fork and exec, or has ended: the next look knows
+        if not environment or environment == _environment(self._proc / "self" / "environ"):
+            return  # it has ended, or has its parent's memory until its exec, or none yet: the next look knows
         self._seen.add(pid)
         if "RANK" in environment and environment.get("TORCHELASTIC_RUN_ID") == self._run_id:
             self._watch(

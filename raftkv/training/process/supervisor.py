@@ -32,10 +32,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from raftkv.client.control.records import RecordError
 from raftkv.client.kv.operations import get_range, put
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
-from raftkv.training.errors import GenerationOver, RecordError, RunClosed
+from raftkv.training.errors import GenerationOver, RunClosed
 from raftkv.training.keys import RunKeys
 from raftkv.training.process.environment import STYLES, Extras, Meeting, make_environment
 from raftkv.training.process.faults import End

@@ -20,16 +20,16 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from raftkv.client.control.control import Control
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
 from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.errors import StatusError
 from raftkv.training.config import RunConfig
-from raftkv.training.control import Control
-from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, RUNNING, Fault, GenerationRecord, Node
-from raftkv.training.reflector import Reflector, below
 from raftkv.training.rendezvous.arbiter import Arbiter, Begin, Break, Decision, Present, View, new_state
 from raftkv.training.rendezvous.eligibility import Eligibility
 from raftkv.training.rendezvous.record_cache import RecordCache

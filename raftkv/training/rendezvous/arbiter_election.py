@@ -21,17 +21,17 @@ import asyncio
 import math
 from typing import Final
 
+from raftkv.client.control.control import Control
+from raftkv.client.control.retries import RETRY_MAX_S, RETRY_MIN_S
 from raftkv.client.kv.compares import version
 from raftkv.client.kv.operations import Put
 from raftkv.client.values import KeyValue
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.training.config import RunConfig
-from raftkv.training.control import Control
 from raftkv.training.keys import RunKeys
 from raftkv.training.rendezvous.arbiter_driver import ArbiterDriver
 from raftkv.training.rendezvous.record_cache import RecordCache
 from raftkv.training.rendezvous.registration import Registration
-from raftkv.training.retries import RETRY_MAX_S, RETRY_MIN_S
 
 DELAY_S: Final = 0.005
 DELAY_MAX_S: Final = 0.25

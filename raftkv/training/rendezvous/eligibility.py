@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from raftkv.client.control.control import Control
+from raftkv.client.control.records import RecordError
 from raftkv.training.config import RunConfig
-from raftkv.training.control import Control
-from raftkv.training.errors import RecordError
 from raftkv.training.records import CLOSED, RUNNING, Node
 from raftkv.training.rendezvous.arbiter import SCALE_UP, Arbiter, Begin, Break, Decision, View
 from raftkv.training.scheduling.denylist import Denylist, Reported, pardon, root_cause

@@ -33,22 +33,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from raftkv.client.control.control import ClientControl, Control
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.reflector import Reflector
+from raftkv.client.control.retries import until_answered
 from raftkv.client.kv.compares import Compare, mod_revision, version
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
 from raftkv.client.values import Event, KeyValue, TxnResult
 from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
-from raftkv.training.control import ClientControl, Control
-from raftkv.training.errors import GenerationOver, JoinTimeout, RecordError, RunClosed, RunConflict
+from raftkv.training.errors import GenerationOver, JoinTimeout, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import BROKEN, CLOSED, GATHERING, LEFT, RUNNING, Fault, GenerationRecord, Node, State
-from raftkv.training.reflector import Reflector
 from raftkv.training.rendezvous.arbiter_election import ArbiterElection
 from raftkv.training.rendezvous.record_cache import RecordCache
 from raftkv.training.rendezvous.registration import Registration
 from raftkv.training.rendezvous.world import World
-from raftkv.training.retries import until_answered
 from raftkv.training.scheduling.ledger import HOST_SLOTS, give_back
 
 if TYPE_CHECKING:
@@ -316,10 +317,21 @@ class Participant:
             raise JoinTimeout(self.config.run_id, limit_s, why) from None
 
     def _first_possible(self) -> int:
-        """Return the first generation that may include this node, which runs nothing now."""
-        current, world = self._cache.round, self.world
-        present = current.generation if current is not None and self._is_member(current) else 0
-        return max(present, world.generation if world is not None else 0) + 1
+        """Return the first generation that may include this node, which runs nothing now.
+
+        A generation that began between ``open`` and ``next_world`` has this node in it, and waits for it.
+        """
+        current, started = self._cache.round, self.world.generation if self.world is not None else 0
+        if current is None or not self._is_member(current) or self._may_start(current):
+            return started + 1
+        return max(current.generation, started) + 1
+
+    def _may_start(self, current: GenerationRecord) -> bool:
+        """Tell whether a generation with this node in it is whole, and this node has been there since before it."""
+        state, started = self._cache.state, self.world.generation if self.world is not None else 0
+        is_whole = state is not None and state.phase == RUNNING and state.generation == current.generation
+        was_there = self._registration.was_there(self._cache.round_revision)
+        return is_whole and was_there and current.generation >= max(self.node.want, started + 1)
 
     async def _formed(self, deadline: float) -> World | None:
         """Wait for a world that this node may start; None: one began and ended without it, so it must declare again."""
@@ -332,11 +344,8 @@ class Participant:
             if state is not None and (state.min_nodes, state.max_nodes) != self._limits:
                 raise self._conflict(state)  # another job took the run over while this node was out of reach
             if current is not None and current.generation >= self.node.want and self._is_member(current):
-                if state is None or state.phase != RUNNING or state.generation != current.generation:
-                    return None
-                if not self._registration.was_there(self._cache.round_revision):
-                    return None  # the run goes on without this node, which is about to say that it runs nothing
-                return self._world(current)
+                # If not, the run goes on without this node, which is about to say that it runs nothing.
+                return self._world(current) if self._may_start(current) else None
             self._report_progress()
             await self._next_change(None if self._is_standby else deadline)
 

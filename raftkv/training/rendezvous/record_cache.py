@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from raftkv.client.control.control import Control
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.reflector import Reflector
 from raftkv.client.values import DELETE, Event, KeyValue
-from raftkv.training.control import Control
-from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import BROKEN, CLOSED, GenerationRecord, State
-from raftkv.training.reflector import Reflector
 from raftkv.training.rendezvous.world import World
 
 

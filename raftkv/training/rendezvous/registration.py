@@ -20,16 +20,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from raftkv.client.control.control import Control, Grant
+from raftkv.client.control.retries import until_answered
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Get, GetRange, Operation, Put
 from raftkv.client.kv.txn import Txn
 from raftkv.client.values import TxnResult
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.training.config import RunConfig
-from raftkv.training.control import Control, Grant
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import GATHERING, HEARTBEAT_LOST, PARTITION, Fault, Node, State
-from raftkv.training.retries import until_answered
 
 _log = logging.getLogger(__name__)
 

@@ -36,17 +36,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from raftkv.client.control.control import Control
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.kv.compares import Compare, mod_revision, version
 from raftkv.client.kv.operations import Get, GetRange, Operation, Put
 from raftkv.client.values import PUT, Event
 from raftkv.training import records
 from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
-from raftkv.training.control import Control
-from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys, check_cluster
-from raftkv.training.records import Fault, Record
-from raftkv.training.reflector import Reflector, below
+from raftkv.training.records import Fault, TrainingRecord
 from raftkv.training.scheduling.record import ClusterKeys
 
 _STOPPED: Final = frozenset(("SIGTERM", "SIGINT", "SIGHUP"))
@@ -147,7 +147,7 @@ def pardon(hosts: Iterable[str], denied: Collection[str], min_nodes: int) -> fro
 
 
 @dataclass(frozen=True, slots=True)
-class Denial(Record):
+class Denial(TrainingRecord):
     """Why a host is left out.
 
     Attributes:

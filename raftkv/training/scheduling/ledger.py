@@ -33,16 +33,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
+from raftkv.client.control.control import Control
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.reflector import Reflector, below
+from raftkv.client.control.retries import until_answered
 from raftkv.client.kv.compares import Compare, create_revision, mod_revision
 from raftkv.client.kv.operations import Delete, Get, GetRange, Operation, Put
 from raftkv.client.values import PUT, Event, KeyValue, RangeResult
 from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks
-from raftkv.training.control import Control
-from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys, check_cluster
-from raftkv.training.reflector import Reflector, below
-from raftkv.training.retries import until_answered
 from raftkv.training.scheduling import admission
 from raftkv.training.scheduling.record import ClusterKeys, Ledger, Need, read_hosts
 

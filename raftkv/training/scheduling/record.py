@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from raftkv.training.errors import RecordError
+from raftkv.client.control.records import RecordError
 from raftkv.training.keys import CLUSTER_ROOT
-from raftkv.training.records import Record
+from raftkv.training.records import TrainingRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ClusterKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class Need(Record):
+class Need(TrainingRecord):
     """A node that would take part: it runs on ``slots`` slots of ``host``."""
 
     NAME: ClassVar[str] = "claim"
@@ -65,7 +65,7 @@ class Need(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim(Record):
+class Claim(TrainingRecord):
     """What one run wants, and what it has.
 
     Attributes:
@@ -125,7 +125,7 @@ class Claim(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger(Record):
+class Ledger(TrainingRecord):
     """All claims of a cluster.
 
     Attributes:
@@ -156,7 +156,7 @@ class Ledger(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class HostRecord(Record):
+class HostRecord(TrainingRecord):
     """What a host says of itself."""
 
     NAME: ClassVar[str] = "host"

@@ -25,11 +25,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from typing import Any, Final
 
 from raftkv import aio
+from raftkv.client.control.control import ClientControl
 from raftkv.client.kv.guards import Fence
 from raftkv.client.kv.operations import Operation
 from raftkv.client.rpc.retry import Backoff
 from raftkv.errors import RaftKVError
-from raftkv.training.control import ClientControl
 from raftkv.training.tcpstore.key_queue import ABSENT, KeyQueues, Seen
 from raftkv.training.tcpstore.wait import Wait, first_value, queue_prefix
 from raftkv.training.tcpstore.writer import ATTEMPT_TIMEOUT_S, OnTrouble, Outcome, Writer, Writers, persist

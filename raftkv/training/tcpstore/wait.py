@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+from raftkv.client.control.control import Control
+from raftkv.client.control.reflector import Interval, OnChanges, Reflector, below
 from raftkv.client.values import Event
-from raftkv.training.control import Control
-from raftkv.training.reflector import Interval, OnChanges, Reflector, below
 
 TakeToken = Callable[[bytes, int], Awaitable[bool]]
 """Whether it is for this waiter to be woken by a token (its key, its revision), and for no other."""

@@ -32,7 +32,7 @@ FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 
 STRINGS_PER_TURN: Final = 2048
 """Cut by one call of ``Reader.next``: some 2 ms."""
-_STRING_OVERHEAD_BYTES: Final = 48
+STRING_OVERHEAD_BYTES: Final = 48
 """What a short string takes as an object, beside its bytes."""
 
 READY: Final = b"\x00"
@@ -156,7 +156,7 @@ class Reader:
     @property
     def held_bytes(self) -> int:
         """What the reader holds: what was not cut yet, and the strings of the request under way."""
-        return self.buffered_bytes + self._size + len(self._strings) * _STRING_OVERHEAD_BYTES
+        return self.buffered_bytes + self._size + len(self._strings) * STRING_OVERHEAD_BYTES
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests that have come as a whole.

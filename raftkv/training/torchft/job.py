@@ -29,15 +29,15 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from raftkv.client.control.control import ClientControl
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.kv.compares import create_revision, mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, put
 from raftkv.client.library import Client
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.values import Event, KeyValue
 from raftkv.errors import RaftKVError
-from raftkv.training.control import ClientControl
-from raftkv.training.errors import RecordError
-from raftkv.training.reflector import Reflector, below
 from raftkv.training.torchft.lease import DaemonLease
 from raftkv.training.torchft.records import JobKeys, MemberRecord, QuorumRecord, make_ask
 from raftkv.training.torchft.roster import Answer, Roster

@@ -28,12 +28,12 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from raftkv.client.control.records import RecordError
 from raftkv.client.library import Client
 from raftkv.errors import ConfigError
 from raftkv.pb import torchft_pb2
 from raftkv.rpc import Code, HttpRequest, HttpResponse, RpcError, Server, ServerLimits, UnaryCall
 from raftkv.rpc.server.accept import Connection
-from raftkv.training.errors import RecordError
 from raftkv.training.torchft.job import Job, Timing
 from raftkv.training.torchft.lease import DaemonLease
 from raftkv.training.torchft.records import REPLICA_ID_MAX, check_job

@@ -22,10 +22,10 @@ from typing import ClassVar, Final
 
 from google.protobuf.message import DecodeError
 
+from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.pb import torchft_pb2
-from raftkv.training.errors import RecordError
-from raftkv.training.records import Record
+from raftkv.training.records import TrainingRecord
 from raftkv.training.torchft.rules import Ask
 
 ROOT: Final = "/raftkv/torchft/"
@@ -88,7 +88,7 @@ class JobKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberRecord(Record):
+class MemberRecord(TrainingRecord):
     """A replica that is there.
 
     Attributes:
@@ -115,7 +115,7 @@ class MemberRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class QuorumRecord(Record):
+class QuorumRecord(TrainingRecord):
     """A quorum that was decided.
 
     Attributes:

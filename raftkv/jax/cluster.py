@@ -1,16 +1,8 @@
-"""JAX processes that find each other through raftkv: ``import raftkv.jax`` before ``jax.distributed.initialize()``.
+"""How JAX finds its processes through raftkv: a cluster environment that JAX asks by itself.
 
-::
-
-    RAFTKV_JOB=j RAFTKV_ENDPOINTS=h1:2379,h2:2379,h3:2379 RAFTKV_NNODES=2 \\
-        python -c "import raftkv.jax, jax; jax.distributed.initialize(); print(jax.process_count())"
-
-Nothing is given by hand: each process takes part in the run that ``RAFTKV_JOB`` names, its rank is its process id, and
-process 0 publishes an address of its own for JAX's coordination service. A process that dies is seen in ``raftkvctl
-run``, with its cause. What JAX itself does not survive, it does not survive here: its service is a part of process 0
-and its world does not change; a new world is a new set of processes.
-
-In a worker of ``raftkvctl run exec``, which starts all processes anew when one dies, the environment says everything.
+Each process takes part in the run that ``RAFTKV_JOB`` names, its rank is its process id, and process 0 publishes an
+address of its own for JAX's coordination service. In a worker of ``raftkvctl run exec``, which starts all processes
+anew when one dies, the environment says everything.
 
 Owns these variables, all but the first optional:
 
@@ -18,7 +10,7 @@ Owns these variables, all but the first optional:
 - ``RAFTKV_ENDPOINTS``: members of the cluster (127.0.0.1:2379);
 - ``RAFTKV_NNODES``: ``N`` or ``MIN:MAX`` processes (1:1024: all that come within ``RAFTKV_LAST_CALL`` seconds, 5);
 - ``RAFTKV_ADDRESS``: where the others reach this machine (the address from which it reaches the cluster);
-- ``RAFTKV_USER`` (NAME:PASSWORD), ``RAFTKV_CACERT``, ``RAFTKV_CERT``, ``RAFTKV_KEY``.
+- ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ``RAFTKV_CERT``, ``RAFTKV_KEY``.
 """
 
 from __future__ import annotations
@@ -32,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from raftkv.client.credentials import client_settings
 from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
@@ -150,16 +143,7 @@ def join(environment: Mapping[str, str], timeout_s: float, port: str | None = No
     """
     endpoints = environment.get("RAFTKV_ENDPOINTS", "127.0.0.1:2379")
     config = run_config(environment, _own_address(endpoints), timeout_s)
-    user, _, password = environment.get("RAFTKV_USER", "").partition(":")
-    files = {name: environment.get(f"RAFTKV_{name.upper()}", "") for name in ("cacert", "cert", "key")}
-    kv = connect(
-        endpoints,
-        user=user,
-        password=password,
-        ca_file=files["cacert"],
-        cert_file=files["cert"],
-        key_file=files["key"],
-    )
+    kv = connect(endpoints, **{"user": ""} | client_settings(environment))
     try:
         participant = Participant.open(kv, config)
         world = participant.next_world()

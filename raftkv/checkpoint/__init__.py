@@ -1,0 +1,88 @@
+"""The checkpoint registry: a checkpoint exists whole, checked and findable on every member, or not at all.
+
+::
+
+    registry = raftkv.checkpoint.Registry(kv, "job", uri="/shared/checkpoints/job")
+    registry.latest(), registry.at(100), registry.best("loss"), registry.tagged("release")
+
+Bytes lie in files, wherever fsspec reaches; the registry keeps what is small and must be right: which checkpoints there
+are, and who may write the next one. User code begins with ``Registry`` (``aio.Registry`` for asyncio); developers read
+``keys`` (the layout) and ``commit`` (how a checkpoint comes to exist).
+
+    commit      claims, attempts in two phases, takeover      find       lookups, and a watch of commits
+    retention   what keeps a checkpoint, and what deletes it  storage    the bytes
+    importers   what other tools have left                    saver      one process that saves by itself
+    registry    all of it as one object; ``sync``: the same without an event loop
+    keys, records, kinds, digest, errors: names, layout and values
+
+It is a client of the store like any other, so it runs on raftkv and on etcd. Nothing here imports torch, and nothing
+knows of training runs: ``raftkv.training`` and ``raftkv.torch`` stand on it. A name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from raftkv.checkpoint import aio as aio
+    from raftkv.checkpoint.commit.claim import Claim as Claim
+    from raftkv.checkpoint.find.commits import Commit as Commit
+    from raftkv.checkpoint.records import Checkpoint as Checkpoint
+    from raftkv.checkpoint.records import FileRecord as FileRecord
+    from raftkv.checkpoint.records import Reference as Reference
+    from raftkv.checkpoint.retention.collector import Collected as Collected
+    from raftkv.checkpoint.retention.policy import Best as Best
+    from raftkv.checkpoint.retention.policy import Policy as Policy
+    from raftkv.checkpoint.saver import Saver as Saver
+    from raftkv.checkpoint.sync import Attempt as Attempt
+    from raftkv.checkpoint.sync import Commits as Commits
+    from raftkv.checkpoint.sync import Pin as Pin
+    from raftkv.checkpoint.sync import Registry as Registry
+
+_PLACES: Final = {
+    "Attempt": "sync",
+    "Best": "retention.policy",
+    "Checkpoint": "records",
+    "Claim": "commit.claim",
+    "Collected": "retention.collector",
+    "Commit": "find.commits",
+    "Commits": "sync",
+    "FileRecord": "records",
+    "Pin": "sync",
+    "Policy": "retention.policy",
+    "Reference": "records",
+    "Registry": "sync",
+    "Saver": "saver",
+}
+
+__all__ = [
+    "Attempt",
+    "Best",
+    "Checkpoint",
+    "Claim",
+    "Collected",
+    "Commit",
+    "Commits",
+    "FileRecord",
+    "Pin",
+    "Policy",
+    "Reference",
+    "Registry",
+    "Saver",
+    "aio",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "aio":
+        return import_module("raftkv.checkpoint.aio")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"raftkv.checkpoint.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

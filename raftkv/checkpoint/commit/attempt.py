@@ -1,0 +1,403 @@
+"""One try to save one checkpoint: what the coordinator and the ranks do to make it whole.
+
+::
+
+    attempt = await begin(means, claim, record, make_uri)     # the coordinator; others: await join(...); see opening
+    await attempt.prepare(rank, files)                        # every rank, when its files are durable
+    checkpoint = await attempt.commit(metrics={"loss": 0.1})           # the coordinator
+    checkpoint = await attempt.outcome()                      # the others
+
+Every step may be repeated, by the same process or, after its death, by another with a later claim: a second ``prepare``
+of the same files and a second ``commit`` return what the first one did. The commit is one txn of constant size,
+whatever the number of ranks; what they prepared is folded into the Merkle root and the manifest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from raftkv.checkpoint.commit.claim import Claim, under
+from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.manifest import Manifest
+from raftkv.checkpoint.commit.outcome import Watching, limited
+from raftkv.checkpoint.commit.summary import advanced, checked_metrics, indexed
+from raftkv.checkpoint.errors import (
+    AttemptOver,
+    CheckpointExists,
+    CheckpointNotFound,
+    PrepareConflict,
+    RanksMissing,
+    StaleStep,
+)
+from raftkv.checkpoint.keys import CHILD, AttemptKeys, RegistryKeys, check_file_name
+from raftkv.checkpoint.records import (
+    AttemptRecord,
+    Checkpoint,
+    Deleting,
+    FileRecord,
+    Hold,
+    Latest,
+    Prepared,
+    Reference,
+    read,
+)
+from raftkv.client.control.control import Control
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.reflector import below
+from raftkv.client.control.retries import until_answered
+from raftkv.client.kv.compares import mod_revision, version
+from raftkv.client.kv.operations import Operation, delete, get, put
+from raftkv.client.values import KeyValue
+from raftkv.errors import ConfigError, StatusError
+
+WriteManifest = Callable[[str, bytes], Awaitable[None]]
+
+PREPARED_MAX_BYTES: Final = 256 * 1024
+"""Limit of what one rank prepares: about 1,700 files."""
+PREPARED_TOTAL_MAX_BYTES: Final = 256 * 1024 * 1024
+"""Limit of what all ranks prepare; who commits reads it at once. Beyond 1,024 ranks each has its share of it."""
+RECORD_MAX_BYTES: Final = 64 * 1024
+"""Limit of the head of an attempt, with the metadata of the user; the record is not much longer."""
+_DIGEST: Final = re.compile(r"[a-z0-9]+:[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What attempts work with.
+
+    Attributes:
+        control: the store.
+        write_manifest: writes the manifest, durably, below the uri of an attempt.
+        now: the wall clock in seconds, for people.
+        draw: a random number below the one that is given.
+        leave_mark: leaves a file with a name and contents below a uri; None: no marks are left (``retention.marks``).
+    """
+
+    control: Control
+    write_manifest: WriteManifest
+    now: Callable[[], float]
+    draw: Callable[[int], int] = secrets.randbelow
+    leave_mark: Callable[[str, str, bytes], Awaitable[None]] | None = None
+
+
+class _Seen(NamedTuple):
+    """What a decision is made on: three keys at one revision."""
+
+    head: KeyValue | None
+    record: KeyValue | None
+    latest: KeyValue | None
+
+
+class Attempt:
+    """One try to save one checkpoint; made by ``begin`` and ``join``.
+
+    Arguments:
+        means: what it works with.
+        claim: under which it goes on: that of its own generation, or a later one that takes it over.
+        record: its head.
+
+    Attributes:
+        record: its head.
+    """
+
+    def __init__(self, means: Means, claim: Claim, record: AttemptRecord) -> None:
+        self.record = record
+        self._means = means
+        self._control = means.control
+        self._claim = claim
+        self._run = RegistryKeys(claim.run_id)
+        self._keys: AttemptKeys = self._run.attempt(record.kind, record.id)
+
+    def __str__(self) -> str:
+        return f"step {self.record.step} of run {self._claim.run_id!r} ({self.record.kind})"
+
+    @property
+    def uri(self) -> str:
+        """Return the URL of the directory of its bytes."""
+        return self.record.uri
+
+    async def check(self) -> None:
+        """Raise if it cannot be committed any more: ask before anything is written that other programs would read.
+
+        Raises:
+            FenceBroken, GenerationOver: the claim is over.
+            AttemptOver: it was aborted.
+        """
+        seen = await self._read()
+        if seen.head is None and self._own(seen.record) is None:
+            raise self._over()
+
+    # ---- ranks
+
+    async def prepare(self, rank: int, files: Sequence[FileRecord]) -> None:
+        """Say that this rank's files are durable. From now on they must not change.
+
+        Arguments:
+            rank: from 0 to ``world_size`` - 1.
+            files: all of the rank; a rank that has none says so too.
+
+        Raises:
+            ConfigError: the rank or a name cannot be, or there are too many files.
+            PrepareConflict: this rank has prepared other files.
+            AttemptOver: it was aborted.
+            FenceBroken, GenerationOver: the claim is over; nothing was written.
+        """
+        value = self._checked(rank, files).encode()
+        most = min(PREPARED_MAX_BYTES, PREPARED_TOTAL_MAX_BYTES // self.record.world_size)
+        if len(value) > most:
+            raise ConfigError(
+                f"rank {rank} has {len(files)} files in step {self.record.step}, whose list of {len(value)} bytes is "
+                f"too long for one of {self.record.world_size} ranks: at most {most} bytes; "
+                "write fewer and larger files"
+            )
+        key = self._keys.rank(rank)
+        result = await under(
+            self._control,
+            self._claim,
+            [version(key) == 0, version(self._keys.head) > 0],
+            [put(key, value)],
+            [get(key), get(self._run.record(self.record.kind, self.record.step))],
+        )
+        if result.succeeded:
+            return
+        found, record = result.results
+        if found is not None and found.value != value:
+            raise PrepareConflict(f"rank {rank} has prepared other files for {self} already; abort it, and save again")
+        if found is None and self._own(record) is None:
+            raise self._over()
+        # Else an earlier copy of this call was applied, and the attempt may be committed by now.
+
+    def _checked(self, rank: int, files: Sequence[FileRecord]) -> Prepared:
+        if not 0 <= rank < self.record.world_size:
+            raise ConfigError(f"rank {rank} does not exist: {self} is saved by {self.record.world_size} ranks")
+        if len({file.name for file in files}) < len(files):
+            raise ConfigError(f"rank {rank} names a file of step {self.record.step} twice; name each once")
+        for file in files:
+            check_file_name(file.name)
+            if file.name == MANIFEST:
+                raise ConfigError(f"{MANIFEST} is the name of the manifest; give the file of rank {rank} another")
+            if file.size_bytes < 0 or not _DIGEST.fullmatch(file.digest):
+                raise ConfigError(
+                    f"{file.name}: {file.size_bytes} bytes with the digest {file.digest!r} cannot be; a digest is "
+                    "the name of its algorithm, a colon, and hexadecimal digits"
+                )
+        return Prepared(rank, tuple(sorted(files, key=lambda file: file.name)))
+
+    async def outcome(self, timeout_s: float | None = None) -> Checkpoint:
+        """Wait until it is committed.
+
+        Arguments:
+            timeout_s: None: as long as the claim lasts.
+
+        Raises:
+            AttemptOver: it was aborted.
+            FenceBroken, GenerationOver: the claim ended before; what becomes of it the next one decides.
+            TimeoutError: nothing was decided in time.
+        """
+        what = f"{self} was neither committed nor given up"
+        async with limited(timeout_s, what), Watching(self._control, self._claim, (self._keys.head, "")) as copy:
+            is_decided = await copy.holds(lambda items: not items)
+        # Asked even if the claim has ended: it may have been committed just before.
+        committed = self._own((await self._read_unfenced()).record)
+        if committed is None:
+            raise self._over() if is_decided else self._claim.broken()
+        return committed
+
+    # ---- the coordinator
+
+    async def prepared(self, timeout_s: float | None = None, *, but: Sequence[int] = ()) -> dict[int, Prepared]:
+        """Wait until the ranks have prepared; returns what each has.
+
+        Arguments:
+            timeout_s: None: as long as the claim lasts.
+            but: ranks that are not waited for, as the coordinator itself, which prepares last.
+
+        Raises:
+            RanksMissing: some did not in time; calling again goes on waiting.
+            PrepareConflict: what is there cannot be read.
+            CheckpointExists: it is committed already.
+            AttemptOver: it was aborted.
+            FenceBroken, GenerationOver: the claim ended before.
+        """
+        ranks = set(range(self.record.world_size)) - set(but)
+        wanted = {self._keys.rank(rank).encode(): rank for rank in ranks}
+        copy = Watching(self._control, self._claim, below(self._keys.ranks), (self._keys.head, ""))
+        head = self._keys.head.encode()
+        try:
+            async with asyncio.timeout(timeout_s), copy:
+                items = await copy.until(lambda items: wanted.keys() <= items.keys() or head not in items)
+        except TimeoutError:
+            missing = sorted(wanted[key] for key in wanted.keys() - copy.items.keys())
+            raise RanksMissing(str(self), timeout_s or 0.0, missing) from None
+        if not wanted.keys() <= items.keys():
+            await self.check()  # a later claim may have committed it, or given it up
+            raise CheckpointExists(f"{self} is committed already")
+        return {rank: self._part(rank, items[self._keys.rank(rank).encode()]) for rank in sorted(ranks)}
+
+    def _part(self, rank: int, item: KeyValue) -> Prepared:
+        try:
+            part = read(Prepared, item)
+            if part.rank != rank:
+                raise RecordError(Prepared.NAME, f"{self._keys.rank(rank)} is of rank {part.rank}")
+        except RecordError as error:
+            raise PrepareConflict(f"what rank {rank} has prepared for {self} cannot be used: {error}") from None
+        return part
+
+    async def commit(self, *, metrics: Mapping[str, float] | None = None, timeout_s: float | None = None) -> Checkpoint:
+        """Wait for all ranks, write the manifest, and commit; or find that this was done.
+
+        Arguments:
+            metrics: numbers by which the best is found.
+            timeout_s: for the ranks; None: as long as the claim lasts.
+
+        Raises:
+            ConfigError: there are too many metrics, or one cannot be used.
+            RanksMissing: some did not prepare in time.
+            PrepareConflict: two ranks have prepared the same file.
+            CheckpointExists: another attempt has committed the step.
+            StaleStep: a newer step is committed.
+            AttemptOver: it was aborted.
+            FenceBroken, GenerationOver: the claim is over.
+        """
+        metrics = checked_metrics(metrics)
+        seen = await self._read()
+        if (done := self._own(seen.record)) is not None:
+            return done
+        self._undecided(seen)
+        try:
+            manifest = Manifest.of(self.record, await self.prepared(timeout_s))
+        except CheckpointExists:
+            return await self.commit()  # by another process of this claim: it is read
+        await self.check()  # nothing is written for readers that a dead generation could leave behind
+        await self._means.write_manifest(self.uri, manifest.encoded)
+        checkpoint = self._checkpoint(manifest, metrics)
+        while (committed := await self._try_commit(checkpoint)) is None:
+            pass  # somebody has written `latest` meanwhile, as for a new metric
+        await self._clean()
+        return committed
+
+    def _checkpoint(self, manifest: Manifest, metrics: Mapping[str, float]) -> Checkpoint:
+        attempt, now = self.record, self._means.now()
+        return Checkpoint(
+            self._claim.run_id, attempt.step, attempt.generation, attempt.number, attempt.kind, attempt.world_size,
+            attempt.uri, manifest.digest, manifest.root, len(manifest.files), manifest.size_bytes, attempt.parent,
+            metrics, attempt.metadata, attempt.holder, now, max(0.0, now - attempt.time),
+        )  # fmt: skip
+
+    async def _try_commit(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """Commit on what is there now; None: it has changed in between."""
+        seen = await self._read()
+        if (done := self._own(seen.record)) is not None:
+            return done
+        head = self._undecided(seen)
+        kind, step, run = checkpoint.kind, checkpoint.step, self._run
+        latest = None if seen.latest is None else read(Latest, seen.latest)
+        conditions = [
+            mod_revision(self._keys.head) == head.mod_revision,
+            version(run.record(kind, step)) == 0,
+            mod_revision(run.latest(kind)) == (0 if seen.latest is None else seen.latest.mod_revision),
+        ]
+        operations = [
+            put(run.record(kind, step), checkpoint.encode()),
+            put(run.latest(kind), advanced(latest, checkpoint).encode()),
+            *indexed(run, checkpoint),
+            delete(self._keys.head),
+        ]
+        reads: list[Operation] = [get(run.record(kind, step))]
+        parent = checkpoint.parent
+        if parent is not None and parent.run_id != checkpoint.run_id:
+            key = RegistryKeys(parent.run_id).record(parent.kind, parent.step)
+            conditions.append(version(key) > 0)
+            operations.append(_held_by_child(parent, checkpoint))
+            reads.append(get(key))
+        result = await under(self._control, self._claim, conditions, operations, reads)
+        if result.succeeded:
+            return checkpoint
+        if len(reads) == 2 and result.results == (None, None):
+            raise CheckpointNotFound(f"the parent {parent} of {self} does not exist, or not any more")
+        return None
+
+    def _undecided(self, seen: _Seen) -> KeyValue:
+        """Return the head, unless it cannot be committed any more."""
+        self.refuse(seen.record, seen.latest)
+        if seen.head is None:
+            raise self._over()
+        return seen.head
+
+    def refuse(self, record: KeyValue | None, latest: KeyValue | None) -> None:
+        """Raise if the step cannot be committed by this attempt, by what the two keys hold.
+
+        Raises:
+            CheckpointExists, StaleStep: the step, or a later one, is committed.
+        """
+        if record is not None:
+            raise CheckpointExists(
+                f"{self} is committed already, by another attempt; load that one, or save a later step"
+            )
+        newest = None if latest is None else read(Latest, latest)
+        if newest is not None and newest.step >= self.record.step:
+            raise StaleStep(
+                f"{self} is not above step {newest.step}, which is the latest, and latest never goes back; "
+                "to go on from an older step, use a new run id and name the old checkpoint as its parent"
+            )
+
+    async def abort(self, reason: str) -> bool:
+        """Give it up: its bytes are garbage from now on, or were before. False: it is committed, and exists.
+
+        Arguments:
+            reason: for people.
+
+        Raises:
+            FenceBroken, GenerationOver: the claim is over; the next one gives it up.
+        """
+        while True:
+            seen = await self._read()
+            if seen.head is None:
+                return self._own(seen.record) is None
+            gone = Deleting(self.uri, reason, self._means.now())
+            deleting = put(self._run.deleting(self.record.kind, self.record.id), gone.encode())
+            # The ranks' keys go too: nothing that was prepared for bytes which are to be deleted may ever be committed.
+            operations: list[Operation] = [delete(self._keys.head), delete(self._keys.ranks, prefix=True), deleting]
+            as_seen = mod_revision(self._keys.head) == seen.head.mod_revision
+            if (await under(self._control, self._claim, [as_seen], operations)).succeeded:
+                return True
+
+    # ---- what is there
+
+    async def _read(self) -> _Seen:
+        result = await under(self._control, self._claim, (), self._reads())
+        return _Seen(*result.results)
+
+    async def _read_unfenced(self) -> _Seen:
+        result = await until_answered(lambda: self._control.txn((), self._reads()))
+        return _Seen(*result.results)
+
+    def _reads(self) -> list[Operation]:
+        kind, step = self.record.kind, self.record.step
+        return [get(self._keys.head), get(self._run.record(kind, step)), get(self._run.latest(kind))]
+
+    def _own(self, found: KeyValue | None) -> Checkpoint | None:
+        """Return the committed checkpoint if it is of this attempt."""
+        checkpoint = None if found is None else read(Checkpoint, found)
+        return checkpoint if checkpoint is not None and checkpoint.id == self.record.id else None
+
+    def _over(self) -> AttemptOver:
+        return AttemptOver(f"{self} was given up, or was committed and has been deleted since; save a later step")
+
+    async def _clean(self) -> None:
+        """Delete what the ranks prepared: the manifest has it. What a crash leaves here the collector deletes."""
+        with contextlib.suppress(StatusError):
+            await until_answered(lambda: self._control.txn((), [delete(self._keys.ranks, prefix=True)]))
+
+
+def _held_by_child(parent: Reference, child: Checkpoint) -> Operation:
+    """Return what keeps a parent from being deleted before its child is."""
+    name = f"{child.run_id}@{child.kind}@{child.step}"
+    hold = RegistryKeys(parent.run_id).hold(parent.kind, parent.step, CHILD, name)
+    return put(hold, Hold(str(child.reference), child.time).encode())

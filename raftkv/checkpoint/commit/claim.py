@@ -1,0 +1,192 @@
+"""Claims: who may write the checkpoints of a run.
+
+::
+
+    claim = await claim_generation(control, "job", source=round_source(run.world), world=run.fence, at_least=7)
+    await control.txn([], [guarded(claim, conditions, then, otherwise)])
+
+The fence is the mod_revision of one key. A generation of the run claims it once: whichever rank comes first writes the
+key, the others find their generation there. Programs outside a run claim it under a name of their own, and hand the
+claim on to their other ranks (``token``). Whoever claims ends all claims before: their writes raise ``FenceBroken``.
+A claim of a run stands under the run's own fence too, so that a rank that slept through the end of its generation
+neither claims nor writes.
+
+Leaves out when to claim: ``Registry.claim``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from raftkv.checkpoint.errors import FenceBroken
+from raftkv.checkpoint.keys import RegistryKeys
+from raftkv.checkpoint.records import FenceRecord, read
+from raftkv.client.control.control import Control
+from raftkv.client.control.retries import until_answered
+from raftkv.client.kv.compares import Compare, mod_revision
+from raftkv.client.kv.operations import Operation, get, put
+from raftkv.client.kv.txn import txn
+from raftkv.client.space import Space
+from raftkv.client.values import KeyValue, TxnResult
+from raftkv.errors import ConfigError
+from raftkv.pb import rpc_pb2
+
+CLAIM_NAME: Final = "claim/"
+"""Before the source of a claim outside of a run."""
+
+
+class WorldConditions(Protocol):
+    """The fence of a generation of a run; ``training.rendezvous.world.WorldFence`` is one."""
+
+    @property
+    def conditions(self) -> tuple[Compare, ...]:
+        """All must hold while the generation lasts."""
+        ...
+
+    def broken(self) -> Exception:
+        """Make the error for a write after its end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write the checkpoints of a run, until the next claim. Usable as ``fence=`` of a client's calls.
+
+    Attributes:
+        run_id: of the run.
+        generation: in the path of everything that is written under it; grows with every claim.
+        revision: of the key that says so.
+        world: the generation of the run that it stands on; None: it stands alone.
+    """
+
+    run_id: str
+    generation: int
+    revision: int
+    world: WorldConditions | None = None
+
+    @property
+    def conditions(self) -> tuple[Compare, ...]:
+        """All must hold for a write under this claim."""
+        own = mod_revision(RegistryKeys(self.run_id).fence) == self.revision
+        return (own,) if self.world is None else (own, *self.world.conditions)
+
+    def compares(self) -> list[rpc_pb2.Compare]:
+        """Implement ``client.kv.guards.Conditions.compares``."""
+        return [condition.to_message(Space()) for condition in self.conditions]
+
+    def broken(self) -> Exception:
+        """Make the error of a write that was refused because the claim is over."""
+        return FenceBroken(self.run_id, self.generation) if self.world is None else self.world.broken()
+
+    @property
+    def token(self) -> str:
+        """Text to hand to other ranks, which make the same claim of it with ``from_token``."""
+        return json.dumps([self.run_id, self.generation, self.revision])
+
+    @classmethod
+    def from_token(cls, token: str, world: WorldConditions | None = None) -> Claim:
+        """Return the claim that another rank has made.
+
+        Arguments:
+            token: as ``token`` gave it.
+            world: the generation of the run in which this rank is; None: none.
+
+        Raises:
+            ConfigError: it is no such text.
+        """
+        try:
+            run_id, generation, revision = json.loads(token)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{token!r} is no token of a claim: {error}") from None
+        if not (isinstance(run_id, str) and isinstance(generation, int) and isinstance(revision, int)):
+            raise ConfigError(f"{token!r} is no token of a claim")
+        return cls(run_id, generation, revision, world)
+
+
+async def claim_generation(
+    control: Control,
+    run_id: str,
+    source: str,
+    *,
+    at_least: int = 1,
+    world: WorldConditions | None = None,
+    holder: str = "",
+    now: Callable[[], float],
+) -> Claim:
+    """Claim the checkpoints of a run, or find that the source has done so already.
+
+    Arguments:
+        control: the store.
+        run_id: of the run.
+        source: what the claim stands on; the same text gives the same claim.
+        at_least: its generation, if that is above the last.
+        world: the generation of the run that it stands on; None: it stands alone.
+        holder: who claims, for people.
+        now: the wall clock, for people.
+
+    Raises:
+        GenerationOver: the generation of the run has ended.
+        StatusError: the cluster refused.
+    """
+    key = RegistryKeys(run_id).fence
+    while True:
+        found = await _read(control, key, world)
+        known = None if found is None else read(FenceRecord, found)
+        if found is not None and known is not None and known.source == source:
+            return Claim(run_id, known.generation, found.mod_revision, world)
+        generation = max(at_least, 0 if known is None else known.generation + 1)
+        record = FenceRecord(generation, source, holder, now())
+        seen = mod_revision(key) == (0 if found is None else found.mod_revision)
+        result = await _put(control, key, record, seen, world)
+        if result is None:
+            raise (FenceBroken(run_id, generation) if world is None else world.broken())
+        if result.succeeded:
+            return Claim(run_id, generation, result.revision, world)
+
+
+async def _read(control: Control, key: str, world: WorldConditions | None) -> KeyValue | None:
+    result = await until_answered(lambda: control.txn(() if world is None else world.conditions, [get(key)]))
+    if not result.succeeded and world is not None:
+        raise world.broken()
+    found: KeyValue | None = result.results[0]
+    return found
+
+
+async def _put(
+    control: Control, key: str, record: FenceRecord, seen: Compare, world: WorldConditions | None
+) -> TxnResult | None:
+    """Put the fence; None: the world is over. The caller sees if an earlier copy of it has done so."""
+    conditions = () if world is None else world.conditions
+    inner = txn().when(seen).then(put(key, record.encode()))
+    result = await until_answered(lambda: control.txn(conditions, [inner]))
+    answered: TxnResult | None = result.results[0] if result.succeeded else None
+    return answered
+
+
+async def under(
+    control: Control,
+    claim: Claim,
+    compares: Sequence[Compare],
+    then: Sequence[Operation],
+    otherwise: Sequence[Operation] = (),
+) -> TxnResult:
+    """Execute a txn under a claim, until it is answered. It must do no harm when it is done twice.
+
+    Arguments:
+        control: the store.
+        claim: the fence.
+        compares, then, otherwise: of the txn inside; its result is returned.
+
+    Raises:
+        FenceBroken, GenerationOver: the claim is over; nothing was written.
+        StatusError: the cluster refused.
+    """
+    inner = txn().when(*compares).then(*then).otherwise(*otherwise)
+    result = await until_answered(lambda: control.txn(claim.conditions, [inner]))
+    if not result.succeeded:
+        raise claim.broken()
+    answered: TxnResult = result.results[0]
+    return answered

@@ -1,0 +1,109 @@
+"""The manifest of a checkpoint: all its files, with sizes and digests, as one file beside them.
+
+It is made of what the ranks prepared and of nothing else, so whoever commits the attempt writes the same bytes; its
+digest is in the record, so nobody can change it later. One JSON object a line: a head, then the files by rank and name.
+
+    manifest = Manifest.of(attempt, parts)
+    manifest.digest, manifest.root
+    Manifest.decode(data).files
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from raftkv.checkpoint import digest
+from raftkv.checkpoint.errors import PrepareConflict
+from raftkv.checkpoint.records import AttemptRecord, FileRecord, Prepared
+from raftkv.client.control.records import RecordError
+
+NAME: Final = "raftkv-manifest.jsonl"
+"""Name of the file, below the directory of a checkpoint; no rank may prepare a file of this name."""
+FORMAT: Final = 1
+_HEAD: Final = ("step", "generation", "number", "kind", "world_size")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All files of a checkpoint.
+
+    Attributes:
+        head: what the first line says: of which attempt, and the Merkle root.
+        files: by rank, each rank's by name.
+    """
+
+    head: Mapping[str, Any]
+    files: tuple[tuple[int, FileRecord], ...]
+
+    @classmethod
+    def of(cls, attempt: AttemptRecord, parts: Mapping[int, Prepared]) -> Manifest:
+        """Return the manifest of an attempt that all ranks have prepared.
+
+        Arguments:
+            attempt: its head.
+            parts: of each rank.
+
+        Raises:
+            PrepareConflict: two ranks have prepared a file of the same name.
+        """
+        ranks = [parts[rank] for rank in range(attempt.world_size)]
+        owners: dict[str, int] = {NAME: -1}
+        for part in ranks:
+            for file in part.files:
+                other = owners.get(file.name)
+                owners[file.name] = part.rank
+                if other is not None:
+                    who = "the manifest" if other < 0 else f"rank {other}"
+                    raise PrepareConflict(
+                        f"step {attempt.step}: rank {part.rank} and {who} both have a file {file.name!r}; "
+                        "give every rank names of its own"
+                    )
+        head = {"format": FORMAT, **{name: getattr(attempt, name) for name in _HEAD}}
+        head["root"] = digest.root([part.encode() for part in ranks])
+        files = ((part.rank, file) for part in ranks for file in sorted(part.files, key=lambda file: file.name))
+        return cls(head, tuple(files))
+
+    @property
+    def root(self) -> str:
+        """Root of the Merkle tree over what the ranks prepared."""
+        return str(self.head["root"])
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The bytes of the file."""
+        lines = [self.head, *({"rank": rank, **asdict(file)} for rank, file in self.files)]
+        return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of the bytes of the file."""
+        return digest.of_bytes(self.encoded)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of all files that it lists."""
+        return sum(file.size_bytes for _, file in self.files)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """Read the bytes of the file.
+
+        Raises:
+            RecordError: they are no manifest.
+        """
+        try:
+            head, *lines = [json.loads(line) for line in data.splitlines()]
+            if head["format"] != FORMAT:
+                raise RecordError("manifest", f"format {head['format']!r} is of another version of raftkv")
+            return cls(head, tuple(_files(lines)))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RecordError("manifest", f"{type(error).__name__}: {error}") from None
+
+
+def _files(lines: Iterable[Mapping[str, Any]]) -> Iterable[tuple[int, FileRecord]]:
+    for line in lines:
+        yield int(line["rank"]), FileRecord.from_plain(line)

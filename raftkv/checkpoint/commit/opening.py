@@ -1,0 +1,149 @@
+"""How an attempt is opened: by the coordinator, by the other ranks, and by whoever looks for those that are undecided.
+
+    attempt = await begin(means, claim, record, make_uri)     # the coordinator
+    attempt = await join(means, claim, DCP, 100)              # every other rank
+    heads = await undecided(control, run)                     # a later generation
+
+No two attempts share a directory. Within a run ``begun`` sees to it: it is written with every head, on condition that
+no head was written since its number was chosen, so even a copy of the txn that arrives much later changes nothing. The
+number ends in random digits, for a cluster that was lost and begins at revision 1 again beside the bytes of the old.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from raftkv.checkpoint.commit.attempt import RECORD_MAX_BYTES, Attempt, Means
+from raftkv.checkpoint.commit.claim import Claim, under
+from raftkv.checkpoint.commit.outcome import Watching, limited
+from raftkv.checkpoint.errors import CheckpointExists
+from raftkv.checkpoint.keys import RANDOM_DIGITS, WORLD_SIZE_MAX, AttemptId, RegistryKeys
+from raftkv.checkpoint.records import AttemptRecord, read
+from raftkv.client.control.control import Control
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.reflector import below
+from raftkv.client.control.retries import until_answered
+from raftkv.client.keys import prefix_end
+from raftkv.client.kv.compares import mod_revision
+from raftkv.client.kv.operations import get, get_range, put
+from raftkv.client.values import KeyValue, RangeResult
+from raftkv.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+
+async def begin(means: Means, claim: Claim, record: AttemptRecord, make_uri: Callable[[AttemptId], str]) -> Attempt:
+    """Begin an attempt.
+
+    Arguments:
+        means: what it works with.
+        claim: under which.
+        record: what is to be saved; generation, number, uri and time are filled in.
+        make_uri: makes the uri of the directory of its bytes.
+
+    Raises:
+        ConfigError: there are too many ranks, or the metadata is too large or no text.
+        CheckpointExists: the step is committed already.
+        StaleStep: a newer one is.
+        FenceBroken, GenerationOver: the claim is over.
+    """
+    if not 1 <= record.world_size <= WORLD_SIZE_MAX:
+        raise ConfigError(f"a checkpoint is saved by 1 to {WORLD_SIZE_MAX} ranks, not by {record.world_size}")
+    run = RegistryKeys(claim.run_id)
+    while True:
+        reads = [get(run.record(record.kind, record.step)), get(run.latest(record.kind))]
+        result = await under(means.control, claim, (), reads)
+        number = result.revision * RANDOM_DIGITS + means.draw(RANDOM_DIGITS)
+        attempt_id = AttemptId(record.step, claim.generation, number)
+        filled = replace(record, generation=claim.generation, number=number, uri=make_uri(attempt_id), time=means.now())
+        value = _encoded(filled)
+        attempt = Attempt(means, claim, filled)
+        attempt.refuse(*result.results)
+        head = run.attempt(record.kind, attempt_id).head
+        none_since = mod_revision(run.begun) < result.revision + 1
+        done = await under(
+            means.control, claim, [none_since], [put(head, value), put(run.begun, str(attempt_id))], [get(head)]
+        )
+        if done.succeeded or (done.results[0] is not None and done.results[0].value == value):
+            return attempt
+
+
+def _encoded(record: AttemptRecord) -> bytes:
+    try:
+        value = record.encode()
+    except RecordError as error:
+        raise ConfigError(f"step {record.step} cannot be saved: {error.why}") from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"step {record.step} cannot be saved: metadata is a table of texts: {error}") from None
+    if not all(isinstance(text, str) for item in record.metadata.items() for text in item):
+        raise ConfigError(f"step {record.step} cannot be saved: metadata is a table of texts")
+    if len(value) > RECORD_MAX_BYTES:
+        raise ConfigError(
+            f"step {record.step} cannot be saved: with its metadata its record is {len(value)} bytes long, more than "
+            f"{RECORD_MAX_BYTES}; put what is large into a file of the checkpoint"
+        )
+    return value
+
+
+async def join(means: Means, claim: Claim, kind: str, step: int, timeout_s: float | None = None) -> Attempt:
+    """Wait until the coordinator has begun an attempt in this generation.
+
+    Arguments:
+        means: what it works with.
+        claim: under which.
+        kind, step: what is to be saved.
+        timeout_s: None: as long as the claim lasts.
+
+    Raises:
+        CheckpointExists: the step is committed already.
+        FenceBroken, GenerationOver: the claim ended before.
+        TimeoutError: nothing was begun in time.
+    """
+    run = RegistryKeys(claim.run_id)
+    heads = below(run.attempts_at(kind, step, claim.generation))
+    committed = run.record(kind, step)
+    what = f"no coordinator began to save step {step} of run {claim.run_id!r} ({kind})"
+    async with limited(timeout_s, what), Watching(means.control, claim, heads, (committed, "")) as copy:
+        items = await copy.until(lambda items: any(_is_head(key) or key == committed.encode() for key in items))
+    found = [read(AttemptRecord, item) for key, item in items.items() if _is_head(key)]
+    if not found:
+        raise CheckpointExists(f"step {step} of run {claim.run_id!r} ({kind}) is committed already")
+    return Attempt(means, claim, max(found, key=lambda head: head.number))
+
+
+def _is_head(key: bytes) -> bool:
+    return key.endswith(b"/head")
+
+
+async def undecided(control: Control, run: RegistryKeys) -> list[AttemptRecord]:
+    """Return all attempts of a run that are neither committed nor given up, with one read for each.
+
+    A head that cannot be read, or is not that of its key, is named in the log and passed over: it is not raftkv's.
+    """
+    found = []
+    start, end = run.attempts.encode(), prefix_end(run.attempts.encode())
+    while (item := await _first(control, start, end)) is not None:
+        kind, attempt_id, last = (*item.key.removeprefix(run.attempts.encode()).split(b"/", 2), b"", b"")[:3]
+        start = item.key + b"\0"
+        if last >= b"head":
+            # What ranks have prepared lies behind the head, and is passed over in one step, however many they are.
+            start = run.attempts.encode() + kind + b"/" + attempt_id + b"0"
+        if last != b"head":
+            continue
+        try:
+            head = read(AttemptRecord, item)
+            if run.attempt(head.kind, head.id).head.encode() != item.key:
+                raise RecordError(AttemptRecord.NAME, f"{item.key.decode(errors='backslashreplace')} is of {head.id}")
+        except RecordError as error:
+            _log.warning("raftkv: passed over: %s", error)
+            continue
+        found.append(head)
+    return found
+
+
+async def _first(control: Control, start: bytes, end: bytes) -> KeyValue | None:
+    listed = await until_answered(lambda: control.txn((), [get_range(start, end, limit=1)]))
+    items: RangeResult = listed.results[0]
+    return items.items[0] if items.items else None

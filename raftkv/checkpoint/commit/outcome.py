@@ -1,0 +1,123 @@
+"""How ranks wait for each other: on copies of a few keys, and no longer than their claim lasts.
+
+async with Watching(control, claim, (keys.head, "")) as copy:
+    await copy.until(lambda items: not items)      # FenceBroken as soon as somebody else has claimed the run
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+
+from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.keys import RegistryKeys
+from raftkv.client.control.control import Control
+from raftkv.client.control.reflector import Interval, Reflector
+from raftkv.client.values import Event, KeyValue
+
+Items = Mapping[bytes, KeyValue]
+
+
+class Watching:
+    """A copy of some keys of a run that is followed while a claim lasts; for ``async with``.
+
+    Arguments:
+        control: the store.
+        claim: what ends the wait.
+        intervals: of the keys; no two share one.
+    """
+
+    def __init__(self, control: Control, claim: Claim, *intervals: Interval) -> None:
+        self._claim = claim
+        self._changed = asyncio.Event()
+        self._refusal: Exception | None = None
+        self._fence = self._follow(control, (RegistryKeys(claim.run_id).fence, ""))
+        self._copies = [self._follow(control, interval) for interval in intervals]
+
+    def _follow(self, control: Control, interval: Interval) -> Reflector:
+        return Reflector(control, interval, self._look, on_refused=self._refuse)
+
+    @property
+    def items(self) -> Items:
+        """The keys as far as they are known."""
+        if len(self._copies) == 1:
+            return self._copies[0].items
+        return {key: item for copy in self._copies for key, item in copy.items.items()}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the claim is known to have ended."""
+        fence = self._fence.get(RegistryKeys(self._claim.run_id).fence)
+        return fence is None or fence.mod_revision != self._claim.revision
+
+    async def __aenter__(self) -> Watching:
+        everything = (self._fence, *self._copies)
+        for reflector in everything:
+            reflector.start()
+        try:
+            await self._until(lambda: all(reflector.is_following for reflector in everything))
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for reflector in (self._fence, *self._copies):
+            reflector.close()
+
+    async def holds(self, is_so: Callable[[Items], bool]) -> bool:
+        """Wait until the keys are as they should be, or the claim is over; whether they are.
+
+        Raises:
+            StatusError: the cluster refuses to show the keys, or the client was closed.
+        """
+        await self._until(lambda: is_so(self.items) or self.is_over)
+        return is_so(self.items)
+
+    async def until(self, is_so: Callable[[Items], bool]) -> Items:
+        """Wait until the keys are as they should be; returns them.
+
+        Raises:
+            FenceBroken, GenerationOver: the claim ended before.
+            StatusError: the cluster refuses to show the keys, or the client was closed.
+        """
+        if not await self.holds(is_so):
+            raise self._claim.broken()
+        return self.items
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self._changed.clear()
+            if self._refusal is not None:
+                raise self._refusal
+            await self._changed.wait()
+
+    def _look(self, _: Sequence[Event]) -> None:
+        self._changed.set()
+
+    def _refuse(self, error: Exception) -> None:
+        self._refusal = error
+        self._changed.set()
+
+
+@asynccontextmanager
+async def limited(timeout_s: float | None, what: str) -> AsyncIterator[None]:
+    """Limit the time that something may take; None: there is no limit.
+
+    Raises:
+        TimeoutError: it took longer; the text says what did not happen.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        if timeout_s is None:
+            raise
+        raise TimeoutError(f"{what} within {timeout_s:g} s") from None

@@ -1,0 +1,147 @@
+"""What goes with every commit, new metric and deletion: the summary of a kind (``latest``) and the index of metrics.
+
+::
+
+    advanced(latest, checkpoint), indexed(run, checkpoint)          # a commit
+    edges(run, kind, names) -> rearranged(...)                      # a metric that changes, a checkpoint that goes
+
+Invariant: ``latest`` is written with every change of the index, on condition of having been seen. So whoever has read
+both at one revision, and writes on condition of that ``latest``, knows the index.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from raftkv.checkpoint.keys import RegistryKeys, check_metric, from_ordered, is_comparable, step_of
+from raftkv.checkpoint.records import Checkpoint, Extremes, Latest
+from raftkv.client.kv.operations import Operation, delete, get_range, put
+from raftkv.client.values import RangeResult
+from raftkv.errors import ConfigError
+
+METRICS_MAX: Final = 60
+"""Limit of one checkpoint. A change of one is two operations of a txn, of which etcd admits 128."""
+SUMMARY_METRICS_MAX: Final = 100
+"""Names in the summary of a kind, so that ``latest`` stays small whatever names a program makes up. The best of a run
+is found in the index, whatever its name; a search across runs knows the first hundred names of each."""
+
+
+def checked_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
+    """Return metrics that can be stored, as numbers of Python: those of numpy and torch are numbers too.
+
+    Raises:
+        ConfigError: there are too many, or a name or value cannot be used.
+    """
+    checked = {check_metric(name): _number(name, value) for name, value in (metrics or {}).items()}
+    if len(checked) > METRICS_MAX:
+        raise ConfigError(f"{len(checked)} metrics are too many for one checkpoint: at most {METRICS_MAX}")
+    return checked
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53:
+        return value
+    try:
+        if not isinstance(value, bool | str | bytes):
+            return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise ConfigError(f"metric {name!r} is {value!r}, which is no number")
+
+
+def advanced(latest: Latest | None, checkpoint: Checkpoint) -> Latest:
+    """Return the summary of a kind with one more checkpoint, the newest."""
+    before = latest or Latest(checkpoint.step, checkpoint.generation)
+    return replace(
+        before,
+        step=checkpoint.step,
+        generation=checkpoint.generation,
+        count=before.count + 1,
+        size_bytes=before.size_bytes + checkpoint.size_bytes,
+        best=with_metrics(before.best, checkpoint.metrics, checkpoint.step),
+        time=checkpoint.time,
+    )
+
+
+def with_metrics(best: Mapping[str, Extremes], metrics: Mapping[str, float], step: int) -> dict[str, Extremes]:
+    """Return the extremes of all metrics with those of one more step; NaN has no place there."""
+    after = dict(best)
+    for name, value in metrics.items():
+        if is_comparable(value) and (name in after or len(after) < SUMMARY_METRICS_MAX):
+            known = after.get(name, Extremes(value, step, value, step))
+            after[name] = known.with_value(value, step)
+    return after
+
+
+def indexed(run: RegistryKeys, checkpoint: Checkpoint) -> list[Operation]:
+    """Return the puts of a checkpoint's metrics into the index; NaN has no place there."""
+    return [put(key) for key in _index_keys(run, checkpoint)]
+
+
+def unindexed(run: RegistryKeys, checkpoint: Checkpoint) -> list[Operation]:
+    """Return the deletions of a checkpoint's metrics from the index."""
+    return [delete(key) for key in _index_keys(run, checkpoint)]
+
+
+def reindexed(run: RegistryKeys, before: Checkpoint, after: Checkpoint) -> list[Operation]:
+    """Return what changes in the index when a checkpoint gets other metrics."""
+    old, new = set(_index_keys(run, before)), set(_index_keys(run, after))
+    return [*(delete(key) for key in sorted(old - new)), *(put(key) for key in sorted(new - old))]
+
+
+def _index_keys(run: RegistryKeys, checkpoint: Checkpoint) -> list[str]:
+    items = [(name, value) for name, value in checkpoint.metrics.items() if is_comparable(value)]
+    return [run.metric(checkpoint.kind, name, value, checkpoint.step) for name, value in items]
+
+
+def edges(run: RegistryKeys, kind: str, names: Iterable[str]) -> list[Operation]:
+    """Return the reads of the two lowest and the two highest values of each metric: one of them may be going."""
+    return [
+        get_range(run.metric_of(kind, name), prefix=True, limit=2, keys_only=True, descending=descending)
+        for name in names
+        for descending in (False, True)
+    ]
+
+
+def rearranged(
+    best: Mapping[str, Extremes],
+    names: Sequence[str],
+    found: Sequence[RangeResult],
+    step: int,
+    metrics: Mapping[str, float],
+) -> dict[str, Extremes]:
+    """Return the extremes of all metrics when those of one step are others, or none any more.
+
+    Arguments:
+        best: the extremes before.
+        names: of the metrics that change.
+        found: what ``edges`` of these names have read, at the revision of ``best``.
+        step: whose metrics change.
+        metrics: what it has from now on.
+    """
+    after = {name: extremes for name, extremes in best.items() if name not in names}
+    for name, low, high in zip(names, found[::2], found[1::2], strict=True):
+        values = [item for item in (*_values(low), *_values(high)) if item[1] != step]
+        if is_comparable(metrics.get(name, math.nan)):
+            values.append((metrics[name], step))
+        if values and (name in best or len(after) < SUMMARY_METRICS_MAX):
+            lowest = min(values, key=lambda item: (item[0], -item[1]))
+            after[name] = Extremes(*lowest, *max(values))
+    return after
+
+
+def _values(found: RangeResult) -> list[tuple[float, int]]:
+    """Return value and step of keys of the index; those that somebody else wrote are passed over."""
+    values = []
+    for item in found.items:
+        step, text = step_of(item.key), item.key.split(b"/")[-2]
+        try:
+            values.append((from_ordered(text.decode()), -1 if step is None else step))
+        except (ValueError, UnicodeDecodeError):
+            continue
+    return [item for item in values if item[1] >= 0]

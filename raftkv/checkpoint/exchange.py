@@ -1,0 +1,279 @@
+"""Checkpoints come and go: exports to a directory, imports of one, copies between runs, directories that are adopted.
+
+::
+
+    await registry.export(checkpoint, "s3://archive/job-100")          # files, manifest and record
+    await registry.import_export(claim, "s3://archive/job-100")        # in this cluster, or in another one
+    await registry.copy_from(claim, checkpoint)                        # of another run
+    await registry.adopt(claim, "/shared/old/step-100", 100, kind=TORCH_SAVE)
+
+Whatever comes in is saved as any other checkpoint: begun, prepared when its bytes are durable, committed; so it exists
+whole or not at all, under the claim of whoever takes it in. Files that a manifest lists are checked while they are
+copied. What was cut off is garbage of an attempt, and is begun anew; an export goes on where it was.
+
+An export is whole when its record is there, which is written last. Empty directories are not copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+from raftkv.checkpoint.commit.attempt import PREPARED_MAX_BYTES, Attempt
+from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.errors import CheckpointError, DigestMismatch
+from raftkv.checkpoint.keys import AttemptId
+from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.records import Checkpoint, FileRecord, Prepared, Reference
+from raftkv.checkpoint.retention.ownership import ADOPTED, KEPT, OWNED
+from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.transfer import copy_files, digest_files, list_files
+from raftkv.checkpoint.storage.verify import Progress, decode_manifest, load_manifest
+from raftkv.client.control.records import RecordError
+from raftkv.errors import ConfigError, StatusError
+
+T = TypeVar("T")
+
+RECORD: Final = "raftkv-checkpoint.json"
+"""Name of the file with the record, beside the manifest of an export."""
+ORIGIN: Final = "raftkv.origin"
+"""Name in the metadata of a checkpoint that was copied or imported: what it was there."""
+_DIGEST_CHARACTERS: Final = 140
+"""More than any digest has."""
+
+
+class Begin(Protocol):
+    """Begins an attempt in a run; ``Registry.begin``, or one that lies elsewhere."""
+
+    def __call__(
+        self,
+        claim: Claim,
+        step: int,
+        *,
+        world_size: int,
+        kind: str,
+        parent: Reference | None,
+        metadata: Mapping[str, str],
+    ) -> Awaitable[Attempt]:
+        """Begin it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """What is to become a checkpoint.
+
+    Attributes:
+        place: where its files lie.
+        files: which; the digest of each, or ``UNKNOWN``.
+        step, kind, parent, metadata, metrics: of the checkpoint.
+    """
+
+    place: Place
+    files: Sequence[FileRecord]
+    step: int
+    kind: str
+    parent: Reference | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+# ---- out
+
+
+async def export(checkpoint: Checkpoint, uri: str, on_progress: Progress | None = None) -> None:
+    """Copy a checkpoint to a directory; who was cut off calls it again. Its bytes must be pinned meanwhile.
+
+    Arguments:
+        checkpoint: which.
+        uri: of the directory.
+        on_progress: told of bytes, on several threads.
+
+    Raises:
+        DigestMismatch: a file is not what was committed.
+        StorageError: one could not be read or written.
+        ConfigError: another checkpoint lies there.
+    """
+    await _on_thread(lambda stop: _export(checkpoint, Place(uri), on_progress, stop))
+
+
+def _export(checkpoint: Checkpoint, target: Place, on_progress: Progress | None, stop: threading.Event) -> None:
+    source, record = Place(checkpoint.uri), checkpoint.encode()
+    if source.root == target.root and source.is_local == target.is_local:
+        raise ConfigError(f"{target.uri} is where {checkpoint.reference} lies; export it to another directory")
+    if AttemptId.of_directory(target.root.rpartition("/")[2]):
+        raise ConfigError(f"{target.uri} has the name of a directory that collectors delete; export to another")
+    data = source.read(MANIFEST)
+    manifest = decode_manifest(source.uri, data, checkpoint.manifest)
+    if target.exists(MANIFEST) and target.read(MANIFEST) != data:
+        raise ConfigError(f"another checkpoint lies at {target.uri}; export to an empty directory")
+    target.write(MANIFEST, data)  # first: it says whose files these are, should this be cut off
+    files = [file for _, file in manifest.files]
+    copy_files(source, files, target, resume=True, on_progress=on_progress, stop=stop)
+    target.write(RECORD, record)
+
+
+# ---- in
+
+
+def read_export(uri: str) -> tuple[Checkpoint, Incoming]:
+    """Return what an export holds: its record, and what it would become.
+
+    Arguments:
+        uri: of the directory.
+
+    Raises:
+        ConfigError: there is no export, or it was cut off.
+        DigestMismatch: its manifest is not the one of its record.
+        StorageError: it cannot be read.
+    """
+    place = Place(uri)
+    if not place.exists(RECORD):
+        raise ConfigError(f"{place.uri} is no export of a checkpoint, or one that was cut off: it has no {RECORD}")
+    try:
+        checkpoint = Checkpoint.decode(place.read(RECORD))
+    except RecordError as error:
+        raise DigestMismatch(place.uri, RECORD, f"cannot be read: {error}") from None
+    manifest = decode_manifest(place.uri, place.read(MANIFEST), checkpoint.manifest)
+    return checkpoint, incoming(checkpoint, place, [file for _, file in manifest.files])
+
+
+def incoming(checkpoint: Checkpoint, place: Place, files: Sequence[FileRecord]) -> Incoming:
+    """Return what a copy of a checkpoint becomes: the same but for its parent, and with a note of where it is from."""
+    metadata = {name: value for name, value in checkpoint.metadata.items() if name != ADOPTED}
+    metadata[ORIGIN] = str(checkpoint.reference)
+    return Incoming(place, files, checkpoint.step, checkpoint.kind, None, metadata, checkpoint.metrics)
+
+
+async def read_checkpoint(checkpoint: Checkpoint) -> Incoming:
+    """Return what a copy of a committed checkpoint becomes. Raises DigestMismatch, StorageError."""
+    manifest = await asyncio.to_thread(load_manifest, checkpoint)
+    return incoming(checkpoint, Place(checkpoint.uri), [file for _, file in manifest.files])
+
+
+async def read_directory(uri: str, step: int, kind: str = FILES) -> Incoming:
+    """Return what a directory becomes that no registry knows.
+
+    Arguments:
+        uri: of the directory.
+        step, kind: of the checkpoint.
+
+    Raises:
+        ConfigError: there are no files, or one has a name that cannot be used.
+        StorageError: it cannot be read.
+    """
+    place = Place(uri)
+    files = await asyncio.to_thread(list_files, place, without=(MANIFEST, RECORD))
+    return Incoming(place, files, step, kind)
+
+
+async def save_copy(begin: Begin, claim: Claim, what: Incoming, on_progress: Progress | None = None) -> Checkpoint:
+    """Copy what comes in below the uri of a registry, and commit it.
+
+    Arguments:
+        begin: of the registry.
+        claim: under which.
+        what: comes in.
+        on_progress: told of bytes, on several threads.
+
+    Raises:
+        CheckpointExists, StaleStep: the step, or a later one, is committed.
+        CheckpointNotFound: the parent does not exist.
+        DigestMismatch: a file is not what it should be.
+        StorageError: one could not be read or written.
+        FenceBroken, GenerationOver: the claim is over.
+    """
+
+    def copy(attempt: Attempt, stop: threading.Event) -> list[FileRecord]:
+        return copy_files(what.place, what.files, Place(attempt.uri), on_progress=on_progress, stop=stop)
+
+    return await _save(begin, claim, what, copy)
+
+
+async def save_in_place(
+    begin: Begin, claim: Claim, what: Incoming, *, owned: bool, on_progress: Progress | None = None
+) -> Checkpoint:
+    """Commit a directory where it lies. A manifest is written there; its files must not change from now on.
+
+    Arguments:
+        begin: of the registry, with the uri of the directory.
+        claim: under which.
+        what: comes in.
+        owned: whether the files go when the checkpoint is deleted.
+        on_progress: told of bytes, on several threads.
+
+    Raises:
+        ConfigError: the directory has links, or is a checkpoint of a registry.
+        and as ``save_copy``.
+    """
+    await asyncio.to_thread(_check_in_place, what.place)
+    noted = {**what.metadata, ADOPTED: OWNED if owned else KEPT}
+    there = Incoming(what.place, what.files, what.step, what.kind, what.parent, noted, what.metrics)
+
+    def look(_: Attempt, stop: threading.Event) -> list[FileRecord]:
+        return digest_files(what.place, what.files, on_progress=on_progress, stop=stop)
+
+    return await _save(begin, claim, there, look)
+
+
+def _check_in_place(place: Place) -> None:
+    if links := [found.name for found in place.list() if found.is_link]:
+        raise ConfigError(f"{place.uri}/{links[0]} is a link, whose target is not the checkpoint's; take in a copy")
+    if place.exists(MANIFEST) or AttemptId.of_directory(place.root.rpartition("/")[2]):
+        raise ConfigError(
+            f"{place.uri} is a checkpoint of a registry already, or became none because taking it in was cut off: "
+            f"take in a copy, or delete {MANIFEST} there if no registry knows it"
+        )
+
+
+async def _save(
+    begin: Begin, claim: Claim, what: Incoming, bring: Callable[[Attempt, threading.Event], list[FileRecord]]
+) -> Checkpoint:
+    """Begin, bring the bytes, prepare, commit; what fails on the way is given up."""
+    parts = in_parts(what.files)
+    attempt = await begin(
+        claim, what.step, world_size=len(parts), kind=what.kind, parent=what.parent, metadata=what.metadata
+    )
+    try:
+        files = {file.name: file for file in await _on_thread(lambda stop: bring(attempt, stop))}
+        for rank, part in enumerate(parts):
+            await attempt.prepare(rank, [files[file.name] for file in part])
+        return await attempt.commit(metrics=what.metrics)
+    except BaseException as error:
+        # What cannot be given up now the next generation gives up.
+        with suppress(CheckpointError, StatusError):
+            await asyncio.shield(attempt.abort(f"it could not be taken in: {error}"))
+        raise
+
+
+def in_parts(files: Sequence[FileRecord]) -> list[list[FileRecord]]:
+    """Return files in parts that one rank can prepare each: as few as possible, at least one."""
+    limit = PREPARED_MAX_BYTES - 100
+    parts: list[list[FileRecord]] = [[]]
+    size_bytes = 0
+    for file in files:
+        own = len(Prepared(0, (file,)).encode()) + _DIGEST_CHARACTERS
+        if size_bytes + own > limit:
+            parts.append([])
+            size_bytes = 0
+        parts[-1].append(file)
+        size_bytes += own
+    return parts
+
+
+async def _on_thread(work: Callable[[threading.Event], T]) -> T:
+    """Do blocking work on a thread; if the caller is cancelled the work stops at its next piece."""
+    stop = threading.Event()
+    doing = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        stop.set()
+        with suppress(Exception):
+            await doing
+        raise

@@ -1,0 +1,292 @@
+"""Looking up checkpoints: each by one or two reads of a few keys, however many there are.
+
+    lookup = Lookup(control)
+    await lookup.latest("job", DCP)
+    await lookup.best("job", "loss", MIN, count=3)
+    await lookup.latest_of_all()                # one read for all runs
+
+Leaves out what lies in the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from raftkv.checkpoint.errors import CheckpointNotFound
+from raftkv.checkpoint.keys import LATEST, RegistryKeys, is_comparable, run_of, step_of
+from raftkv.checkpoint.records import Checkpoint, Latest, Reference, read, readable
+from raftkv.client.control.control import Control
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.retries import until_answered
+from raftkv.client.keys import prefix_end
+from raftkv.client.kv.operations import Operation, get, get_range
+from raftkv.client.values import KeyValue, RangeResult
+from raftkv.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+MIN: Final = "min"
+MAX: Final = "max"
+PAGE: Final = 500
+READS_MAX: Final = 100
+"""Limit of one txn: etcd admits 128 operations."""
+LINEAGE_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunLatest:
+    """The summary of one kind of one run."""
+
+    run_id: str
+    kind: str
+    latest: Latest
+
+
+class Lookup:
+    """Reads of the registry, across runs.
+
+    Arguments:
+        control: the store.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    async def summary(self, run_id: str, kind: str = "") -> list[RunLatest]:
+        """Return the summaries of a run's kinds; empty: it has no checkpoints.
+
+        Arguments:
+            run_id: of the run.
+            kind: only of this one; empty: of all.
+        """
+        keys = RegistryKeys(run_id)
+        operation = get_range(keys.latest(kind)) if kind else get_range(keys.latest_all, prefix=True)
+        found = await self._range(operation)
+        return [_summary(item) for item in found.items]
+
+    async def latest_of_all(self) -> list[RunLatest]:
+        """Return the summaries of all runs and kinds, in the order of run ids; the log names what cannot be read."""
+        return _readable([item async for item in self._pages(LATEST)])
+
+    async def latest(self, run_id: str, kind: str = "") -> Checkpoint:
+        """Return the newest checkpoint.
+
+        Arguments:
+            run_id: of the run.
+            kind: empty: of the kind that has the highest step, the first by name.
+
+        Raises:
+            CheckpointNotFound: there is none.
+        """
+        before = -1
+        while summaries := await self.summary(run_id, kind):
+            newest = max(summaries, key=lambda found: found.latest.step)
+            try:
+                return await self.at(run_id, newest.latest.step, newest.kind)
+            except CheckpointNotFound:
+                if newest.latest.step <= before:
+                    raise  # somebody has deleted the key of the record
+            before = newest.latest.step  # else a later one came, and this was deleted, between the two reads
+        raise CheckpointNotFound(f"run {run_id!r} has no checkpoint{f' of kind {kind}' if kind else ''}")
+
+    async def at(self, run_id: str, step: int, kind: str = "") -> Checkpoint:
+        """Return the checkpoint of a step.
+
+        Arguments:
+            run_id, step: of the checkpoint.
+            kind: empty: whichever there is, the first by name.
+
+        Raises:
+            CheckpointNotFound: there is none, or not any more.
+        """
+        kinds = [kind] if kind else [found.kind for found in await self.summary(run_id)]
+        keys = RegistryKeys(run_id)
+        if kinds:
+            for item in await self._read([get(keys.record(name, step)) for name in kinds]):
+                if item is not None:
+                    return read(Checkpoint, item)
+        raise CheckpointNotFound(f"run {run_id!r} has no checkpoint of step {step}{f' of kind {kind}' if kind else ''}")
+
+    async def tagged(self, run_id: str, name: str) -> Checkpoint:
+        """Return the checkpoint that a tag is on.
+
+        Raises:
+            CheckpointNotFound: there is no such tag.
+        """
+        (item,) = await self._read([get(RegistryKeys(run_id).tag(name))])
+        if item is None:
+            raise CheckpointNotFound(f"run {run_id!r} has no checkpoint with the tag {name!r}")
+        found = read(Reference, item)
+        return await self.at(found.run_id, found.step, found.kind)
+
+    async def best(self, run_id: str, metric: str, mode: str, *, kind: str = "", count: int = 1) -> list[Checkpoint]:
+        """Return the best checkpoints by a metric, the best first; of equal ones the newer first for the maximum.
+
+        Arguments:
+            run_id: of the run.
+            metric: its name.
+            mode: ``MIN`` or ``MAX``: which values are better.
+            kind: empty: of the kind whose best is the best.
+            count: how many, at most.
+
+        Raises:
+            CheckpointNotFound: no checkpoint has such a metric.
+        """
+        check_mode(mode)
+        kinds = [kind] if kind else [found.kind for found in await self.summary(run_id)]
+        found: list[Checkpoint] = []
+        for name in kinds:
+            found += await self._best(RegistryKeys(run_id), name, metric, mode, count)
+        if not found:
+            raise CheckpointNotFound(f"run {run_id!r} has no checkpoint with the metric {metric!r}")
+        found.sort(key=lambda item: item.metrics[metric], reverse=mode == MAX)
+        return found[:count]
+
+    async def _best(self, keys: RegistryKeys, kind: str, metric: str, mode: str, count: int) -> list[Checkpoint]:
+        found: list[Checkpoint] = []
+        # A metric may change, and a checkpoint go, between the reads: the index is read on until there are enough.
+        pages = self._pages(keys.metric_of(kind, metric), limit=count, keys_only=True, descending=mode == MAX)
+        async with aclosing(pages):
+            async for items in _batches(pages, min(count, READS_MAX)):
+                steps = [step for item in items if (step := step_of(item.key)) is not None]
+                records = await self._read([get(keys.record(kind, step)) for step in steps]) if steps else []
+                # One that was deleted, or whose metric was changed, since the index was read makes room for the next.
+                some = readable(Checkpoint, [item for item in records if item is not None])
+                found += [checkpoint for checkpoint in some if is_comparable(checkpoint.metrics.get(metric, math.nan))]
+                if len(found) >= count:
+                    break
+        return found[:count]
+
+    async def best_of_all(self, metric: str, mode: str, *, kind: str = "", count: int = 1) -> list[Checkpoint]:
+        """Return the best checkpoints of all runs by a metric, at most one of each run and kind, the best first.
+
+        Arguments:
+            metric: its name.
+            mode: ``MIN`` or ``MAX``.
+            kind: empty: of all kinds.
+            count: how many, at most.
+
+        Raises:
+            CheckpointNotFound: no checkpoint has such a metric.
+        """
+        check_mode(mode)
+        ranked = []
+        for found in await self.latest_of_all():
+            extremes = found.latest.best.get(metric)
+            if extremes is not None and kind in ("", found.kind):
+                value, step = (
+                    (extremes.min_value, extremes.min_step) if mode == MIN else (extremes.max_value, extremes.max_step)
+                )
+                ranked.append((value, found.run_id, found.kind, step))
+        ranked.sort(reverse=mode == MAX)
+        if not ranked:
+            raise CheckpointNotFound(f"no run has a checkpoint with the metric {metric!r}")
+        found_at: list[Checkpoint] = []
+        for _, run_id, name, step in ranked:
+            if len(found_at) == count:
+                break
+            with contextlib.suppress(CheckpointNotFound):  # deleted since
+                found_at.append(await self.at(run_id, step, name))
+        return found_at
+
+    async def checkpoints(
+        self, run_id: str, kind: str = "", *, newest_first: bool = False, limit: int = 0
+    ) -> list[Checkpoint]:
+        """Return the checkpoints of a run by kind and step.
+
+        Arguments:
+            run_id: of the run.
+            kind: only of this one; empty: of all.
+            newest_first: the highest step first.
+            limit: how many of each kind, at most; 0: all.
+        """
+        keys = RegistryKeys(run_id)
+        found: list[Checkpoint] = []
+        for name in [kind] if kind else [summary.kind for summary in await self.summary(run_id)]:
+            pages = self._pages(keys.records_of(name), descending=newest_first, limit=limit)
+            async with aclosing(pages):
+                async for items in _batches(pages, limit or PAGE):
+                    found += readable(Checkpoint, items)
+                    if limit:
+                        break
+        return found
+
+    async def lineage(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        """Return the checkpoint and those it descends from, the nearest first, as far as they still exist."""
+        found, seen = [checkpoint], {checkpoint.reference}
+        while (parent := found[-1].parent) is not None and parent not in seen and len(found) < LINEAGE_MAX:
+            seen.add(parent)
+            try:
+                found.append(await self.at(parent.run_id, parent.step, parent.kind))
+            except CheckpointNotFound:
+                break
+        return found
+
+    # ---- reads
+
+    async def _read(self, operations: Sequence[Operation]) -> list[KeyValue | None]:
+        result = await until_answered(lambda: self._control.txn((), operations))
+        return list(result.results)
+
+    async def _range(self, operation: Operation) -> RangeResult:
+        result = await until_answered(lambda: self._control.txn((), [operation]))
+        found: RangeResult = result.results[0]
+        return found
+
+    async def _pages(
+        self, prefix: str, *, limit: int = 0, keys_only: bool = False, descending: bool = False
+    ) -> AsyncGenerator[KeyValue, None]:
+        """Read all keys below a prefix in order, as many at once as are wanted, or as one answer may hold."""
+        start, end = prefix.encode(), prefix_end(prefix.encode())
+        size = min(limit or PAGE, PAGE)
+        while True:
+            page = await self._range(get_range(start, end, limit=size, keys_only=keys_only, descending=descending))
+            for item in page.items:
+                yield item
+            if not page.more:
+                return
+            last = page.items[-1].key
+            start, end = (start, last) if descending else (last + b"\0", end)
+
+
+async def _batches(items: AsyncIterator[KeyValue], size: int) -> AsyncIterator[list[KeyValue]]:
+    batch: list[KeyValue] = []
+    async for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def check_mode(mode: str) -> str:
+    """Return which values of a metric are better.
+
+    Raises:
+        ConfigError: neither ``min`` nor ``max``.
+    """
+    if mode not in (MIN, MAX):
+        raise ConfigError(f"the best is the {MIN} or the {MAX} of a metric, not the {mode!r}")
+    return mode
+
+
+def _summary(item: KeyValue) -> RunLatest:
+    run_id, kind = run_of(item.key), item.key.decode(errors="replace").rpartition("/")[2]
+    return RunLatest(run_id, kind, read(Latest, item))
+
+
+def _readable(items: Sequence[KeyValue]) -> list[RunLatest]:
+    found = []
+    for item in items:
+        try:
+            found.append(_summary(item))
+        except RecordError as error:
+            _log.warning("raftkv: passed over: %s", error)
+    return found

@@ -1,0 +1,115 @@
+"""What may be a checkpoint, by the names of its files; and the numbers in names.
+
+>>> step_in("checkpoint-400"), step_in("epoch=3-step=400.ckpt"), step_in("iter_0000400"), step_in("model")
+(400, 400, 400, None)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from raftkv.checkpoint.commit.summary import METRICS_MAX
+from raftkv.checkpoint.keys import STEP_MAX, check_name
+from raftkv.errors import ConfigError
+
+_STEP: Final = (
+    re.compile(r"step[=_-]?(\d{1,12})(?!\d)"),
+    re.compile(r"(?:^|[-_.=])(\d{1,12})(?:\.[A-Za-z]\w*)?$"),
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What may be a checkpoint.
+
+    Attributes:
+        tool: name of the importer.
+        kind: one of ``kinds.KINDS``.
+        path: where it lies below the source, for people.
+        files: name in the checkpoint to size in bytes.
+        base: what stands before those names in the source; empty, or with a slash at the end.
+        step: by its name; None: the name says nothing.
+        keep: put before the names in the checkpoint: for tools that load a directory by its name from the one above it.
+    """
+
+    tool: str
+    kind: str
+    path: str
+    files: Mapping[str, int]
+    base: str = ""
+    step: int | None = None
+    keep: str = ""
+
+    def below(self, directory: str) -> Candidate:
+        """Return it as its source sees it, of which the directory that was looked at is a part."""
+        if not directory:
+            return self
+        return replace(self, path=f"{directory}/{self.path}".rstrip("/"), base=f"{directory}/{self.base}")
+
+    @property
+    def sources(self) -> set[str]:
+        """Names of its files in the source."""
+        return {self.base + name for name in self.files}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the files of a whole checkpoint say of it.
+
+    Attributes:
+        step: None: nothing.
+        metrics: name to value.
+        metadata: for people.
+    """
+
+    step: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def step_in(name: str) -> int | None:
+    """Return the step that a name says: behind ``step``, else the number at its end, before a suffix."""
+    for pattern in _STEP:
+        found = pattern.findall(name)
+        if found and int(found[-1]) <= STEP_MAX:
+            return int(found[-1])
+    return None
+
+
+def first_missing(numbers: Iterable[int], count: int = 0) -> int | None:
+    """Return the first number from 0 on that is not there; None: all are, up to the largest, and at least ``count``.
+
+    >>> first_missing([0, 1, 3]), first_missing([0, 1]), first_missing([0, 1], 4)
+    (2, None, 2)
+    """
+    known = set(numbers)
+    wanted = max(count, max(known, default=-1) + 1)
+    return next((number for number in range(min(wanted, len(known) + 1)) if number not in known), None)
+
+
+def numeric(values: Mapping[str, object]) -> dict[str, float]:
+    """Return those of some values that can be metrics, and under names that can be used: finite numbers, not too many.
+
+    >>> numeric({"eval/loss": 0.5, "name": "x", "bad": float("nan")})
+    {'eval_loss': 0.5}
+    """
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        usable = name.replace("/", "_")
+        if isinstance(value, int | float) and not isinstance(value, bool) and _is_name(usable):
+            number = float(str(value))  # an integer may be too large for a number of the machine: infinite then
+            if math.isfinite(number) and len(found) < METRICS_MAX:
+                found[usable] = number
+    return found
+
+
+def _is_name(name: str) -> bool:
+    try:
+        check_name("metric", name)
+    except ConfigError:
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""Directories of ``torch.distributed.checkpoint``: ``.metadata`` and ``__<rank>_<n>.distcp``, also of Lightning's FSDP.
+
+``.metadata`` is a pickle. It is not unpickled: the names of shards are found as bytes in it. It is written last, so a
+directory without it is one of a crash; one that was saved without collectives has ``__<rank>.metadata`` for each rank.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from raftkv.checkpoint.errors import NotWhole
+from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, step_in
+from raftkv.checkpoint.importers.formats import check_torch
+from raftkv.checkpoint.importers.source import Listing, Source
+from raftkv.checkpoint.kinds import DCP, DCP_PER_RANK
+
+NAME: Final = "dcp"
+METADATA: Final = ".metadata"
+METADATA_MAX_BYTES: Final = 256 * 1024 * 1024
+"""Limit of one ``.metadata`` in which names are looked for: 33 MB are 900 tensors on 256 ranks."""
+_SHARD: Final = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
+_OF_RANK: Final = re.compile(r"__(\d{1,9})\.metadata")
+
+
+def detect(listing: Listing) -> list[Candidate]:
+    """Return the directory, if shards or their metadata lie in it."""
+    names = listing.top
+    if not any(name.endswith((".distcp", METADATA)) for name in names):
+        return []
+    per_rank = METADATA not in names and any(map(_OF_RANK.fullmatch, names))
+    return [Candidate(NAME, DCP_PER_RANK if per_rank else DCP, "", listing.files, step=step_in(listing.name))]
+
+
+def inspect(candidate: Candidate, source: Source) -> Facts:
+    """Check that all shards are there.
+
+    Raises:
+        NotWhole: one is missing or cut off; says which.
+    """
+    check_shards(candidate, source)
+    return Facts(candidate.step)
+
+
+def check_shards(candidate: Candidate, source: Source) -> None:
+    """Check each directory of a candidate that has shards: all that its metadata names are there, none is cut off.
+
+    Raises:
+        NotWhole: one is not; says which.
+    """
+    shards = [name for name in candidate.files if name.endswith(".distcp")]
+    metadata = [name for name in candidate.files if name.endswith(METADATA)]
+    for directory in sorted({name.rpartition("/")[0] for name in (*shards, *metadata)}):
+        _check_directory(candidate, source, f"{directory}/" if directory else "")
+    check_torch(source, (candidate.base + name for name in shards))
+
+
+def _check_directory(candidate: Candidate, source: Source, base: str) -> None:
+    names = {name.removeprefix(base) for name in candidate.files if name.startswith(base)}
+    where = candidate.base + base
+    ranks = [int(found[1]) for name in names if (found := _OF_RANK.fullmatch(name))]
+    listed = [METADATA] if METADATA in names else [f"__{rank}{METADATA}" for rank in sorted(ranks)]
+    if not listed:
+        raise NotWhole(source.uri, f"{where}{METADATA} is missing: it is written last, so the save was stopped")
+    missing_rank = None if METADATA in names else first_missing(ranks)
+    if missing_rank is not None:
+        raise NotWhole(
+            source.uri, f"{where}__{missing_rank}{METADATA} is missing, and that of rank {max(ranks)} is there"
+        )
+    for metadata in listed:
+        named = _named_in(source, where + metadata)
+        missing = sorted(named - names)
+        if missing:
+            raise NotWhole(source.uri, f"{where}{missing[0]} is missing, and {metadata} names it")
+
+
+def _named_in(source: Source, name: str) -> set[str]:
+    size = source.listing.files[name]
+    if not 0 < size <= METADATA_MAX_BYTES:
+        raise NotWhole(source.uri, f"{name} has {size} bytes: 1 to {METADATA_MAX_BYTES}")
+    data = source.head(name, METADATA_MAX_BYTES)
+    if not data.endswith(b"."):  # the last operation of every pickle
+        raise NotWhole(source.uri, f"{name} is cut off after {size} bytes")
+    return {found.decode() for found in set(_SHARD.findall(data))}

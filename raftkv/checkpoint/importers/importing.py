@@ -1,0 +1,249 @@
+"""Bringing a directory into the registry: what is whole is registered, oldest first; the rest is refused with a reason.
+
+::
+
+    results = await import_directory(registry, "/shared/old-job/output")
+    results = await import_directory(registry, "s3://bucket/exported", step=400, kind="safetensors")
+    json.dumps([result.plain() for result in results])
+
+An import can be repeated: a step that is in the registry is skipped, so who was stopped goes on. It claims the
+checkpoints of the run, as every writer does, when there is something to register: a job that trains on is then fenced
+out, unless its own claim is given. The bytes are copied below the uri of the registry and digested on the way, or, with
+``in_place``, digested where they are: then they stay when the checkpoint is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.errors import (
+    CheckpointExists,
+    CheckpointNotFound,
+    NotWhole,
+    StaleStep,
+    StorageError,
+)
+from raftkv.checkpoint.exchange import Incoming, save_copy
+from raftkv.checkpoint.importers.candidate import Candidate, Facts
+from raftkv.checkpoint.importers.detect import TOOLS, detect
+from raftkv.checkpoint.importers.source import Source
+from raftkv.checkpoint.importers.trackers import wrong_trackers
+from raftkv.checkpoint.keys import check_step
+from raftkv.checkpoint.kinds import check_kind
+from raftkv.checkpoint.records import Checkpoint, FileRecord
+from raftkv.checkpoint.registry import Registry
+from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.transfer import UNKNOWN
+from raftkv.checkpoint.storage.verify import Counter, Progress
+from raftkv.errors import ConfigError
+
+IMPORTED: Final = "imported"
+FOUND: Final = "found"
+SKIPPED: Final = "skipped"
+REFUSED: Final = "refused"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became of one thing in the directory.
+
+    Attributes:
+        path: below the directory.
+        tool: that wrote it.
+        kind: one of ``kinds.KINDS``; empty: it is no checkpoint.
+        step: None: unknown.
+        action: ``imported``, ``skipped``, ``refused``, or ``found`` if nothing was to be registered.
+        reason: why it was skipped or refused.
+        uri: where it lies now; empty: it was not imported.
+        file_count, size_bytes: of all its files.
+        metrics: that its tool noted.
+    """
+
+    path: str
+    tool: str
+    kind: str
+    step: int | None
+    action: str
+    reason: str = ""
+    uri: str = ""
+    file_count: int = 0
+    size_bytes: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+
+OnResult = Callable[[Imported], None]
+
+
+async def import_directory(
+    registry: Registry,
+    uri: str,
+    *,
+    step: int | None = None,
+    kind: str = "",
+    claim: Claim | None = None,
+    dry_run: bool = False,
+    in_place: bool = False,
+    on_result: OnResult | None = None,
+    on_progress: Progress | None = None,
+) -> list[Imported]:
+    """Register the checkpoints that lie in a directory; returns what became of each thing that was found.
+
+    Arguments:
+        registry: of the run that gets them.
+        uri: path or URL of the directory, or of one file.
+        step: of the only checkpoint there, whose name does not say it.
+        kind: instead of the kind that was found.
+        claim: under which; None: a new one, which ends all claims before.
+        dry_run: look only.
+        in_place: leave the files where they are; a checkpoint that shares its directory with others is refused.
+        on_result: called with each result as it comes.
+        on_progress: told of the bytes of what is whole; on a thread.
+
+    Raises:
+        ConfigError: nothing is there that any tool has written; or ``step`` is given for several.
+        NotWhole: a link leads out of the directory.
+        StorageError: it could not be read, or the copy could not be written.
+        FenceBroken: somebody else has claimed the checkpoints meanwhile.
+        StatusError: the cluster refused.
+    """
+    if kind:
+        check_kind(kind)
+    source = await asyncio.to_thread(Source, uri)
+    candidates = await asyncio.to_thread(detect, source.listing)
+    if not candidates:
+        raise ConfigError(
+            f"{uri} has nothing that one of {', '.join(TOOLS)} has written; name its checkpoint directory"
+        )
+    if step is not None and len(candidates) > 1:
+        raise ConfigError(
+            f"{uri} has {len(candidates)} checkpoints, and one step cannot be that of all; name one of them"
+        )
+    work = _Import(registry, source, None if step is None else check_step(step), kind, claim, on_progress)
+    work.is_dry, work.is_in_place = dry_run, in_place
+    return await work.run(candidates, on_result or (lambda _: None))
+
+
+class _Import:
+    """One import: what is the same for all its candidates."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        source: Source,
+        step: int | None,
+        kind: str,
+        claim: Claim | None,
+        on_progress: Progress | None,
+    ) -> None:
+        self._registry, self._source, self._step, self._kind = registry, source, step, kind
+        self._claim = claim
+        self.is_dry = self.is_in_place = False
+        self._on_progress = on_progress
+        self._counter = Counter(0, None)
+        self._seen: dict[tuple[str, int], str] = {}
+
+    async def run(self, candidates: list[Candidate], on_result: OnResult) -> list[Imported]:
+        """Take all in, oldest first."""
+        results: list[Imported] = []
+        inspected: list[tuple[Candidate, Facts]] = []
+        for tracker, why in (await asyncio.to_thread(wrong_trackers, self._source, candidates)).items():
+            results.append(Imported(tracker, "tracker", "", None, REFUSED, f"{self._source.uri}/{tracker} {why}"))
+        for candidate in candidates:
+            try:
+                facts = await asyncio.to_thread(TOOLS[candidate.tool].inspect, candidate, self._source)
+            except (NotWhole, StorageError) as error:
+                results.append(self._result(candidate, Facts(candidate.step), REFUSED, str(error)))
+            else:
+                inspected.append((candidate, facts))
+        for result in results:
+            on_result(result)
+        self._counter = Counter(sum(sum(one.files.values()) for one, _ in inspected), self._on_progress)
+        for candidate, facts in sorted(inspected, key=self._order):
+            results.append(await self._take(candidate, facts))
+            if results[-1].action != IMPORTED:
+                self._counter.add(results[-1].size_bytes)
+            on_result(results[-1])
+        return results
+
+    def _order(self, item: tuple[Candidate, Facts]) -> tuple[int, bool, str]:
+        candidate, facts = item
+        return self._step_of(facts) or 0, candidate.step is None, candidate.path
+
+    def _step_of(self, facts: Facts) -> int | None:
+        return facts.step if self._step is None else self._step
+
+    async def _take(self, candidate: Candidate, facts: Facts) -> Imported:
+        step, kind = self._step_of(facts), self._kind or candidate.kind
+        if step is None:
+            return self._result(candidate, facts, REFUSED, "neither its name nor its files say its step; give the step")
+        other = self._seen.setdefault((kind, step), candidate.path)
+        if other != candidate.path:
+            return self._result(candidate, facts, SKIPPED, f"{other} is of the same step")
+        try:
+            await self._registry.at(step, kind)
+        except CheckpointNotFound:
+            pass
+        else:
+            return self._result(candidate, facts, SKIPPED, "the registry has this step")
+        base = f"{self._source.uri}/{candidate.base}"
+        if self.is_in_place and {name for name in self._source.listing.files if name.startswith(candidate.base)} != (
+            candidate.sources
+        ):
+            why = f"other files lie in {base} too, so it cannot stay there; import a copy"
+            return self._result(candidate, facts, REFUSED, why)
+        if self.is_dry:
+            return self._result(candidate, facts, FOUND)
+        try:
+            done = await self._register(candidate, facts, step, kind)
+        except (CheckpointExists, StaleStep) as error:
+            return self._result(candidate, facts, SKIPPED, str(error))
+        except NotWhole as error:  # it has changed since it was inspected
+            return self._result(candidate, facts, REFUSED, str(error))
+        return self._result(candidate, facts, IMPORTED, uri=done.uri)
+
+    async def _register(self, candidate: Candidate, facts: Facts, step: int, kind: str) -> Checkpoint:
+        if self._claim is None:
+            self._claim = await self._registry.claim()
+            await self._registry.take_over(self._claim)  # what an import before this one has left
+        place = f"{self._source.uri}/{candidate.base}".rstrip("/")
+        metadata = {
+            **facts.metadata,
+            "imported_from": f"{self._source.uri}/{candidate.path}".rstrip("/"),
+            "tool": candidate.tool,
+        }
+        if self.is_in_place:
+            return await self._registry.adopt(
+                self._claim, place, step, kind=kind, in_place=True, metadata=metadata, metrics=facts.metrics,
+                on_progress=self._advance(),
+            )  # fmt: skip
+        if candidate.keep:
+            place = place.rpartition("/")[0]  # its tool loads it by its name from the directory above
+        files = [FileRecord(candidate.keep + name, size, UNKNOWN) for name, size in sorted(candidate.files.items())]
+        what = Incoming(Place(place), files, step, kind, None, metadata, facts.metrics)
+        return await save_copy(self._registry.begin, self._claim, what, self._advance())
+
+    def _advance(self) -> Progress:
+        """Return what adds the bytes of one checkpoint to those of all."""
+        before = 0
+
+        def told(done: int, _: int) -> None:
+            nonlocal before
+            self._counter.add(done - before)
+            before = done
+
+        return told
+
+    def _result(self, candidate: Candidate, facts: Facts, action: str, reason: str = "", *, uri: str = "") -> Imported:
+        files = candidate.files
+        return Imported(
+            candidate.path, candidate.tool, self._kind or candidate.kind, self._step_of(facts), action, reason, uri,
+            len(files), sum(files.values()), dict(facts.metrics),
+        )  # fmt: skip

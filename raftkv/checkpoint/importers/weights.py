@@ -1,0 +1,93 @@
+"""Weights as Hugging Face writes them: one file, or shards with an index that names them; safetensors and torch's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from raftkv.checkpoint.errors import NotWhole
+from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, step_in
+from raftkv.checkpoint.importers.formats import check_safetensors, check_torch
+from raftkv.checkpoint.importers.source import Listing, Source
+from raftkv.checkpoint.kinds import SAFETENSORS
+
+NAME: Final = "safetensors"
+INDEX: Final = ".index.json"
+_TORCH: Final = re.compile(r"(pytorch_model|adapter_model)[\w.-]*\.bin(\.index\.json)?")
+_SHARD: Final = re.compile(r"(.*)-(\d{1,6})-of-(\d{1,6})(\.\w+)")
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file holds weights, or is the index of such, by its name."""
+    return name.endswith((".safetensors", f".safetensors{INDEX}")) or _TORCH.fullmatch(name) is not None
+
+
+def detect(listing: Listing) -> list[Candidate]:
+    """Return what lies in a directory beside safetensors files: configuration and tokenizer belong to them."""
+    if not any(name.endswith((".safetensors", f".safetensors{INDEX}")) for name in listing.top):
+        return []
+    return [Candidate(NAME, SAFETENSORS, "", listing.top, step=step_in(listing.name))]
+
+
+def inspect(candidate: Candidate, source: Source) -> Facts:
+    """Check that all shards are there and none is cut off.
+
+    Raises:
+        NotWhole: one is missing or cut off; says which.
+    """
+    metadata = check_weights(candidate, source)
+    step = metadata.get("step", "")
+    found = int(step) if step.isascii() and step.isdecimal() and len(step) <= 12 else None
+    return Facts(candidate.step if candidate.step is not None else found)
+
+
+def check_weights(candidate: Candidate, source: Source, *, needed: bool = True) -> dict[str, str]:
+    """Check the weights of a candidate; returns what the first safetensors file says of itself.
+
+    Arguments:
+        candidate, source: of what.
+        needed: there must be some.
+
+    Raises:
+        NotWhole: one is missing or cut off; says which.
+    """
+    weights = sorted(name for name in candidate.files if "/" not in name and is_weights(name))
+    if needed and not weights:
+        raise NotWhole(source.uri, f"{candidate.base}model.safetensors is missing, and no other file has weights")
+    for index in (name for name in weights if name.endswith(INDEX)):
+        _check_index(candidate, source, index)
+    shards = [name for name in weights if not name.endswith(INDEX)]
+    _check_numbers(candidate, source, shards)
+    said: dict[str, str] = {}
+    for name in shards:
+        if name.endswith(".safetensors"):
+            metadata = check_safetensors(source, candidate.base + name)
+            said = said or {key: value for key, value in metadata.items() if isinstance(value, str)}
+        else:
+            check_torch(source, [candidate.base + name])
+    return said
+
+
+def _check_index(candidate: Candidate, source: Source, index: str) -> None:
+    parsed = source.read_json(candidate.base + index)
+    shards = parsed.get("weight_map") if isinstance(parsed, dict) else None
+    if not isinstance(shards, dict):
+        raise NotWhole(source.uri, f"{candidate.base}{index} is no index of weights")
+    missing = sorted({str(shard) for shard in shards.values()} - candidate.files.keys())
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise NotWhole(source.uri, f"{candidate.base}{missing[0]}{more} is missing, and {index} names it")
+
+
+def _check_numbers(candidate: Candidate, source: Source, shards: Iterable[str]) -> None:
+    """Check that shards that count themselves are all there: an index is written last, and may be missing too."""
+    series: dict[tuple[str, int, str, int], set[int]] = {}
+    for found in filter(None, map(_SHARD.fullmatch, shards)):
+        key = found[1], int(found[3]), found[4], len(found[2])
+        series.setdefault(key, set()).add(int(found[2]) - 1)
+    for (name, count, suffix, width), numbers in series.items():
+        missing = first_missing(numbers, count)
+        if missing is not None:
+            shard = f"{name}-{missing + 1:0{width}d}-of-{count:0{width}d}{suffix}"
+            raise NotWhole(source.uri, f"{candidate.base}{shard} is missing")

@@ -1,0 +1,366 @@
+"""Where the registry keeps what: the layout of its keys, and which names can be part of one.
+
+::
+
+    /raftkv/checkpoint/latest/<run>/<kind>                     newest step, number, bytes, best of each metric
+    /raftkv/checkpoint/run/<run>/fence                         who may write: a generation
+    /raftkv/checkpoint/run/<run>/begun                         which attempt was begun last
+    /raftkv/checkpoint/run/<run>/attempt/<kind>/<attempt>/head      what is being saved, until it is committed
+    /raftkv/checkpoint/run/<run>/attempt/<kind>/<attempt>/rank/<r>  what rank r has prepared
+    /raftkv/checkpoint/run/<run>/record/<kind>/<step>          a committed checkpoint
+    /raftkv/checkpoint/run/<run>/metric/<kind>/<metric>/<value>/<step>   index for the best
+    /raftkv/checkpoint/run/<run>/tag/<name>                    which checkpoint a tag is on
+    /raftkv/checkpoint/run/<run>/hold/<kind>/<step>/<why>/<name>    why it must stay: a pin (leased), a tag, a child
+    /raftkv/checkpoint/run/<run>/deleting/<kind>/<attempt>     whose bytes are to be deleted
+    /raftkv/checkpoint/run/<run>/mark                          what marks the places that the run writes to
+
+``<run>`` is the run id, quoted, so that it is one part; ``<attempt>`` is ``<step>.<generation>.<number>``. Everything
+of one run lies below two prefixes (``prefixes``), to which access can be granted. ``latest/`` of all runs is one
+interval, so that a search across runs is one read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+from urllib.parse import quote, unquote
+
+from raftkv.errors import ConfigError
+
+ROOT: Final = "/raftkv/checkpoint/"
+LATEST: Final = f"{ROOT}latest/"
+NAME_BYTES_MAX: Final = 200
+STEP_MAX: Final = 10**12 - 1
+WORLD_SIZE_MAX: Final = 10**6
+RANDOM_DIGITS: Final = 10**5
+"""Behind the revision in the number of an attempt; with them it stays below 2**53, where every program can read it."""
+
+PIN: Final = "pin"
+TAG: Final = "tag"
+CHILD: Final = "child"
+
+_DIRECTORY: Final = re.compile(r"step-([0-9]{12})\.g([0-9]{1,19})\.([0-9]{1,19})")
+_NAME: Final = re.compile(r"[^\x00-\x1f/\\\x7f]+")
+_DOUBLE: Final = struct.Struct(">d")
+_WORD: Final = struct.Struct(">Q")
+
+
+def check_name(what: str, name: str) -> str:
+    """Return a name of the user's that can be used: of a tag, a metric, a reader.
+
+    Raises:
+        ConfigError: it is empty, too long, ``.`` or ``..``, or has slashes or control characters.
+    """
+    if not (_NAME.fullmatch(name) and name not in (".", "..") and 0 <= _size(name) <= NAME_BYTES_MAX):
+        raise ConfigError(
+            f"{what} {name!r} cannot be used: 1 to {NAME_BYTES_MAX} bytes, without slashes and control characters, "
+            "not '.' or '..'"
+        )
+    return name
+
+
+def _size(text: str) -> int:
+    """Length in UTF-8; -1: it has none, as half of a surrogate pair."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return -1
+
+
+@lru_cache(4096)
+def _quote(text: str) -> str:
+    """Return a name as one part of a key."""
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError:
+        raise ConfigError(f"{text!r} cannot be used: it is not Unicode text") from None
+
+
+def check_metric(name: str) -> str:
+    """Return the name of a metric that can be used, as ``loss`` or ``eval/loss``.
+
+    Raises:
+        ConfigError: it is empty, too long, or has control characters.
+    """
+    if not (name and 0 <= _size(name) <= NAME_BYTES_MAX and name.isprintable()):
+        raise ConfigError(f"metric {name!r} cannot be used: 1 to {NAME_BYTES_MAX} bytes, without control characters")
+    return name
+
+
+def check_run_id(run_id: str) -> str:
+    """Return a run id that can be used: names between slashes.
+
+    Raises:
+        ConfigError: it is empty or too long, or one of its names cannot be used.
+    """
+    if not run_id:
+        raise ConfigError("the run id is empty; name the job whose checkpoints these are")
+    if not 0 <= _size(run_id) <= NAME_BYTES_MAX:
+        raise ConfigError(f"run id {run_id!r} cannot be used: at most {NAME_BYTES_MAX} bytes of Unicode text")
+    for part in run_id.split("/"):
+        check_name("run id", part)
+    return run_id
+
+
+def check_file_name(name: str) -> str:
+    """Return the name of a file below a checkpoint: relative, with slashes only between names.
+
+    Raises:
+        ConfigError: it could lie outside of the checkpoint, or cannot be a name.
+    """
+    parts = name.split("/")
+    if not 0 <= _size(name) <= 1024 or not all(_NAME.fullmatch(part) and part not in (".", "..") for part in parts):
+        raise ConfigError(
+            f"file name {name!r} cannot be used: a relative path of at most 1024 bytes, without '..', '\\' and "
+            "empty parts"
+        )
+    return name
+
+
+def check_step(step: int) -> int:
+    """Return a step that can be used.
+
+    Raises:
+        ConfigError: it is negative or too large.
+    """
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_MAX:
+        raise ConfigError(f"step {step!r} cannot be used: a whole number from 0 to {STEP_MAX}")
+    return step
+
+
+def ordered(value: float) -> str:
+    """Return a number as text of 16 characters that sorts as numbers do.
+
+    >>> ordered(-1.5) < ordered(-0.0) == ordered(0.0) < ordered(1e-300) < ordered(2.0) < ordered(math.inf)
+    True
+    """
+    (word,) = _WORD.unpack(_DOUBLE.pack(value + 0.0))
+    return f"{word ^ (0xFFFFFFFFFFFFFFFF if word >> 63 else 1 << 63):016x}"
+
+
+def from_ordered(text: str) -> float:
+    """Return the number that ``ordered`` has written. Raises ValueError."""
+    if len(text) != 16:
+        raise ValueError(f"{text!r} is no ordered number")
+    word = int(text, 16)
+    (value,) = _DOUBLE.unpack(_WORD.pack(word ^ (1 << 63 if word >> 63 else 0xFFFFFFFFFFFFFFFF)))
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptId:
+    """Which attempt to save which step: unique in a run and kind, and in the path of its bytes.
+
+    Attributes:
+        step: of training.
+        generation: of the claim under which it is made.
+        number: never given twice in a run; grows with every attempt.
+    """
+
+    step: int
+    generation: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.step:012d}.{self.generation}.{self.number}"
+
+    @property
+    def began_revision(self) -> int:
+        """The revision of the store when it began; a later one began after it."""
+        return self.number // RANDOM_DIGITS
+
+    @classmethod
+    def parse(cls, text: str) -> AttemptId:
+        """Read what ``str`` has written. Raises ValueError."""
+        step, generation, number = map(int, text.split("."))
+        found = cls(step, generation, number)
+        if str(found) != text:
+            raise ValueError(f"{text!r} is no attempt")
+        return found
+
+    @property
+    def directory(self) -> str:
+        """Name of the directory of its bytes: no two attempts ever write to the same."""
+        return f"step-{self.step:012d}.g{self.generation}.{self.number}"
+
+    @classmethod
+    def of_directory(cls, name: str) -> AttemptId | None:
+        """Return whose bytes a directory of this name holds; None: it is no name that ``directory`` gives."""
+        found = _DIRECTORY.fullmatch(name)
+        if found is None:
+            return None
+        attempt = cls(int(found[1]), int(found[2]), int(found[3]))
+        return attempt if attempt.directory == name else None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptKeys:
+    """The keys of one attempt."""
+
+    base: str
+
+    @property
+    def head(self) -> str:
+        """What is being saved."""
+        return f"{self.base}head"
+
+    @property
+    def ranks(self) -> str:
+        """Prefix of what ranks have prepared."""
+        return f"{self.base}rank/"
+
+    def rank(self, rank: int) -> str:
+        """Return the key of what one rank has prepared."""
+        return f"{self.ranks}{rank:06d}"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryKeys:
+    """The keys of one run's checkpoints."""
+
+    run_id: str
+
+    @property
+    def quoted(self) -> str:
+        """The run id as one part of a key."""
+        return _quote(self.run_id)
+
+    @property
+    def base(self) -> str:
+        """Before everything of the run but ``latest``."""
+        return f"{ROOT}run/{self.quoted}/"
+
+    @property
+    def prefixes(self) -> Sequence[str]:
+        """All prefixes of the run: what to grant access to."""
+        return (self.base, self.latest_all)
+
+    @property
+    def fence(self) -> str:
+        """Who may write; its mod_revision is the fence."""
+        return f"{self.base}fence"
+
+    @property
+    def begun(self) -> str:
+        """Which attempt was begun last; written with every head, so that no copy of a beginning takes effect later."""
+        return f"{self.base}begun"
+
+    @property
+    def latest_all(self) -> str:
+        """Prefix of ``latest`` of all kinds."""
+        return f"{LATEST}{self.quoted}/"
+
+    def latest(self, kind: str) -> str:
+        """Return the key of the newest checkpoint of a kind."""
+        return f"{self.latest_all}{kind}"
+
+    @property
+    def attempts(self) -> str:
+        """Prefix of all attempts."""
+        return f"{self.base}attempt/"
+
+    def attempt(self, kind: str, attempt: AttemptId) -> AttemptKeys:
+        """Return the keys of one attempt."""
+        return AttemptKeys(f"{self.attempts}{kind}/{attempt}/")
+
+    def attempts_at(self, kind: str, step: int, generation: int) -> str:
+        """Prefix of the attempts of a generation at a step."""
+        return f"{self.attempts}{kind}/{step:012d}.{generation}."
+
+    @property
+    def records(self) -> str:
+        """Prefix of all committed checkpoints."""
+        return f"{self.base}record/"
+
+    def records_of(self, kind: str) -> str:
+        """Prefix of the committed checkpoints of a kind, in the order of steps."""
+        return f"{self.records}{kind}/"
+
+    def record(self, kind: str, step: int) -> str:
+        """Return the key of a committed checkpoint: it exists as long as the checkpoint may be loaded."""
+        return f"{self.records}{kind}/{step:012d}"
+
+    def metric_of(self, kind: str, metric: str) -> str:
+        """Prefix of the index of one metric, in the order of its values."""
+        return f"{self.base}metric/{kind}/{_quote(metric)}/"
+
+    def metric(self, kind: str, metric: str, value: float, step: int) -> str:
+        """Return the key of one value in the index of a metric."""
+        return f"{self.metric_of(kind, metric)}{ordered(value)}/{step:012d}"
+
+    @property
+    def tags(self) -> str:
+        """Prefix of all tags."""
+        return f"{self.base}tag/"
+
+    def tag(self, name: str) -> str:
+        """Return the key of a tag."""
+        return f"{self.tags}{_quote(name)}"
+
+    @property
+    def holds(self) -> str:
+        """Prefix of the reasons for which checkpoints must stay."""
+        return f"{self.base}hold/"
+
+    def holds_of(self, kind: str, step: int) -> str:
+        """Prefix of the reasons for which one checkpoint must stay."""
+        return f"{self.holds}{kind}/{step:012d}/"
+
+    def hold(self, kind: str, step: int, why: str, name: str) -> str:
+        """Return the key of a reason for which a checkpoint must stay.
+
+        Arguments:
+            kind, step: of the checkpoint.
+            why: ``PIN``, ``TAG`` or ``CHILD``.
+            name: of the reader, the tag, or the child.
+        """
+        return f"{self.holds_of(kind, step)}{why}/{_quote(name)}"
+
+    @property
+    def deletings(self) -> str:
+        """Prefix of those whose bytes are to be deleted."""
+        return f"{self.base}deleting/"
+
+    def deleting(self, kind: str, attempt: AttemptId) -> str:
+        """Return the key of one whose bytes are to be deleted."""
+        return f"{self.deletings}{kind}/{attempt}"
+
+    @property
+    def mark(self) -> str:
+        """What marks the places that the run writes to."""
+        return f"{self.base}mark"
+
+
+def attempt_of(key: bytes, prefix: str) -> tuple[str, AttemptId, str] | None:
+    """Return kind, attempt and what follows in a key; None: somebody else wrote it.
+
+    Arguments:
+        key: below ``attempts`` or ``deletings``.
+        prefix: which of them.
+    """
+    try:
+        kind, attempt, *rest = key.decode().removeprefix(prefix).split("/", 2)
+        return kind, AttemptId.parse(attempt), rest[0] if rest else ""
+    except ValueError:
+        return None
+
+
+def run_of(key: bytes) -> str:
+    """Return the run id in a key below ``latest/`` or ``run/``."""
+    return unquote(key.decode(errors="replace").removeprefix(ROOT).split("/")[1])
+
+
+def step_of(key: bytes) -> int | None:
+    """Return the step at the end of a key of a record or of the index of a metric; None: somebody else wrote it."""
+    last = key.rpartition(b"/")[2]
+    return int(last) if len(last) == 12 and last.isdigit() else None
+
+
+def is_comparable(value: float) -> bool:
+    """Whether a metric's value has a place among others: not NaN, which is neither better nor worse."""
+    return not math.isnan(value)

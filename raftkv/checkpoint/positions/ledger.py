@@ -1,0 +1,356 @@
+"""Ranks that do not step together: ranges of samples are taken, marked as they are used, and taken again after a crash.
+
+::
+
+    ledger = Ledger(registry.control, run_id, "train")
+    await ledger.open(claim, used or Used.begin(length), range_size=1000)   # every rank; the first does it
+    while (lease := await ledger.take(claim, rank)) is not None:
+        for sample in range(lease.first, lease.end): ...
+        await ledger.mark(claim, lease, lease.end)                          # in the model: counts in the next snapshot
+    used = await ledger.used()                                              # at a barrier: ``save(saving, used)``
+
+    state          epoch, length, what is free, what is done             one key
+    taken/<first>  a range, who has it, up to where it is used           one key for each range under way
+
+Every write stands under the claim of the run's generation. A new generation opens the ledger with what the checkpoint
+says it goes on from: marks that were not committed are forgotten with the steps that they belong to, ranges of the dead
+are free again, and a rank of the old generation changes nothing any more (``FenceBroken``).
+
+Invariant: free, taken and done ranges never overlap, and together are the whole epoch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, NamedTuple, Self
+from urllib.parse import quote
+
+from raftkv.checkpoint.commit.claim import Claim, under
+from raftkv.checkpoint.errors import CheckpointError
+from raftkv.checkpoint.keys import RegistryKeys, check_name, check_run_id
+from raftkv.checkpoint.positions.intervals import Interval, Intervals, overlaps, size, united, without
+from raftkv.client.control.control import Control
+from raftkv.client.control.records import Record, RecordError
+from raftkv.client.control.retries import until_answered
+from raftkv.client.kv.compares import create_revision, mod_revision, version
+from raftkv.client.kv.operations import delete, get, get_range, put
+from raftkv.client.values import KeyValue
+from raftkv.errors import ConfigError
+
+INTERVALS_MAX: Final = 20_000
+"""In one record: about as many ranges may be under way at a checkpoint."""
+
+
+class RangeLost(CheckpointError):
+    """A range is not this rank's any more: it was given back, or the ledger was opened anew."""
+
+    definite = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges(Record):
+    """The base of records with intervals."""
+
+    @classmethod
+    def read_field(cls, name: str, kind: str, value: object) -> object:
+        """Implement ``Record.read_field``."""
+        if kind != "Intervals":
+            return super(_Ranges, cls).read_field(name, kind, value)
+        if not isinstance(value, list) or len(value) > INTERVALS_MAX:
+            raise RecordError(cls.NAME, f"{name} are no intervals")
+        found = [tuple(each) for each in value if isinstance(each, list)]
+        if len(found) != len(value) or not all(_is_interval(each) for each in found) or overlaps(found):
+            raise RecordError(cls.NAME, f"{name} are no intervals that are apart")
+        return united(found)
+
+
+def _is_interval(found: tuple[Any, ...]) -> bool:
+    return len(found) == 2 and all(type(number) is int for number in found) and 0 <= found[0] < found[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Used(_Ranges):
+    """Which samples of an epoch were used: what a checkpoint saves of a ledger.
+
+    Attributes:
+        epoch: from 0.
+        length: samples of the epoch.
+        done: those that were used.
+        dataset: what the numbers are of; for who resumes.
+    """
+
+    NAME: ClassVar[str] = "used samples"
+    epoch: int
+    length: int
+    done: Intervals  # without a default, so that it is in every file: another record is none of these
+    dataset: str = ""
+
+    @classmethod
+    def begin(cls, length: int, *, dataset: str = "") -> Self:
+        """Return the beginning of the first epoch. Arguments as the attributes."""
+        return cls(0, length, (), dataset)
+
+    @classmethod
+    def from_plain(cls, plain: object) -> Self:
+        """Implement ``Record.from_plain``: samples beyond the epoch are refused."""
+        found = super(Used, cls).from_plain(plain)
+        if found.done and found.done[-1][1] > found.length:
+            raise RecordError(cls.NAME, f"{found.done[-1][1]} samples of {found.length}")
+        return found
+
+    @property
+    def remaining(self) -> int:
+        """Samples of the epoch that were not used."""
+        return self.length - size(self.done)
+
+
+@dataclass(frozen=True, slots=True)
+class State(_Ranges):
+    """The ledger itself.
+
+    Attributes:
+        epoch, length, dataset: as of ``Used``.
+        range_size: samples of a range.
+        generation: of the claim that opened it.
+        free: what nobody has taken.
+        done: what was used.
+    """
+
+    NAME: ClassVar[str] = "ledger of positions"
+    epoch: int
+    length: int
+    range_size: int
+    generation: int
+    free: Intervals = ()
+    done: Intervals = ()
+    dataset: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease(Record):
+    """A range that a rank has taken.
+
+    Attributes:
+        first, end: the numbers from ``first`` to ``end`` - 1.
+        done: the numbers before this one are used.
+        epoch: of the pass.
+        rank: who has it.
+        id: of the taking.
+    """
+
+    NAME: ClassVar[str] = "taken range"
+    first: int
+    end: int
+    done: int
+    epoch: int
+    rank: int
+    id: str = field(default="")
+
+
+class _Seen(NamedTuple):
+    """The ledger at one revision."""
+
+    state: State
+    revision: int
+    taken: Sequence[Lease]
+
+
+class Ledger:
+    """The ranges of one dataset of one run; see the module.
+
+    Arguments:
+        control: the store.
+        run_id: of the run.
+        name: of the dataset.
+
+    Raises:
+        ConfigError: a name cannot be used.
+    """
+
+    def __init__(self, control: Control, run_id: str, name: str = "train") -> None:
+        self.name = check_name("ledger", name)
+        self._control = control
+        base = f"{RegistryKeys(check_run_id(run_id)).base}position/{quote(name, safe='')}/"
+        self._key = f"{base}state"
+        self._taken = f"{base}taken/"
+
+    async def open(self, claim: Claim, used: Used, *, range_size: int) -> None:
+        """Begin a generation with what its checkpoint says. All ranks call it with the same; the first does it.
+
+        Arguments:
+            claim: of the generation.
+            used: of the checkpoint that all go on from, or of the beginning.
+            range_size: samples that are taken at once: some seconds of work.
+
+        Raises:
+            ConfigError: a range has no samples.
+            FenceBroken, GenerationOver: the claim is over.
+        """
+        if range_size < 1:
+            raise ConfigError(f"a range has at least one sample, not {range_size}")
+        while True:
+            (found,) = (await under(self._control, claim, (), [get(self._key)])).results
+            if found is not None and State.decode(found.value).generation == claim.generation:
+                return
+            state = State(
+                used.epoch, used.length, range_size, claim.generation, without(used.done, used.length), used.done,
+                used.dataset,
+            )  # fmt: skip
+            seen = mod_revision(self._key) == _revision(found)
+            await under(
+                self._control, claim, [seen], [put(self._key, state.encode()), delete(self._taken, prefix=True)]
+            )
+
+    async def take(self, claim: Claim, rank: int) -> Lease | None:
+        """Take the next range; None: none is free (others may be at work: see ``is_over``).
+
+        Arguments:
+            claim: of the generation.
+            rank: who takes it.
+
+        Raises:
+            FenceBroken, GenerationOver: the claim is over.
+        """
+        taking = os.urandom(8).hex()
+        while True:
+            seen = await self._read(claim)
+            if not seen.state.free:
+                return None
+            (first, end), *rest = seen.state.free
+            middle = min(end, first + seen.state.range_size)
+            lease = Lease(first, middle, first, seen.state.epoch, rank, taking)
+            state = replace(seen.state, free=united(rest, (middle, end)))
+            key = self._lease_key(lease)
+            result = await under(
+                self._control,
+                claim,
+                [mod_revision(self._key) == seen.revision],
+                [put(self._key, state.encode()), put(key, lease.encode())],
+                [get(key)],
+            )
+            if result.succeeded or _is(result.results[0], lease):
+                return lease
+
+    async def mark(self, claim: Claim, lease: Lease, done: int) -> Lease:
+        """Say that the numbers before ``done`` are in the model; at the end of the range it is done.
+
+        Returns the lease to go on with.
+
+        Raises:
+            ConfigError: that is outside of the range, or before the last mark.
+            RangeLost: the range is not this rank's any more.
+            FenceBroken, GenerationOver: the claim is over.
+        """
+        if not lease.done <= done <= lease.end:
+            raise ConfigError(f"samples {lease.first} to {lease.end} are used up to {lease.done}, not back to {done}")
+        if done == lease.end:
+            await self._settle(claim, lease, [(lease.first, lease.end)], [])
+            return replace(lease, done=done)
+        after, key = replace(lease, done=done), self._lease_key(lease)
+        while True:
+            (found,) = (await under(self._control, claim, (), [get(key)])).results
+            if _is(found, after):
+                return after
+            if not _is(found, lease):
+                raise self._lost(lease)
+            await under(self._control, claim, [mod_revision(key) == _revision(found)], [put(key, after.encode())])
+
+    async def give_back(self, claim: Claim, lease: Lease) -> None:
+        """Let others have what is not marked of a range. Errors as ``mark``."""
+        await self._settle(claim, lease, [(lease.first, lease.done)], [(lease.done, lease.end)])
+
+    async def _settle(self, claim: Claim, lease: Lease, done: Iterable[Interval], free: Iterable[Interval]) -> None:
+        """End a lease: its numbers are done, or free, from now on."""
+        key = self._lease_key(lease)
+        sent = False
+        while True:
+            seen = await self._read(claim)
+            mine = next((taken for taken in seen.taken if taken.first == lease.first), None)
+            if mine != lease:
+                if sent and (mine is None or mine.id != lease.id):
+                    return  # an earlier copy of the txn was answered late: nobody else settles this lease
+                raise self._lost(lease)
+            state = replace(seen.state, done=united(seen.state.done, *done), free=united(seen.state.free, *free))
+            result = await under(
+                self._control,
+                claim,
+                [mod_revision(self._key) == seen.revision, version(key) > 0],
+                [put(self._key, state.encode()), delete(key)],
+            )
+            if result.succeeded:
+                return
+            sent = True
+
+    def _lost(self, lease: Lease) -> RangeLost:
+        return RangeLost(
+            f"samples {lease.first} to {lease.end} of epoch {lease.epoch} are not rank {lease.rank}'s any more; "
+            "drop what was made of them, and take another range"
+        )
+
+    async def used(self) -> Used:
+        """Return what was used, marks of ranges under way included: to be saved while no rank changes the model."""
+        seen = await self._look(lambda reads: until_answered(lambda: self._control.txn((), reads)))
+        state, partly = seen.state, [(taken.first, taken.done) for taken in seen.taken]
+        return Used(state.epoch, state.length, united(state.done, *partly), state.dataset)
+
+    async def is_over(self) -> bool:
+        """Whether all samples of the epoch are used."""
+        return (await self.used()).remaining == 0
+
+    async def next_epoch(self, claim: Claim, epoch: int, length: int | None = None, dataset: str = "") -> None:
+        """Begin an epoch, after the one before it is over. All ranks call it; the first does it.
+
+        Arguments:
+            claim: of the generation.
+            epoch: the new one.
+            length: of it; None: as the one before.
+            dataset: what the numbers are of; empty: the same.
+
+        Raises:
+            ConfigError: samples of the epoch before are left.
+            FenceBroken, GenerationOver: the claim is over.
+        """
+        while True:
+            seen = await self._read(claim)
+            state = seen.state
+            if state.epoch >= epoch:
+                return
+            if state.free or seen.taken:
+                raise ConfigError(
+                    f"epoch {state.epoch} of {self.name!r} is not over: {state.length - size(state.done)} samples are "
+                    "left; wait for the other ranks at a barrier"
+                )
+            samples = state.length if length is None else length
+            fresh = replace(
+                state, epoch=epoch, length=samples, free=without((), samples), done=(), dataset=dataset or state.dataset
+            )
+            nobody = create_revision(self._taken, prefix=True) == 0
+            await under(
+                self._control,
+                claim,
+                [mod_revision(self._key) == seen.revision, nobody],
+                [put(self._key, fresh.encode())],
+            )
+
+    def _lease_key(self, lease: Lease) -> str:
+        return f"{self._taken}{lease.first:015d}"
+
+    async def _read(self, claim: Claim) -> _Seen:
+        return await self._look(lambda reads: under(self._control, claim, (), reads))
+
+    async def _look(self, read: Any) -> _Seen:
+        result = await read([get(self._key), get_range(self._taken, prefix=True)])
+        found, taken = result.results
+        if found is None:
+            raise ConfigError(f"the ledger {self.name!r} is not open: call open() in every generation, on every rank")
+        return _Seen(State.decode(found.value), _revision(found), [Lease.decode(item.value) for item in taken.items])
+
+
+def _revision(found: KeyValue | None) -> int:
+    return 0 if found is None else found.mod_revision
+
+
+def _is(found: KeyValue | None, lease: Lease) -> bool:
+    return found is not None and Lease.decode(found.value) == lease

@@ -1,0 +1,295 @@
+"""What the keys of the registry hold; see ``client.control.records`` for how records are read.
+
+``time`` is the writer's wall clock in seconds, for people to read: no decision to commit depends on it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, TypeVar
+
+from raftkv.checkpoint.keys import AttemptId, check_file_name
+from raftkv.client.control.records import Record, RecordError
+from raftkv.client.values import KeyValue
+from raftkv.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Record)
+
+
+def read(kind: type[R], item: KeyValue) -> R:
+    """Return the record in a key.
+
+    Raises:
+        RecordError: it holds something else; the text names the key.
+    """
+    try:
+        return kind.decode(item.value)
+    except RecordError as error:
+        raise RecordError(kind.NAME, f"{item.key.decode(errors='backslashreplace')}: {error.why}") from None
+
+
+def readable(kind: type[R], items: Iterable[KeyValue]) -> list[R]:
+    """Return the records in some keys: one that cannot be read hides no other, and is named in the log."""
+    found = []
+    for item in items:
+        try:
+            found.append(read(kind, item))
+        except RecordError as error:
+            _log.warning("raftkv: passed over: %s", error)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class FenceRecord(Record):
+    """Who may write checkpoints of the run.
+
+    Attributes:
+        generation: grows by at least one with every claim; that of the run, unless somebody else has claimed between.
+        source: what the claim stands on: a generation of the run, or the claim's own name.
+        holder: who made it, for people.
+        time: of the claim.
+    """
+
+    NAME: ClassVar[str] = "fence"
+    generation: int
+    source: str
+    holder: str = ""
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord(Record):
+    """One file of a checkpoint.
+
+    Attributes:
+        name: below the directory of the checkpoint, with slashes.
+        size_bytes: its length.
+        digest: ``<algorithm>:<hexadecimal>``.
+    """
+
+    NAME: ClassVar[str] = "file"
+    name: str
+    size_bytes: int
+    digest: str
+
+    @classmethod
+    def from_plain(cls, plain: object) -> Self:
+        """Implement ``Record.from_plain``: a name that could lie outside of the checkpoint is refused."""
+        found = super(FileRecord, cls).from_plain(plain)
+        try:
+            check_file_name(found.name)
+        except ConfigError as error:
+            raise RecordError(cls.NAME, str(error)) from None
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reference(Record):
+    """A checkpoint, named from elsewhere: by a tag, or by one that descends from it."""
+
+    NAME: ClassVar[str] = "reference"
+    run_id: str
+    kind: str
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.run_id}@{self.step} ({self.kind})"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord(Record):
+    """A checkpoint that is being saved: the value of the head of an attempt.
+
+    Attributes:
+        step, generation, number: see ``AttemptId``.
+        kind: one of ``kinds.KINDS``.
+        world_size: how many ranks prepare a part.
+        uri: of the directory of its bytes, of this attempt alone.
+        parent: what it descends from; None: the run's own beginning.
+        metadata: of the user, for people and programs.
+        holder: who saves, for people.
+        time: of its beginning.
+    """
+
+    NAME: ClassVar[str] = "attempt"
+    step: int
+    generation: int
+    number: int
+    kind: str
+    world_size: int
+    uri: str
+    parent: Reference | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    holder: str = ""
+    time: float = 0.0
+
+    @property
+    def id(self) -> AttemptId:
+        """Which attempt."""
+        return AttemptId(self.step, self.generation, self.number)
+
+    @classmethod
+    def read_field(cls, name: str, kind: str, value: object) -> object:
+        """Implement ``Record.read_field``."""
+        if name == "parent":
+            return None if value is None else Reference.from_plain(value)
+        return super(AttemptRecord, cls).read_field(name, kind, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Record):
+    """What one rank has prepared: its files, durable before this was written."""
+
+    NAME: ClassVar[str] = "prepared"
+    rank: int
+    files: tuple[FileRecord, ...] = ()
+
+    @classmethod
+    def read_field(cls, name: str, kind: str, value: object) -> object:
+        """Implement ``Record.read_field``."""
+        if name != "files":
+            return super(Prepared, cls).read_field(name, kind, value)
+        if not isinstance(value, list):
+            raise RecordError(cls.NAME, f"files is {value!r}")
+        return tuple(FileRecord.from_plain(item) for item in value)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of all its files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Record):
+    """A committed checkpoint.
+
+    Attributes:
+        run_id: of the run.
+        step, generation, number: of the attempt that was committed; see ``AttemptId``.
+        kind: one of ``kinds.KINDS``.
+        world_size: how many ranks saved it.
+        uri: of the directory of its bytes.
+        manifest: digest of its manifest, which lists all files.
+        root: of the Merkle tree over what the ranks prepared.
+        file_count, size_bytes: of all files.
+        parent: what it descends from.
+        metrics: name to value, as given at the commit or later.
+        metadata: of the user.
+        holder: who saved it, for people.
+        time: of the commit.
+        duration_s: from the beginning of the attempt to the commit.
+    """
+
+    NAME: ClassVar[str] = "checkpoint"
+    run_id: str
+    step: int
+    generation: int
+    number: int
+    kind: str
+    world_size: int
+    uri: str
+    manifest: str
+    root: str
+    file_count: int
+    size_bytes: int
+    parent: Reference | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    holder: str = ""
+    time: float = 0.0
+    duration_s: float = 0.0
+
+    @property
+    def id(self) -> AttemptId:
+        """Which attempt it was."""
+        return AttemptId(self.step, self.generation, self.number)
+
+    @property
+    def reference(self) -> Reference:
+        """Its name for others."""
+        return Reference(self.run_id, self.kind, self.step)
+
+    @classmethod
+    def read_field(cls, name: str, kind: str, value: object) -> object:
+        """Implement ``Record.read_field``."""
+        if name == "parent":
+            return None if value is None else Reference.from_plain(value)
+        return super(Checkpoint, cls).read_field(name, kind, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Extremes(Record):
+    """The smallest and the largest value of a metric, and at which steps."""
+
+    NAME: ClassVar[str] = "extremes"
+    min_value: float
+    min_step: int
+    max_value: float
+    max_step: int
+
+    def with_value(self, value: float, step: int) -> Extremes:
+        """Return these with one more value; of equal ones the newer step counts."""
+        low = (value, step) if value <= self.min_value else (self.min_value, self.min_step)
+        high = (value, step) if value >= self.max_value else (self.max_value, self.max_step)
+        return Extremes(*low, *high)
+
+
+@dataclass(frozen=True, slots=True)
+class Latest(Record):
+    """The newest checkpoint of a kind, and a summary of all of them.
+
+    Attributes:
+        step, generation: of the newest; the step never goes back.
+        count, size_bytes: of all that are committed and not deleted.
+        best: metric to its extremes.
+        time: of the newest.
+    """
+
+    NAME: ClassVar[str] = "latest"
+    step: int
+    generation: int
+    count: int = 0
+    size_bytes: int = 0
+    best: Mapping[str, Any] = field(default_factory=dict)
+    time: float = 0.0
+
+    @classmethod
+    def read_field(cls, name: str, kind: str, value: object) -> object:
+        """Implement ``Record.read_field``."""
+        checked = super(Latest, cls).read_field(name, kind, value)
+        if name == "best" and isinstance(checked, dict):
+            return {metric: Extremes.from_plain(item) for metric, item in checked.items()}
+        return checked
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(Record):
+    """Why a checkpoint must stay: who reads it, which tag is on it, what descends from it."""
+
+    NAME: ClassVar[str] = "hold"
+    holder: str = ""
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deleting(Record):
+    """Bytes that are to be deleted: nobody can find them any more.
+
+    Attributes:
+        uri: of the directory; it is deleted whole if its name is that of the attempt.
+        reason: for people.
+        time: of the decision.
+        manifest: digest of a manifest there: of any other directory, the files that it lists are deleted; empty: none.
+        collector: a name of whoever decided, that no other has.
+    """
+
+    NAME: ClassVar[str] = "deleting"
+    uri: str
+    reason: str = ""
+    time: float = 0.0
+    manifest: str = ""
+    collector: str = ""

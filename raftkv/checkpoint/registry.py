@@ -1,0 +1,500 @@
+"""The registry of a run's checkpoints, for asyncio: what ``commit``, ``find`` and ``retention`` do, in one object.
+
+::
+
+    registry = Registry(kv, "job", uri="/shared/checkpoints/job")
+    claim = await registry.claim()                                  # or registry.claim_run(run.world, run.fence)
+    attempt = await registry.begin(claim, step=100, kind=DCP, world_size=2)
+    await attempt.prepare(0, files)
+    checkpoint = await attempt.commit(metrics={"loss": 0.1})
+    await registry.latest()
+
+It stands on the client library alone, so it works with raftkv and with etcd. ``raftkv.checkpoint.Registry`` is the same
+for programs without an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from raftkv.checkpoint import exchange
+from raftkv.checkpoint.commit import metrics as new_metrics
+from raftkv.checkpoint.commit import opening, takeover
+from raftkv.checkpoint.commit.attempt import Attempt, Means
+from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, claim_generation
+from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.takeover import Taken
+from raftkv.checkpoint.exchange import Incoming
+from raftkv.checkpoint.find.bests import Bests
+from raftkv.checkpoint.find.commits import Commits
+from raftkv.checkpoint.find.lookup import MIN, Lookup, RunLatest
+from raftkv.checkpoint.keys import PIN, AttemptId, RegistryKeys, check_run_id, check_step
+from raftkv.checkpoint.kinds import FILES, check_kind
+from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Hold, Reference
+from raftkv.checkpoint.retention import holds, marks
+from raftkv.checkpoint.retention.collector import NO_POLICY, Collected, Collector
+from raftkv.checkpoint.retention.holds import HoldInfo, Pin
+from raftkv.checkpoint.retention.policy import Policy
+from raftkv.checkpoint.storage.filesystems import absolute
+from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import Progress
+from raftkv.client.control.control import ClientControl
+from raftkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raftkv.checkpoint.importers.importing import Imported, OnResult
+    from raftkv.client.library import Client
+
+
+class Registry:
+    """The checkpoints of one run.
+
+    Arguments:
+        kv: a client of the cluster; whole, not a view.
+        run_id: of the run; it need not be one of ``raftkv.training``.
+        uri: of the directory below which its checkpoints lie; empty: this registry only finds them.
+
+    Raises:
+        ConfigError: the run id cannot be used.
+    """
+
+    def __init__(self, kv: Client, run_id: str, *, uri: str = "") -> None:
+        control = ClientControl(kv, is_patient=True)
+        self._set_up(Means(control, write_manifest, time.time, leave_mark=marks.leave_file), run_id, uri)
+
+    @classmethod
+    def over(cls, means: Means, run_id: str, *, uri: str = "") -> Registry:
+        """Make a registry of its means, for who has no client: the simulator.
+
+        Arguments:
+            means: what it works with.
+            run_id, uri: as for ``Registry``.
+        """
+        registry = cls.__new__(cls)
+        registry._set_up(means, run_id, uri)
+        return registry
+
+    def _set_up(self, means: Means, run_id: str, uri: str) -> None:
+        self.run_id = check_run_id(run_id)
+        self.uri = absolute(uri)
+        self.keys = RegistryKeys(run_id)
+        self.control = means.control
+        self.lookup = Lookup(self.control)
+        self._means = means
+        self._holder = f"{socket.gethostname()}:{os.getpid()}"
+        self._is_marked = False
+
+    def __repr__(self) -> str:
+        return f"<checkpoints of run {self.run_id!r} at {self.uri or 'no place'}>"
+
+    # ---- who may write
+
+    async def claim(self, name: str = "") -> Claim:
+        """Claim the checkpoints of the run for this program: all claims before end.
+
+        Arguments:
+            name: the same name gives the same claim again, as to other ranks; empty: a new claim. A program that starts
+                again needs another: under the claim of its dead self it would neither end nor take over anything.
+
+        Raises:
+            StatusError: the cluster refused.
+        """
+        source = CLAIM_NAME + (name or os.urandom(16).hex())
+        return await claim_generation(self.control, self.run_id, source, holder=self._holder, now=time.time)
+
+    async def claim_run(self, generation: int, revision: int, fence: WorldConditions) -> Claim:
+        """Claim the checkpoints for a generation of the run: all its ranks get the same claim.
+
+        Arguments:
+            generation, revision: of the generation (``run.world``).
+            fence: its fence (``run.fence``).
+
+        Raises:
+            GenerationOver: it has ended.
+            StatusError: the cluster refused.
+        """
+        return await claim_generation(
+            self.control, self.run_id, f"round/{revision}", at_least=generation, world=fence, holder=self._holder,
+            now=time.time,
+        )  # fmt: skip
+
+    async def take_over(self, claim: Claim) -> list[Taken]:
+        """Decide the attempts of all generations before: commit what all ranks have prepared, give up the rest.
+
+        To be called by one rank, before it looks for the latest checkpoint to go on from.
+
+        Arguments:
+            claim: of the present generation.
+
+        Raises:
+            FenceBroken, GenerationOver: it is over.
+        """
+        return await takeover.take_over(self._means, claim)
+
+    # ---- saving
+
+    async def begin(
+        self,
+        claim: Claim,
+        step: int,
+        *,
+        world_size: int = 1,
+        kind: str = FILES,
+        parent: Reference | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Attempt:
+        """Begin to save a checkpoint; one rank does, the others ``join``.
+
+        Arguments:
+            claim: under which.
+            step: of training; above the latest.
+            world_size: how many ranks will prepare a part.
+            kind: one of ``kinds.KINDS``.
+            parent: what it descends from, as the checkpoint of another run that was fine-tuned.
+            metadata: of the user.
+
+        Raises:
+            ConfigError: the registry has no place for bytes, or an argument cannot be used: ranks, metadata, names.
+            CheckpointExists, StaleStep: the step, or a later one, is committed.
+            FenceBroken, GenerationOver: the claim is over.
+        """
+        if not self.uri:
+            raise ConfigError(f"there is no place for the checkpoints of run {self.run_id!r}; give Registry(uri=...)")
+        record = self._record(step, world_size, kind, parent, metadata)
+        if not self._is_marked and self._means.leave_mark is not None:
+            await marks.mark(self.control, self.run_id, self.uri, self._means.leave_mark)
+            self._is_marked = True
+        return await opening.begin(self._means, claim, record, self._uri_of)
+
+    def _record(
+        self, step: int, world_size: int, kind: str, parent: Reference | None, metadata: Mapping[str, str] | None
+    ) -> AttemptRecord:
+        return AttemptRecord(
+            check_step(step), 0, 0, check_kind(kind), world_size, "", parent, dict(metadata or {}), self._holder
+        )
+
+    async def join(self, claim: Claim, step: int, *, kind: str = FILES, timeout_s: float | None = None) -> Attempt:
+        """Wait until the coordinator has begun to save a checkpoint.
+
+        Arguments:
+            claim: the coordinator's, or one of the same generation.
+            step, kind: of the checkpoint.
+            timeout_s: None: as long as the claim lasts.
+
+        Raises:
+            FenceBroken, GenerationOver: the claim is over.
+            TimeoutError: nothing was begun in time.
+        """
+        return await opening.join(self._means, claim, check_kind(kind), check_step(step), timeout_s)
+
+    async def set_metrics(self, step: int, kind: str, metrics: Mapping[str, object]) -> Checkpoint:
+        """Add metrics to a committed checkpoint, or replace those of the same names, as an evaluator does.
+
+        Arguments:
+            step, kind: of the checkpoint.
+            metrics: name to number; NaN is kept, but is neither the best nor the worst.
+
+        Returns:
+            the checkpoint with all its metrics.
+
+        Raises:
+            CheckpointNotFound: there is no such checkpoint, or not any more.
+            ConfigError: there are too many metrics, or one cannot be used.
+        """
+        return await new_metrics.set_metrics(self.control, self.run_id, step, kind, metrics)
+
+    def attempt(self, claim: Claim, record: AttemptRecord) -> Attempt:
+        """Return an attempt that another rank has begun, as that rank has described it.
+
+        Arguments:
+            claim: the same, or one of the same generation.
+            record: the attempt's own.
+        """
+        return Attempt(self._means, claim, record)
+
+    def _uri_of(self, attempt: AttemptId) -> str:
+        return f"{self.uri}/{attempt.directory}"
+
+    # ---- finding
+
+    async def latest(self, kind: str = "") -> Checkpoint:
+        """Return the newest checkpoint. Errors and arguments as ``Lookup.latest``."""
+        return await self.lookup.latest(self.run_id, kind)
+
+    async def at(self, step: int, kind: str = "") -> Checkpoint:
+        """Return the checkpoint of a step. Errors and arguments as ``Lookup.at``."""
+        return await self.lookup.at(self.run_id, step, kind)
+
+    async def tagged(self, name: str) -> Checkpoint:
+        """Return the checkpoint that a tag is on. Errors as ``Lookup.tagged``."""
+        return await self.lookup.tagged(self.run_id, name)
+
+    async def best(self, metric: str, mode: str = MIN, *, kind: str = "") -> Checkpoint:
+        """Return the best checkpoint by a metric. Errors and arguments as ``Lookup.best``."""
+        return (await self.lookup.best(self.run_id, metric, mode, kind=kind))[0]
+
+    async def checkpoints(self, kind: str = "", *, newest_first: bool = False, limit: int = 0) -> list[Checkpoint]:
+        """Return the checkpoints by kind and step. Arguments as ``Lookup.checkpoints``."""
+        return await self.lookup.checkpoints(self.run_id, kind, newest_first=newest_first, limit=limit)
+
+    # ---- taking in
+
+    async def import_directory(
+        self,
+        uri: str,
+        *,
+        step: int | None = None,
+        kind: str = "",
+        claim: Claim | None = None,
+        dry_run: bool = False,
+        in_place: bool = False,
+        on_result: OnResult | None = None,
+        on_progress: Progress | None = None,
+    ) -> list[Imported]:
+        """Register the checkpoints that another tool has left in a directory, oldest first; see ``importers``.
+
+        Arguments and errors as for ``importers.importing.import_directory``.
+        """
+        from raftkv.checkpoint.importers.importing import import_directory
+
+        return await import_directory(
+            self, uri, step=step, kind=kind, claim=claim, dry_run=dry_run, in_place=in_place, on_result=on_result,
+            on_progress=on_progress,
+        )  # fmt: skip
+
+    async def lineage(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        """Return a checkpoint and those it descends from, in whichever run, the nearest first."""
+        return await self.lookup.lineage(checkpoint)
+
+    async def runs(self) -> list[RunLatest]:
+        """Return the summaries of all runs of the cluster, of each kind, in the order of run ids."""
+        return await self.lookup.latest_of_all()
+
+    def watch(self, kind: str = "", *, start_revision: int = 0) -> Commits:
+        """Watch commits: each once, resumable. Arguments as ``Commits``."""
+        return Commits(self.control, self.run_id, kind, start_revision=start_revision)
+
+    def watch_best(self, metric: str, mode: str = MIN, *, kind: str = "") -> Bests:
+        """Watch which checkpoint is the best: the present one, then each other. Arguments as ``Bests``."""
+        return Bests(self.lookup, self.control, self.run_id, metric, mode, kind=kind)
+
+    # ---- keeping and deleting
+
+    def pin(
+        self,
+        checkpoint: Checkpoint,
+        reader: str,
+        ttl_s: int = holds.PIN_TTL_S,
+        *,
+        on_lost: Callable[[Pin], Any] | None = None,
+    ) -> Pin:
+        """Make a pin, to be taken by ``await`` or ``async with``: the checkpoint is not deleted while it is held.
+
+        Arguments:
+            checkpoint: of any run.
+            reader: name of who reads it.
+            ttl_s: how long it outlives a process that is gone.
+            on_lost: called on the loop when it is lost.
+
+        Raises:
+            ConfigError: the name cannot be used.
+        """
+        return Pin(
+            self.control, checkpoint, reader, ttl_s, holder=self._holder, time=self._means.now(), on_lost=on_lost
+        )
+
+    async def pin_for(self, checkpoint: Checkpoint, reader: str, duration_s: int) -> None:
+        """Hold a checkpoint, whatever becomes of this process. Arguments and errors as ``holds.pin_for``."""
+        await holds.pin_for(self.control, checkpoint, reader, duration_s, self._hold())
+
+    async def unpin(self, checkpoint: Checkpoint | Reference, reader: str) -> int:
+        """Take all pins of a reader on a checkpoint away; returns how many there were."""
+        reference = checkpoint.reference if isinstance(checkpoint, Checkpoint) else checkpoint
+        return await holds.unpin(self.control, reference, reader)
+
+    async def holds(self) -> list[HoldInfo]:
+        """Return why checkpoints of the run stay: pins, tags, and children in other runs; by kind and step."""
+        return await holds.holds(self.control, self.run_id)
+
+    async def pins(self) -> list[HoldInfo]:
+        """Return the pins on checkpoints of the run, by kind and step."""
+        return [info for info in await self.holds() if info.why == PIN]
+
+    async def tag(self, name: str, checkpoint: Checkpoint) -> None:
+        """Put a tag on a checkpoint, or move it there. Errors as ``holds.tag``."""
+        await holds.tag(self.control, self.run_id, name, checkpoint, self._hold())
+
+    async def untag(self, name: str) -> bool:
+        """Take a tag away; False: there was none."""
+        return await holds.untag(self.control, self.run_id, name)
+
+    async def tags(self) -> dict[str, Reference]:
+        """Return the tags of the run by name, and what they are on."""
+        return await holds.tags(self.control, self.run_id)
+
+    async def collect(
+        self, policy: Policy = NO_POLICY, *, dry_run: bool = False, on_progress: Progress | None = None
+    ) -> Collected:
+        """Delete the checkpoints that a policy does not keep, and what dead attempts have left.
+
+        Arguments:
+            policy: the rules; empty: only what dead attempts have left is deleted.
+            dry_run: nothing is changed; what would be is returned.
+            on_progress: told of the bytes of checkpoints, as they are deleted; on the loop.
+
+        Raises:
+            StatusError: the cluster refused; the next collection goes on.
+        """
+        collector = Collector(
+            self.control, self.run_id, self.uri, now=self._means.now, on_progress=on_progress, dry_run=dry_run
+        )
+        return await collector.collect(policy)
+
+    async def collect_forever(
+        self, policy: Policy, *, every_s: float = 600.0, on_collected: Callable[[Collected], Any] | None = None
+    ) -> None:
+        """Collect on and on, until this is cancelled; what fails is tried again by the next collection.
+
+        Arguments:
+            policy: the rules.
+            every_s: pause between two collections.
+            on_collected: called after each, on the loop.
+
+        Raises:
+            StatusError: the cluster refused.
+        """
+        while True:
+            collected = await self.collect(policy)
+            if on_collected is not None:
+                on_collected(collected)
+            await asyncio.sleep(every_s)
+
+    # ---- from elsewhere, and to elsewhere
+
+    async def export(self, checkpoint: Checkpoint, uri: str, *, on_progress: Progress | None = None) -> None:
+        """Copy a checkpoint to a directory that no registry knows; who was cut off calls it again.
+
+        Arguments:
+            checkpoint: of any run; it is pinned meanwhile.
+            uri: of the directory, which is empty or holds the same export.
+            on_progress: told of bytes, on several threads.
+
+        Raises:
+            CheckpointNotFound: the checkpoint is deleted.
+            DigestMismatch: a file is not what was committed.
+            StorageError: one could not be read or written.
+            ConfigError: another checkpoint lies there.
+        """
+        async with self.pin(checkpoint, f"export by {self._holder}"):
+            await exchange.export(checkpoint, uri, on_progress)
+
+    async def import_export(
+        self,
+        claim: Claim,
+        uri: str,
+        *,
+        step: int | None = None,
+        parent: Reference | None = None,
+        on_progress: Progress | None = None,
+    ) -> Checkpoint:
+        """Copy an export into this run, with its kind, metrics and metadata.
+
+        Arguments:
+            claim: under which; above all that were made before.
+            uri: of the directory.
+            step: instead of the one that it had.
+            parent: what it descends from, in this cluster.
+            on_progress: told of bytes, on several threads.
+
+        Raises:
+            ConfigError: it is no export, or one that was cut off.
+            CheckpointExists, StaleStep, DigestMismatch, StorageError: as ``exchange.save_copy``.
+        """
+        _, what = await asyncio.to_thread(exchange.read_export, uri)
+        return await self._copy(claim, what, step, parent, on_progress)
+
+    async def copy_from(
+        self,
+        claim: Claim,
+        checkpoint: Checkpoint,
+        *,
+        step: int | None = None,
+        is_parent: bool = True,
+        on_progress: Progress | None = None,
+    ) -> Checkpoint:
+        """Copy a checkpoint of another run into this one, with its kind, metrics and metadata.
+
+        Arguments:
+            claim: under which.
+            checkpoint: of the other run; it is pinned meanwhile.
+            step: instead of the one that it had.
+            is_parent: whether the copy descends from it, so that it stays as long as the copy does.
+            on_progress: told of bytes, on several threads.
+
+        Raises:
+            CheckpointNotFound: the checkpoint is deleted.
+            CheckpointExists, StaleStep, DigestMismatch, StorageError: as ``exchange.save_copy``.
+        """
+        async with self.pin(checkpoint, f"copy by {self._holder}"):
+            what = await exchange.read_checkpoint(checkpoint)
+            return await self._copy(claim, what, step, checkpoint.reference if is_parent else None, on_progress)
+
+    async def _copy(
+        self, claim: Claim, what: Incoming, step: int | None, parent: Reference | None, on_progress: Progress | None
+    ) -> Checkpoint:
+        what = replace(what, step=what.step if step is None else check_step(step), parent=parent)
+        return await exchange.save_copy(self.begin, claim, what, on_progress)
+
+    async def adopt(
+        self,
+        claim: Claim,
+        uri: str,
+        step: int,
+        *,
+        kind: str = FILES,
+        in_place: bool = False,
+        owned: bool = False,
+        parent: Reference | None = None,
+        metadata: Mapping[str, str] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        on_progress: Progress | None = None,
+    ) -> Checkpoint:
+        """Make a checkpoint of a directory that somebody else has written.
+
+        Arguments:
+            claim: under which.
+            uri: of the directory; its files must not change any more.
+            step, kind, parent, metadata: as for ``begin``.
+            in_place: leave the files where they are, and write a manifest beside them; else they are copied.
+            owned: of files in place: they go when the checkpoint is deleted; else they stay.
+            metrics: as for ``Attempt.commit``.
+            on_progress: told of bytes, on several threads.
+
+        Raises:
+            ConfigError: there are no files, or they cannot be taken in as they are.
+            CheckpointExists, StaleStep, DigestMismatch, StorageError: as ``exchange.save_copy``.
+        """
+        found = await exchange.read_directory(uri, step, kind)
+        what = replace(found, parent=parent, metadata=metadata or {}, metrics=metrics or {})
+        if not in_place:
+            return await exchange.save_copy(self.begin, claim, what, on_progress)
+
+        async def begin(claim: Claim, step: int, **given: Any) -> Attempt:
+            record = self._record(step, given["world_size"], given["kind"], given["parent"], given["metadata"])
+            return await opening.begin(self._means, claim, record, lambda _: what.place.uri)
+
+        return await exchange.save_in_place(begin, claim, what, owned=owned, on_progress=on_progress)
+
+    def _hold(self) -> Hold:
+        return Hold(self._holder, self._means.now())
+
+
+async def write_manifest(uri: str, data: bytes) -> None:
+    """Write the manifest of an attempt, durably. Raises StorageError."""
+    await asyncio.to_thread(lambda: Place(uri).write(MANIFEST, data))

@@ -1,0 +1,308 @@
+"""Deletes checkpoints that no rule keeps, and what dead attempts have left.
+
+::
+
+        record ----one txn----> deleting ----> bytes ----> (no key)
+          |                        ^
+          | refused while it is    |        attempts that were given up come in here
+          | the latest, or held    |
+          v
+        stays
+
+Every step may be cut off and is begun again by whoever collects next: what ``deleting`` says is deleted first. Two
+collectors at once delete the same twice, which does no harm. No claim is needed: what is committed or held meanwhile
+changes a key that the txn compares.
+
+Collected are, in this order: what earlier collections began; checkpoints by a policy; what ranks had prepared for
+attempts that are over; directories of earlier generations that no key names, where only this run writes (``marks``): a
+zombie of an attempt that was deleted may have written them. Attempts of dead generations that nobody has decided are
+left to ``Registry.take_over``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from raftkv.checkpoint.errors import DigestMismatch, StorageError
+from raftkv.checkpoint.keys import CHILD, AttemptId, AttemptKeys, RegistryKeys
+from raftkv.checkpoint.kinds import KINDS
+from raftkv.checkpoint.records import Checkpoint, Deleting, FenceRecord, read, readable
+from raftkv.checkpoint.retention import marks, ownership
+from raftkv.checkpoint.retention.policy import Decision, Policy, decide
+from raftkv.checkpoint.retention.state import KindState, load
+from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import Progress
+from raftkv.client.control.control import Control
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.retries import txn_until_answered
+from raftkv.client.kv.compares import Compare, create_revision, mod_revision, version
+from raftkv.client.kv.operations import Operation, delete, get, get_range, put
+from raftkv.client.values import KeyValue, TxnResult
+from raftkv.errors import ConfigError
+
+NO_POLICY: Final = Policy()
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a collection did, or, if it was a dry run, would do.
+
+    Attributes:
+        decisions: what became of each checkpoint, and why.
+        deleted: checkpoints that are gone from the store.
+        given_up: directories of attempts that were given up, and of deletions that were cut off before.
+        orphans: directories that no key named.
+        unknown: directories that no key names, but with all files of a checkpoint: they stay. The store may have been
+            restored from a backup since; import them, or delete them by hand.
+        kept_bytes: checkpoints that are gone from the store, whose bytes are not the registry's and stay.
+        failures: what could not be deleted, and why; the next collection tries again.
+    """
+
+    decisions: list[Decision] = field(default_factory=list)
+    deleted: list[Checkpoint] = field(default_factory=list)
+    given_up: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    kept_bytes: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def freed_bytes(self) -> int:
+        """Return the size of the checkpoints that were deleted, without those whose bytes stay."""
+        return sum(each.size_bytes for each in self.deleted if each.uri not in self.kept_bytes)
+
+
+class Collector:
+    """One collection; see the module.
+
+    Arguments:
+        control: the store.
+        run_id: of the run.
+        uri: of its place; empty: directories that no key names are not looked for.
+        now: the wall clock.
+        on_progress: told of the bytes of checkpoints, as they are deleted.
+        dry_run: nothing is changed.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        run_id: str,
+        uri: str = "",
+        *,
+        now: Callable[[], float],
+        on_progress: Progress | None = None,
+        dry_run: bool = False,
+    ) -> None:
+        self._control = control
+        self._run_id = run_id
+        self._keys = RegistryKeys(run_id)
+        self._uri = uri
+        self._now = now
+        self._on_progress = on_progress
+        self._dry_run = dry_run
+        self._name = os.urandom(8).hex()
+        self._result = Collected()
+
+    async def collect(self, policy: Policy = NO_POLICY) -> Collected:
+        """Delete all that can go. What cannot be deleted is in ``failures``.
+
+        Raises:
+            StatusError: the cluster refused.
+        """
+        await self._finish_deletions()
+        while not await self._apply(policy):
+            await self._finish_deletions()
+        if not self._dry_run:
+            await self._delete_prepared()
+        if self._uri:
+            await self._delete_orphans()
+        return self._result
+
+    async def _txn(
+        self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
+    ) -> TxnResult:
+        return await txn_until_answered(self._control, compares, then, otherwise)
+
+    # ---- what is to be deleted already
+
+    async def _finish_deletions(self) -> None:
+        listed = await self._txn((), [get_range(self._keys.deletings, prefix=True)])
+        for item in listed.results[0].items:
+            try:
+                gone = read(Deleting, item)
+                kind, text = item.key.decode().removeprefix(self._keys.deletings).split("/")
+                attempt = AttemptId.parse(text)
+            except (RecordError, ValueError) as error:
+                self._fail(f"passed over: {error}")  # somebody else wrote it
+                continue
+            if gone.uri in self._result.given_up:
+                continue  # it could not be deleted a moment ago
+            self._result.given_up.append(gone.uri)
+            if not self._dry_run:
+                await self._finish(kind, attempt, gone)
+
+    def _fail(self, line: str) -> None:
+        if line not in self._result.failures:
+            self._result.failures.append(line)
+
+    async def _finish(self, kind: str, attempt: AttemptId, gone: Deleting) -> None:
+        """Delete bytes, then the key that says so."""
+        key = self._keys.deleting(kind, attempt)
+        if not await self._is_over(kind, attempt, key):
+            return
+        try:
+            is_deleted = await asyncio.to_thread(ownership.delete_bytes, gone, attempt)
+        except (StorageError, DigestMismatch, ConfigError) as error:
+            self._fail(str(error))
+            return
+        if not is_deleted:
+            self._result.kept_bytes.append(gone.uri)
+        await self._txn((), [delete(key)])
+
+    async def _is_over(self, kind: str, attempt: AttemptId, key: str) -> bool:
+        """Take away what could still be committed of an attempt whose bytes go; False: they must stay."""
+        keys, record = self._keys.attempt(kind, attempt), self._keys.record(kind, attempt.step)
+        while True:
+            read = await self._txn((), [get(key), get(record)])
+            found: KeyValue | None = read.results[1]
+            if read.results[0] is None:
+                return False
+            if found is not None and _is_of(found, attempt):
+                await self._txn([mod_revision(record) == found.mod_revision], [delete(key)])
+                return False
+            seen = mod_revision(record) == (0 if found is None else found.mod_revision)
+            # A head here is a late copy of the txn that began the attempt.
+            over = [delete(keys.head), delete(keys.ranks, prefix=True)]
+            if (await self._txn([version(key) > 0, seen], over)).succeeded:
+                return True
+
+    # ---- checkpoints
+
+    async def _apply(self, policy: Policy) -> bool:
+        """Delete by a policy; False: something has changed meanwhile, and it must be decided anew."""
+        state = await load(self._control, self._run_id)
+        decisions = decide(
+            policy, state.checkpoints, latest={name: kind.latest.step for name, kind in state.kinds.items()},
+            held=state.held, now=self._now(),
+        )  # fmt: skip
+        self._result.decisions = [
+            *(each for each in self._result.decisions if each.checkpoint in self._result.deleted),
+            *decisions,
+        ]
+        going = [each for each in decisions if not each.is_kept]
+        total = sum(each.checkpoint.size_bytes for each in going)
+        done = 0
+        for each in going:
+            if self._dry_run:
+                self._result.deleted.append(each.checkpoint)
+                continue
+            if not await self._delete(state.kinds[each.checkpoint.kind], each):
+                return False
+            done += each.checkpoint.size_bytes
+            if self._on_progress is not None:
+                self._on_progress(done, total)
+        return True
+
+    async def _delete(self, kind: KindState, decision: Decision) -> bool:
+        checkpoint, keys = decision.checkpoint, self._keys
+        name, step = checkpoint.kind, checkpoint.step
+        record, latest = keys.record(name, step), keys.latest(name)
+        gone = ownership.deleting(checkpoint, "; ".join(decision.why), self._now(), self._name)
+        key, seen, seen_latest = keys.deleting(name, checkpoint.id), kind.records[step][1], kind.revision
+        summary = kind.remove(step)
+        result = await self._txn(
+            [
+                mod_revision(record) == seen,
+                mod_revision(latest) == seen_latest,
+                create_revision(keys.holds_of(name, step), prefix=True) == 0,
+            ],
+            [
+                delete(record),
+                put(key, gone.encode()),
+                put(latest, summary.encode()),
+                *(delete(keys.metric(name, metric, value, step)) for metric, value in checkpoint.metrics.items()),
+                *_let_go_of_parent(checkpoint),
+            ],
+            [get(key)],
+        )
+        if not result.succeeded:
+            found = result.results[0]
+            if found is not None and found.value == gone.encode():
+                self._result.deleted.append(checkpoint)  # by an earlier copy of this txn, whose answer was lost
+            return False
+        kind.revision = result.revision
+        self._result.deleted.append(checkpoint)
+        await self._finish(name, checkpoint.id, gone)
+        return True
+
+    # ---- what dead attempts have left
+
+    async def _delete_prepared(self) -> None:
+        """Delete what ranks had prepared for attempts that are committed or given up."""
+        listed = await self._txn((), [get_range(self._keys.attempts, prefix=True, keys_only=True)])
+        # <kind>/<attempt>/head, or <kind>/<attempt>/rank/<rank>; anything else is somebody else's.
+        found = [item.key[len(self._keys.attempts.encode()) :].split(b"/") for item in listed.results[0].items]
+        with_head = {tuple(parts[:2]) for parts in found if parts[2:] == [b"head"]}
+        for kind, attempt in sorted({tuple(parts[:2]) for parts in found if parts[2:3] == [b"rank"]} - with_head):
+            keys = AttemptKeys(f"{self._keys.attempts}{kind.decode()}/{attempt.decode()}/")
+            await self._txn([version(keys.head) == 0], [delete(keys.ranks, prefix=True)])
+
+    async def _delete_orphans(self) -> None:
+        try:
+            names = await asyncio.to_thread(lambda: Place(self._uri).names())
+        except StorageError as error:
+            self._fail(str(error))
+            return
+        # The mark is read after the names: who has a directory there has left his mark before.
+        own = (await self._txn((), [get(self._keys.mark)])).results[0]
+        if not marks.is_alone(names, own and own.value):
+            return
+        for name in names:
+            attempt = AttemptId.of_directory(name)
+            if attempt is not None and await self._is_orphan(attempt):
+                await self._delete_orphan(f"{self._uri}/{name}")
+
+    async def _delete_orphan(self, uri: str) -> None:
+        try:
+            if await asyncio.to_thread(ownership.holds_whole_checkpoint, uri):
+                self._result.unknown.append(uri)
+                return
+            self._result.orphans.append(uri)
+            if not self._dry_run:
+                await asyncio.to_thread(lambda: Place(uri).delete_tree())
+        except StorageError as error:
+            self._fail(str(error))
+
+    async def _is_orphan(self, attempt: AttemptId) -> bool:
+        """Whether no key names the attempt, and none can any more: all at one revision."""
+        keys = self._keys
+        reads: list[Operation] = [get(keys.fence)]
+        for kind in KINDS:
+            reads += [get(keys.record(kind, attempt.step)), get(keys.attempt(kind, attempt).head)]
+            reads.append(get(keys.deleting(kind, attempt)))
+        fence, *found = (await self._txn((), reads)).results
+        generations = [record.generation for record in readable(FenceRecord, [fence] if fence else [])]
+        if not generations or generations[0] <= attempt.generation:
+            return False
+        records = [item for item in found[::3] if item is not None]
+        is_committed = any(_is_of(item, attempt) for item in records)
+        return not is_committed and all(item is None for item in (*found[1::3], *found[2::3]))
+
+
+def _is_of(item: KeyValue, attempt: AttemptId) -> bool:
+    """Return whether a record is that of an attempt."""
+    return any(checkpoint.id == attempt for checkpoint in readable(Checkpoint, [item]))
+
+
+def _let_go_of_parent(checkpoint: Checkpoint) -> list[Operation]:
+    """Return the deletion of what holds a parent in another run."""
+    parent = checkpoint.parent
+    if parent is None or parent.run_id == checkpoint.run_id:
+        return []
+    name = f"{checkpoint.run_id}@{checkpoint.kind}@{checkpoint.step}"
+    return [delete(RegistryKeys(parent.run_id).hold(parent.kind, parent.step, CHILD, name))]

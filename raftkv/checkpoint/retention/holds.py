@@ -1,0 +1,306 @@
+"""Holds: why a checkpoint must stay. Pins of readers (leased), tags, and children in other runs.
+
+::
+
+    async with registry.pin(checkpoint, "evaluator"):      # nobody deletes it while the block lasts
+        ...
+    await registry.tag("release", checkpoint)              # until the tag is moved or taken away
+
+All holds of one checkpoint lie below one prefix. Who takes one asks in the same txn that the record exists; who deletes
+the record asks that the prefix is empty: the store decides which of both comes first, and the other one is refused.
+
+A pin is kept alive by its process and ends with it. It is lost only on the word of the cluster (as after a freeze of
+the reader for longer than the TTL): then ``on_lost`` is called, ``check`` raises ``PinLost``, and so does the end of
+the block. ``pin_for`` holds without a process: for a time, or until ``unpin``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+from urllib.parse import unquote
+
+from raftkv.checkpoint.errors import CheckpointNotFound, PinLost
+from raftkv.checkpoint.keys import PIN, TAG, RegistryKeys, check_name
+from raftkv.checkpoint.records import Checkpoint, Hold, Reference, readable
+from raftkv.client.control.control import Control, Grant
+from raftkv.client.control.retries import txn_until_answered, until_answered
+from raftkv.client.kv.compares import mod_revision, version
+from raftkv.client.kv.operations import Operation, delete, get, get_range, put
+from raftkv.client.values import KeyValue
+from raftkv.errors import ConfigError, LeaseNotFoundError, StatusError
+
+PIN_TTL_S: Final = 30
+_OF_NO_LEASE: Final = 0
+UNKNOWN: Final = Hold("unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class HoldInfo:
+    """One reason for which a checkpoint stays.
+
+    Attributes:
+        checkpoint: which.
+        why: ``keys.PIN``, ``TAG`` or ``CHILD``.
+        name: of the reader, the tag, or the child.
+        lease: with which a pin ends; 0: it stays until ``unpin``.
+        holder: who took it, for people.
+        time: when, by that one's wall clock.
+    """
+
+    checkpoint: Reference
+    why: str
+    name: str
+    lease: int
+    holder: str
+    time: float
+
+    def __str__(self) -> str:
+        return f"{self.why} {self.name}"
+
+
+class Pin:
+    """A leased pin; made by ``Registry.pin``, taken by ``await`` or ``async with``.
+
+    Arguments:
+        control: the store.
+        checkpoint: which must stay.
+        reader: name of who reads it.
+        ttl_s: how long it outlives a process that is gone or cannot reach the cluster.
+        holder, time: for people.
+        on_lost: called once, on the loop, when the cluster says that the pin is gone.
+
+    Attributes:
+        checkpoint: which.
+        lost: set when it is lost.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        checkpoint: Checkpoint,
+        reader: str,
+        ttl_s: int,
+        *,
+        holder: str = "",
+        time: float = 0.0,
+        on_lost: Callable[[Pin], Any] | None = None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.lost = asyncio.Event()
+        self._control = control
+        self._reader = check_name("reader", reader)
+        self._ttl_s = ttl_s
+        self._hold = Hold(holder, time)
+        self._on_lost = on_lost
+        self._grant: Grant | None = None
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost.is_set() else "held" if self._grant else "not held"
+        return f"<Pin of {self.checkpoint.reference} for {self._reader!r}: {state}>"
+
+    def __await__(self) -> Generator[Any, None, Pin]:
+        return self.take().__await__()
+
+    async def take(self) -> Pin:
+        """Take it; does nothing the second time.
+
+        Raises:
+            CheckpointNotFound: the checkpoint is deleted, or about to be.
+            StatusError: the cluster refused.
+        """
+        if self._grant is None:
+            grant = await self._control.grant(self._ttl_s, 0.0, self._lose)
+            try:
+                await _put_pin(self._control, self.checkpoint, self._reader, grant.id, self._hold)
+            except BaseException:
+                await self._control.end(grant, revoke=True)
+                raise
+            self._grant = grant
+        return self
+
+    def check(self) -> None:
+        """Raise ``PinLost`` if it is known to be lost: what is read from now on may be deleted under the reader."""
+        if self.lost.is_set():
+            raise PinLost(
+                f"the pin of {self._reader!r} on {self.checkpoint.reference} is lost: this process was away for longer "
+                f"than {self._ttl_s} s; what was read may be incomplete: pin it again, and read it again"
+            )
+
+    async def release(self) -> None:
+        """Give it back; if the cluster cannot be told, it ends with its TTL."""
+        grant, self._grant = self._grant, None
+        if grant is not None:
+            try:
+                await self._control.end(grant, revoke=True)
+            except StatusError:
+                return
+
+    async def __aenter__(self) -> Pin:
+        return await self.take()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+        if kind is None:
+            self.check()
+
+    def _lose(self) -> None:
+        self.lost.set()
+        if self._on_lost is not None:
+            self._on_lost(self)
+
+
+async def _put_pin(control: Control, checkpoint: Checkpoint, reader: str, lease: int, hold: Hold) -> None:
+    keys = RegistryKeys(checkpoint.run_id)
+    record = keys.record(checkpoint.kind, checkpoint.step)
+    key = _pin_key(keys, checkpoint.reference, reader, lease)
+    there = [version(record) > 0]
+    try:
+        result = await until_answered(
+            lambda: control.txn(there, [put(key, hold.encode(), lease=lease or None), get(record)])
+        )
+    except LeaseNotFoundError:
+        raise PinLost(f"the pin on {checkpoint.reference} ended before it was taken; take it again") from None
+    if result.succeeded and Checkpoint.decode(result.results[1].value).id != checkpoint.id:
+        await until_answered(lambda: control.txn((), [delete(key)]))  # another attempt has the step
+    elif result.succeeded:
+        return
+    raise CheckpointNotFound(f"{checkpoint.reference} is deleted, or about to be; look the latest up again")
+
+
+def _pin_key(keys: RegistryKeys, checkpoint: Reference, reader: str, lease: int) -> str:
+    """Return the key of a pin: readers of one name hold each for itself."""
+    return keys.hold(checkpoint.kind, checkpoint.step, PIN, f"{reader}@{lease:x}")
+
+
+async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duration_s: int, hold: Hold) -> None:
+    """Hold a checkpoint for a time, whatever becomes of this process.
+
+    Arguments:
+        control: the store.
+        checkpoint: which must stay.
+        reader: name of who reads it.
+        duration_s: 0: until ``unpin``.
+        hold: for people.
+
+    Raises:
+        CheckpointNotFound: the checkpoint is deleted, or about to be.
+        ConfigError: the name cannot be used, or the time.
+    """
+    check_name("reader", reader)
+    if duration_s < 0:
+        raise ConfigError(f"a checkpoint is pinned for a time from 0 s on, not {duration_s} s")
+    lease = await control.grant_fixed(duration_s) if duration_s else _OF_NO_LEASE
+    await _put_pin(control, checkpoint, reader, lease, hold)
+
+
+async def unpin(control: Control, checkpoint: Reference, reader: str) -> int:
+    """Take all pins of a reader on a checkpoint away; returns how many there were.
+
+    Arguments:
+        control: the store.
+        checkpoint: which.
+        reader: name of who reads it.
+    """
+    check_name("reader", reader)
+    prefix = RegistryKeys(checkpoint.run_id).hold(checkpoint.kind, checkpoint.step, PIN, f"{reader}@")
+    result = await until_answered(lambda: control.txn((), [delete(prefix, prefix=True)]))
+    return int(result.results[0].deleted)
+
+
+async def holds(control: Control, run_id: str) -> list[HoldInfo]:
+    """Return all reasons for which checkpoints of a run stay, by kind and step."""
+    keys = RegistryKeys(run_id)
+    result = await until_answered(lambda: control.txn((), [get_range(keys.holds, prefix=True)]))
+    # One that cannot be read holds too: else a collector would decide to delete what no txn lets it delete, for ever.
+    return [_info(run_id, keys, item, *readable(Hold, [item])) for item in result.results[0].items]
+
+
+def _info(run_id: str, keys: RegistryKeys, item: KeyValue, hold: Hold = UNKNOWN) -> HoldInfo:
+    # What somebody else wrote there holds too: the deletion compares the whole prefix.
+    kind, step, why, quoted = [*item.key.decode(errors="replace").removeprefix(keys.holds).split("/", 3), "", "", ""][
+        :4
+    ]
+    name = unquote(quoted)
+    shown = name.rpartition("@")[0] if why == PIN else name
+    return HoldInfo(
+        Reference(run_id, kind, int(step) if step.isdecimal() else -1), why, shown, item.lease, hold.holder, hold.time
+    )
+
+
+# ---- tags
+
+
+def _tag_hold(run_id: str, name: str, on: Reference) -> str:
+    """Return the key that holds what a tag is on; one of another run has a slash in its name."""
+    return RegistryKeys(on.run_id).hold(on.kind, on.step, TAG, name if on.run_id == run_id else f"{run_id}/{name}")
+
+
+async def tag(control: Control, run_id: str, name: str, checkpoint: Checkpoint, hold: Hold) -> None:
+    """Put a tag on a checkpoint, or move it there: one txn, so the tag is always on one that exists.
+
+    Arguments:
+        control: the store.
+        run_id: of the tag.
+        name: of the tag.
+        checkpoint: of any run.
+        hold: for people.
+
+    Raises:
+        CheckpointNotFound: the checkpoint is deleted, or about to be.
+        ConfigError: the name cannot be used.
+    """
+    key, target = RegistryKeys(run_id).tag(check_name("tag", name)), checkpoint.reference
+    record = RegistryKeys(target.run_id).record(target.kind, target.step)
+    new = _tag_hold(run_id, name, target)
+    while True:
+        found = await _read(control, key)
+        operations: list[Operation] = [put(key, target.encode()), put(new, hold.encode())]
+        olds = [_tag_hold(run_id, name, old) for old in readable(Reference, [found] if found else [])]
+        operations += [delete(old) for old in olds if old != new]
+        seen = [mod_revision(key) == (0 if found is None else found.mod_revision), version(record) > 0]
+        result = await txn_until_answered(control, seen, operations, [get(record)])
+        if result.succeeded:
+            return
+        if result.results[0] is None:
+            raise CheckpointNotFound(f"{target} is deleted, or about to be; put the tag {name!r} on another")
+
+
+async def untag(control: Control, run_id: str, name: str) -> bool:
+    """Take a tag away; False: there was none.
+
+    Arguments:
+        control: the store.
+        run_id, name: of the tag.
+    """
+    key = RegistryKeys(run_id).tag(check_name("tag", name))
+    was_there = False
+    while (found := await _read(control, key)) is not None:
+        was_there = True
+        olds = [_tag_hold(run_id, name, old) for old in readable(Reference, [found])]
+        seen, operations = [mod_revision(key) == found.mod_revision], [delete(key), *map(delete, olds)]
+        await txn_until_answered(control, seen, operations)
+    return was_there
+
+
+async def tags(control: Control, run_id: str) -> dict[str, Reference]:
+    """Return the tags of a run, by name, and what they are on."""
+    keys = RegistryKeys(run_id)
+    result = await until_answered(lambda: control.txn((), [get_range(keys.tags, prefix=True)]))
+    items: Sequence[KeyValue] = result.results[0].items
+    return {
+        unquote(item.key.decode(errors="replace").removeprefix(keys.tags)): on
+        for item in items
+        for on in readable(Reference, [item])
+    }
+
+
+async def _read(control: Control, key: str) -> KeyValue | None:
+    result = await until_answered(lambda: control.txn((), [get(key)]))
+    found: KeyValue | None = result.results[0]
+    return found

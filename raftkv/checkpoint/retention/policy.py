@@ -1,0 +1,216 @@
+"""Which checkpoints a retention policy would delete; pure.
+
+::
+
+    policy = Policy(keep_last=3, keep_every=1000, keep_best=(Best("loss"),), max_bytes=2 << 40)
+    for decision in decide(policy, checkpoints, latest, held, now):
+        decision.is_kept, decision.why
+
+The rules
+
+- ``keep_...`` protect. A checkpoint stays if any of them names it.
+- ``max_...`` limit. With a limit, a checkpoint that nothing protects stays until the limit is passed; without one it
+  goes at once. ``max_age_s`` deletes those that are older; ``max_bytes`` deletes the oldest that nothing protects until
+  the rest fits. A limit never deletes what a rule protects, so more than ``max_bytes`` may stay.
+- The latest of each kind, and what somebody holds (a pin, a tag, a child), stays, whatever the policy says.
+- A policy without any rule deletes nothing.
+
+``keep_...`` apply to each kind of checkpoint by itself, ``max_bytes`` to all of a run together. ``keep_every=1000``
+keeps the first checkpoint of each thousand steps: those at multiples of 1000, if there are such.
+
+Age. Times are the wall clocks of those who committed, which may be hours off; the order of steps is certain. So the age
+of a checkpoint is how long ago it was followed by the next one, with the latest time known up to there, as of the
+newest checkpoint's time or the collector's clock, whichever is earlier. One wrong clock, whosever it is and in
+whichever direction, can only make checkpoints look younger. A run that has ended does not age any further.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from raftkv.checkpoint.find.lookup import MAX, MIN, check_mode
+from raftkv.checkpoint.keys import is_comparable
+from raftkv.checkpoint.records import Checkpoint, Reference
+from raftkv.errors import ConfigError
+
+LATEST: Final = "latest"
+HELD: Final = "held"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best by a metric are kept.
+
+    Attributes:
+        metric: its name.
+        mode: ``min`` or ``max``: which values are better.
+        count: how many are kept; of equal ones the newer.
+    """
+
+    metric: str
+    mode: str = MIN
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is kept, and how long; see the module.
+
+    Attributes:
+        keep_last: the newest so many.
+        keep_every: the first of every so many steps.
+        keep_best: the best by metrics.
+        keep_for_s: those that are younger.
+        max_age_s: those that are older go, unless a rule protects them; None: no limit.
+        max_bytes: the oldest go, unless a rule protects them, until the rest is no more than this; None: no limit.
+
+    Raises:
+        ConfigError: a number is negative, or a metric has no such mode.
+    """
+
+    keep_last: int = 0
+    keep_every: int = 0
+    keep_best: Sequence[Best] = ()
+    keep_for_s: float = 0.0
+    max_age_s: float | None = None
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("keep_last", "keep_every", "keep_for_s", "max_age_s", "max_bytes"):
+            number = getattr(self, name)
+            if number is not None and not number >= 0:  # NaN is not
+                raise ConfigError(f"{name} of a retention policy cannot be {number}; give 0 or more")
+        for best in self.keep_best:
+            check_mode(best.mode)
+            if best.count < 1:
+                raise ConfigError(f"the best {best.count} by {best.metric} cannot be kept; give 1 or more")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no rule, and so deletes nothing."""
+        return not (self.keep_last or self.keep_every or self.keep_best or self.keep_for_s or self.has_limit)
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether what no rule protects stays until a limit is passed."""
+        return self.max_age_s is not None or self.max_bytes is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a checkpoint.
+
+    Attributes:
+        checkpoint: which.
+        is_kept: whether it stays.
+        why: the rules that keep it, or the one that deletes it; for people.
+    """
+
+    checkpoint: Checkpoint
+    is_kept: bool
+    why: tuple[str, ...]
+
+
+def decide(
+    policy: Policy,
+    checkpoints: Collection[Checkpoint],
+    *,
+    latest: Mapping[str, int],
+    held: Mapping[Reference, Sequence[str]],
+    now: float,
+) -> list[Decision]:
+    """Return what becomes of each checkpoint of a run, by kind and step.
+
+    Arguments:
+        policy: the rules.
+        checkpoints: all that are committed, of all kinds.
+        latest: kind to the step of its newest.
+        held: what somebody holds, and who.
+        now: the collector's wall clock, in seconds.
+    """
+    ordered = sorted(checkpoints, key=lambda each: (each.kind, each.step))
+    ages = ages_of(ordered, now)
+    why: dict[Reference, list[str]] = {each.reference: [] for each in ordered}
+    for each in ordered:
+        why[each.reference] += [f"{HELD}: {name}" for name in held.get(each.reference, ())]
+        if latest.get(each.kind, each.step) <= each.step:
+            why[each.reference].append(LATEST)
+    for _, group in groupby(ordered, key=lambda each: each.kind):
+        for reference, rule in _protected(policy, list(group), ages):
+            why[reference].append(rule)
+    gone = {} if policy.is_empty else _gone(policy, ordered, why, ages)
+    return [
+        Decision(each, each.reference not in gone, (gone[each.reference],) if each.reference in gone
+                 else tuple(why[each.reference]) or ("no rule deletes it",))
+        for each in ordered
+    ]  # fmt: skip
+
+
+def ages_of(ordered: Sequence[Checkpoint], now: float) -> dict[Reference, float]:
+    """Return the age of each checkpoint in seconds, as the module defines it.
+
+    Arguments:
+        ordered: checkpoints by kind and step.
+        now: the collector's wall clock.
+    """
+    found: dict[Reference, float] = {}
+    for _, group in groupby(ordered, key=lambda each: each.kind):
+        kind = list(group)
+        times = [each.time if math.isfinite(each.time) else now for each in kind]
+        until = min(now, times[-1])
+        known = -math.inf
+        for each, own, following in zip(kind, times, [*times[1:], times[-1]], strict=True):
+            known = max(known, own, following)
+            found[each.reference] = max(0.0, until - known)
+    return found
+
+
+def _protected(
+    policy: Policy, kind: Sequence[Checkpoint], ages: Mapping[Reference, float]
+) -> list[tuple[Reference, str]]:
+    """Return which of one kind the rules keep, and which rule."""
+    found = [(each.reference, f"last {policy.keep_last}") for each in kind[max(0, len(kind) - policy.keep_last) :]]
+    if policy.keep_every:
+        for _, group in groupby(kind, key=lambda each: each.step // policy.keep_every):
+            found.append((next(group).reference, f"every {policy.keep_every}"))
+    for best in policy.keep_best:
+        measured = [each for each in kind if is_comparable(each.metrics.get(best.metric, math.nan))]
+        values = {each.step: each.metrics[best.metric] * (-1.0 if best.mode == MAX else 1.0) for each in measured}
+        # By value; of equal ones the newer counts.
+        ranked = sorted((values[each.step], -each.step, place) for place, each in enumerate(measured))
+        kept = [measured[place] for _, _, place in ranked[: best.count]]
+        found += [(each.reference, f"best {best.count} by {best.metric}") for each in kept]
+    if policy.keep_for_s:
+        young = [each for each in kind if ages[each.reference] < policy.keep_for_s]
+        found += [(each.reference, f"younger than {policy.keep_for_s:g} s") for each in young]
+    return found
+
+
+def _gone(
+    policy: Policy,
+    ordered: Sequence[Checkpoint],
+    why: Mapping[Reference, Sequence[str]],
+    ages: Mapping[Reference, float],
+) -> dict[Reference, str]:
+    """Return what goes, and by which rule."""
+    free = [each for each in ordered if not why[each.reference]]
+    if not policy.has_limit:
+        return {each.reference: "no rule keeps it" for each in free}
+    gone: dict[Reference, str] = {}
+    if policy.max_age_s is not None:
+        old = [each for each in free if ages[each.reference] > policy.max_age_s]
+        gone = {each.reference: f"older than {policy.max_age_s:g} s" for each in old}
+    if policy.max_bytes is not None:
+        left = [each for each in ordered if each.reference not in gone]
+        total = sum(each.size_bytes for each in left)
+        for each in sorted(left, key=lambda each: (-ages[each.reference], each.step, each.kind)):
+            if total <= policy.max_bytes:
+                break
+            if not why[each.reference]:
+                gone[each.reference] = f"more than {policy.max_bytes} bytes in all"
+                total -= each.size_bytes
+    return gone

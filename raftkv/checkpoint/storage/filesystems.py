@@ -1,0 +1,97 @@
+"""What every user of fsspec here needs: a URL as a file system, its errors in one line, names and contents on disk.
+
+    files = open_url("s3://bucket/job")       # files.fs, files.root, files.is_local
+    describe(error)                           # one line, and what to do about it
+    sync("/data/model.bin")                   # on disk when it returns
+
+Checkpoints and ``raftkv backup`` stand on it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any, Final, NamedTuple
+
+from raftkv.errors import ConfigError
+
+_ADVICE: Final = {
+    errno.ENOSPC: "free some space there, or use another place",
+    errno.EDQUOT: "free some of the quota there, or use another place",
+    errno.EACCES: "give this process the right to do so, or use another place",
+    errno.EPERM: "give this process the right to do so, or use another place",
+    errno.EROFS: "use a place that can be written to",
+    errno.ENOENT: "check that the directory or bucket exists",
+}
+
+
+class Files(NamedTuple):
+    """A directory of a file system.
+
+    Attributes:
+        fs: of fsspec.
+        root: the directory, as the file system names it.
+        is_local: whether it is a directory of this machine.
+    """
+
+    fs: Any
+    root: str
+    is_local: bool
+
+
+def open_url(url: str, *, extra: str = "checkpoint") -> Files:
+    """Return the directory that a URL, or a path, names.
+
+    Arguments:
+        url: of the directory.
+        extra: of raftkv, to be installed where fsspec is missing.
+
+    Raises:
+        ConfigError: it is empty; or fsspec, or what that needs for such a URL, is not installed; or no kind of URL.
+    """
+    if not url:
+        raise ConfigError("the URL of a directory is empty; name one")  # fsspec would take the working directory
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise ConfigError(f"files at a URL need fsspec: pip install 'raftkv[{extra}]'") from None
+    try:
+        fs, root = url_to_fs(url)
+    except Exception as error:  # each kind of URL has errors of its own
+        raise ConfigError(f"cannot use {url}: {describe(error)}") from None
+    protocols = fs.protocol if isinstance(fs.protocol, tuple | list) else (fs.protocol,)
+    return Files(fs, str(root).rstrip("/"), "file" in protocols)
+
+
+def absolute(uri: str) -> str:
+    """Return a URL, or a path so that processes with another working directory find the same; without slashes behind.
+
+    >>> absolute("s3://bucket/job/"), absolute("memory://"), absolute("/"), absolute("")
+    ('s3://bucket/job', 'memory://', '/', '')
+    """
+    scheme, separator, path = uri.rpartition("://")
+    if separator:
+        return scheme + separator + (path.rstrip("/") or path[:1])
+    return os.path.abspath(uri) if uri else ""
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as one line: each file system has errors of its own, and most do not say what to do."""
+    number = error.errno if isinstance(error, OSError) else None
+    text = error.strerror if isinstance(error, OSError) and error.strerror and number in _ADVICE else str(error)
+    line = " ".join(text.split()) or type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        number = errno.ENOENT
+        line = line if " " in line else "there is no such file"  # many say only the path
+    elif isinstance(error, PermissionError):
+        number = errno.EACCES
+    return f"{line}; {_ADVICE[number]}" if number in _ADVICE else line
+
+
+def sync(path: str) -> None:
+    """Make the contents of a file, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

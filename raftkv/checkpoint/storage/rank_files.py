@@ -1,0 +1,129 @@
+"""The files that one rank adds to a checkpoint: written in the attempt's directory, durable and digested at the end.
+
+    files = RankFiles(attempt.uri)
+    files.write("rank-3/data.json", b"...")
+    with files.open("rank-3/model.bin") as file: ...
+    files.path("rank-3/by-name")            # for whoever writes files by name: a file, or a directory of files
+    await attempt.prepare(3, files.finish())
+
+Blocking: programs with an event loop call ``finish`` on a thread.
+"""
+
+from __future__ import annotations
+
+import os
+
+from raftkv.checkpoint.digest import SHA256
+from raftkv.checkpoint.errors import StorageError
+from raftkv.checkpoint.keys import check_file_name
+from raftkv.checkpoint.records import FileRecord
+from raftkv.checkpoint.storage.filesystems import sync
+from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import digest_of
+from raftkv.checkpoint.storage.writer import Writer
+from raftkv.errors import ConfigError
+
+
+class RankFiles:
+    """The files of one rank.
+
+    Arguments:
+        uri: of the directory of the attempt.
+        digest: algorithm for what ``open`` writes, of ``digest.ALGORITHMS``.
+
+    Raises:
+        ConfigError: fsspec is not installed, or knows no such URL.
+    """
+
+    def __init__(self, uri: str, *, digest: str = SHA256) -> None:
+        self.place = Place(uri)
+        self._digest = digest
+        self._paths: set[str] = set()
+        self._writers: list[Writer] = []
+        self._written: dict[str, FileRecord] = {}
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file, durably.
+
+        Arguments:
+            name: below the checkpoint; no two ranks use the same.
+            data: of the file.
+
+        Raises:
+            ConfigError: the name cannot be used, or was used before.
+            StorageError: it could not be written.
+        """
+        self._check_new(name)
+        self._written[name] = self.place.write(name, data)
+
+    def open(self, name: str) -> Writer:
+        """Open a new file, which is digested while it is written; ``finish`` closes it at the latest.
+
+        Arguments:
+            name: as for ``write``; so are the errors.
+        """
+        self._check_new(name)
+        writer = self.place.open_writer(name, digest=self._digest)
+        self._writers.append(writer)
+        return writer
+
+    def path(self, name: str) -> str:
+        """Return a path of the local disk to write to: a file, or a directory whose files are all of this rank.
+
+        Raises:
+            ConfigError: the name cannot be used, or the checkpoint does not lie on a local disk.
+            StorageError: its directory could not be made.
+        """
+        if not self.place.is_local:
+            raise ConfigError(f"{self.place.uri} is no local disk: use write(name, data), or open(name)")
+        if name not in self._paths:
+            self._check_new(name)
+        path = self.place.path(name)
+        with self.place.named("make", os.path.dirname(name)):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._paths.add(name)
+        return path
+
+    def add(self, record: FileRecord) -> None:
+        """Add a file that was written durably by other means.
+
+        Arguments:
+            record: of the file.
+        """
+        self._check_new(record.name)
+        self._written[record.name] = record
+
+    def finish(self) -> list[FileRecord]:
+        """Make everything durable; return all files, with their digests.
+
+        Raises:
+            StorageError: a file that ``path`` was asked for is not there, or could not be read or synced.
+        """
+        for writer in self._writers:
+            writer.close()
+            self._written[writer.name] = writer.record
+        for name in sorted(self._paths):
+            for file in self._below(name):
+                self._written[file] = self._settle(file)
+        return sorted(self._written.values(), key=lambda file: file.name)
+
+    def _below(self, name: str) -> list[str]:
+        if not os.path.isdir(self.place.path(name)):
+            return [name]
+        found = Place(self.place.path(name)).list()
+        return [f"{name}/{file.name}" for file in found]
+
+    def _settle(self, name: str) -> FileRecord:
+        path = self.place.path(name)
+        with self.place.named("add to the checkpoint", name):
+            if not os.path.exists(path):
+                raise StorageError(f"{path} was announced by path({name!r}), and is not there; write it in the block")
+            sync(path)
+            self.place.make_durable(name)
+            size_bytes = os.path.getsize(path)
+        return FileRecord(name, size_bytes, digest_of(self.place, name, on_bytes=lambda _: None))
+
+    def _check_new(self, name: str) -> None:
+        names = {*self._written, *self._paths, *(writer.name for writer in self._writers)}
+        if check_file_name(name) in names:
+            raise ConfigError(f"the file {name!r} is there already; give every file of a checkpoint a name of its own")

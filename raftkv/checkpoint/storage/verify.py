@@ -1,0 +1,268 @@
+"""Whether the bytes of a checkpoint are those that were committed, and readers that hand out no others.
+
+::
+
+    report = verify(checkpoint, on_progress=lambda done, total: ...)
+    report.is_whole, report.missing, report.wrong_size, report.wrong_digest, report.extra
+    with open_verified(checkpoint, "model.bin") as file: ...     # DigestMismatch before the first byte
+
+The record has the digest of the manifest, the manifest those of all files: so the store vouches for every byte, and
+whoever can write to the place of the bytes alone can change nothing unnoticed. Digests are made on several threads, a
+piece of a file at a time: the size of a file, or of a checkpoint, is no matter of memory.
+
+Blocking, as ``place`` is.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO, Final
+
+from raftkv.checkpoint import digest
+from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.manifest import Manifest
+from raftkv.checkpoint.digest import Digest
+from raftkv.checkpoint.errors import DigestMismatch, StorageError
+from raftkv.checkpoint.records import Checkpoint, FileRecord
+from raftkv.checkpoint.storage.place import Found, Place
+from raftkv.client.control.records import RecordError
+from raftkv.errors import ConfigError
+
+Progress = Callable[[int, int], None]
+"""Told of how many bytes are done, and of how many in all. Called from several threads, one at a time."""
+
+SMALL_BYTES: Final = 64 << 20
+"""Files up to this size are checked in memory, so that nobody can change them between the check and the reader."""
+THREADS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What ``verify`` found; names are below the checkpoint.
+
+    Attributes:
+        checkpoint: which.
+        file_count, size_bytes: of the files that are right.
+        missing: files that are not there.
+        wrong_size, wrong_digest: files that are not what was committed.
+        unreadable: files that could not be read, with the error.
+        extra: files that are there and belong to no rank; they do no harm.
+    """
+
+    checkpoint: Checkpoint
+    file_count: int
+    size_bytes: int
+    missing: tuple[str, ...] = ()
+    wrong_size: tuple[str, ...] = ()
+    wrong_digest: tuple[str, ...] = ()
+    unreadable: tuple[tuple[str, str], ...] = ()
+    extra: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every file is there and right."""
+        return not (self.missing or self.wrong_size or self.wrong_digest or self.unreadable)
+
+
+class Counter:
+    """Adds up bytes from several threads, and tells of them.
+
+    Arguments:
+        total: bytes in all.
+        on_progress: told; None: nobody is.
+    """
+
+    def __init__(self, total: int, on_progress: Progress | None) -> None:
+        self._done = 0
+        self._total = total
+        self._on_progress = on_progress
+        self._lock = threading.Lock()
+
+    def add(self, size_bytes: int) -> None:
+        """Tell of more bytes."""
+        with self._lock:
+            self._done += size_bytes
+            if self._on_progress is not None:
+                self._on_progress(self._done, self._total)
+
+
+def load_manifest(checkpoint: Checkpoint) -> Manifest:
+    """Return the list of a checkpoint's files, which the record vouches for.
+
+    Raises:
+        DigestMismatch: it is not the one that was committed.
+        StorageError: it cannot be read; ``CheckpointNotFound`` of a new lookup says if the checkpoint was deleted.
+    """
+    return decode_manifest(checkpoint.uri, Place(checkpoint.uri).read(MANIFEST), checkpoint.manifest)
+
+
+def decode_manifest(uri: str, data: bytes, wanted: str) -> Manifest:
+    """Return the manifest of some bytes.
+
+    Arguments:
+        uri: where they are from.
+        data: of the file.
+        wanted: digest that they must have.
+
+    Raises:
+        DigestMismatch: they have another, or are no manifest.
+    """
+    found = Digest.like(wanted)
+    found.update(data)
+    if str(found) != wanted:
+        raise DigestMismatch(uri, MANIFEST, "is not the one that was committed")
+    try:
+        return Manifest.decode(data)
+    except RecordError as error:
+        raise DigestMismatch(uri, MANIFEST, f"cannot be read: {error}") from None
+
+
+def verify(checkpoint: Checkpoint, *, on_progress: Progress | None = None, threads: int = THREADS) -> Report:
+    """Compare every file of a checkpoint with what was committed.
+
+    Arguments:
+        checkpoint: as a lookup returned it.
+        on_progress: told of bytes.
+        threads: that read and digest side by side.
+
+    Raises:
+        DigestMismatch: the manifest is not the one that was committed, so nothing can be said of the rest.
+        StorageError: the place cannot be read.
+    """
+    place = Place(checkpoint.uri)
+    files = [file for _, file in load_manifest(checkpoint).files]
+    there = {found.name: found for found in place.list()}
+    counter = Counter(sum(file.size_bytes for file in files), on_progress)
+    with ThreadPoolExecutor(max(1, threads), "raftkv-verify") as pool:
+        outcomes = list(pool.map(lambda file: _check(place, file, there.get(file.name), counter), files))
+    named = {name: tuple(file.name for file, outcome in zip(files, outcomes, strict=True) if outcome == name)
+             for name in (_MISSING, _SIZE, _DIGEST)}  # fmt: skip
+    right = [file for file, outcome in zip(files, outcomes, strict=True) if not outcome]
+    known = {MANIFEST, *(file.name for file in files)}
+    return Report(
+        checkpoint, len(right), sum(file.size_bytes for file in right),
+        named[_MISSING], named[_SIZE], named[_DIGEST],
+        tuple((file.name, why) for file, why in zip(files, outcomes, strict=True) if why and why not in named),
+        tuple(sorted(there.keys() - known)),
+    )  # fmt: skip
+
+
+_MISSING: Final = "is missing"
+_SIZE: Final = "has another size than was committed"
+_DIGEST: Final = "has other contents than were committed"
+
+
+def _check(place: Place, file: FileRecord, found: Found | None, counter: Counter) -> str:
+    """Return what is wrong with a file; empty: nothing."""
+    if found is None or found.size_bytes != file.size_bytes:
+        counter.add(file.size_bytes)
+        return _MISSING if found is None else _SIZE
+    try:
+        own = digest_of(place, file.name, like=file.digest, on_bytes=counter.add)
+    except (StorageError, ConfigError) as error:  # the second: a digest of a later version
+        return str(error)
+    return "" if own == file.digest else _DIGEST
+
+
+def digest_of(place: Place, name: str, *, like: str = digest.SHA256, on_bytes: Callable[[int], None]) -> str:
+    """Return the digest of a file.
+
+    Arguments:
+        place, name: of the file.
+        like: its algorithm, or another digest of the same.
+        on_bytes: told of each piece.
+
+    Raises:
+        StorageError: it cannot be read.
+        ConfigError: there is no such algorithm.
+    """
+    found = Digest.like(like)
+    for chunk in place.chunks(name):
+        found.update(chunk)
+        on_bytes(len(chunk))
+    return str(found)
+
+
+def find_file(manifest: Manifest, checkpoint: Checkpoint, name: str) -> FileRecord:
+    """Return what was committed of a file. Raises DigestMismatch: there is none of that name."""
+    for _, file in manifest.files:
+        if file.name == name:
+            return file
+    raise DigestMismatch(checkpoint.uri, name, "is no file of this checkpoint")
+
+
+def open_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None = None) -> IO[bytes]:
+    """Open a file that was checked: no byte is handed out before all of them have been found right.
+
+    A file up to 64 MiB is read into memory and checked there. A larger one is read twice: first to check it, then by
+    the caller, through the same descriptor on a local disk; who writes into it between the two is not noticed.
+    ``stream_verified`` reads once.
+
+    Arguments:
+        checkpoint: as a lookup returned it.
+        name: of the file.
+        file: what the manifest says of it; None: the manifest is read.
+
+    Raises:
+        DigestMismatch: the file, or the manifest, is not what was committed.
+        StorageError: it cannot be read.
+    """
+    wanted = file or find_file(load_manifest(checkpoint), checkpoint, name)
+    place = Place(checkpoint.uri)
+    found = Digest.like(wanted.digest)
+    opened = place.open_reader(name)
+    try:
+        with place.named("read", name):
+            if wanted.size_bytes <= SMALL_BYTES:
+                data = opened.read(wanted.size_bytes + 1)
+                opened.close()
+                opened = io.BytesIO(data)
+                found.update(data)
+                size_bytes = len(data)
+            else:
+                size_bytes = 0
+                while chunk := opened.read(4 << 20):
+                    found.update(chunk)
+                    size_bytes += len(chunk)
+                opened.seek(0)
+        _compare(checkpoint.uri, wanted, size_bytes, str(found))
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def read_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None = None) -> bytes:
+    """Return the bytes of a file that was checked. Arguments and errors as ``open_verified``."""
+    with open_verified(checkpoint, name, file=file) as opened:
+        return opened.read()
+
+
+def stream_verified(place: Place, file: FileRecord) -> Iterator[bytes]:
+    """Read a file once, piece by piece; what was read counts only if the end is reached.
+
+    Arguments:
+        place: where it lies.
+        file: what was committed of it.
+
+    Raises:
+        DigestMismatch: at the end: what was handed out is not what was committed.
+        StorageError: it cannot be read.
+    """
+    found, size_bytes = Digest.like(file.digest), 0
+    for chunk in place.chunks(file.name):
+        found.update(chunk)
+        size_bytes += len(chunk)
+        yield chunk
+    _compare(place.uri, file, size_bytes, str(found))
+
+
+def _compare(uri: str, wanted: FileRecord, size_bytes: int, found: str) -> None:
+    if size_bytes != wanted.size_bytes:
+        raise DigestMismatch(uri, wanted.name, f"{_SIZE}: {wanted.size_bytes} bytes")
+    if found != wanted.digest:
+        raise DigestMismatch(uri, wanted.name, _DIGEST)

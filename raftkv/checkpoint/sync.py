@@ -1,0 +1,177 @@
+"""The registry of checkpoints for programs without an event loop.
+
+::
+
+    with raftkv.connect("127.0.0.1:2379") as kv:
+        registry = raftkv.checkpoint.Registry(kv, "job", uri="/shared/checkpoints/job")
+        attempt = registry.begin(registry.claim(), step=100)
+        attempt.prepare(0, files)
+        checkpoint = attempt.commit(metrics={"loss": 0.1})
+        for commit in registry.watch(start_revision=1): ...
+
+This wraps ``raftkv.checkpoint.aio``, whose objects live on the client's own loop thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Self
+
+from raftkv.checkpoint import registry as aio
+from raftkv.checkpoint.commit import attempt as attempts
+from raftkv.checkpoint.find import commits
+from raftkv.checkpoint.find.lookup import MIN
+from raftkv.checkpoint.records import Checkpoint
+from raftkv.checkpoint.retention import holds
+from raftkv.checkpoint.retention.holds import PIN_TTL_S
+from raftkv.client.sync.blocking import Blocking, Held, blocking
+from raftkv.client.sync.iteration import Stream
+
+if TYPE_CHECKING:
+    from raftkv.checkpoint.commit.claim import Claim
+    from raftkv.checkpoint.records import AttemptRecord
+    from raftkv.client.sync.library import Client
+    from raftkv.client.sync.loop import LoopThread
+
+
+class Attempt(Blocking[attempts.Attempt]):
+    """One try to save one checkpoint; made by ``Registry.begin`` and ``Registry.join``."""
+
+    check = blocking(attempts.Attempt.check)
+    prepare = blocking(attempts.Attempt.prepare)
+    prepared = blocking(attempts.Attempt.prepared)
+    commit = blocking(attempts.Attempt.commit)
+    outcome = blocking(attempts.Attempt.outcome)
+    abort = blocking(attempts.Attempt.abort)
+
+    @property
+    def record(self) -> AttemptRecord:
+        """Its head."""
+        return self._inner.record
+
+    @property
+    def uri(self) -> str:
+        """Return the URL of the directory of its bytes."""
+        return self._inner.uri
+
+
+class Commits(Stream[commits.Commit]):
+    """The commits of a run, as they come; made by ``Registry.watch``."""
+
+
+class Bests(Stream[Checkpoint]):
+    """The best checkpoint of a run, whenever it is another one; made by ``Registry.watch_best``."""
+
+
+class Pin(Held[holds.Pin]):
+    """A checkpoint that nobody deletes; made by ``Registry.pin``, taken by ``with`` or ``take()``.
+
+    Attributes:
+        lost: set when it is lost; wait for it from any thread.
+    """
+
+    def __init__(self, owner: object, loop: LoopThread, inner: holds.Pin, lost: threading.Event) -> None:
+        super().__init__(owner, loop, inner)
+        self.lost = lost
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Which."""
+        return self._inner.checkpoint
+
+    def take(self) -> Pin:
+        """Take it, without a ``with`` block.
+
+        Raises:
+            CheckpointNotFound: the checkpoint is deleted, or about to be.
+            StatusError: the cluster refused.
+        """
+        self._enter(self._inner.take(), self._inner.release)
+        return self
+
+    release = blocking(holds.Pin.release)
+
+    def __enter__(self) -> Self:
+        self.take()
+        return self
+
+
+class Registry(Blocking[aio.Registry]):
+    """The checkpoints of one run.
+
+    Arguments:
+        kv: a client of the cluster (``raftkv.connect``); whole, not a view.
+        run_id: of the run; it need not be one of ``raftkv.training``.
+        uri: of the directory below which its checkpoints lie; empty: this registry only finds them.
+
+    Raises:
+        ConfigError: the run id cannot be used.
+    """
+
+    def __init__(self, kv: Client, run_id: str, *, uri: str = "") -> None:
+        loop, inner = kv.target()
+        super().__init__(kv, loop, aio.Registry(inner, run_id, uri=uri))
+        self.kv = kv
+        self.run_id = run_id
+        self.uri = self._inner.uri
+
+    claim = blocking(aio.Registry.claim)
+    claim_run = blocking(aio.Registry.claim_run)
+    take_over = blocking(aio.Registry.take_over)
+    latest = blocking(aio.Registry.latest)
+    at = blocking(aio.Registry.at)
+    tagged = blocking(aio.Registry.tagged)
+    best = blocking(aio.Registry.best)
+    checkpoints = blocking(aio.Registry.checkpoints)
+    import_directory = blocking(aio.Registry.import_directory)
+    pin_for = blocking(aio.Registry.pin_for)
+    unpin = blocking(aio.Registry.unpin)
+    holds = blocking(aio.Registry.holds)
+    pins = blocking(aio.Registry.pins)
+    tag = blocking(aio.Registry.tag)
+    untag = blocking(aio.Registry.untag)
+    tags = blocking(aio.Registry.tags)
+    collect = blocking(aio.Registry.collect)
+    collect_forever = blocking(aio.Registry.collect_forever)
+    export = blocking(aio.Registry.export)
+    import_export = blocking(aio.Registry.import_export)
+    copy_from = blocking(aio.Registry.copy_from)
+    adopt = blocking(aio.Registry.adopt)
+    lineage = blocking(aio.Registry.lineage)
+    runs = blocking(aio.Registry.runs)
+    set_metrics = blocking(aio.Registry.set_metrics)
+
+    def begin(self, *args: Any, **kwargs: Any) -> Attempt:
+        """Begin to save a checkpoint; see ``aio.Registry.begin``."""
+        return Attempt(self, self._loop, self._loop.run(self._inner.begin(*args, **kwargs)))
+
+    def join(self, *args: Any, **kwargs: Any) -> Attempt:
+        """Wait until the coordinator has begun; see ``aio.Registry.join``."""
+        return Attempt(self, self._loop, self._loop.run(self._inner.join(*args, **kwargs)))
+
+    def attempt(self, claim: Claim, record: AttemptRecord) -> Attempt:
+        """Return an attempt that another rank has begun; see ``aio.Registry.attempt``."""
+        return Attempt(self, self._loop, self._inner.attempt(claim, record))
+
+    def pin(self, checkpoint: Checkpoint, reader: str, ttl_s: int = PIN_TTL_S) -> Pin:
+        """Make a pin, to be taken by ``with``: the checkpoint is not deleted while it is held.
+
+        Arguments:
+            checkpoint: of any run.
+            reader: name of who reads it.
+            ttl_s: how long it outlives a process that is gone.
+
+        Raises:
+            ConfigError: the name cannot be used.
+        """
+        lost = threading.Event()
+        pin = self._ask(lambda inner: inner.pin(checkpoint, reader, ttl_s, on_lost=lambda _: lost.set()))
+        return Pin(self, self._loop, pin, lost)
+
+    def watch(self, kind: str = "", *, start_revision: int = 0) -> Commits:
+        """Watch commits: each once, resumable. Arguments as ``find.commits.Commits``."""
+        return Commits(self, self._loop, self._ask(lambda inner: inner.watch(kind, start_revision=start_revision)))
+
+    def watch_best(self, metric: str, mode: str = MIN, *, kind: str = "") -> Bests:
+        """Watch which checkpoint is the best: the present one, then each other. Arguments as ``find.bests.Bests``."""
+        return Bests(self, self._loop, self._ask(lambda inner: inner.watch_best(metric, mode, kind=kind)))

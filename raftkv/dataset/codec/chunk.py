@@ -1,0 +1,255 @@
+"""A chunk: thousands of entries, sorted by path, as columns.
+
+::
+
+    C {"count": 2, "shards": ["a.tar"], ...}\n | shared: 0 6 | sizes | shards | gaps | digests | train/ \0 1.jpg
+
+Columns compress better than rows, and are read by C: an array each, of the narrowest width that holds it; a column of
+zeros is left out. Of a path there is the number of characters that it shares with the one before, and the rest. Of an
+offset there is the gap behind the end of the file before.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import operator
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+from raftkv.dataset.codec.blob import foreign
+from raftkv.dataset.entry import Entry
+
+ENTRIES_MAX: Final = 16384
+_MARK: Final = b"C"
+_UNSIGNED: Final = (("B", 1 << 8), ("H", 1 << 16), ("I", 1 << 32), ("Q", 1 << 64))
+_SIGNED: Final = (("b", 1 << 7), ("h", 1 << 15), ("i", 1 << 31), ("q", 1 << 63))
+_HEAD_BYTES: Final = 512
+_GAPS: Final = 3
+_ENTRY_BYTES: Final = 4 + 8 + 2 + 8 + 1 + 1
+"""Upper bound of an entry's columns but path and digest: shared, size, shard, gap, length of the digest, separator."""
+
+
+class Columns:
+    """The entries of a chunk that is being made. ``raw_bytes`` is an upper bound of what ``encode`` returns."""
+
+    def __init__(self) -> None:
+        self.first = ""
+        self.last = ""
+        self.size_bytes = 0
+        self.raw_bytes = _HEAD_BYTES
+        self._shared: list[int] = []
+        self._suffixes: list[str] = []
+        self._sizes: list[int] = []
+        self._shards: list[int] = []
+        self._offsets: list[int] = []
+        self._digests: list[bytes] = []
+        self._shard_numbers: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(self, entry: Entry) -> None:
+        """Take the next entry; it has been checked, and is greater than the last."""
+        path, size, shard, offset, digest = entry
+        shared = shared_length(self.last, path)
+        suffix = path[shared:]
+        number = self._shard_numbers.get(shard)
+        if number is None:
+            number = self._shard_numbers[shard] = len(self._shard_numbers)
+            self.raw_bytes += 2 * len(shard.encode()) + 4
+        self.raw_bytes += _ENTRY_BYTES + len(digest) + (len(suffix) if suffix.isascii() else len(suffix.encode()))
+        self._shared.append(shared)
+        self._suffixes.append(suffix)
+        self._sizes.append(size)
+        self._shards.append(number)
+        self._offsets.append(offset)
+        self._digests.append(digest)
+        self.size_bytes += size
+        self.first = self.first or path
+        self.last = path
+
+    def encode(self) -> bytes:
+        """Return the chunk, to be sealed."""
+        lengths = [len(digest) for digest in self._digests]
+        ends = map(operator.add, self._offsets, self._sizes)
+        gaps = list(map(operator.sub, self._offsets, [0, *ends]))
+        columns = [
+            _packed(self._shared, _UNSIGNED),
+            _packed(self._sizes, _UNSIGNED),
+            _packed(self._shards, _UNSIGNED),
+            _packed(gaps if any(self._offsets) else [0] * len(gaps), _SIGNED),
+            _packed(lengths, _UNSIGNED),
+        ]
+        head = {
+            "count": len(self),
+            "shards": list(self._shard_numbers),
+            "offsets": any(self._offsets),
+            "widths": "".join(code for code, _ in columns),
+        }
+        line = json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode()
+        data = b"".join([*(data for _, data in columns), *self._digests])
+        return b"".join([_MARK, line, b"\n", data, "\0".join(self._suffixes).encode()])
+
+
+class Chunk:
+    """The entries of a chunk, to be read.
+
+    Attributes:
+        size_bytes: of memory, about.
+    """
+
+    __slots__ = ("_digests", "_offsets", "_shard_names", "_shards", "_sizes", "paths", "size_bytes")
+
+    def __init__(
+        self,
+        paths: list[str],
+        sizes: Sequence[int],
+        shard_names: list[str],
+        shards: Sequence[int],
+        offsets: Sequence[int],
+        digests: Sequence[bytes],
+    ) -> None:
+        self.paths = paths
+        self._sizes = sizes
+        self._shard_names = shard_names
+        self._shards = shards
+        self._offsets = offsets
+        self._digests = digests
+        held = sum(map(sys.getsizeof, paths)) + sum(map(sys.getsizeof, digests))
+        self.size_bytes = held + sum(map(sys.getsizeof, (paths, sizes, shards, offsets, digests))) + 1024
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, position: int) -> Entry:
+        return Entry(
+            self.paths[position],
+            self._sizes[position],
+            self._shard_names[self._shards[position]],
+            self._offsets[position],
+            self._digests[position] if self._digests else b"",
+        )
+
+    def __iter__(self) -> Iterator[Entry]:
+        shards = map(self._shard_names.__getitem__, self._shards)
+        digests = self._digests or [b""] * len(self)
+        return map(Entry._make, zip(self.paths, self._sizes, shards, self._offsets, digests, strict=True))
+
+    def find(self, path: str) -> Entry | None:
+        """Return the entry of a path; None: it has none."""
+        position = bisect.bisect_left(self.paths, path)
+        return self[position] if position < len(self.paths) and self.paths[position] == path else None
+
+
+def shared_length(one: str, other: str) -> int:
+    """Return how many characters two texts share at their beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if other.startswith(one[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def decode(digest: str, raw: bytes) -> Chunk:
+    """Read a chunk.
+
+    Arguments:
+        digest: of its bytes, for errors.
+        raw: what ``blob.unseal`` returned.
+
+    Raises:
+        ChunkCorrupted: no publisher has written it.
+    """
+    try:
+        return _decode(digest, raw)
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
+        raise foreign(digest, f"{type(error).__name__}: {error}") from None
+
+
+def _decode(digest: str, raw: bytes) -> Chunk:
+    line, _, data = raw.partition(b"\n")
+    if line[:1] != _MARK:
+        raise ValueError("it is no chunk")
+    head = json.loads(line[1:])
+    count, shards, codes = int(head["count"]), list(head["shards"]), str(head["widths"])
+    if not 0 < count <= ENTRIES_MAX or not all(isinstance(name, str) for name in shards):
+        raise ValueError(f"{count} entries")
+    at = 0
+    columns: list[Any] = []
+    for number, code in enumerate(codes):
+        column, used = _unpacked(code, "bhiq" if number == _GAPS else "BHIQ", count, memoryview(data)[at:])
+        columns.append(column)
+        at += used
+    shared, sizes, numbers, gaps, lengths = columns
+    if max(numbers) >= len(shards):
+        raise ValueError("a shard without a name")
+    digests, at = _cut(data, at, lengths)
+    paths = _paths(shared, data[at:].decode().split("\0"))
+    offsets = _offsets(gaps, sizes) if head["offsets"] else gaps
+    return Chunk(paths, sizes, shards, numbers, offsets, digests)
+
+
+def _cut(data: bytes, at: int, lengths: Sequence[int]) -> tuple[Sequence[bytes], int]:
+    if not any(lengths):
+        return (), at
+    ends = list(accumulate(lengths, initial=at))
+    return [data[first:end] for first, end in pairwise(ends)], ends[-1]
+
+
+def _paths(shared: Sequence[int], suffixes: list[str]) -> list[str]:
+    paths = []
+    path, total = "", 0
+    for length, suffix in zip(shared, suffixes, strict=True):
+        path = path[:length] + suffix
+        total += len(path)
+        if total > 64 * 1024 * 1024:  # 16,384 paths of 4 KiB
+            raise ValueError("its paths are too long")
+        paths.append(path)
+    # What is read is used to open files: nothing that leads out of a folder may pass, and lookups need the order.
+    text = "/" + "/\0/".join(paths) + "/"
+    if any(part in text for part in ("//", "/./", "/../")):
+        raise ValueError("a path that leads elsewhere")
+    if not all(map(operator.lt, paths, paths[1:])):
+        raise ValueError("its paths are not sorted")
+    return paths
+
+
+def _offsets(gaps: Sequence[int], sizes: Sequence[int]) -> Sequence[int]:
+    offsets = array("q", accumulate(map(operator.add, gaps, [0, *sizes[:-1]])))
+    if min(offsets) < 0:
+        raise ValueError("a negative offset")
+    return offsets
+
+
+def _packed(values: list[int], codes: Sequence[tuple[str, int]]) -> tuple[str, bytes]:
+    """Return the narrowest type code that holds the values, and their bytes; ``0``: all are zero."""
+    low, high = min(values, default=0), max(values, default=0)
+    if not low and not high:
+        return "0", b""
+    code = next(code for code, limit in codes if high < limit and -low <= limit)
+    packed = array(code, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return code, packed.tobytes()
+
+
+def _unpacked(code: str, admitted: str, count: int, data: memoryview) -> tuple[Sequence[int], int]:
+    if code == "0":
+        return bytes(count), 0
+    if code not in admitted:
+        raise ValueError(f"width {code!r}")
+    column = array(code)
+    used = column.itemsize * count
+    if len(data) < used:
+        raise ValueError("it is cut off")
+    column.frombytes(data[:used])
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column, used

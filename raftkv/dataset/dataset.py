@@ -1,0 +1,401 @@
+"""A dataset: publish its versions, read them, and keep what is read. For programs without an event loop.
+
+::
+
+    with raftkv.connect("127.0.0.1:2379") as kv:
+        data = raftkv.dataset.Dataset(kv, "imagenet", directory="/dev/shm/manifests")
+        data.publish(entries)                  # sorted by path; any iterator
+        for epoch in range(90):
+            files = data.next_pass()           # the newest version, the same until the end of the pass
+            for entry in files: ...
+        data.collect()                         # what nothing needs any more
+
+A version that is pinned is read whatever happens to the cluster, as far as its chunks are cached. That it is the newest
+is said only if the store confirmed it at most ``max_staleness_s`` ago; else the store is asked, and if it does not
+answer in time ``StaleHead`` is raised. ``follow=True`` moves ``current`` as soon as a version is published.
+
+Usable by any thread, and in forked children (as workers of a data loader), which have caches of their own: a shared
+``directory`` is what keeps their reads off the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from raftkv.client.kv.compares import mod_revision
+from raftkv.client.kv.compares import version as version_of
+from raftkv.client.kv.operations import delete, get, get_range, put
+from raftkv.client.rpc.retry import until_answered
+from raftkv.client.sync.loop import LoopThread
+from raftkv.dataset import collect as collecting
+from raftkv.dataset import publish as publishing
+from raftkv.dataset.cache.directory import SharedDirectory
+from raftkv.dataset.cache.memory import Memory
+from raftkv.dataset.codec import chunk, node
+from raftkv.dataset.codec.blob import unseal
+from raftkv.dataset.collect import Collected
+from raftkv.dataset.entry import Entry
+from raftkv.dataset.errors import DatasetNotFound, InvalidEntry
+from raftkv.dataset.keys import DatasetKeys, Head, Note, check_name
+from raftkv.dataset.snapshot import Snapshot, leaves_below
+from raftkv.dataset.source import Follower, Source
+from raftkv.dataset.store import Store, through
+from raftkv.dataset.tree import Builder, Cut
+from raftkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raftkv.client.sync.library import Client
+
+CACHE_BYTES: Final = 128 * 1024 * 1024
+DIRECTORY_BYTES: Final = 4 * 1024 * 1024 * 1024
+KEEP_S: Final = 24 * 3600
+TIMEOUT_S: Final = 10.0
+
+
+class _Local:
+    """What a dataset has in one process: caches, and what lives on the client's loop there."""
+
+    def __init__(
+        self, loop: LoopThread, store: Store, keys: DatasetKeys, directory: SharedDirectory | None, cache: int
+    ):
+        self.loop = loop
+        self.store = store
+        self.blobs: Memory[bytes] = Memory(cache // 2)
+        self.chunks: Memory[chunk.Chunk] = Memory(cache - cache // 2)
+        self.source = Source(store, keys, directory, self.blobs)
+        self.follower: Follower | None = None
+        self.opening = threading.Lock()
+
+    def blob(self, digest: str) -> bytes:
+        """Return the verified bytes of a digest."""
+        found = self.blobs.get(digest)
+        return self.loop.run(self.source.fetch(digest)) if found is None else found
+
+
+class Dataset:
+    """Read and publish the manifest of one dataset.
+
+    Arguments:
+        kv: a client of the cluster (``raftkv.connect``); whole, not a view.
+        name: of the dataset.
+        cache_bytes: of chunks in memory: half of them as stored, half unpacked. A million entries are 4 to 22 MB as
+            stored; what does not fit is read again from the directory or the store.
+        directory: shared by the processes of this machine, so that each chunk is read once for all; empty: none.
+        directory_bytes: of the files there.
+        follow: ``current`` moves as soon as a version is published; else with ``next_pass`` alone.
+        max_staleness_s: how long ago the store must have confirmed what is taken for the newest version, at most.
+        timeout_s: for the store to confirm it.
+        make_store: makes what stands for the store out of the asyncio client; for tests.
+
+    Raises:
+        ConfigError: a name or a number cannot be used, or the directory cannot.
+    """
+
+    def __init__(
+        self,
+        kv: Client,
+        name: str,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        directory: str | os.PathLike[str] = "",
+        directory_bytes: int = DIRECTORY_BYTES,
+        follow: bool = False,
+        max_staleness_s: float = 60.0,
+        timeout_s: float = TIMEOUT_S,
+        make_store: Callable[[Any], Store] = through,
+    ) -> None:
+        if cache_bytes < 0 or directory_bytes < 0 or max_staleness_s <= 0 or timeout_s <= 0:
+            raise ConfigError("bytes of a dataset's caches are not negative, its times positive")
+        self.name = check_name("dataset", name)
+        self.keys = DatasetKeys(name)
+        self._kv = kv
+        self._cache_bytes = cache_bytes
+        self._directory = SharedDirectory(directory, directory_bytes) if directory else None
+        self._follow = follow
+        self._staleness_s = max_staleness_s
+        self._timeout_s = timeout_s
+        self._make_store = make_store
+        self._snapshot: Snapshot | None = None
+        self._locals: dict[int, _Local] = {}
+
+    def __repr__(self) -> str:
+        return f"<dataset {self.name!r}>"
+
+    @property
+    def _local(self) -> _Local:
+        process = os.getpid()
+        local = self._locals.get(process)
+        if local is None:
+            loop, kv = self._kv.target()
+            made = _Local(loop, self._make_store(kv), self.keys, self._directory, self._cache_bytes)
+            # Of threads that come here at once one wins, without a lock that a fork could leave locked.
+            local = self._locals.setdefault(process, made)
+            for other in [number for number in self._locals if number != process]:
+                self._locals.pop(other, None)  # the parent's
+        return local
+
+    # ---- which version
+
+    @property
+    def current(self) -> Snapshot:
+        """The version of this pass; with ``follow=True`` the newest. Errors as ``next_pass``."""
+        if self._follow:
+            return self._open(self._newest())
+        return self.next_pass() if self._snapshot is None else self._snapshot
+
+    def next_pass(self) -> Snapshot:
+        """Begin a pass over the newest version; it stays the same until the next call.
+
+        Raises:
+            DatasetNotFound: nothing was published.
+            StaleHead: the store could not be asked in time.
+            StatusError: the cluster refused.
+        """
+        return self._open(self._newest())
+
+    def at(self, version: int, root: str = "") -> Snapshot:
+        """Return a version that still exists, to go on with a pass that began with it.
+
+        Arguments:
+            version: its number.
+            root: its digest, if it must be the very same; as of a dataset that was deleted and published anew.
+
+        Raises:
+            DatasetNotFound: there is none, or not any more.
+        """
+        (item,) = self._run(lambda local: _txn(local.store, [get(self.keys.version(version))]))
+        head = None if item is None else Head.decode(item.value)
+        if head is None or root not in ("", head.root):
+            raise DatasetNotFound(
+                f"dataset {self.name!r} has no version {version}{f' with the root {root[:16]}' if head else ''}, or "
+                "not any more; pin versions that are needed for long (Dataset.pin)"
+            )
+        return self._open(head)
+
+    def versions(self) -> list[Head]:
+        """Return all versions that can be read, the oldest first."""
+        (found,) = self._run(lambda local: _txn(local.store, [get_range(self.keys.versions, prefix=True)]))
+        return [Head.decode(item.value) for item in found.items]
+
+    def wait_version(self, version: int, timeout_s: float | None = None) -> Head:
+        """Wait until a version, or a later one, is published.
+
+        Raises:
+            TimeoutError: it was not in time.
+        """
+        local = self._local
+        follower = self._follower(local)
+
+        async def wait() -> Head:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await follower.reached(version)
+            except TimeoutError:
+                known = 0 if follower.head is None else follower.head.version
+                raise TimeoutError(
+                    f"version {version} of dataset {self.name!r} was not published within {timeout_s:g} s; the newest "
+                    f"that is known is {known}"
+                ) from None
+
+        return local.loop.run(wait())
+
+    def _newest(self) -> Head:
+        local = self._local
+        follower = self._follower(local)
+        head, age_s = follower.head, follower.age_s
+        if head is None or age_s > self._staleness_s:
+            return local.loop.run(follower.confirmed(self._staleness_s, self._timeout_s))
+        if age_s > self._staleness_s / 2:
+            local.loop.post(follower.refresh())
+        return head
+
+    def _follower(self, local: _Local) -> Follower:
+        if local.follower is None:
+            with local.opening:
+                if local.follower is None:
+                    local.follower = local.loop.run(self._follow_head(local))
+        return local.follower
+
+    async def _follow_head(self, local: _Local) -> Follower:
+        def on_head(head: Head) -> None:
+            if self._follow:  # so that the first to ask for it finds its index here
+                self._fetch_ahead(local, [head.root])
+
+        return Follower(local.store, self.keys, on_head)
+
+    def _open(self, head: Head) -> Snapshot:
+        known = self._snapshot
+        if known is None or known.head != head:
+            leaves = leaves_below(head.root, self._node)
+            known = self._snapshot = Snapshot(head, leaves, self)
+        return known
+
+    # ---- reading: of ``current``
+
+    def __len__(self) -> int:
+        return len(self.current)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self.current[position]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.current)
+
+    def lookup(self, path: str) -> Entry | None:
+        """Return the entry of a path in ``current``; None: there is none."""
+        return self.current.lookup(path)
+
+    @property
+    def store_reads(self) -> int:
+        """Chunks and index nodes that this process has read from the store."""
+        return self._local.source.reads
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of what is cached in memory, at most ``cache_bytes``."""
+        return self._local.blobs.size_bytes + self._local.chunks.size_bytes
+
+    def chunk(self, digest: str) -> chunk.Chunk:
+        """Implement ``snapshot.Chunks.chunk``."""
+        local = self._local
+        found = local.chunks.get(digest)
+        if found is None:
+            found = chunk.decode(digest, unseal(digest, local.blob(digest)))
+            local.chunks.put(digest, found, found.size_bytes)
+        return found
+
+    def fetch_ahead(self, digests: Sequence[str]) -> None:
+        """Implement ``snapshot.Chunks.fetch_ahead``."""
+        local = self._local
+        wanted = [digest for digest in digests if digest not in local.blobs and digest not in local.chunks]
+        if wanted:
+            local.loop.call_soon(self._fetch_ahead, local, wanted)
+
+    def _fetch_ahead(self, local: _Local, digests: Sequence[str]) -> None:
+        for digest in digests:
+            if digest not in local.blobs:  # it may have come since somebody wanted it
+                local.source.start(digest)
+
+    def _node(self, digest: str) -> node.Node:
+        return node.decode(digest, unseal(digest, self._local.blob(digest)))
+
+    # ---- publishing
+
+    def publish(
+        self,
+        entries: Iterable[Entry],
+        *,
+        keep_s: int = KEEP_S,
+        rewrite: bool = False,
+        allow_empty: bool = False,
+        cut: Cut | None = None,
+    ) -> Head:
+        """Publish a version: all of its entries. Returns it; the present one if nothing has changed.
+
+        Arguments:
+            entries: sorted by path; drawn from as they are needed.
+            keep_s: how long the version before can still be read, at least; the store times it.
+            rewrite: write all chunks, also those that are there: after damage.
+            allow_empty: a version without entries is wanted.
+            cut: where chunks end; the same for all versions, or nothing is reused.
+
+        Raises:
+            InvalidEntry: an entry cannot be published, comes twice or out of order, or there is none.
+            PublishConflict: somebody else has published meanwhile.
+            StatusError: the cluster refused, as for a quota. In each case readers see the version before.
+        """
+        local = self._local
+        builder = Builder(cut)
+        under_way = local.loop.run(publishing.begin(local.store.control, self.keys, time.time, rewrite=rewrite))
+        try:
+            ready = []
+            for sealed in _built(builder, entries):
+                ready.append(sealed)
+                if len(ready) == publishing.WINDOW:
+                    local.loop.run(under_way.put(ready))
+                    ready = []
+            if not builder.count and not allow_empty:
+                raise InvalidEntry(f"no entries for dataset {self.name!r}; pass allow_empty=True to publish nothing")
+            local.loop.run(under_way.put(ready))
+            head = local.loop.run(under_way.finish(builder, time.time, keep_s))
+            if local.follower is not None:  # who has published sees it in the next pass
+                with contextlib.suppress(TimeoutError):
+                    self.wait_version(head.version, self._timeout_s)
+            return head
+        finally:
+            local.loop.post(under_way.close())
+
+    # ---- what stays and what goes
+
+    def pin(self, version: int, name: str) -> None:
+        """Keep a version until ``unpin``, whatever is published: one pin for a job, not one for each rank.
+
+        Raises:
+            DatasetNotFound: there is no such version, or not any more.
+        """
+        key = self.keys.pin(version, check_name("pin", name))
+        note = Note(name, time.time()).encode()
+        exists = version_of(self.keys.version(version)) > 0
+        result = self._run(lambda local: until_answered(lambda: local.store.control.txn([exists], [put(key, note)])))
+        if not result.succeeded:
+            raise DatasetNotFound(f"dataset {self.name!r} has no version {version}, or not any more; pin a later one")
+
+    def unpin(self, version: int, name: str) -> None:
+        """Take a pin back; harmless if there is none."""
+        key = self.keys.pin(version, check_name("pin", name))
+        (found,) = self._run(lambda local: _txn(local.store, [get(key)]))
+        if found is not None:  # this pin, and no later one that a late copy of this call would meet
+            unmoved = mod_revision(key) == found.mod_revision
+            self._run(lambda local: until_answered(lambda: local.store.control.txn([unmoved], [delete(key)])))
+
+    def collect(self, *, keep_last: int = 2, dry_run: bool = False) -> Collected:
+        """Delete old versions that nothing keeps, and chunks that no version names. Arguments as ``collect``.
+
+        Raises:
+            ChunkCorrupted: the index of a version cannot be read; nothing was deleted for it.
+        """
+        local = self._local
+        return local.loop.run(
+            collecting.collect(local.store.control, self.keys, local.source.fetch, keep_last=keep_last, dry_run=dry_run)
+        )
+
+    def _run(self, make: Callable[[_Local], Any]) -> Any:
+        local = self._local
+        return local.loop.run(make(local))
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Watch the head no more; what was opened can still be read. Harmless when repeated."""
+        local = self._locals.get(os.getpid())
+        if local is not None and local.follower is not None:
+            local.loop.call_soon(local.follower.close)
+            local.follower = None
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _built(builder: Builder, entries: Iterable[Entry]) -> Iterator[tuple[str, bytes]]:
+    for entry in entries:
+        if not isinstance(entry, Entry):
+            raise InvalidEntry(f"{entry!r:.100} is no raftkv.dataset.Entry; publish Entry(path, size, ...)")
+        yield from builder.add(entry)
+    yield from builder.finish()
+
+
+async def _txn(store: Store, operations: Sequence[Any]) -> Any:
+    result = await until_answered(lambda: store.control.txn((), operations))
+    return result.results

@@ -1,0 +1,76 @@
+"""What a manifest says of one file, and what cannot be said.
+
+>>> check_entry(Entry("train/cat/1.jpg", 1024, shard="train-000.tar", offset=512))
+>>> check_entry(Entry("../secret", 1))
+Traceback (most recent call last):
+raftkv.dataset.errors.InvalidEntry: path '../secret' cannot be published: a relative path without '..' and empty parts
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from raftkv.dataset.errors import InvalidEntry
+
+PATH_BYTES_MAX: Final = 4096
+SHARD_BYTES_MAX: Final = 1024
+DIGEST_BYTES_MAX: Final = 64
+NUMBER_MAX: Final = 2**62 - 1
+"""Limit of sizes and offsets, so that their sums and differences fit into 64 bits."""
+
+# A part is refused if it is empty, '.' or '..'; lone surrogates cannot be UTF-8.
+_BAD_PATH: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^/|//|/$|(?:^|/)\.{1,2}(?:/|$)")
+_BAD_SHARD: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|(?:^|/)\.\.(?:/|$)")
+
+
+class Entry(NamedTuple):
+    """One file of a dataset.
+
+    Attributes:
+        path: its name: relative, parts separated by slashes. Entries are sorted by it, as Python sorts texts.
+        size: bytes.
+        shard: the file or URL in which it lies, as an archive; empty: it is a file of its own.
+        offset: where in the shard it begins.
+        digest: of its content, at most 64 bytes; empty: none is known.
+    """
+
+    path: str
+    size: int
+    shard: str = ""
+    offset: int = 0
+    digest: bytes = b""
+
+
+def check_entry(entry: Entry) -> None:
+    """Raise unless the entry can be published.
+
+    Raises:
+        InvalidEntry: says what of it cannot be.
+    """
+    path, size, shard, offset, digest = entry
+    if not isinstance(path, str) or not path or _BAD_PATH.search(path):
+        raise InvalidEntry(
+            f"path {_shown(path)} cannot be published: a relative path without '..' and empty parts, of UTF-8 text "
+            "without control characters"
+        )
+    if len(path) > PATH_BYTES_MAX // 4 and len(path.encode()) > PATH_BYTES_MAX:
+        raise InvalidEntry(f"path {_shown(path)} is too long: at most {PATH_BYTES_MAX} bytes; shorten its folders")
+    if shard and (_BAD_SHARD.search(shard) or len(shard.encode()) > SHARD_BYTES_MAX):
+        raise InvalidEntry(
+            f"shard {_shown(shard)} of {_shown(path)} cannot be published: a path or URL of at most "
+            f"{SHARD_BYTES_MAX} bytes, without '..' and control characters"
+        )
+    # A bool is an int to Python, but no size.
+    if type(size) is not int or type(offset) is not int or not (0 <= size <= NUMBER_MAX and 0 <= offset <= NUMBER_MAX):
+        raise InvalidEntry(
+            f"size {size!r} and offset {offset!r} of {_shown(path)} cannot be published: whole numbers from 0 to "
+            f"{NUMBER_MAX}"
+        )
+    if not isinstance(digest, bytes) or len(digest) > DIGEST_BYTES_MAX:
+        raise InvalidEntry(f"the digest of {_shown(path)} cannot be published: at most {DIGEST_BYTES_MAX} bytes")
+
+
+def _shown(text: object) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 120 else f"{shown[:110]}...{shown[-6:]}"

@@ -1,0 +1,136 @@
+"""Where a dataset keeps what: the layout of its keys, and their values.
+
+::
+
+    /raftkv/data/<dataset>/head                       the newest version: root digest, number, counts
+    /raftkv/data/<dataset>/version/<number>           each version that can be read
+    /raftkv/data/<dataset>/keep/<number>/<why>        why a version must stay: its age (leased), or a pin
+    /raftkv/data/<dataset>/publishing/<id>            somebody publishes (leased)
+    /raftkv/data/<dataset>/chunk/<digest>             chunks and index nodes, under the digest of their bytes
+
+``<dataset>`` is quoted, so that it is one part.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, Final
+from urllib.parse import quote
+
+from raftkv.client.control.records import Record
+from raftkv.errors import ConfigError
+
+ROOT: Final = "/raftkv/data/"
+NAME_BYTES_MAX: Final = 200
+AGE: Final = "age"
+
+_NAME: Final = re.compile(r"[^\x00-\x1f\\\x7f\ud800-\udfff]+")
+
+
+def check_name(what: str, name: str) -> str:
+    """Return a name that can be used: of a dataset, or of a pin.
+
+    Raises:
+        ConfigError: it is empty, too long, or has control characters, ``..`` or empty parts.
+    """
+    parts = name.split("/")
+    usable = _NAME.fullmatch(name) and not {"", ".", ".."} & set(parts) and len(name.encode()) <= NAME_BYTES_MAX
+    if not usable:
+        raise ConfigError(
+            f"{what} {name!r} cannot be used: 1 to {NAME_BYTES_MAX} bytes, names between slashes, without '..', "
+            "'\\' and control characters"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Head(Record):
+    """A version of a dataset.
+
+    Attributes:
+        root: digest of the root of its index.
+        version: 1, 2, 3, ...
+        count: entries.
+        size_bytes: of all files that they name.
+        chunks: leaves of the index.
+        stored_bytes: of chunks and index.
+        id: of the publishing, so that a repeated call knows its own.
+        time: of the publishing, for people.
+    """
+
+    NAME: ClassVar[str] = "dataset head"
+    root: str
+    version: int
+    count: int
+    size_bytes: int
+    chunks: int
+    stored_bytes: int
+    id: str = ""
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Note(Record):
+    """Who publishes, or keeps a version, for people."""
+
+    NAME: ClassVar[str] = "note"
+    holder: str = ""
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetKeys:
+    """The keys of one dataset."""
+
+    name: str
+
+    @property
+    def base(self) -> str:
+        """Before everything of the dataset: what to grant access to."""
+        return f"{ROOT}{quote(self.name, safe='')}/"
+
+    @property
+    def head(self) -> str:
+        """The newest version."""
+        return f"{self.base}head"
+
+    @property
+    def versions(self) -> str:
+        """Prefix of all versions that can be read."""
+        return f"{self.base}version/"
+
+    def version(self, number: int) -> str:
+        """Return the key of a version."""
+        return f"{self.versions}{number:012d}"
+
+    @property
+    def keeps(self) -> str:
+        """Prefix of the reasons for which versions must stay."""
+        return f"{self.base}keep/"
+
+    def keeps_of(self, number: int) -> str:
+        """Prefix of the reasons for which one version must stay."""
+        return f"{self.keeps}{number:012d}/"
+
+    def pin(self, number: int, name: str) -> str:
+        """Return the key of a pin of a version."""
+        return f"{self.keeps_of(number)}pin.{quote(name, safe='')}"
+
+    def age(self, number: int) -> str:
+        """Return the key that keeps a version for some time after the next one; it has a lease of that time."""
+        return f"{self.keeps_of(number)}{AGE}"
+
+    @property
+    def publishings(self) -> str:
+        """Prefix of those who publish."""
+        return f"{self.base}publishing/"
+
+    @property
+    def chunks(self) -> str:
+        """Prefix of all chunks."""
+        return f"{self.base}chunk/"
+
+    def chunk(self, digest: str) -> str:
+        """Return the key of a chunk or index node."""
+        return f"{self.chunks}{digest}"

@@ -1,0 +1,139 @@
+"""Orders for reading: shuffled by a seed, each position computed by itself, so that a pass goes on from anywhere.
+
+    order = ChunkOrder(files.chunk_counts, seed=7, epoch=3, window=16)
+    order[0], order[123456]            # numbers of entries, without making the whole order
+
+``Permutation`` mixes everything: a cache smaller than the manifest misses nearly always. ``ChunkOrder`` mixes the
+chunks, and then the entries of ``window`` chunks with each other: at any time a reader needs the chunks of one window.
+
+An order is a function of its arguments, the same in every process, on every machine and with every version of Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Final, overload
+
+from raftkv.errors import ConfigError
+
+_ROUNDS: Final = 4
+_WORD: Final = (1 << 64) - 1
+
+
+class Permutation(Sequence[int]):
+    """The numbers from 0 to ``size`` - 1 in an order that a key decides; any position in constant time and memory.
+
+    A Feistel network over the smallest even number of bits that holds ``size``; a number beyond is sent through again
+    (cycle walking), which happens fewer than four times on average.
+
+    Arguments:
+        size: how many.
+        key: anything that can be text: the same key gives the same order.
+
+    >>> sorted(Permutation(10, "seed 7")) == list(range(10))
+    True
+    """
+
+    def __init__(self, size: int, key: object) -> None:
+        self._size = size
+        self._half = max((max(size - 1, 1).bit_length() + 1) // 2, 1)
+        self._mask = (1 << self._half) - 1
+        digest = hashlib.sha256(repr(key).encode()).digest()
+        self._keys = [int.from_bytes(digest[8 * at : 8 * at + 8], "little") | 1 for at in range(_ROUNDS)]
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, position: int | slice) -> int | Sequence[int]:
+        if isinstance(position, slice):
+            return [self[at] for at in range(*position.indices(self._size))]
+        if not -self._size <= position < self._size:
+            raise IndexError(position)
+        number = position % self._size
+        half, mask, keys, size = self._half, self._mask, self._keys, self._size
+        while True:
+            left, right = number >> half, number & mask
+            for key in keys:
+                mixed = ((right + 1) * key) & _WORD
+                mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9) & _WORD
+                left, right = right, left ^ ((mixed ^ (mixed >> 32)) & mask)
+            number = left << half | right
+            if number < size:
+                return number
+
+
+class ChunkOrder(Sequence[int]):
+    """All entries of a manifest, mixed within windows of chunks; see the module.
+
+    Arguments:
+        counts: entries of each chunk (``Snapshot.chunk_counts``).
+        seed, epoch: decide the order.
+        window: chunks that are mixed with each other.
+
+    Raises:
+        ConfigError: a window without chunks.
+    """
+
+    def __init__(self, counts: Sequence[int], *, seed: int = 0, epoch: int = 0, window: int = 16) -> None:
+        if window < 1:
+            raise ConfigError(f"a window has at least one chunk, not {window}")
+        self._counts = counts
+        self._key = (seed, epoch)
+        self._window = window
+        self._starts = list(accumulate(counts, initial=0))
+        self._chunks = list(Permutation(len(counts), ("chunks", *self._key)))
+        mixed = [counts[chunk] for chunk in self._chunks]
+        windows = [sum(mixed[at : at + window]) for at in range(0, len(mixed), window)]
+        self._ends = list(accumulate(windows))
+        self._opened = -1
+        self._begin = 0
+        self._inner: Sequence[int] = ()
+        self._inside: list[int] = []
+        self._members: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def chunks_of(self, position: int) -> Sequence[int]:
+        """Return the chunks of the window in which a position is: what a reader needs around there."""
+        self._open(position)
+        return self._members
+
+    def windows(self) -> Iterator[Sequence[int]]:
+        """Yield the chunks of each window, in order."""
+        for at in range(0, len(self._chunks), self._window):
+            yield self._chunks[at : at + self._window]
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, position: int | slice) -> int | Sequence[int]:
+        if isinstance(position, slice):
+            return [self[at] for at in range(*position.indices(len(self)))]
+        if not -len(self) <= position < len(self):
+            raise IndexError(position)
+        position %= len(self)
+        self._open(position)
+        within = self._inner[position - self._begin]
+        at = bisect_right(self._inside, within) - 1
+        return self._starts[self._members[at]] + within - self._inside[at]
+
+    def _open(self, position: int) -> None:
+        number = bisect_right(self._ends, position)
+        if number == self._opened:
+            return
+        self._members = self._chunks[number * self._window : (number + 1) * self._window]
+        self._inside = list(accumulate((self._counts[chunk] for chunk in self._members), initial=0))[:-1]
+        self._begin = self._ends[number - 1] if number else 0
+        self._inner = Permutation(self._ends[number] - self._begin, ("window", *self._key, number))
+        self._opened = number

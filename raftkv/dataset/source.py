@@ -1,0 +1,195 @@
+"""Chunks out of the store, and the head as it moves; on the event loop of the client.
+
+Every chunk is asked for once, however many threads want it, and once by all processes that share a directory. The head
+is one watch. What the watch says is as old as the last time that the store confirmed it: ``confirmed`` asks again if
+that is too long ago, which costs one read of one key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from raftkv.client.control.reflector import Reflector
+from raftkv.client.values import Event
+from raftkv.dataset.cache.directory import SharedDirectory
+from raftkv.dataset.cache.memory import Memory
+from raftkv.dataset.codec.blob import check
+from raftkv.dataset.errors import DatasetNotFound, StaleHead, VersionGone
+from raftkv.dataset.keys import DatasetKeys, Head
+from raftkv.dataset.store import Store
+
+
+class Source:
+    """Reads chunks; see the module.
+
+    Arguments:
+        store: where they are.
+        keys: of the dataset.
+        directory: shared with other processes of the machine; None: none.
+        cache: of what has come; may be asked by other threads.
+
+    Attributes:
+        reads: chunks that were read from the store.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        keys: DatasetKeys,
+        directory: SharedDirectory | None,
+        cache: Memory[bytes],
+    ) -> None:
+        self.reads = 0
+        self._store = store
+        self._keys = keys
+        self._directory = directory
+        self._cache = cache
+        self._under_way: dict[str, asyncio.Task[bytes]] = {}
+
+    async def fetch(self, digest: str) -> bytes:
+        """Return the verified bytes of a digest.
+
+        Raises:
+            VersionGone: the store does not have it any more.
+            ChunkCorrupted: the store has other bytes.
+            StatusError: the cluster refused.
+        """
+        # It may have come between the caller's look into the cache and now.
+        known = self._cache.get(digest)
+        return await asyncio.shield(self.start(digest)) if known is None else known
+
+    def start(self, digest: str) -> asyncio.Task[bytes]:
+        """Begin to fetch a digest; call on the loop."""
+        task = self._under_way.get(digest)
+        if task is None:
+            task = self._under_way[digest] = asyncio.get_running_loop().create_task(self._get(digest))
+            task.add_done_callback(lambda done: self._forget(digest, done))
+        return task
+
+    def _forget(self, digest: str, done: asyncio.Task[bytes]) -> None:
+        self._under_way.pop(digest, None)
+        if not done.cancelled():
+            done.exception()  # seen: nobody may have waited for what was fetched ahead
+
+    async def _get(self, digest: str) -> bytes:
+        if self._directory is None:
+            blob = await self._read(digest)
+        else:
+            blob = await self._directory.once(digest, lambda: self._read(digest))
+        self._cache.put(digest, blob, len(blob))
+        return blob
+
+    async def _read(self, digest: str) -> bytes:
+        blob = await self._store.read(self._keys.chunk(digest))
+        self.reads += 1
+        if blob is None:
+            raise VersionGone(
+                f"chunk {digest[:16]} of dataset {self._keys.name!r} is not in the store: the version that names it "
+                "was collected; begin a new pass, and pin versions that are read for long"
+            )
+        return check(digest, blob)
+
+
+class Follower:
+    """The head of a dataset as it moves.
+
+    Arguments:
+        store, keys: where it is.
+        on_head: called on the loop with each version.
+
+    Attributes:
+        head: the newest that is known.
+    """
+
+    def __init__(self, store: Store, keys: DatasetKeys, on_head: Callable[[Head], None]) -> None:
+        self.head: Head | None = None
+        self._keys = keys
+        self._on_head = on_head
+        self._moved = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._confirmed_at = self._loop.time()
+        self._failure: Exception | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+        self._copy = Reflector(store.control, (keys.head, ""), self._take, on_refused=self._refuse)
+        self._copy.start()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the store confirmed that ``head`` is the newest, at most."""
+        return self._loop.time() - self._confirmed_at
+
+    async def confirmed(self, staleness_s: float, timeout_s: float) -> Head:
+        """Return the newest version, as of at most ``staleness_s`` ago.
+
+        Raises:
+            DatasetNotFound: nothing was published.
+            StaleHead: the store did not answer in time.
+            StatusError: it refused.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._followed()
+                while self.age_s > staleness_s:
+                    await self.refresh()
+        except TimeoutError:
+            known = "nothing" if self.head is None else f"version {self.head.version}"
+            raise StaleHead(
+                f"dataset {self._keys.name!r}: {known} is known, and the store has not confirmed for {self.age_s:.1f} "
+                f"s that it is the newest (max_staleness_s={staleness_s:g}); see whether the cluster can be reached"
+            ) from None
+        return self.known()
+
+    async def _followed(self) -> None:
+        while not self._copy.is_following and self.head is None:
+            if self._failure is not None:
+                raise self._failure
+            self._moved.clear()
+            await self._moved.wait()
+
+    async def refresh(self) -> None:
+        """Ask the store, once for all who wait."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = self._loop.create_task(self._refresh())
+            self._refreshing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        await asyncio.shield(self._refreshing)
+
+    async def _refresh(self) -> None:
+        asked_at = self._loop.time()
+        await self._copy.refresh()
+        self._confirmed_at = max(self._confirmed_at, asked_at)
+
+    def known(self) -> Head:
+        """Return the newest version that is known.
+
+        Raises:
+            DatasetNotFound: none is.
+        """
+        if self.head is None:
+            raise DatasetNotFound(f"nothing was published as dataset {self._keys.name!r}; publish it, or mend the name")
+        return self.head
+
+    async def reached(self, version: int) -> Head:
+        """Wait until a version, or a later one, is known."""
+        while self.head is None or self.head.version < version:
+            self._moved.clear()
+            await self._moved.wait()
+        return self.head
+
+    def close(self) -> None:
+        """Follow no more."""
+        self._copy.close()
+
+    def _take(self, _: Sequence[Event]) -> None:
+        item = self._copy.get(self._keys.head)
+        head = None if item is None else Head.decode(item.value)
+        self._failure = None
+        moved = head is not None and head != self.head
+        self.head = head
+        self._loop.call_soon(self._moved.set)  # by then a first list is followed by its watch
+        if moved and head is not None:
+            self._on_head(head)
+
+    def _refuse(self, error: Exception) -> None:
+        self._failure = error
+        self._moved.set()

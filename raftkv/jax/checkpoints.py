@@ -1,0 +1,259 @@
+"""A manager of checkpoints for JAX, as Orbax has one, on the registry.
+
+::
+
+    registry = raftkv.checkpoint.Registry(kv, "job", uri="s3://bucket/job")
+    with CheckpointManager(registry, save_interval_steps=100, max_to_keep=3) as manager:
+        if manager.latest_step() is not None:
+            state = manager.restore(like=state)
+        for step in range(first, steps):
+            state, loss = train(state)
+            manager.save(step, state, metrics={"loss": loss})      # copies to the host, writes on a thread
+        # the end of the block waits for the last one
+
+With several processes (``jax.distributed``) all of them make the manager and call ``save`` and ``restore`` at the same
+steps. Each writes the shards that it has; the checkpoint exists when all have, and process 0 has committed it: there is
+no barrier of JAX's coordination service in it, and no file that says that a step is done.
+
+Leaves out: restoring only the shards of this process (each process reads all, and keeps what its sharding wants); items
+besides one tree: put them into the tree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.errors import CheckpointError, CheckpointNotFound
+from raftkv.checkpoint.find.lookup import MIN
+from raftkv.checkpoint.kinds import ORBAX
+from raftkv.checkpoint.records import Checkpoint
+from raftkv.checkpoint.retention.policy import Best, Policy
+from raftkv.checkpoint.storage.rank_files import RankFiles
+from raftkv.checkpoint.storage.verify import load_manifest, read_verified
+from raftkv.checkpoint.sync import Attempt, Registry
+from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.jax.trees import Part, describe, rebuild, write_parts
+
+TREE: Final = "tree.json"
+TOKEN_BYTES: Final = 1024
+JOIN_TIMEOUT_S: Final = 600.0
+"""For process 0 to begin a save that the others have been asked for too."""
+
+
+class CheckpointManager:
+    """Saves and restores trees of arrays.
+
+    Arguments:
+        registry: of the run, with a uri.
+        save_interval_steps: ``save`` does nothing at other steps, unless it is forced.
+        max_to_keep: how many are kept after each commit, and the best by ``best_metric``; None: all.
+        best_metric, best_mode: by which ``best_step`` is found; ``min`` or ``max``.
+        policy: other rules of what is kept; ``max_to_keep`` says nothing then.
+        claim: under which is written, the same for all processes; None: a new one.
+        is_async: ``save`` returns when the arrays are copied; False: when the checkpoint is committed.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        save_interval_steps: int = 1,
+        max_to_keep: int | None = None,
+        best_metric: str = "",
+        best_mode: str = MIN,
+        policy: Policy | None = None,
+        claim: Claim | None = None,
+        is_async: bool = True,
+    ) -> None:
+        if save_interval_steps < 1:
+            raise ConfigError(f"a checkpoint is saved every {save_interval_steps} steps; give 1 or more")
+        self._registry = registry
+        self._interval = save_interval_steps
+        self._best = best_metric, best_mode
+        if policy is None and max_to_keep is not None:
+            best = (Best(best_metric, best_mode),) if best_metric else ()
+            policy = Policy(keep_last=max_to_keep, keep_best=best)
+        self._policy = policy
+        self._is_async = is_async
+        self._claim = _shared(registry, claim)
+        self._thread = ThreadPoolExecutor(1, "raftkv-checkpoint")
+        self._under_way: Future[None] | None = None
+        self._last: int | None = self.latest_step()
+
+    # ---- finding
+
+    def latest_step(self) -> int | None:
+        """Return the step of the newest checkpoint; None: there is none."""
+        try:
+            return self._registry.latest(ORBAX).step
+        except CheckpointNotFound:
+            return None
+
+    def best_step(self) -> int | None:
+        """Return the step of the best checkpoint by ``best_metric``; None: no checkpoint has it."""
+        try:
+            return self._registry.best(*self._best, kind=ORBAX).step
+        except CheckpointNotFound:
+            return None
+
+    def all_steps(self) -> list[int]:
+        """Return the steps of all checkpoints, oldest first."""
+        return [found.step for found in self._registry.checkpoints(ORBAX)]
+
+    # ---- saving
+
+    def should_save(self, step: int) -> bool:
+        """Whether ``save`` of a step would do anything."""
+        return step % self._interval == 0 and (self._last is None or step > self._last)
+
+    def save(
+        self, step: int, tree: Any, *, metrics: Mapping[str, float] | None = None, is_forced: bool = False
+    ) -> bool:
+        """Save a tree of arrays; False: the step is not to be saved. Waits for the save before.
+
+        Arguments:
+            step: of training; above the latest.
+            tree: of arrays and numbers; it may change when this returns.
+            metrics: by which the best is found.
+            is_forced: save at a step that is not of the interval too.
+
+        Raises:
+            ConfigError: a leaf cannot be saved.
+            and what the save before has failed with.
+        """
+        if not self.should_save(step) and not is_forced:
+            return False
+        self.wait_until_finished()
+        layout, parts = describe(tree)
+        self._last = step
+        values = {name: float(value) for name, value in (metrics or {}).items()}
+        self._under_way = self._thread.submit(self._save, step, layout, parts, values)
+        if not self._is_async:
+            self.wait_until_finished()
+        return True
+
+    def wait_until_finished(self) -> None:
+        """Wait for the save that is under way.
+
+        Raises:
+            CheckpointExists, StaleStep: the step, or a later one, is committed.
+            FenceBroken, GenerationOver: another job has claimed the checkpoints.
+            AttemptOver: another process has failed.
+            StorageError: it could not be written.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def _save(self, step: int, layout: dict[str, Any], parts: list[Part], metrics: dict[str, float]) -> None:
+        if jax.process_index() == 0:
+            attempt = self._registry.begin(self._claim, step, world_size=jax.process_count(), kind=ORBAX)
+        else:
+            attempt = self._registry.join(self._claim, step, kind=ORBAX, timeout_s=JOIN_TIMEOUT_S)
+        try:
+            self._write(attempt, layout, parts, metrics)
+        except BaseException as error:
+            try:
+                attempt.abort(
+                    f"process {jax.process_index()}: {type(error).__name__}: {error}".partition("\n")[0][:500]
+                )
+            except RaftKVError:
+                pass  # the first error is the one to tell; the next claim decides the attempt
+            raise
+
+    def _write(self, attempt: Attempt, layout: dict[str, Any], parts: list[Part], metrics: dict[str, float]) -> None:
+        files, rank = RankFiles(attempt.uri), jax.process_index()
+        with files.open(f"arrays-{rank:06d}.safetensors") as file:
+            write_parts(file, parts)
+        if rank != 0:
+            attempt.prepare(rank, files.finish())
+            attempt.outcome()
+            return
+        files.write(TREE, json.dumps(layout).encode())
+        attempt.prepared(but=[0])
+        attempt.prepare(0, files.finish())
+        attempt.commit(metrics=metrics)
+        if self._policy is not None:
+            with suppress(StatusError):  # the next collection goes on
+                self._registry.collect(self._policy)
+
+    # ---- restoring
+
+    def restore(self, step: int | None = None, *, like: Any = None) -> Any:
+        """Return the tree of a checkpoint, whose bytes were compared with what was committed.
+
+        Arguments:
+            step: None: the newest.
+            like: a tree of the same structure, whose arrays (or ``jax.ShapeDtypeStruct``) say shapes and shardings;
+                None: plain containers, on the default device.
+
+        Raises:
+            CheckpointNotFound: there is no such checkpoint.
+            DigestMismatch: a file is missing, or is not what was committed.
+            ConfigError: the tree is another one than ``like``.
+        """
+        self.wait_until_finished()
+        found = self._registry.latest(ORBAX) if step is None else self._registry.at(step, ORBAX)
+        return restore(found, like=like)
+
+    # ---- its end
+
+    def close(self) -> None:
+        """Wait for the save that is under way, and end; errors as for ``wait_until_finished``."""
+        try:
+            self.wait_until_finished()
+        finally:
+            self._thread.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def restore(checkpoint: Checkpoint, *, like: Any = None) -> Any:
+    """Return the tree of a checkpoint of any run. Arguments and errors as for ``CheckpointManager.restore``."""
+    files = {file.name: file for _, file in load_manifest(checkpoint).files}
+    if TREE not in files:
+        raise ConfigError(f"{checkpoint.reference} was not saved by raftkv.jax; load it with the tool that wrote it")
+    layout = json.loads(read_verified(checkpoint, TREE, file=files[TREE]))
+    arrays = (read_verified(checkpoint, name, file=file) for name, file in files.items() if name != TREE)
+    return rebuild(layout, arrays, like)
+
+
+def _shared(registry: Registry, claim: Claim | None) -> Claim:
+    """Claim for all processes, and decide what dead writers have left; collective if there are several."""
+    failure: RaftKVError | None = None
+    token = ""
+    if jax.process_index() == 0:
+        try:
+            claim = claim or registry.claim()
+            registry.take_over(claim)
+            token = claim.token
+        except RaftKVError as error:
+            failure = error
+    if jax.process_count() > 1:
+        padded = np.frombuffer(token.encode().ljust(TOKEN_BYTES), np.uint8)
+        told = np.asarray(multihost_utils.broadcast_one_to_all(padded)).astype(np.uint8)
+        token = told.tobytes().decode().rstrip()
+    if failure is not None:
+        raise failure
+    if not token:
+        raise CheckpointError("process 0 could not claim the checkpoints; its error says why")
+    return claim if claim is not None else Claim.from_token(token)

@@ -1,0 +1,54 @@
+"""Checkpoints of ``torch.distributed.checkpoint`` (DCP) in the registry: whole, checked and findable, or not there.
+
+::
+
+    state = {"model": model, "optimizer": optimizer, "data": loader, f"rng.{rank}": torch.get_rng_state()}
+    last = raftkv.torch.checkpoint.resume(run, state)                  # None: a fresh start
+    for step in range(0 if last is None else last.step + 1, steps):
+        ...
+        dcp.save(state, storage_writer=Writer(run, step, metrics={"loss": loss}))
+
+    dcp.load(state, storage_reader=Reader(registry, "latest"))         # or a step, a tag, ("best", "loss")
+
+Everything in ``state``, and whatever ``Writer(files=...)`` adds, is one commit: model, optimizer, position in the data
+and random numbers are of the same step, or the checkpoint does not exist.
+
+    writer   DCP's StorageWriter: bytes in a directory of the attempt's own, digests beside writing, prepare, commit
+    reader   DCP's StorageReader: finds, pins, checks digests before use; another world size may load
+    resume   what a training program does at its start
+    link     how both reach the registry, in this process or in one that torch has started
+
+Invariants
+
+1. ``.metadata`` is written only while the claim lasts, and is in what the coordinator prepares, the last of all.
+2. Nothing is read, and above all nothing is unpickled, before its digest was found right.
+3. What fails on one rank fails on all, by DCP's own collectives; the rank that failed gives the attempt up.
+
+A name is imported when it is first used; only then is torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from raftkv.torch.checkpoint.reader import Reader as Reader
+    from raftkv.torch.checkpoint.resume import resume as resume
+    from raftkv.torch.checkpoint.writer import Writer as Writer
+
+_PLACES: Final = {"Reader": "reader", "Writer": "writer", "resume": "resume"}
+
+__all__ = ["Reader", "Writer", "resume"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"raftkv.torch.checkpoint.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

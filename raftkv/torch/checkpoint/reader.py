@@ -1,0 +1,293 @@
+"""DCP's storage reader on the registry: finds a checkpoint, keeps it from being deleted, and checks what it reads.
+
+::
+
+    dcp.load(state, storage_reader=Reader(registry, "latest"))
+    dcp.load(state, storage_reader=Reader(registry, 100))
+    dcp.load(state, storage_reader=Reader(registry, "release"))              # a tag
+    reader = Reader(registry, ("best", "accuracy", "max"))
+    dcp.load(state, storage_reader=reader)
+    reader.checkpoint.step, reader.read("data.json")                         # a further file of the same commit
+
+The first rank decides which checkpoint it is, once for all. Every file, ``.metadata`` first, is read through and
+compared with the manifest before anything of it is used; a rank does so with the files that it needs, and with its
+share of the others too if ``verify="all"``. The number of ranks that load may differ from that of those that saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch
+from raftkv.checkpoint.find.lookup import MIN
+from raftkv.checkpoint.kinds import DCP, DCP_PER_RANK
+from raftkv.checkpoint.records import Checkpoint, FileRecord
+from raftkv.checkpoint.storage.verify import load_manifest, open_verified
+from raftkv.checkpoint.sync import Pin
+from raftkv.errors import ConfigError
+from raftkv.torch.checkpoint.link import Link, Source, from_rank_0, is_distributed
+
+LATEST: Final = "latest"
+BEST: Final = "best"
+READ: Final = "read"
+ALL: Final = "all"
+
+Which = int | str | tuple[str, ...] | Checkpoint
+"""``"latest"``, a step, a tag, ``("best", metric)``, ``("best", metric, "max")``, or a checkpoint that was found."""
+
+
+class Reader(FileSystemReader):
+    """A storage reader of one checkpoint.
+
+    Arguments:
+        source: a run (``raftkv.training.join``), or a registry (``raftkv.checkpoint.Registry``); its ``uri`` may be
+            empty.
+        step: which checkpoint; see ``Which``.
+        kind: ``dcp``, or ``dcp_per_rank`` for what was saved with ``use_collectives=False``.
+        verify: ``"read"``: the files that are needed; ``"all"``: all files, shared among the ranks.
+        process_group, no_dist: as given to ``dcp.load``.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        step: Which = LATEST,
+        *,
+        kind: str = DCP,
+        verify: str = READ,
+        process_group: dist.ProcessGroup | None = None,
+        no_dist: bool = False,
+    ) -> None:
+        if verify not in (READ, ALL):
+            raise ConfigError(f"verify is {READ!r} or {ALL!r}, not {verify!r}")
+        if kind not in (DCP, DCP_PER_RANK):
+            raise ConfigError(f"DCP loads checkpoints of kind {DCP!r} or {DCP_PER_RANK!r}, not {kind!r}")
+        self._link = Link(source)
+        super().__init__(self._link.uri or ".")
+        self._which = step
+        self._kind = kind
+        self._verify = verify
+        self._group = process_group
+        self._no_dist = no_dist
+        self._checkpoint: Checkpoint | None = None
+        self._pin: Pin | None = None
+        self._finalizer: weakref.finalize[..., Reader] | None = None
+        self._records: Mapping[str, FileRecord] = {}
+        self.failure: Exception | None = None
+
+    # ---- which
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Which checkpoint it is; with several ranks, all of them ask.
+
+        Raises:
+            CheckpointNotFound: there is none.
+            DigestMismatch: its manifest is not what was committed.
+        """
+        if self._checkpoint is None:
+            found = from_rank_0(self._group, self._find_pinned, no_dist=self._no_dist)
+            if self._pin is None:
+                self._take_pin(found)
+            self._records = {file.name: file for _, file in load_manifest(found).files}
+            self._checkpoint = found
+        return self._checkpoint
+
+    def _find_pinned(self) -> Checkpoint:
+        """Find it, on the first rank, and pin it; each other rank pins it too, before this one lets it go."""
+        while True:
+            found = self._find()
+            try:
+                self._take_pin(found)
+            except CheckpointNotFound:
+                if isinstance(self._which, int | Checkpoint):
+                    raise
+                continue  # a later one came, and this was deleted
+            return found
+
+    def _take_pin(self, checkpoint: Checkpoint) -> None:
+        pin = self._link.registry.pin(checkpoint, f"{socket.gethostname()}:{os.getpid()}").take()
+        self._pin = pin
+        self._finalizer = weakref.finalize(self, _let_go, pin)
+
+    def close(self) -> None:
+        """Give the pin back, so that the checkpoint may be deleted again; the end of a load does so."""
+        pin, self._pin = self._pin, None
+        if pin is not None and self._finalizer is not None:
+            self._finalizer.detach()
+            pin.release()
+
+    def _find(self) -> Checkpoint:
+        which, registry = self._which, self._link.registry
+        if isinstance(which, Checkpoint):
+            return which
+        if isinstance(which, int):
+            return registry.at(which, self._kind)
+        if which == LATEST:
+            return registry.latest(self._kind)
+        if isinstance(which, str):
+            return registry.tagged(which)
+        if len(which) in (2, 3) and which[0] == BEST:
+            return registry.best(which[1], which[2] if len(which) == 3 else MIN, kind=self._kind)
+        raise ConfigError(f"{which!r} names no checkpoint: give 'latest', a step, a tag, or ('best', METRIC, 'max')")
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The directory of its bytes, once it is found."""
+        return self._link.uri if self._checkpoint is None else self._checkpoint.uri
+
+    # ---- files
+
+    def read(self, name: str) -> bytes:
+        """Return a whole file, as one of ``Writer(files=...)``.
+
+        Raises:
+            DigestMismatch: there is none of that name, or it is not what was committed.
+            StorageError: it cannot be read.
+        """
+        with self.open(name) as file:
+            return bytes(file.read())
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[Any]:
+        """Open a file that was found right. Arguments and errors as for ``read``."""
+        with open_verified(self.checkpoint, name, file=self.record(name)) as file:
+            yield file
+
+    def record(self, name: str) -> FileRecord:
+        """Return what was committed of a file. Arguments and errors as for ``read``."""
+        checkpoint = self.checkpoint
+        if name not in self._records:
+            raise DigestMismatch(checkpoint.uri, name, "is no file of this checkpoint")
+        return self._records[name]
+
+    # ---- what DCP calls
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Return False: it is given as ``storage_reader``, never guessed from an id."""
+        return False
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Refuse an id: the registry knows the directory.
+
+        Raises:
+            ConfigError: one is given.
+        """
+        if checkpoint_id:
+            raise ConfigError("the registry knows where checkpoints lie; give Reader(step=...) and no checkpoint_id")
+
+    # Without a parameter that is called ``kwargs`` DCP does not look for a .metadata of this rank after an error, so
+    # that the first error is the one that users see.
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        """Find the checkpoint and read its ``.metadata``."""
+        try:
+            checkpoint = self.checkpoint
+            if checkpoint.kind not in (DCP, DCP_PER_RANK):
+                raise ConfigError(f"{checkpoint.reference} is no checkpoint of DCP; load it by its own means")
+            files: Any = _Checked(self)
+            self.fs = files
+            own = {} if checkpoint.kind == DCP else {"rank": self._own_rank(checkpoint)}
+            metadata: Metadata = super().read_metadata(**own)
+        except Exception as error:
+            self.failure = error
+            self.close()
+            raise
+        return metadata
+
+    def _own_rank(self, checkpoint: Checkpoint) -> int:
+        size = dist.get_world_size(self._group) if is_distributed(self._no_dist) else 1
+        if size != checkpoint.world_size:
+            raise ConfigError(
+                f"{checkpoint.reference} was saved without collectives by {checkpoint.world_size} ranks, so {size} "
+                "cannot load it; save with use_collectives=True to load with another number of ranks"
+            )
+        return dist.get_rank(self._group) if is_distributed(self._no_dist) else 0
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Check this rank's share of all files, if all are to be checked."""
+        self.storage_data = dict(metadata.storage_data or {})
+        if self._verify == ALL:
+            rank = dist.get_rank(self._group) if is_distributed(self._no_dist) else 0
+            size = dist.get_world_size(self._group) if is_distributed(self._no_dist) else 1
+            for name in sorted(self._records)[rank::size]:
+                with self.open(name):
+                    pass
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank needs, from files that were found right; then the pin is given back.
+
+        Raises:
+            DigestMismatch, StorageError: a file is not what was committed, or cannot be read.
+            PinLost: this process was away for so long that the checkpoint may have been deleted under it.
+        """
+        try:
+            done = super().read_data(plan, planner)
+            if self._pin is not None:
+                self._pin.check()
+        finally:
+            self.close()
+        return done
+
+
+def _let_go(pin: Pin) -> None:
+    """Give a pin back from wherever a reader is collected: without waiting."""
+    loop, inner = pin.target()
+    with contextlib.suppress(Exception):  # the client may be closed, and the lease with it
+        loop.post(inner.release())
+
+
+class _Checked(FileSystemBase):
+    """What torch's reader asks of a file system, for the files of one checkpoint."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    @contextlib.contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        """Open a file that was found right."""
+        with self._reader.open(str(path)) as file:
+            yield file
+
+    def concat_path(self, path: Any, suffix: str) -> str:
+        """Return the name of a file of the checkpoint."""
+        return suffix
+
+    def exists(self, path: Any) -> bool:
+        """Return whether the checkpoint has such a file."""
+        return str(path) in self._reader._records
+
+    def init_path(self, path: Any) -> Any:
+        """Return the path."""
+        return path
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        """Refuse: a checkpoint is only read."""
+        raise NotImplementedError
+
+    def mkdir(self, path: Any) -> None:
+        """Refuse: a checkpoint is only read."""
+        raise NotImplementedError
+
+    def rm_file(self, path: Any) -> None:
+        """Refuse: a checkpoint is only read."""
+        raise NotImplementedError
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Return False."""
+        return False

@@ -1,0 +1,313 @@
+"""Samplers of torch for data that is used exactly once, over worlds that change and processes that die.
+
+::
+
+    sampler = ElasticSampler(len(files), run, batch_size=32, shuffle=chunk_order(files, seed=7))
+    loader = DataLoader(Files(files, read), batch_size=32, sampler=sampler, num_workers=4)
+    for epoch in range(sampler.epoch, epochs):
+        sampler.set_epoch(epoch)                          # goes on where the checkpoint was, if it was in this epoch
+        for batch in sampler.batches(loader):             # counts what the loop gets, not what is read ahead
+            ...
+            dcp.save({"model": model, "data": sampler}, ...)          # or save(saving, sampler.position)
+
+The state is one position of all ranks together (``raftkv.checkpoint.positions``), so it is the same on every rank and
+can be loaded in a world of any size. Save it after the step that the batch went into: both are in one commit.
+
+torchdata's ``StatefulDataLoader`` saves and loads it by itself; ``batches`` is not needed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+
+from torch import distributed as dist
+from torch.utils.data import Dataset, Sampler
+
+from raftkv.checkpoint.positions.position import Position
+from raftkv.dataset.shuffle import ChunkOrder, Permutation
+from raftkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raftkv.dataset.entry import Entry
+    from raftkv.dataset.snapshot import Snapshot
+
+T = TypeVar("T")
+
+Order = Callable[[int], Sequence[int]]
+"""Returns the order of an epoch: the numbers of all samples, each once. A function of the epoch alone."""
+WINDOW: Final = 16
+
+
+class Ranked(Protocol):
+    """What knows where this process is in the present world; a run of ``raftkv.training`` does."""
+
+    @property
+    def rank(self) -> int:
+        """This process."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """All of them."""
+        ...
+
+
+class Files(Dataset[T], Generic[T]):
+    """The files of one version of a dataset, as a dataset of torch.
+
+    Arguments:
+        files: ``Dataset.next_pass()``.
+        read: makes a sample of an entry; runs in the workers of the loader.
+    """
+
+    def __init__(self, files: Snapshot, read: Callable[[Entry], T]) -> None:
+        self.files = files
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, number: int) -> T:
+        return self._read(self.files[number])
+
+
+def chunk_order(files: Snapshot, *, seed: int = 0, window: int = WINDOW) -> Order:
+    """Return orders that mix the entries of a few chunks at a time, for ``shuffle=``; see ``dataset.shuffle``.
+
+    Arguments:
+        files: one version of a dataset.
+        seed: decides the orders, with the epoch.
+        window: chunks that a process must hold to read without reading any twice.
+    """
+    counts = files.chunk_counts
+    return lambda epoch: ChunkOrder(counts, seed=seed, epoch=epoch, window=window)
+
+
+class ElasticSampler(Sampler[int]):
+    """The samples of this rank, from a position that all ranks share; see the module.
+
+    In every step all ranks take a batch each; what is left at the end is divided evenly, so some ranks may have one
+    sample less in the last step, or none. With ``drop_last`` all have a full batch in every step, and what does not
+    make one is not used in that epoch.
+
+    Arguments:
+        dataset: its length, or itself.
+        run: knows rank and world size, which it is asked for in every pass; None: ``rank`` and ``world_size`` do,
+            else ``torch.distributed``, else there is one rank.
+        batch_size: of each rank; the loader's.
+        rank, world_size: of this process; changed with ``set_world``.
+        seed: decides the order, with the epoch.
+        shuffle: False: in the order of the dataset; or what makes the order of an epoch (``chunk_order``).
+        drop_last: see above.
+        name: of what the numbers are of, as version and root of a manifest: a state of another is refused.
+
+    Raises:
+        ConfigError: a size cannot be.
+    """
+
+    def __init__(
+        self,
+        dataset: int | Sized,
+        run: Ranked | None = None,
+        *,
+        batch_size: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int = 0,
+        shuffle: bool | Order = True,
+        drop_last: bool = False,
+        name: str = "",
+    ) -> None:
+        if (rank is None) != (world_size is None) or (run is not None and rank is not None):
+            raise ConfigError("give a sampler a run, or rank and world_size together")
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self._run = run
+        self._world = None if rank is None or world_size is None else (rank, world_size)
+        self._shuffle = shuffle
+        self._position = Position.begin(dataset if isinstance(dataset, int) else len(dataset), seed=seed, dataset=name)
+        self._position.share(batch_size, *self.world)
+        self._is_counted = False
+        self._passes: list[_Pass] = []
+        self._divided_for: tuple[int, int] | None = None
+
+    # ---- where it is
+
+    @property
+    def world(self) -> tuple[int, int]:
+        """Rank and world size, now."""
+        if self._run is not None:
+            return self._run.rank, self._run.world_size
+        if self._world is not None:
+            return self._world
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return 0, 1
+
+    def set_world(self, rank: int, world_size: int) -> None:
+        """Go on in another world; what is left of the epoch is divided anew by the next ``iter``."""
+        self._position.share(self.batch_size, rank, world_size)
+        self._world = (rank, world_size)
+
+    @property
+    def epoch(self) -> int:
+        """Return that of the position."""
+        return self._position.epoch
+
+    @property
+    def position(self) -> Position:
+        """What the training loop has used: to be saved with the model.
+
+        Raises:
+            ConfigError: samples were taken, and nobody has said which of them the loop got.
+        """
+        if not self._is_counted and any(taken.steps for taken in self._passes):
+            raise ConfigError(
+                "samples were taken from this sampler, and none were counted: iterate over sampler.batches(loader), or "
+                "call sampler.advance() after each step"
+            )
+        return self._position
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        own = self._position
+        if position.length != own.length or (position.dataset and own.dataset and position.dataset != own.dataset):
+            raise ConfigError(
+                f"this position is of {position.length} samples of {position.dataset or 'a dataset'}, and there are "
+                f"{own.length} of {own.dataset or 'a dataset'}: go on with the version that it was saved with "
+                "(Dataset.at)"
+            )
+        self._position = position
+        self._passes.clear()
+        self._is_counted = False
+
+    def set_epoch(self, epoch: int, length: int | None = None) -> None:
+        """Begin an epoch, unless the position is in it already.
+
+        Arguments:
+            epoch: from 0.
+            length: of the dataset in that epoch; None: as before.
+        """
+        at = self._position
+        if epoch != at.epoch:
+            self._position = Position(epoch, at.length if length is None else length, 0, at.seed, at.dataset)
+            self._passes.clear()
+            self._is_counted = False
+
+    def advance(self, steps: int = 1) -> None:
+        """Count steps of all ranks: their samples are in the model, or are about to be.
+
+        Raises:
+            ConfigError: the world is another than when the pass began: what it gives out is not this rank's any more.
+        """
+        before, now = self._divided_for, self.world
+        if before is not None and before != now:
+            raise ConfigError(
+                f"the world has changed from rank {before[0]} of {before[1]} to rank {now[0]} of {now[1]} since this "
+                "pass over the sampler began: go on from the last checkpoint, and iterate anew"
+            )
+        self._is_counted = True
+        for _ in range(steps):
+            self._position = self._after(self._position)
+
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """Yield the batches of a loader that uses this sampler, and count each as the loop gets it."""
+        for batch in loader:
+            self.advance()
+            yield batch
+        if not self._position.is_over and not self.share(self._position):
+            self.advance()  # the last step of the epoch, in which this rank has no samples
+
+    def _after(self, position: Position) -> Position:
+        _, world_size = self._divided_for or self.world
+        after = position.step(self.batch_size, world_size)
+        tail = self.drop_last and after.remaining < self.batch_size * world_size
+        return after.after(after.remaining) if tail else after
+
+    # ---- what torch asks
+
+    def __len__(self) -> int:
+        """Return how many samples this rank has left in the epoch."""
+        rank, world_size = self.world
+        full, tail = divmod(self._position.remaining, self.batch_size * world_size)
+        rest = 0 if self.drop_last else tail * (rank + 1) // world_size - tail * rank // world_size
+        return full * self.batch_size + rest
+
+    def __iter__(self) -> Iterator[int]:
+        self._divided_for = self.world
+        taken = _Pass(self, self._position)
+        self._passes[:] = [taken]
+        return taken
+
+    def order(self, epoch: int) -> Sequence[int]:
+        """Return the order of an epoch."""
+        if callable(self._shuffle):
+            made = self._shuffle(epoch)
+            if len(made) != self._position.length:
+                raise ConfigError(f"the order of epoch {epoch} has {len(made)} samples, not {self._position.length}")
+            return made
+        length = self._position.length
+        return Permutation(length, (self._position.seed, epoch)) if self._shuffle else range(length)
+
+    def share(self, position: Position) -> range:
+        """Return the places of this rank in the step at a position."""
+        rank, world_size = self._divided_for or self.world
+        if self.drop_last and position.remaining < self.batch_size * world_size:
+            return range(0)
+        return position.share(self.batch_size, rank, world_size)
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as plain values; the same on every rank."""
+        at = self._position
+        return {
+            "epoch": at.epoch, "length": at.length, "consumed": at.consumed, "seed": at.seed, "dataset": at.dataset
+        }  # fmt: skip
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state, in whatever world it was saved.
+
+        Raises:
+            ConfigError: it is of another dataset.
+            RecordError: it is no state of a sampler.
+        """
+        self.position = Position.from_plain(dict(state_dict))
+
+
+class _Pass(Iterator[int]):
+    """One iteration; torchdata saves its state with each batch, and loads it into a fresh one."""
+
+    def __init__(self, sampler: ElasticSampler, begin: Position) -> None:
+        self._sampler = sampler
+        self._go_on(begin)
+
+    def _go_on(self, begin: Position) -> None:
+        self.steps = 0
+        self._ahead = begin
+        self._order = self._sampler.order(begin.epoch)
+        self._share: Iterator[int] = iter(())
+
+    def __next__(self) -> int:
+        for place in self._share:
+            return self._order[place]
+        while not self._ahead.is_over:
+            share = self._sampler.share(self._ahead)
+            self._ahead = self._sampler._after(self._ahead)
+            if share:
+                self.steps += 1
+                self._share = iter(share)
+                return self._order[next(self._share)]
+        raise StopIteration
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position behind the step whose samples it has given out."""
+        at = self._ahead
+        return {**self._sampler.state_dict(), "epoch": at.epoch, "consumed": at.consumed}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self._sampler.load_state_dict(state_dict)
+        self._go_on(self._sampler.position)
+        self._sampler._passes.append(self)

@@ -1,0 +1,108 @@
+"""What rank 0 decides and the others have to know, where a framework has no word for it.
+
+    path = decide(lambda: find_checkpoint())       # called by all ranks; only rank 0 looks
+
+Ranks that ``torch.distributed`` connects get it by a broadcast. Before that, processes that rank 0 starts later, as
+those of Lightning's launcher, inherit it in their environment. Otherwise there must be one process only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import distributed as dist
+
+from raftkv.checkpoint.errors import CheckpointError
+from raftkv.checkpoint.records import Checkpoint
+from raftkv.checkpoint.storage.local import local_directory
+from raftkv.checkpoint.storage.place import Place
+from raftkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raftkv.checkpoint.saver import Saver
+
+INHERITED: Final = "RAFTKV_DECIDED_BY_RANK_0"
+
+
+def is_connected() -> bool:
+    """Whether there are ranks that ``torch.distributed`` connects."""
+    return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if is_connected():
+        dist.barrier()
+
+
+def decide(make: Callable[[], str], *, inherited: bool = False) -> str:
+    """Return what rank 0 decides; called by all ranks at the same place. What it raises is raised by all.
+
+    Arguments:
+        make: called by rank 0.
+        inherited: processes that this one starts later may ask too.
+
+    Raises:
+        CheckpointError: rank 0 has failed, on the others.
+        ConfigError: there are other ranks, and no way to ask the first one.
+    """
+    if not is_connected():
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not (dist.is_available() and dist.is_initialized()):
+            return _from_environment(inherited)
+        made = make()
+        if inherited:
+            os.environ[INHERITED] = json.dumps(made)
+        return made
+    told: list[Any] = [None, None]
+    failure: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            told[0] = make()
+        except Exception as error:
+            failure, told[1] = error, f"{type(error).__name__}: {error}"
+    dist.broadcast_object_list(told, src=0)
+    if failure is not None:
+        raise failure
+    if told[1] is not None:
+        raise CheckpointError(f"rank 0 could not go on: {told[1]}")
+    return str(told[0])
+
+
+def newest_directory(saver: Saver, kind: str, directory: str, *, inherited: bool = False) -> str | None:
+    """Return a local directory with the newest checkpoint, verified; None: there is none. Called by all ranks.
+
+    Arguments:
+        saver: of the registry.
+        kind: of the checkpoint; empty: of whichever kind the newest is.
+        directory: where checkpoints that do not lie on a local disk are put.
+        inherited: as for ``decide``; so are the errors.
+
+    Raises:
+        DigestMismatch: a file is missing, or is not what was committed.
+    """
+
+    def find() -> str:
+        newest = saver.newest(kind)
+        if newest is None:
+            return ""
+        local_directory(newest, directory)
+        return newest.encode().decode()
+
+    found = decide(find, inherited=inherited)
+    if not found:
+        return None
+    newest = Checkpoint.decode(found.encode())
+    place = Place(newest.uri)
+    return place.root if place.is_local else local_directory(newest, directory)
+
+
+def _from_environment(inherited: bool) -> str:
+    if not inherited or INHERITED not in os.environ:
+        raise ConfigError(
+            f"this is one of {os.environ['WORLD_SIZE']} ranks, and cannot ask the first one yet: call it after "
+            "torch.distributed.init_process_group (TrainingArguments does that)"
+        )
+    return str(json.loads(os.environ[INHERITED]))

@@ -1,0 +1,142 @@
+"""Checkpoints of the Hugging Face Trainer in the registry: whole, fenced, found on every machine.
+
+::
+
+    registry = raftkv.checkpoint.Registry(kv, "job", uri="/shared/job")
+    callback = RegistryCallback(registry, policy=Policy(keep_last=3, keep_best=[Best("eval_loss")]))
+    trainer = Trainer(model, TrainingArguments("out", save_steps=500), callbacks=[callback], ...)
+    trainer.train(resume_from_checkpoint=callback.resume_from())
+
+The Trainer writes its folder as ever. Then all ranks wait for each other, the folder is checked (``importers.trainer``
+knows what belongs to one), moved below the uri of the registry, digested and committed: a folder of a crash is never
+resumed from, and two jobs that both think they are the one do not mix their files. So ``save_total_limit`` has nothing
+to do; ``policy`` says which checkpoints stay.
+
+All ranks must see the same ``output_dir``. Each start of the job writes below a directory of its own in it
+(``generation-<n>``), which ``TrainingArguments.output_dir`` names while it trains.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from raftkv.checkpoint.errors import CheckpointNotFound, NotWhole
+from raftkv.checkpoint.importers import trainer as folders
+from raftkv.checkpoint.importers.source import Source
+from raftkv.checkpoint.saver import Saver
+from raftkv.checkpoint.storage.place import Place
+from raftkv.errors import ConfigError
+from raftkv.torch.ranks import barrier, decide, newest_directory
+
+if TYPE_CHECKING:
+    from raftkv.checkpoint.commit.claim import Claim
+    from raftkv.checkpoint.retention.policy import Policy
+    from raftkv.checkpoint.sync import Registry
+
+    class TrainerCallback:
+        """The base of the Trainer's callbacks; transformers is not there when types are checked."""
+
+else:
+    try:
+        from transformers import TrainerCallback
+    except ImportError as missing:
+        raise ConfigError(
+            f"raftkv.torch.transformers needs transformers: pip install transformers ({missing})"
+        ) from None
+
+
+class RegistryCallback(TrainerCallback):
+    """Commits each checkpoint that the Trainer saves.
+
+    Arguments:
+        registry: of the run, with a uri.
+        claim: under which is written, as that of a generation of a run; None: a new one.
+        policy: which checkpoints are kept after each commit; None: all.
+        directory: for checkpoints that do not lie on a local disk: where ``resume_from`` puts them.
+    """
+
+    def __init__(
+        self, registry: Registry, *, claim: Claim | None = None, policy: Policy | None = None, directory: str = ""
+    ) -> None:
+        self._saver = Saver(registry, claim=claim, policy=policy)
+        self._kind = ""
+        self._directory = directory
+        self._output = ""
+        self._step = -1
+
+    def resume_from(self, kind: str = "") -> str | None:
+        """Return the path of the newest checkpoint, verified, for ``train(resume_from_checkpoint=...)``; all ranks ask.
+
+        Arguments:
+            kind: empty: of whichever kind the newest is.
+
+        Raises:
+            DigestMismatch: a file of it is missing, or is not what was committed.
+            ConfigError: this is one of several ranks, and ``torch.distributed`` does not connect them yet.
+        """
+        return newest_directory(self._saver, kind, self._directory)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Claim the checkpoints, and have the Trainer write below a directory that no other start of the job has."""
+        generation, best = json.loads(decide(lambda: json.dumps(self._begin(state))))
+        if best:
+            state.best_model_checkpoint = best
+        self._output = args.output_dir
+        args.output_dir = os.path.join(args.output_dir, f"generation-{generation}")
+
+    def _begin(self, state: Any) -> tuple[int, str]:
+        """Return the generation, and where the best checkpoint lies: the Trainer has noted where it was written."""
+        generation, best = self._saver.claim().generation, ""
+        if state.best_global_step:
+            with suppress(CheckpointNotFound):
+                place = Place(self._saver.registry.at(state.best_global_step).uri)
+                best = place.root if place.is_local else ""
+        return generation, best
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Name the directory of the user again."""
+        if self._output:
+            with suppress(OSError):
+                os.rmdir(args.output_dir)  # it is empty, unless something besides checkpoints was written
+            args.output_dir, self._output = self._output, ""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Commit what all ranks have written.
+
+        Raises:
+            NotWhole: the folder lacks a file.
+            CheckpointExists, StaleStep: the step, or a later one, is committed: the job did not resume from the newest.
+            FenceBroken, GenerationOver: another job has claimed the checkpoints; end this one.
+            StorageError: the bytes could not be moved.
+        """
+        barrier()
+        step = int(state.global_step)
+        if step == self._step:
+            return  # saved at the end of an epoch too
+        folder = os.path.join(args.output_dir, f"checkpoint-{step}")
+        path = decide(lambda: self._commit(folder, state))
+        self._step = step
+        if state.best_model_checkpoint == folder:
+            state.best_model_checkpoint = path
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Add what an evaluation found of a step that is committed already; one before its save comes with that."""
+        if self._kind and state.global_step == self._step:
+            found = folders.metrics_of({"global_step": self._step, "log_history": state.log_history})
+            self._saver.registry.set_metrics(self._step, self._kind, found)
+
+    def _commit(self, folder: str, state: Any) -> str:
+        """Commit a folder; returns where it lies now, if that is on a local disk."""
+        source = Source(folder)
+        candidates = folders.detect(source.listing)
+        if not candidates:
+            raise NotWhole(folder, "the Trainer has written no checkpoint there")
+        folders.inspect(candidates[0], source)
+        noted = folders.metrics_of({"global_step": state.global_step, "log_history": state.log_history})
+        done = self._saver.save_directory(state.global_step, folder, kind=candidates[0].kind, metrics=noted)
+        self._kind = done.kind
+        place = Place(done.uri)
+        return place.root if place.is_local else done.uri

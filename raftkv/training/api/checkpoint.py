@@ -1,0 +1,317 @@
+"""Checkpoints of a run: all ranks save one together, and all go on from the same one; for asyncio.
+
+::
+
+    async with run.checkpoint(step, metrics={"loss": loss}) as saving:      # every rank
+        saving.write(f"model-{run.rank}.bin", data)                         # or saving.path(name)
+    saving.checkpoint                                                       # it is committed, on all ranks
+
+    async with run.resume() as last:                                        # every rank, in every generation
+        if last is not None:
+            data = last.read(f"model-{run.rank}.bin")                       # its digest is right, or this raises
+
+Rank 0 begins, prepares last and commits; the others learn from it what to do by the run's own ``broadcast``, so an
+error of rank 0 is raised by all, and nobody waits beyond the end of the generation. A block that raises on any rank
+gives the attempt up for all of them: they raise ``AttemptOver``. If the process dies, the next generation decides.
+
+Leaves out what is in the files; ``raftkv.torch.checkpoint`` has tensors. ``run`` is the same without an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from raftkv.checkpoint import errors
+from raftkv.checkpoint.commit.attempt import Attempt
+from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.errors import AttemptOver, CheckpointError, CheckpointNotFound, FenceBroken
+from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Reference
+from raftkv.checkpoint.storage.rank_files import RankFiles
+from raftkv.checkpoint.storage.verify import find_file, load_manifest, read_verified
+from raftkv.checkpoint.trackers import Trackers
+from raftkv.errors import ConfigError, RaftKVError
+from raftkv.training.errors import GenerationOver
+
+if TYPE_CHECKING:
+    from raftkv.checkpoint.commit.manifest import Manifest
+    from raftkv.checkpoint.registry import Registry
+    from raftkv.checkpoint.retention.holds import Pin
+    from raftkv.checkpoint.storage.writer import Writer
+    from raftkv.training.api.collectives import Collectives
+    from raftkv.training.api.generation import Generation
+
+ABORT_TIMEOUT_S: Final = 10.0
+"""For giving up an attempt whose block has raised; the next generation does it otherwise."""
+SAVE: Final = "raftkv: checkpoint"
+RESUME: Final = "raftkv: resume"
+_TOLD: Final = ("CheckpointExists", "StaleStep", "CheckpointNotFound", "StorageError")
+"""Errors of rank 0 that the other ranks raise as what they are."""
+
+
+class Together(NamedTuple):
+    """What the ranks of a generation do checkpoints with.
+
+    Attributes:
+        generation: of the run.
+        collectives: its.
+        registry: of the run's checkpoints.
+    """
+
+    generation: Generation
+    collectives: Collectives
+    registry: Registry
+
+    async def claim(self) -> Claim:
+        """Claim the checkpoints for the generation; the same for all its ranks."""
+        world = self.generation.world
+        return await self.registry.claim_run(world.generation, world.revision, world.fence)
+
+    async def decide(self, name: str, make: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
+        """Have rank 0 decide something for all; returns it. What it raises is raised by all.
+
+        Arguments:
+            name: of the broadcast.
+            make: called by rank 0; JSON.
+        """
+        if self.generation.rank != 0:
+            told: dict[str, Any] = json.loads(await self.collectives.broadcast(name, None, 0, None))
+            if "error" in told:
+                raise _error_of(told)
+            return told
+        try:
+            made = await self.generation.until_over(make())
+        except RaftKVError as error:
+            if not isinstance(error, GenerationOver):
+                kind = type(error).__name__
+                await self.collectives.broadcast(name, json.dumps({"error": str(error), "kind": kind}), 0, None)
+            raise
+        await self.collectives.broadcast(name, json.dumps(made), 0, None)
+        return made
+
+
+def _error_of(told: Mapping[str, Any]) -> RaftKVError:
+    text, kind = str(told["error"]), str(told.get("kind"))
+    if kind == ConfigError.__name__:
+        return ConfigError(text)
+    known: type[CheckpointError] = getattr(errors, kind) if kind in _TOLD else CheckpointError
+    return known(text)
+
+
+class Options(NamedTuple):
+    """How a checkpoint of a run is saved; see ``Run.checkpoint``."""
+
+    kind: str = FILES
+    metrics: Mapping[str, float] | None = None
+    metadata: Mapping[str, str] | None = None
+    parent: Reference | None = None
+    wait: bool = True
+    trackers: Sequence[str] = ()
+    timeout_s: float | None = None
+
+
+class Saving:
+    """A checkpoint that all ranks save together, for ``async with``; made by ``Run.checkpoint``.
+
+    Attributes:
+        step: of training.
+        metrics: of rank 0: what is in it at the end of the block counts.
+        checkpoint: what was committed; None before the end of the block, or for who does not wait.
+    """
+
+    def __init__(self, together: Together, step: int, options: Options) -> None:
+        self.step = step
+        self.metrics: dict[str, float] = dict(options.metrics or {})
+        self.checkpoint: Checkpoint | None = None
+        self._together = together
+        self._options = options
+        self._trackers = Trackers(together.registry, options.trackers, kind=options.kind)
+        self._attempt: Attempt | None = None
+        self._files: RankFiles | None = None
+
+    @property
+    def uri(self) -> str:
+        """Return the URL of the directory of its bytes, which is this attempt's alone."""
+        return self._begun().uri
+
+    @property
+    def files(self) -> RankFiles:
+        """This rank's files."""
+        if self._files is None:
+            raise RuntimeError("a checkpoint is written inside of its block: with run.checkpoint(step) as saving: ...")
+        return self._files
+
+    def path(self, name: str) -> str:
+        """Return a local path to write a file, or a directory of files, to. Errors as for ``RankFiles.path``."""
+        return self.files.path(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a whole file. Errors as for ``RankFiles.write``; blocking."""
+        self.files.write(name, data)
+
+    def open(self, name: str) -> Writer:
+        """Open a new file, which is digested while it is written; blocking, as its methods are."""
+        return self.files.open(name)
+
+    async def __aenter__(self) -> Saving:
+        told = await self._together.decide(SAVE, self._begin)
+        if self._attempt is None:
+            claim = Claim.from_token(told["claim"], self._together.generation.fence)
+            self._attempt = self._together.registry.attempt(claim, AttemptRecord.decode(told["attempt"].encode()))
+        try:
+            self._files = await asyncio.to_thread(RankFiles, self._attempt.uri)
+        except BaseException as error:
+            await self._abort(error)
+            raise
+        return self
+
+    async def _begin(self) -> dict[str, Any]:
+        claim = await self._together.claim()
+        await self._trackers.write()  # who died between a commit and its trackers has left those of the commit before
+        self._attempt = attempt = await self._together.registry.begin(
+            claim,
+            self.step,
+            world_size=self._together.generation.size,
+            kind=self._options.kind,
+            parent=self._options.parent,
+            metadata=self._options.metadata,
+        )
+        return {"claim": claim.token, "attempt": attempt.record.encode().decode()}
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            await self._abort(error)
+            return
+        try:
+            files = await asyncio.to_thread(self.files.finish)
+            self.checkpoint = await self._together.generation.until_over(self._finish(self.files, files))
+        except BaseException as failure:
+            await self._abort(failure)
+            raise
+        finally:
+            self._files = None
+
+    async def _finish(self, own: RankFiles, files: list[Any]) -> Checkpoint | None:
+        attempt, rank = self._begun(), self._together.generation.rank
+        if rank != 0:
+            await attempt.prepare(rank, files)
+            return await attempt.outcome(self._options.timeout_s) if self._options.wait else None
+        await attempt.prepared(self._options.timeout_s, but=[0])
+        await attempt.prepare(0, files)  # the last: what all have prepared is whole, and whoever comes may commit it
+        committed = await attempt.commit(metrics=self.metrics)
+        await self._trackers.write()
+        return committed
+
+    async def _abort(self, error: BaseException) -> None:
+        """Give the attempt up for all ranks, so that nobody waits for this one."""
+        self._files = None
+        if isinstance(error, GenerationOver | FenceBroken | AttemptOver) or self._attempt is None:
+            return
+        line = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
+        rank = self._together.generation.rank
+        with contextlib.suppress(RaftKVError, TimeoutError):
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
+                await self._attempt.abort(f"rank {rank} failed: {line}")
+
+    def _begun(self) -> Attempt:
+        if self._attempt is None:
+            raise RuntimeError("a checkpoint is written inside of its block: with run.checkpoint(step) as saving: ...")
+        return self._attempt
+
+
+class Resumed:
+    """The checkpoint that all ranks go on from; made by ``Run.resume``.
+
+    Attributes:
+        checkpoint: its record: step, kind, metadata, metrics.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def __repr__(self) -> str:
+        return f"<checkpoint {self.checkpoint.reference}>"
+
+    @property
+    def step(self) -> int:
+        """Return the step of training."""
+        return self.checkpoint.step
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The list of its files."""
+        return load_manifest(self.checkpoint)
+
+    def read(self, name: str) -> bytes:
+        """Return a whole file; blocking. Raises DigestMismatch, StorageError: it is not what was prepared, or gone."""
+        return read_verified(self.checkpoint, name, file=find_file(self.manifest, self.checkpoint, name))
+
+
+class Resuming:
+    """All ranks agree on the checkpoint to go on from, for ``async with``; made by ``Run.resume``.
+
+    Every rank pins it while its block lasts, so that nobody deletes what one of them still reads.
+    """
+
+    def __init__(self, together: Together, kind: str, trackers: Sequence[str] = ()) -> None:
+        self._together = together
+        self._kind = kind
+        self._trackers = Trackers(together.registry, trackers, kind=kind)
+        self._pin: Pin | None = None
+
+    async def __aenter__(self) -> Resumed | None:
+        try:
+            return await self._enter()
+        except BaseException:
+            await self._release()
+            raise
+
+    async def _enter(self) -> Resumed | None:
+        told = await self._together.decide(RESUME, self._find)
+        if "checkpoint" not in told:
+            return None
+        found = Checkpoint.decode(told["checkpoint"].encode())
+        if self._pin is None:
+            self._pin = await self._together.generation.until_over(self._pin_of(found).take())
+        await self._together.collectives.barrier(RESUME, None)  # rank 0 holds it for those who have not pinned it yet
+        return Resumed(found)
+
+    async def _find(self) -> dict[str, Any]:
+        registry = self._together.registry
+        await registry.take_over(await self._together.claim())
+        await self._trackers.write()
+        while True:
+            try:
+                found = await registry.latest(self._kind)
+            except CheckpointNotFound:
+                return {}
+            with contextlib.suppress(CheckpointNotFound):  # a later one came, and this was deleted
+                self._pin = await self._pin_of(found).take()
+                return {"checkpoint": found.encode().decode()}
+
+    def _pin_of(self, checkpoint: Checkpoint) -> Pin:
+        generation = self._together.generation
+        return self._together.registry.pin(
+            checkpoint, f"rank {generation.rank} of generation {generation.world.generation}"
+        )
+
+    async def _release(self) -> None:
+        pin, self._pin = self._pin, None
+        if pin is not None:
+            await pin.release()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pin = self._pin
+        await self._release()
+        if pin is not None and error is None:
+            pin.check()
