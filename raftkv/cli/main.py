@@ -26,7 +26,11 @@ _ABSENT = ("gateway", "grpc-proxy")
 USAGE = """\
 Usage:
   raftkv [serve] [flags]     run a member
+  raftkv join URL [flags]    run a new member of a running cluster
   raftkv cluster [options]   run a local cluster of several members
+  raftkv certs DIRECTORY     make, renew and revoke the certificates of a small cluster
+  raftkv doctor              look at this machine, a data directory and a cluster, and say what to do
+  raftkv backup URL          back a cluster up, verify, list and restore
   raftkv torchft-lighthouse  serve torchft's managers from a cluster
   raftkv tcpstore-gateway    serve torch's TCPStore from a cluster
   raftkv version             print the version
@@ -35,11 +39,12 @@ Examples:
   raftkv --data-dir /var/lib/raftkv
   raftkv --name a --listen-peer-urls http://10.0.0.1:2380 --initial-advertise-peer-urls http://10.0.0.1:2380 \\
     --listen-client-urls http://10.0.0.1:2379 --advertise-client-urls http://10.0.0.1:2379 \\
-    --initial-cluster a=http://10.0.0.1:2380,b=http://10.0.0.2:2380,c=http://10.0.0.3:2380
+    --initial-cluster a=http://10.0.0.1:2380,b=http://10.0.0.2:2380,c=http://10.0.0.3:2380 --insecure-peers
   raftkv cluster --size 3
 
 Flags are etcd's, with one dash or two; every flag is also an environment variable: ETCD_ and its name in capitals.
---config-file FILE reads a YAML file instead of both."""
+--config-file FILE reads a YAML file instead of both.
+A browser finds the dashboard of a running member on its client port: http://127.0.0.1:2379/ui/"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -66,6 +71,22 @@ def _run(words: list[str]) -> int:
         from raftkv.cli.cluster import command as cluster
 
         return cluster.main(rest)
+    if command == "backup":
+        from raftkv.cli.backup import command as backup
+
+        return backup.main(rest)
+    if command == "doctor":
+        from raftkv.cli.doctor import command as doctor
+
+        return doctor.main(rest)
+    if command == "certs":
+        from raftkv.cli.certs import command as certs
+
+        return certs.main(rest)
+    if command == "join":
+        from raftkv.cli.server import join
+
+        return join.main(rest)
     if command == "torchft-lighthouse":
         from raftkv.cli.daemons import torchft_lighthouse as lighthouse
 

@@ -2,7 +2,8 @@
 
 Owns the last word on output that nobody takes any more. ``raftkv --help | head -1`` closes its end of the pipe while
 there is more to print; the program then leaves without a word, as other programs do that a broken pipe ends. A full
-disk below ``> file`` is one line. Python would otherwise complain at its exit, when it flushes what is left.
+disk below ``> file`` is one line. Python would otherwise complain at its exit, when it flushes what is left. Passwords
+in memory stay out of core dumps.
 
 >>> leave(lambda: 7, print)
 7
@@ -36,6 +37,7 @@ def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``start`` left it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _keep_memory_out_of_core_dumps()
     try:
         return _ended(body, complain)
     except BrokenPipeError:
@@ -50,6 +52,15 @@ def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:
         return ERROR
     _discard_output()
     return ERROR
+
+
+def _keep_memory_out_of_core_dumps() -> None:
+    """On Linux, let a core dump have no memory in it: passwords, tokens and keys are there.
+
+    The filter and not the limit of the size, which does not hold for a program that takes core dumps from the kernel.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/coredump_filter", "w") as file:
+        file.write("0")
 
 
 def _ended(body: Callable[[], int], complain: Callable[[str], None]) -> int:

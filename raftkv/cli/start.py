@@ -24,3 +24,10 @@ def raftkvctl() -> int:
     from raftkv.cli.ctl.__main__ import main
 
     return main()
+
+
+def raftkvutl() -> int:
+    """Run the command line for data directories; its exit code."""
+    from raftkv.cli.utl.__main__ import main
+
+    return main()

@@ -16,7 +16,7 @@ import click
 
 from raftkv.cli.bench import load as bench_load
 from raftkv.cli.bench.load import Load, Request
-from raftkv.cli.bench.options import example, number, run_calls, shared_flags, write_flags
+from raftkv.cli.bench.options import client_options, example, number, run_calls, shared_flags, write_flags
 from raftkv.cli.bench.recipes import lease_keepalive, lock
 from raftkv.cli.bench.watch_commands import watch, watch_latency
 from raftkv.errors import RaftKVError
@@ -125,7 +125,7 @@ def mixed(read_share: float, key_size: int, val_size: int, key_space_size: int, 
 def _fill(endpoints: str, key_size: int, value_size: int, key_space: int) -> list[bytes]:
     """Write a space of keys, and name them in random order."""
     requests = bench_load.puts(key_size=key_size, value_size=value_size, key_space=key_space, sequential=True, seed=1)
-    load = Load(endpoints.split(","), clients=min(256, key_space), connections=4)
+    load = Load(endpoints.split(","), clients=min(256, key_space), connections=4, options=client_options())
     try:
         result = asyncio.run(load.run(requests, total=key_space))
     except (RaftKVError, RpcError, OSError) as error:

@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Final, Protocol
 
+from raftkv.cli.bench.caller import Caller, CallerChannel, open_channel
 from raftkv.client import ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
-from raftkv.client.rpc.transport import Transport, open_transport
 from raftkv.errors import RaftKVError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.stream import ClientStream
@@ -62,16 +62,18 @@ class Result:
         seconds: length of the run.
         errors: texts of failures, counted.
         interrupted: a signal ended it before all calls were made.
+        processor_s: time of processors that the generator itself used meanwhile.
     """
 
     latencies_s: list[float]
     seconds: float
     errors: Counter[str] = field(default_factory=Counter)
     interrupted: bool = False
+    processor_s: float = 0.0
 
     def to_bytes(self) -> bytes:
         """Return its bytes, for another process."""
-        fields = {"seconds": self.seconds, "errors": self.errors, "interrupted": self.interrupted}
+        fields = {name: getattr(self, name) for name in ("seconds", "errors", "interrupted", "processor_s")}
         head = json.dumps(fields).encode()
         return head + b"\n" + array("d", self.latencies_s).tobytes()
 
@@ -80,8 +82,8 @@ class Result:
         """Read what ``to_bytes`` has made."""
         head, _, latencies = data.partition(b"\n")
         fields = json.loads(head)
-        errors = Counter(fields["errors"])
-        return cls(array("d", latencies).tolist(), fields["seconds"], errors, fields["interrupted"])
+        fields["errors"] = Counter(fields["errors"])
+        return cls(array("d", latencies).tolist(), **fields)
 
     @classmethod
     def merged(cls, results: Sequence[Result]) -> Result:
@@ -89,7 +91,8 @@ class Result:
         latencies = sorted(latency for result in results for latency in result.latencies_s)
         errors = sum((result.errors for result in results), Counter[str]())
         interrupted = any(result.interrupted for result in results)
-        return cls(latencies, max(result.seconds for result in results), errors, interrupted)
+        processor_s = sum(result.processor_s for result in results)
+        return cls(latencies, max(result.seconds for result in results), errors, interrupted, processor_s)
 
     @property
     def rate(self) -> float:
@@ -102,13 +105,19 @@ class Result:
             return 0.0
         return self.latencies_s[min(len(self.latencies_s) - 1, int(len(self.latencies_s) * percent / 100))]
 
+    @property
+    def generator_us(self) -> float:
+        """Processor time that the generator itself used for a call, in microseconds."""
+        return round(self.processor_s / max(1, len(self.latencies_s)) * 1e6, 1)
+
     def summary(self) -> dict[str, Any]:
-        """Rate, latencies in milliseconds and errors, for programs."""
+        """Rate, latencies in milliseconds, the generator's own cost and errors, for programs."""
         return {
             "rate": round(self.rate, 1),
             "calls": len(self.latencies_s),
             "seconds": round(self.seconds, 3),
             **{f"p{percent}_ms": round(self.percentile_s(percent) * 1000, 3) for percent in (50, 90, 99)},
+            "generator_us": self.generator_us,
             "errors": dict(self.errors),
             **({"interrupted": True} if self.interrupted else {}),
         }
@@ -116,10 +125,11 @@ class Result:
 
 def _keys(size: int, space: int, sequential: bool, rng: random.Random) -> Iterator[bytes]:
     number = -1
+    width = max(8, size)
     while True:
-        number = (number + 1) % space if sequential else rng.randrange(space)
+        number = (number + 1) % space if sequential else int(rng.random() * space)
         # The number comes last, so that keys are spread evenly whatever their size.
-        yield number.to_bytes(max(8, size), "big")[-size:]
+        yield number.to_bytes(width, "big")[-size:]
 
 
 def puts(*, key_size: int, value_size: int, key_space: int, sequential: bool, seed: int) -> Iterator[Request]:
@@ -132,10 +142,12 @@ def puts(*, key_size: int, value_size: int, key_space: int, sequential: bool, se
         seed: of what is random.
     """
     rng = random.Random(seed)
-    values = [rng.randbytes(value_size) for _ in range(64)]
+    # A message is its fields one after the other: what stands around the key is encoded once, not for each put.
+    before = rpc_pb2.PutRequest(key=bytes(key_size)).SerializeToString()[:-key_size]
+    after = [rpc_pb2.PutRequest(value=rng.randbytes(value_size)).SerializeToString() for _ in range(64)]
+    path = methods.PUT.path
     for key in _keys(key_size, key_space, sequential, rng):
-        request = rpc_pb2.PutRequest(key=key, value=values[key[-1] & 63])
-        yield methods.PUT.path, request.SerializeToString()
+        yield path, before + key + after[key[-1] & 63]
 
 
 def ranges(*, keys: Sequence[bytes], range_end: bytes, limit: int, serializable: bool) -> Iterator[Request]:
@@ -242,11 +254,11 @@ class Load:
     ) -> Result:
         """Make ``total`` calls and measure them; ``when_connected`` is called before the clock starts."""
         prepared = _prepared(requests, total)
-        async with connections(self._endpoints, self._connections, self._options) as transports:
+        async with connections(self._endpoints, self._connections, self._options) as channels:
             when_connected()
-            return await self._measure(transports, prepared, total)
+            return await self._measure(channels, prepared, total)
 
-    async def _measure(self, transports: list[Transport], requests: Iterator[Request], total: int) -> Result:
+    async def _measure(self, channels: list[CallerChannel], requests: Iterator[Request], total: int) -> Result:
         run = Run(requests, total, self._on_progress, self._rate)
         gc.collect()
         collects = gc.isenabled()
@@ -256,7 +268,7 @@ class Load:
             if self._duration_s:
                 asyncio.get_running_loop().call_later(self._duration_s, run.stop)
             for number in range(min(self._clients, total)):
-                _Caller(run, transports[number % len(transports)], self._metadata).start()
+                Caller(run, channels[number % len(channels)], self._metadata).start()
             await run.wait_finished()
             seconds = time.perf_counter() - started
         finally:
@@ -273,7 +285,7 @@ def _prepared(requests: Iterator[Request], total: int) -> Iterator[Request]:
 @asynccontextmanager
 async def connections(
     endpoints: Sequence[Endpoint], count: int, options: ClientOptions | None = None
-) -> AsyncIterator[list[Transport]]:
+) -> AsyncIterator[list[CallerChannel]]:
     """Connections to the endpoints in turn, all of them open before the block begins.
 
     Arguments:
@@ -282,7 +294,7 @@ async def connections(
         options: how to connect.
     """
     transports = [
-        open_transport(endpoints[number % len(endpoints)], options or ClientOptions()) for number in range(count)
+        open_channel(endpoints[number % len(endpoints)], options or ClientOptions()) for number in range(count)
     ]
     request = rpc_pb2.StatusRequest().SerializeToString()
     try:
@@ -330,6 +342,7 @@ class Run:
         self.report_every = min(max(1, total // 100), REPORT_EVERY_MAX)
         self._interval_s = 1 / rate if rate else 0.0
         self._next_at = time.perf_counter()
+        self._processor_before_s = time.process_time()
 
     def stop(self) -> None:
         """Begin no more calls."""
@@ -344,7 +357,8 @@ class Run:
 
     def result(self, seconds: float) -> Result:
         """Return what was measured; calls that are still under way are not counted, however they end."""
-        return Result(sorted(self.latencies_s), seconds, Counter(self.errors), self.interrupted)
+        processor_s = time.process_time() - self._processor_before_s
+        return Result(sorted(self.latencies_s), seconds, Counter(self.errors), self.interrupted, processor_s)
 
     def take(self) -> float | None:
         """Take the next call, if one is left; how long to wait before it is made."""
@@ -414,42 +428,3 @@ class Run:
             self.on_progress(answered)
         if self.left == 0 and self.open == 0 and not self.finished.done():
             self.finished.set_result(None)
-
-
-class _Caller:
-    """One client."""
-
-    __slots__ = ("metadata", "run", "started_at", "transport")
-
-    def __init__(self, run: Run, transport: Transport, metadata: Metadata) -> None:
-        self.run = run
-        self.transport = transport
-        self.metadata = metadata
-        self.started_at = 0.0
-
-    def start(self) -> None:
-        """Make the next call, if any is left."""
-        delay_s = self.run.take()
-        if delay_s:
-            asyncio.get_running_loop().call_later(delay_s, self._send)
-        elif delay_s is not None:
-            self._send()
-
-    def _send(self) -> None:
-        path, message = next(self.run.requests)
-        self.started_at = time.perf_counter()
-        future: Any = self.transport.unary(path, message, None, self.metadata)
-        future.add_done_callback(self.answered)
-
-    def answered(self, future: asyncio.Future[bytes]) -> None:
-        """Count the answer and go on."""
-        run = self.run
-        run.open -= 1
-        error = future.exception()
-        if error is None:
-            run.latencies_s.append(time.perf_counter() - self.started_at)
-            run.failed_in_a_row = 0
-        else:
-            run.failed(str(error))
-        self.start()
-        run.ended()

@@ -14,8 +14,9 @@ import click
 
 from raftkv.cli.bench.load import Load, Result, Runnable
 from raftkv.cli.bench.processes import MakeLoad, MakeRequests, run_in_processes
-from raftkv.client import Client
+from raftkv.client import Client, ClientOptions
 from raftkv.client.rpc import methods
+from raftkv.client.rpc.certificates import tls_context
 from raftkv.errors import RaftKVError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
@@ -59,6 +60,7 @@ def shared_flags(function: F) -> F:
         number("--conns", 1, 1, "Number of connections that the clients share."),
         number("--processes", 1, 1, "Number of processes that make the load."),
         number("--total", 10_000, 1, "Number of calls to make."),
+        *_connection_flags(),
         click.option("--target-leader", is_flag=True, help="Connect to the leader only."),
         click.option("--seed", default=1, show_default=True, metavar="N", help="Seed of the random keys and values."),
         click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object."),
@@ -66,6 +68,39 @@ def shared_flags(function: F) -> F:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+_CONNECTION = "raftkv.bench.connection"
+_CONNECTION_FLAGS = (
+    ("--cacert", "ETCDCTL_CACERT", "ca_file", "Authorities of the members' certificates."),
+    ("--cert", "ETCDCTL_CERT", "cert_file", "Certificate to show."),
+    ("--cert-key", "ETCDCTL_KEY", "key_file", "Key of that certificate."),
+)
+
+
+def _connection_flags() -> Iterator[Callable[[F], F]]:
+    """Flags that no measurement looks at: ``client_options`` does, where connections are made."""
+
+    def note(context: click.Context, parameter: click.Parameter, value: str) -> None:
+        context.meta.setdefault(_CONNECTION, {})[parameter.name] = value
+
+    for name, variable, field, text in _CONNECTION_FLAGS:
+        yield click.option(
+            name, field, default="", envvar=variable, show_envvar=True, expose_value=False, callback=note, help=text
+        )
+
+
+def client_options() -> ClientOptions:
+    """Return how to connect, by the command line."""
+    context = click.get_current_context(silent=True)
+    given = context.meta.get(_CONNECTION, {}) if context is not None else {}
+    if not any(given.values()):
+        return ClientOptions()
+    try:
+        return ClientOptions(tls=tls_context(**given))
+    except OSError as error:
+        files = " ".join(filter(None, given.values()))
+        raise click.ClickException(f"cannot use the certificates {files}: {error}") from None
 
 
 def write_flags(function: F) -> F:
@@ -103,7 +138,11 @@ def run_calls(name: str, requests: MakeRequests, **shared: Any) -> None:
 
     def make(share: Share) -> Runnable:
         return Load(
-            share.endpoints, clients=share.clients, connections=share.connections, on_progress=share.on_progress
+            share.endpoints,
+            clients=share.clients,
+            connections=share.connections,
+            options=client_options(),
+            on_progress=share.on_progress,
         )
 
     run_load(name, make, requests, **shared)
@@ -227,14 +266,15 @@ def print_result(name: str, result: Result, as_json: bool) -> None:
         return
     note = " (interrupted)" if result.interrupted else ""
     click.echo(f"{name}: {summary['rate']:,.0f}/s, {summary['calls']:,} calls in {summary['seconds']:.2f} s{note}")
-    click.echo("  " + "  ".join(f"p{percent} {summary[f'p{percent}_ms']:.2f} ms" for percent in (50, 90, 99)))
+    latencies = "  ".join(f"p{percent} {summary[f'p{percent}_ms']:.2f} ms" for percent in (50, 90, 99))
+    click.echo(f"  {latencies}  generator {summary['generator_us']:.0f} us of processor time a call")
     for text, count in result.errors.most_common(5):
         click.echo(f"  {count} failed: {text}")
 
 
 async def find_leader(endpoints: list[str]) -> str:
     """Return the endpoint whose member leads."""
-    async with Client(endpoints) as client:
+    async with Client(endpoints, client_options()) as client:
         for endpoint in endpoints:
             status = await client.call_at(endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=SETUP_TIMEOUT_S)
             if status.leader == status.header.member_id:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import click
 
 from raftkv.cli.bench.load import LoadError, Request, Result, Run, connections
-from raftkv.cli.bench.options import Share, example, number, run_load, shared_flags
+from raftkv.cli.bench.options import Share, client_options, example, number, run_load, shared_flags
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.client.rpc.transport import Transport
@@ -70,7 +70,7 @@ class _Renewals:
     ) -> Result:
         """Measure as ``Load.run`` does; the requests are its own."""
         share = self._share
-        async with connections(parse_endpoints(share.endpoints), share.connections) as transports:
+        async with connections(parse_endpoints(share.endpoints), share.connections, client_options()) as transports:
             ids = await grant(transports, self._leases)
             run = Run(iter(()), total, share.on_progress)
             clients = [
@@ -137,7 +137,7 @@ class _Locks:
     ) -> Result:
         """Measure as ``Load.run`` does; the requests are its own."""
         share = self._share
-        async with connections(parse_endpoints(share.endpoints), share.connections) as transports:
+        async with connections(parse_endpoints(share.endpoints), share.connections, client_options()) as transports:
             ids = await grant(transports, min(share.clients, total))
             run = Run(iter(()), total, share.on_progress)
             # A lease belongs to one process, so its id makes the names of this process its own.
@@ -207,7 +207,7 @@ class _Contender:
         run.ended()
 
 
-async def grant(transports: list[Transport], count: int) -> list[int]:
+async def grant(transports: Sequence[Transport], count: int) -> list[int]:
     """Grant so many leases, and return their ids.
 
     Arguments:
@@ -219,7 +219,7 @@ async def grant(transports: list[Transport], count: int) -> list[int]:
     return [rpc_pb2.LeaseGrantResponse.FromString(answer).ID for answer in answers]
 
 
-async def revoke(transports: list[Transport], ids: list[int]) -> None:
+async def revoke(transports: Sequence[Transport], ids: list[int]) -> None:
     """Revoke the leases of a run, if the cluster is still there.
 
     Arguments:
@@ -231,7 +231,7 @@ async def revoke(transports: list[Transport], ids: list[int]) -> None:
         await _all(transports, methods.LEASE_REVOKE.path, requests)
 
 
-async def _all(transports: list[Transport], path: str, requests: list[bytes]) -> list[bytes]:
+async def _all(transports: Sequence[Transport], path: str, requests: list[bytes]) -> list[bytes]:
     calls = [
         transports[number % len(transports)].unary(path, request, SETUP_TIMEOUT_S)
         for number, request in enumerate(requests)

@@ -23,6 +23,7 @@ from typing import Final
 
 from raftkv.cli.bench.load import LoadError, connections
 from raftkv.cli.bench.processes import leave_terminal, signals_held_back
+from raftkv.client import ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.errors import RaftKVError
@@ -48,12 +49,14 @@ class WatchShare:
         connections: shared by the streams.
         streams: key of each watcher, for each stream.
         expected: events that each watcher must get, for each stream.
+        options: how to connect.
     """
 
     endpoints: tuple[str, ...]
     connections: int
     streams: tuple[tuple[bytes, ...], ...]
     expected: tuple[tuple[int, ...], ...]
+    options: ClientOptions
 
 
 @dataclass
@@ -66,6 +69,7 @@ class WatchCount:
         wrong: watchers that did not get as many events as were put.
         disordered: events whose revision was not above the one before.
         finished_at: when the last came, on the monotonic clock.
+        processor_s: time of processors that counting them took.
     """
 
     events: int
@@ -73,6 +77,7 @@ class WatchCount:
     wrong: int
     disordered: int
     finished_at: float
+    processor_s: float
 
 
 class Arrivals:
@@ -211,7 +216,7 @@ def _run(share: WatchShare, pipe: Connection) -> None:
 
 async def _watch(share: WatchShare, pipe: Connection) -> WatchCount:
     arrivals = Arrivals(sum(map(len, share.streams)), sum(map(sum, share.expected)))
-    async with connections(parse_endpoints(share.endpoints), share.connections) as transports:
+    async with connections(parse_endpoints(share.endpoints), share.connections, share.options) as transports:
         streams = [
             CountingStream(transports[number % len(transports)].stream(methods.WATCH.path), keys, arrivals)
             for number, keys in enumerate(share.streams)
@@ -221,11 +226,13 @@ async def _watch(share: WatchShare, pipe: Connection) -> WatchCount:
             await _wait(arrivals, lambda: not arrivals.watchers, CREATE_TIMEOUT_S)
             gc.collect()
             gc.disable()
+            processor_before_s = time.process_time()
             pipe.send_bytes(b"ready")
             finished_at = await _wait_events(arrivals, pipe)
+            processor_s = time.process_time() - processor_before_s
             for end in ends:
                 end.cancel()
-    return _count(streams, share, finished_at)
+    return _count(streams, share, finished_at, processor_s)
 
 
 async def _note_end(stream: CountingStream, arrivals: Arrivals) -> None:
@@ -276,7 +283,7 @@ async def _wait_events(arrivals: Arrivals, pipe: Connection) -> float:
     return finished_at
 
 
-def _count(streams: list[CountingStream], share: WatchShare, finished_at: float) -> WatchCount:
+def _count(streams: list[CountingStream], share: WatchShare, finished_at: float, processor_s: float) -> WatchCount:
     wrong = 0
     for stream, expected in zip(streams, share.expected, strict=True):
         wrong += sum(got != wanted for got, wanted in zip(stream.counts[1:], expected, strict=True))
@@ -286,4 +293,5 @@ def _count(streams: list[CountingStream], share: WatchShare, finished_at: float)
         wrong=wrong,
         disordered=sum(stream.disordered for stream in streams),
         finished_at=finished_at,
+        processor_s=processor_s,
     )

@@ -14,6 +14,7 @@ from raftkv.cli.bench.load import Load, Request, Result, Run, connections
 from raftkv.cli.bench.options import (
     Progress,
     choose_members,
+    client_options,
     end,
     example,
     failures_in_one_line,
@@ -99,7 +100,7 @@ def _split(
         turned = members[rank % len(members) :] + members[: rank % len(members)]
         streams = tuple(layout[rank::processes])
         expected = tuple(tuple(puts.get(key, 0) for key in stream) for stream in streams)
-        yield WatchShare(tuple(turned), max(1, conns // processes), streams, expected)
+        yield WatchShare(tuple(turned), max(1, conns // processes), streams, expected, client_options())
 
 
 def _puts(keys: Sequence[bytes], value_size: int) -> Iterator[Request]:
@@ -130,13 +131,21 @@ def _run_puts(
         started_at = time.perf_counter()
 
     with Progress(total, as_json) as progress:
-        load = Load(members[:1], clients=clients, connections=1, rate=put_rate, on_progress=progress.update)
+        load = Load(
+            members[:1],
+            clients=clients,
+            connections=1,
+            options=client_options(),
+            rate=put_rate,
+            on_progress=progress.update,
+        )
         result = asyncio.run(load.run(requests, total=total, when_connected=begin))
     return started_at, result
 
 
 def _summary(counts: list[WatchCount], started_at: float, puts: Result, watchers: int, idle: bool) -> dict[str, Any]:
     events = sum(count.events for count in counts)
+    processor_s = puts.processor_s + sum(count.processor_s for count in counts)
     seconds = puts.seconds if idle else max(max(count.finished_at for count in counts) - started_at, 1e-9)
     return {
         "name": "watch (idle)" if idle else "watch",
@@ -145,6 +154,7 @@ def _summary(counts: list[WatchCount], started_at: float, puts: Result, watchers
         "seconds": round(seconds, 3),
         "watchers": watchers,
         "messages": sum(count.messages for count in counts),
+        "generator_us": round(processor_s / max(1, events or len(puts.latencies_s)) * 1e6, 3),
         "wrong": 0 if puts.interrupted else sum(count.wrong for count in counts),
         "disordered": sum(count.disordered for count in counts),
         **{f"put_{name}": value for name, value in puts.summary().items() if name not in ("errors", "interrupted")},
@@ -199,8 +209,8 @@ async def _measure_latency(
     on_progress: Callable[[int], None],
 ) -> Result:
     async with (
-        connections(parse_endpoints(members), conns) as put_transports,
-        connections(parse_endpoints(watched), conns) as watch_transports,
+        connections(parse_endpoints(members), conns, client_options()) as put_transports,
+        connections(parse_endpoints(watched), conns, client_options()) as watch_transports,
     ):
         run = Run(iter(()), total, on_progress, rate)
         chains = [

@@ -45,13 +45,24 @@ def make_table(rows: Sequence[Row]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="raftkv cluster", caption="Ctrl-C stops all members")
+    url = dashboard(rows)
+    caption = f"dashboard: {url}   Ctrl-C stops all members" if url else "Ctrl-C stops all members"
+    table = Table(title="raftkv cluster", caption=caption)
     for column in _COLUMNS:
         table.add_column(column, justify="left" if column in ("member", "role", "address") else "right")
     for row in rows:
         style = _STYLES.get(row.role, "yellow")
         table.add_row(row.name, f"[{style}]{row.role}[/]", *_numbers(row), escape(row.remark or row.address))
     return table
+
+
+def dashboard(rows: Sequence[Row]) -> str:
+    """Return where the dashboard is: at the first member that serves; empty while there is none.
+
+    Arguments:
+        rows: of the moment.
+    """
+    return next((f"{row.address}/ui/" for row in rows if row.is_serving), "")
 
 
 def _numbers(row: Row) -> list[str]:
@@ -86,5 +97,6 @@ def news(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
             lines.append(f"{row.name}: {row.role}")
     was_serving = bool(before) and all(row.is_serving for row in before)
     if not was_serving and after and all(row.is_serving for row in after):
+        lines.append(f"dashboard: {dashboard(after)}")
         lines.append(f"ready: raftkvctl --endpoints {','.join(row.address for row in after)} endpoint status")
     return lines

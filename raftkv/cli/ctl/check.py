@@ -20,7 +20,7 @@ from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.exits import BAD_FEATURE, ERROR, INVALID_INPUT, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
-from raftkv.client import Client, Method
+from raftkv.client import Client
 from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
 from raftkv.errors import RaftKVError, StatusError
@@ -34,7 +34,6 @@ SLOWEST_MAX_S: Final = 0.5
 DEVIATION_MAX_S: Final = 0.1
 THROUGHPUT_MIN: Final = 0.9
 _SIZES: Final = {"s": "s", "small": "s", "m": "m", "medium": "m", "l": "l", "large": "l", "xl": "xl", "xLarge": "xl"}
-_DEFRAGMENT: Final = Method("/etcdserverpb.Maintenance/Defragment", rpc_pb2.DefragmentResponse, True)
 _MEMORY: Final = "process_resident_memory_bytes"
 
 
@@ -194,10 +193,7 @@ def _make_load(session: Session, clients: int, rate: int, on_progress: Callable[
 
 def _token(session: Session) -> str:
     """Return the client's token, which the load's calls need because they go past the client."""
-    if not session.options.user:
-        return session.options.token
-    request = rpc_pb2.AuthenticateRequest(name=session.options.user, password=session.options.password)
-    return session.call(methods.AUTHENTICATE, request).token
+    return session.run(lambda client: client.fetch_token(session.timeout_s))
 
 
 def _clean_up(session: Session, invocation: Invocation) -> None:
@@ -222,7 +218,9 @@ async def _defragment(client: Client, endpoints: list[str]) -> None:
     for endpoint in endpoints:
         print(f"Defragmenting {quote(endpoint)}", flush=True)
         try:
-            await client.call_at(endpoint, _DEFRAGMENT, rpc_pb2.DefragmentRequest(), timeout_s=CLEAN_UP_TIMEOUT_S)
+            await client.call_at(
+                endpoint, methods.DEFRAGMENT, rpc_pb2.DefragmentRequest(), timeout_s=CLEAN_UP_TIMEOUT_S
+            )
         except StatusError as error:
             raise CommandError(f"defragmenting {endpoint}: {error}", ERROR) from None
         print(f"Defragmented {quote(endpoint)}", flush=True)

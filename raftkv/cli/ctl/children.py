@@ -6,6 +6,7 @@ Owns the words and codes of their failures, which are those of Go's ``os/exec``.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -34,6 +35,9 @@ async def start(words: Sequence[str], variables: Mapping[str, str]) -> asyncio.s
         ChildFailed: it cannot be started.
     """
     sys.stdout.flush()
+    # When this command is ended just as its child ends, both the transport and the child watcher collect the exit
+    # status; asyncio tells its log that the second found none, which is no news to anybody.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     try:
         return await asyncio.create_subprocess_exec(
             *words, stdin=asyncio.subprocess.DEVNULL, env={**os.environ, **variables}

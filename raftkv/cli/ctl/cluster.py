@@ -1,4 +1,4 @@
-"""``member list``, ``endpoint health|status|hashkv`` and ``alarm list|disarm``.
+"""``endpoint health|status|hashkv``.
 
 Owns the commands that look at each endpoint on its own: one that does not answer is named on standard error, the
 others are printed, and the exit code is 1.
@@ -11,9 +11,8 @@ import sys
 import time
 from typing import Any
 
-from raftkv.cli.ctl.kv import is_serializable
 from raftkv.cli.ctl.session import Session, failed, open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.cli.exits import ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth
@@ -23,13 +22,6 @@ from raftkv.errors import PERMISSION_DENIED, StatusError
 from raftkv.pb import rpc_pb2
 
 _ALARM_NAMES = {rpc_pb2.NOSPACE: "NOSPACE", rpc_pb2.CORRUPT: "CORRUPT"}
-
-
-def member_list(invocation: Invocation) -> None:
-    """Print the members of the cluster."""
-    request = rpc_pb2.MemberListRequest(linearizable=not is_serializable(invocation))
-    session = open_session(invocation)
-    session.printer.member_list(session.call(methods.MEMBER_LIST, request))
 
 
 def endpoint_status(invocation: Invocation) -> None:
@@ -54,7 +46,7 @@ def endpoint_hashkv(invocation: Invocation) -> None:
 def endpoint_health(invocation: Invocation) -> None:
     """Tell for every endpoint whether it can commit, and which alarms are on."""
     session = open_session(invocation)
-    endpoints = _endpoints(session, invocation)
+    endpoints = endpoints_of(session, invocation)
     details: list[str] = []
 
     async def check_all() -> list[EndpointHealth]:
@@ -66,39 +58,12 @@ def endpoint_health(invocation: Invocation) -> None:
         raise CommandError("unhealthy cluster", ERROR, sorted(details))
 
 
-def alarm_list(invocation: Invocation) -> None:
-    """Print the alarms that are on."""
-    _no_arguments(invocation, "alarm list")
-    session = open_session(invocation)
-    session.printer.alarms(session.call(methods.ALARM, rpc_pb2.AlarmRequest()))
+def endpoints_of(session: Session, invocation: Invocation) -> list[str]:
+    """Return the endpoints of the command, or with ``--cluster`` those that the cluster lists.
 
-
-def alarm_disarm(invocation: Invocation) -> None:
-    """Turn all alarms off and print which were on."""
-    _no_arguments(invocation, "alarm disarm")
-    session = open_session(invocation)
-
-    async def disarm(client: Client) -> rpc_pb2.AlarmResponse:
-        listed = await client.call(methods.ALARM, rpc_pb2.AlarmRequest(), timeout_s=session.timeout_s)
-        gone = rpc_pb2.AlarmResponse()
-        for alarm in listed.alarms:
-            request = rpc_pb2.AlarmRequest(
-                action=rpc_pb2.AlarmRequest.DEACTIVATE, memberID=alarm.memberID, alarm=alarm.alarm
-            )
-            answer = await client.call(methods.ALARM, request, timeout_s=session.timeout_s)
-            gone.alarms.extend(answer.alarms)
-        return gone
-
-    session.printer.alarms(session.run(disarm))
-
-
-def _no_arguments(invocation: Invocation, command: str) -> None:
-    if invocation.arguments:
-        raise CommandError(f"{command} command accepts no arguments", BAD_ARGUMENTS)
-
-
-def _endpoints(session: Session, invocation: Invocation) -> list[str]:
-    """Return the endpoints of the command, or with ``--cluster`` those that the cluster lists."""
+    Raises:
+        CommandError: the cluster does not say who its members are.
+    """
     if not invocation["cluster"]:
         return session.endpoints
     try:
@@ -119,7 +84,7 @@ def _ask_each(
     """Call each endpoint, in order; name failures on standard error."""
     answers: list[EndpointAnswer] = []
     errors: list[str] = []
-    endpoints = _endpoints(session, invocation)
+    endpoints = endpoints_of(session, invocation)
 
     async def ask(client: Client) -> None:
         for endpoint in endpoints:

@@ -41,7 +41,7 @@ def get(invocation: Invocation) -> None:
     """Read keys and print them."""
     request = range_request(invocation)
     session = open_session(invocation, value_only=invocation["print-value-only"])
-    response = session.call(methods.RANGE, request)
+    response = session.call(methods.RANGE, request, metadata=_staleness(invocation))
     # etcdctl asks first and complains afterwards; so do we, in case someone watches the server.
     if invocation["count-only"] and session.printer.name != "fields":
         raise CommandError("--count-only is only for `--write-out=fields`", BAD_ARGUMENTS)
@@ -167,6 +167,16 @@ def parse_lease_id(text: str) -> int:
         return govalues.parse_int(text, base=16)
     except ValueError as error:
         raise CommandError(f"bad lease ID ({error}), expecting ID in Hex", BAD_ARGUMENTS) from None
+
+
+def _staleness(invocation: Invocation) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that ``--max-staleness`` asks for."""
+    if "max-staleness" not in invocation.changed:
+        return ()
+    try:
+        return methods.staleness_metadata(invocation["max-staleness"])
+    except ValueError:
+        raise CommandError("--max-staleness must not be negative", BAD_ARGUMENTS) from None
 
 
 def is_serializable(invocation: Invocation) -> bool:

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from raftkv.cli.ctl.session import client_options, open_session
+from raftkv.cli.ctl.session import client_options, connection_settings, open_session
 from raftkv.cli.ctl.watch import watching
 from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, CommandError
 from raftkv.cli.goflags.command import Invocation
@@ -121,7 +121,8 @@ def make_mirror(invocation: Invocation) -> None:
     if not new_prefix and not invocation["no-dest-prefix"]:
         new_prefix = prefix
     session = open_session(invocation)
-    options = client_options(_of_destination(invocation))
+    destination = _of_destination(invocation)
+    options = client_options(destination, connection_settings(destination, {}))
 
     async def mirror(source: Client) -> None:
         async with _destination(invocation.arguments[0], options) as destination:
@@ -146,7 +147,7 @@ def make_mirror(invocation: Invocation) -> None:
 def _of_destination(invocation: Invocation) -> Invocation:
     """Return the invocation as if the flags about the destination were the global ones."""
     names = ("cert", "key", "cacert", "insecure-transport", "user", "password")
-    values = {**invocation.values, **{name: invocation[f"dest-{name}"] for name in names}}
+    values = {**invocation.values, "auth-jwt-token": "", **{name: invocation[f"dest-{name}"] for name in names}}
     changed = {name for name in names if f"dest-{name}" in invocation.changed}
     return Invocation(values, changed)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +24,9 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.output.formats import make_printer
 from raftkv.cli.output.printer import Printer
 from raftkv.client import Client, ClientOptions, Method
+from raftkv.client.credentials import NO_SECRET, Secret, client_settings, file_settings, password_of
 from raftkv.client.errors import AuthenticationFailed, EndpointsFailed
+from raftkv.client.rpc.certificates import tls_context
 from raftkv.errors import ConfigError, ContextDeadlineExceededError, StatusError
 
 if TYPE_CHECKING:
@@ -35,30 +38,37 @@ T = TypeVar("T")
 M = TypeVar("M", bound="Message")
 
 ENVIRONMENT_PREFIX = "ETCDCTL_"
+_FILE_FLAGS = {"cert_file": "cert", "key_file": "key", "ca_file": "cacert"}
+_MAY_BE_SECRET = re.compile("PASS|TOKEN|SECRET|USER")
+_SECRETS = ("password", "auth-jwt-token")
 
 
 class Session:
     """A command's settings, printer and way to the cluster."""
 
-    def __init__(self, invocation: Invocation, options: ClientOptions, printer: Printer) -> None:
+    def __init__(
+        self, invocation: Invocation, connection: Mapping[str, Any], options: ClientOptions, printer: Printer
+    ) -> None:
         self.endpoints: list[str] = list(invocation["endpoints"])
+        self.connection = connection
         self.options = options
         self.printer = printer
         self.timeout_s: float = invocation["command-timeout"]
 
-    def call(self, method: Method[M], request: Any) -> M:
+    def call(self, method: Method[M], request: Any, *, metadata: tuple[tuple[str, str], ...] = ()) -> M:
         """Call any endpoint.
 
         Arguments:
             method: what to call.
             request: its request message.
+            metadata: what goes with it.
 
         Raises:
             CommandError: the call failed; the text is etcdctl's.
         """
 
         async def use(client: Client) -> M:
-            return await client.call(method, request, timeout_s=self.timeout_s)
+            return await client.call(method, request, timeout_s=self.timeout_s, metadata=metadata)
 
         return self.run(use)
 
@@ -119,9 +129,10 @@ def open_session(invocation: Invocation, *, value_only: bool = False) -> Session
         _print_settings(invocation)
     if invocation["discovery-srv"]:
         raise CommandError("--discovery-srv is not implemented in raftkvctl", ERROR)
-    options = client_options(invocation)
+    connection = connection_settings(invocation, os.environ)
+    options = client_options(invocation, connection)
     printer = make_printer(invocation["write-out"], hexadecimal=invocation["hex"], value_only=value_only)
-    return Session(invocation, options, printer)
+    return Session(invocation, connection, options, printer)
 
 
 def apply_environment(invocation: Invocation) -> None:
@@ -136,7 +147,7 @@ def apply_environment(invocation: Invocation) -> None:
             continue
         flag = names.get(key)
         if flag is None:
-            remark(f"unrecognized environment variable {key}={text}")
+            remark(f"unrecognized environment variable {key}={'***' if _MAY_BE_SECRET.search(key) else text}")
         elif flag.name in invocation.changed:
             raise CommandError(
                 f"conflicting environment variable {key} is shadowed by corresponding command-line flag "
@@ -164,12 +175,19 @@ def remark(text: str) -> None:
 def _print_settings(invocation: Invocation) -> None:
     for name, value in sorted(invocation.values.items()):
         shown = ",".join(value) if isinstance(value, tuple) else value
-        secret = "***" if name == "password" and value else shown
+        if name == "user":
+            name_alone, separator, _ = value.partition(":")
+            shown = f"{name_alone}:***" if separator else value
+        secret = "***" if name in _SECRETS and value else shown
         print(f"{ENVIRONMENT_PREFIX}{name.upper().replace('-', '_')}={secret}", file=sys.stderr)
 
 
-def client_options(invocation: Invocation) -> ClientOptions:
+def client_options(invocation: Invocation, connection: Mapping[str, Any]) -> ClientOptions:
     """Return how to connect, by the global flags.
+
+    Arguments:
+        invocation: the command line.
+        connection: who to be; see ``connection_settings``.
 
     Raises:
         CommandError: certificates that cannot be used.
@@ -177,11 +195,11 @@ def client_options(invocation: Invocation) -> ClientOptions:
     for name in ("cert", "key", "cacert"):
         if name in invocation.changed and not invocation[name]:
             raise CommandError(f"empty string is passed to --{name} option", BAD_ARGUMENTS)
-    name, password = _credentials(invocation)
     return ClientOptions(
-        tls=_tls_context(invocation),
-        user=name,
-        password=password,
+        tls=_tls_context(invocation, connection),
+        user=connection.get("user", ""),
+        password=connection.get("password", NO_SECRET),
+        token=connection.get("token", NO_SECRET),
         dial_timeout_s=invocation["dial-timeout"],
         keepalive_time_s=invocation["keepalive-time"],
         keepalive_timeout_s=invocation["keepalive-timeout"],
@@ -190,34 +208,61 @@ def client_options(invocation: Invocation) -> ClientOptions:
     )
 
 
-def _credentials(invocation: Invocation) -> tuple[str, str]:
-    user, password = invocation["user"], invocation["password"]
-    if not user or password:
-        return user, password
-    name, separator, password = user.partition(":")
-    if not separator:
-        import getpass
+def connection_settings(invocation: Invocation, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return user, secrets and files as arguments of ``connect``: of the flags, else of ``RAFTKV_USER`` and the like.
 
-        password = getpass.getpass("Password: ")
-    return name, password
+    Arguments:
+        invocation: the command line.
+        environment: where what it does not say may be.
 
-
-def _tls_context(invocation: Invocation) -> ssl.SSLContext | None:
-    cert, key, authorities = invocation["cert"], invocation["key"], invocation["cacert"]
-    if not (cert or key or authorities) and invocation["insecure-transport"]:
-        return None
-    import ssl
-
+    Raises:
+        CommandError: they contradict each other.
+    """
+    user, password = invocation["user"], Secret(invocation["password"])
+    token = Secret(invocation["auth-jwt-token"])
+    files = {name: invocation[flag] for name, flag in _FILE_FLAGS.items() if invocation[flag]}
     try:
-        context = ssl.create_default_context(cafile=authorities or None)
-        if bool(cert) != bool(key):
-            raise CommandError(f"KeyFile and CertFile must both be present[key: {key}, cert: {cert}]", BAD_ARGUMENTS)
-        if cert:
-            context.load_cert_chain(cert, key)
+        if user and token:
+            raise ConfigError("--auth-jwt-token and --user are two ways to say who you are: give one")
+        if user and not password:
+            user, separator, inline = user.partition(":")
+            password = (
+                Secret(inline) if separator else password_of(user, environment) or Secret(ask_password("Password: "))
+            )
+        if user and not password:
+            user = ""  # as etcdctl does: nobody can log in without
+        given = {"user": user, "password": password, "token": token} if user or token else {}
+        found = file_settings(environment) if given or invocation["user"] else client_settings(environment)
+    except ConfigError as error:
+        raise CommandError(str(error), BAD_ARGUMENTS) from None
+    if files:
+        found = {name: value for name, value in found.items() if name not in _FILE_FLAGS}
+    return found | files | given
+
+
+def ask_password(prompt: str) -> str:
+    """Ask on the terminal, without showing what is typed; without a terminal read a line of standard input."""
+    import getpass
+
+    if not sys.stdin.isatty():
+        print(prompt, end="", flush=True)
+        line = sys.stdin.readline()
+        print(flush=True)
+        return line.rstrip("\n")
+    return getpass.getpass(prompt)
+
+
+def _tls_context(invocation: Invocation, connection: Mapping[str, Any]) -> ssl.SSLContext | None:
+    cert, key, authorities = (connection.get(name, "") for name in _FILE_FLAGS)
+    verify = not invocation["insecure-skip-tls-verify"]
+    # An endpoint without a scheme is not made one of TLS by that flag, one of https is believed for it.
+    unverified = not verify and any(endpoint.startswith("https://") for endpoint in invocation["endpoints"])
+    if not (cert or key or authorities or unverified) and invocation["insecure-transport"]:
+        return None
+    if bool(cert) != bool(key):
+        raise CommandError(f"KeyFile and CertFile must both be present[key: {key}, cert: {cert}]", BAD_ARGUMENTS)
+    try:
+        return tls_context(authorities, cert, key, verify=verify)
     except OSError as error:  # ssl.SSLError is one
         files = " ".join(filter(None, (cert, key, authorities)))
         raise CommandError(f"cannot use the certificates {files}: {error}", BAD_ARGUMENTS) from None
-    if invocation["insecure-skip-tls-verify"]:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

@@ -1,7 +1,6 @@
 """The commands of raftkvctl: their names, flags, help and examples, and the functions that they run.
 
-Owns the tree. Leaves name their function as ``module:function``; see ``command``. What etcdctl has and raftkv does not
-have yet is here too (``Absent``), so that it is refused with a reason.
+Owns the tree. Leaves name their function as ``module:function``; see ``command``.
 """
 
 from __future__ import annotations
@@ -11,8 +10,10 @@ from dataclasses import replace
 
 import click
 
-from raftkv.cli.goflags.command import Absent, Branch, External, Leaf
+from raftkv.cli.goflags.command import Branch, External, Leaf
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, Flag
+from raftkv.cli.words.checkpoints import contents_commands, finding_commands, keeping_commands
+from raftkv.cli.words.users import auth_commands
 
 NAME = "raftkvctl"
 COMPLETION_VARIABLE = "_RAFTKVCTL_COMPLETE"
@@ -43,6 +44,7 @@ GLOBAL_FLAGS = _inherited(
     Flag("max-recv-bytes", INT, usage="largest answer that is accepted, in bytes; 0 means 2 GiB"),
     Flag("user", usage="NAME or NAME:PASSWORD; a missing password is asked for"),
     Flag("password", usage="the user's password; --user is then the name alone"),
+    Flag("auth-jwt-token", usage="a JSON web token that says who you are, instead of --user"),
     Flag("cacert", usage="file of the authorities that sign the members' certificates"),
     Flag("cert", usage="file of the certificate to present"),
     Flag("key", usage="file of that certificate's private key"),
@@ -124,11 +126,21 @@ before a COMMAND that has flags of its own."""
 
 
 def _kv_commands() -> list[Leaf]:
+    (staleness,) = _ours(
+        Flag(
+            "max-staleness",
+            DURATION,
+            usage="let the member that is asked, a learner too, answer unless its keys may be older than this",
+        )
+    )
     interactive = Flag("interactive", BOOL, usage="ask for each part", short="i")
     physical = Flag("physical", BOOL, usage="wait until the history is removed from the database of the member asked")
     return [
-        _leaf("get", "ctl.kv:get", "KEY [END]", "Read a key, or the keys from KEY up to END", GET_FLAGS)(
-            "get greeting", "get jobs/ --prefix --keys-only", "get greeting --rev=4 -w json"
+        _leaf("get", "ctl.kv:get", "KEY [END]", "Read a key, or the keys from KEY up to END", (*GET_FLAGS, staleness))(
+            "get greeting",
+            "get jobs/ --prefix --keys-only",
+            "get greeting --rev=4 -w json",
+            "get greeting --max-staleness=500ms",
         ),
         _leaf("put", "ctl.kv:put", "KEY [VALUE]", "Write a key", PUT_FLAGS, _PUT_DETAILS)(
             "put greeting hello", "put offset -- -1", "put config < config.json"
@@ -192,16 +204,41 @@ SIGTERM arrives; then it resigns.  Its lease has a TTL of 60 seconds."""
     ]
 
 
-_NO_CHANGES = "raftkv cannot change the members of a running cluster yet"
-_NO_SNAPSHOTS = "raftkv cannot save or restore a snapshot by command yet"
-_NO_AUTH = "raftkv has no users, roles and permissions yet"
+_ADD_DETAILS = """Prints the settings that the new member, which has no data yet, is to be started with."""
+_REMOVE_DETAILS = (
+    """The member stops. Its id never comes back: to use the host again, remove its data and add it anew."""
+)
+_REPLACE = "Let a learner take the place of a voter"
+_REPLACE_DETAILS = """NEW is a learner that has the data: start it with `raftkv join URL --learner`.
+It votes and OLD leaves in one change, so the cluster has at no moment one voter less (not in etcdctl).
+
+With --peer-urls NAME is a new member: it is added as a learner, and the settings that it is to be started with are
+printed; once it is started and in sync, it takes the place. Run the same command again after any interruption."""
 
 
 def _cluster_commands() -> list[click.Command]:
     revision = Flag("rev", INT, usage="hash the history up to this revision; 0 means all of it")
+    peer_urls = Flag("peer-urls", usage="peer URLs of the member, separated by commas")
+    learner = Flag("learner", BOOL, usage="the member gets all data but does not vote, until it is promoted")
+    wait = Flag("wait", DURATION, 3600.0, "longest wait until a new member is started and in sync")
     members: list[click.Command] = [
-        _leaf("list", "ctl.cluster:member_list", "", "List the members", (_CONSISTENCY,))("member list -w table"),
-        *(Absent(name, f"member {name}", _NO_CHANGES) for name in ("add", "promote", "remove", "update")),
+        _leaf("list", "ctl.members:member_list", "", "List the members", (_CONSISTENCY,))("member list -w table"),
+        _leaf("add", "ctl.members:member_add", "NAME", "Add a member", (peer_urls, learner), _ADD_DETAILS)(
+            "member add d --peer-urls=http://10.0.0.4:2380", "member add d --learner --peer-urls=http://10.0.0.4:2380"
+        ),
+        _leaf("remove", "ctl.members:member_remove", "MEMBER", "Remove a member for ever", (), _REMOVE_DETAILS)(
+            "member remove 8e9e05c52164694d"
+        ),
+        _leaf("update", "ctl.members:member_update", "MEMBER", "Give a member other peer URLs", (peer_urls,))(
+            "member update 8e9e05c52164694d --peer-urls=http://10.0.0.5:2380"
+        ),
+        _leaf("promote", "ctl.members:member_promote", "MEMBER", "Make a learner a voter")(
+            "member promote 8e9e05c52164694d"
+        ),
+        _leaf("replace", "ctl.members:member_replace", "OLD NEW|NAME", _REPLACE, (peer_urls, wait), _REPLACE_DETAILS)(
+            "member replace 8e9e05c52164694d fd422379fda50e48",
+            "member replace 8e9e05c52164694d d --peer-urls=http://10.0.0.4:2380",
+        ),
     ]
     endpoint = [
         _leaf("health", "ctl.cluster:endpoint_health", "", "Tell whether endpoints can commit a write", (_CLUSTER,))(
@@ -214,22 +251,49 @@ def _cluster_commands() -> list[click.Command]:
             "endpoint hashkv --cluster"
         ),
     ]
-    alarm = [
-        _leaf("list", "ctl.cluster:alarm_list", "", "List all alarms")("alarm list"),
-        _leaf("disarm", "ctl.cluster:alarm_disarm", "", "Disarm all alarms")("alarm disarm"),
-    ]
-    defragmentation = "raftkv needs no defragmentation: its database uses the pages again that a compaction frees"
     return [
-        Branch("member", "List the members", members, GLOBAL_FLAGS),
+        Branch("member", "List, add, move and remove members", members, GLOBAL_FLAGS),
         Branch("endpoint", "Ask members for their health, status and hash", endpoint, (*GLOBAL_FLAGS, _CLUSTER)),
-        Branch("alarm", "List and disarm alarms", alarm, GLOBAL_FLAGS),
-        *(Absent(name, name, _NO_AUTH) for name in ("auth", "role", "user")),
-        Absent("snapshot", "snapshot", _NO_SNAPSHOTS),
-        Absent("defrag", "defrag", defragmentation),
-        Absent(
-            "move-leader", "move-leader", "raftkv cannot move its leader by command yet; a leader that is stopped does"
+    ]
+
+
+def _maintenance_commands() -> list[click.Command]:
+    alarm = [
+        _leaf("list", "ctl.maintenance:alarm_list", "", "List all alarms")("alarm list"),
+        _leaf("disarm", "ctl.maintenance:alarm_disarm", "", "Disarm all alarms")("alarm disarm"),
+    ]
+    defrag = """The database is written anew without the room that compactions have freed.  The member serves clients
+meanwhile."""
+    move = "MEMBER is an id in hexadecimal.  The leader must be among the endpoints."
+    target = """VERSION is the minor version before the cluster's.  The job is recorded and shown by endpoint status;
+raftkv itself has no older version to go back to."""
+    downgrade = [
+        _leaf("validate", "ctl.maintenance:downgrade_validate", "VERSION", "Ask whether a downgrade is possible")(
+            "downgrade validate 3.5"
         ),
-        Absent("downgrade", "downgrade", "raftkv has no version to go back to yet"),
+        _leaf("enable", "ctl.maintenance:downgrade_enable", "VERSION", "Begin a downgrade", (), target)(
+            "downgrade enable 3.5"
+        ),
+        _leaf("cancel", "ctl.maintenance:downgrade_cancel", "", "Cancel the downgrade under way")("downgrade cancel"),
+    ]
+    save = """FILE is a database in etcd's own format with its SHA-256: raftkvutl snapshot and etcdutl snapshot read
+it.  It is written as FILE.part, and gets its name when it is whole.  There is no time limit without
+--command-timeout."""
+    snapshot = [
+        _leaf("save", "ctl.snapshot:snapshot_save", "FILE", "Save the state of a member to a file", (), save)(
+            "snapshot save /backup/raftkv.db", "snapshot save --endpoints=10.0.0.1:2379 raftkv.db"
+        ),
+    ]
+    return [
+        Branch("snapshot", "Save the state of a member", snapshot, GLOBAL_FLAGS),
+        Branch("alarm", "List and disarm alarms", alarm, GLOBAL_FLAGS),
+        _leaf("defrag", "ctl.maintenance:defrag", "", "Give free room of databases back", (_CLUSTER,), defrag)(
+            "defrag", "defrag --cluster"
+        ),
+        _leaf("move-leader", "ctl.maintenance:move_leader", "MEMBER", "Hand leadership to a member", (), move)(
+            "move-leader 8e9e05c52164694d --endpoints=10.0.0.1:2379"
+        ),
+        Branch("downgrade", "Prepare the cluster for an older version", downgrade, GLOBAL_FLAGS),
     ]
 
 
@@ -286,6 +350,33 @@ def _check_commands() -> Branch:
 
 
 (_JSON,) = _ours(Flag("json", BOOL, usage="print JSON; watch prints one object a line"))
+_QUOTA_FLAGS = _ours(
+    Flag("bytes", default="0", usage="largest sum of keys and values: 1000, 64KiB, 2GB; 0 means no limit"),
+    Flag("keys", INT, usage="largest number of keys; 0 means no limit"),
+)
+
+
+def _quota_commands() -> Branch:
+    details = """What exists below PREFIX is counted, its history is not.  A write that would take more is refused, as a
+whole; deletions give room back.  Prefixes may overlap."""
+    flags = (*_QUOTA_FLAGS, _JSON)
+    children = [
+        _leaf(
+            "set",
+            "ctl.quota:quota_set",
+            "PREFIX",
+            "Limit what may exist below a prefix",
+            flags,
+            details,
+        )("quota set jobs/ --bytes=64MiB --keys=10000"),
+        _leaf("remove", "ctl.quota:quota_remove", "PREFIX", "Lift the limits of a prefix", (_JSON,))(
+            "quota remove jobs/"
+        ),
+        _leaf("list", "ctl.quota:quota_list", "", "Print all limits and what is used of them", (_JSON,))("quota list"),
+    ]
+    return Branch("quota", "Limit what may exist below prefixes (not in etcdctl)", children, (*GLOBAL_FLAGS, _JSON))
+
+
 _EXEC_FLAGS = _ours(
     Flag("job", usage="id of the run, the same on all of its nodes (required)"),
     Flag("nnodes", default="1", usage="number of nodes that take part: N, or MIN:MAX"),
@@ -311,6 +402,34 @@ When all workers have ended well everywhere, the run is closed and the exit code
 the failed worker, 128 and the signal's number if a signal ended it, or 1 if another node closed the run."""
 
 
+def _access_commands() -> list[Leaf]:
+    shared = _ours(
+        Flag("cluster", LIST, usage="also the ledger of the slots that runs of this cluster share"),
+        Flag("dataset", LIST, usage="also the manifests of this dataset, to read"),
+        Flag("read", BOOL, usage="to look at the runs and their checkpoints, not to take part"),
+    )
+    grant = """RUNS is the id of a run, or the beginning of ids and a star.  Makes the role run:RUNS, with the keys of
+these runs and of their checkpoints and no others, and gives it to USER.  Whoever shares a cluster can change what its
+ledger says of other runs; it cannot read or change their keys or checkpoints."""
+    revoke = "Takes the roles that run grant has given with the same words. Those that nobody has any more are deleted."
+    at = "runs.access"
+    return [
+        _leaf("grant", f"{at}:grant", "USER RUNS", "Let a user take part in runs", (*shared, _JSON), grant)(
+            "run grant alice 'bert-*'", "run grant alice 'bert-*' --cluster gpu --dataset imagenet"
+        ),
+        _leaf("revoke", f"{at}:revoke", "USER RUNS", "Take runs from a user", (*shared, _JSON), revoke)(
+            "run revoke alice 'bert-*'"
+        ),
+        _leaf("access", f"{at}:access", "[RUN]", "Print who may take part in runs", (_JSON,))(
+            "run access", "run access bert-7"
+        ),
+    ]
+
+
+_METRICS_DETAILS = """Watches the keys of all runs and checkpoints, so a scrape asks the cluster nothing.  One of these
+programs is enough for a cluster.  Whoever reaches the address may read the names of runs."""
+
+
 def _run_commands() -> Branch:
     flags = (_JSON,)
     sure = _ours(
@@ -334,6 +453,17 @@ def _run_commands() -> Branch:
             "run watch job7"
         ),
         _leaf(
+            "metrics",
+            "runs.metrics:serve",
+            "",
+            "Serve metrics of runs and checkpoints to Prometheus until SIGINT or SIGTERM arrives",
+            _ours(
+                Flag("listen", default="127.0.0.1:9379", usage="HOST:PORT of /metrics"),
+                Flag("interval", DURATION, 15.0, "time between two looks for new runs"),
+            ),
+            _METRICS_DETAILS,
+        )("run metrics", "run metrics --listen :9379"),
+        _leaf(
             "queue",
             "runs.commands:queue",
             "[CLUSTER]",
@@ -343,11 +473,17 @@ def _run_commands() -> Branch:
         _leaf("exec", "runs.exec:execute", "-- COMMAND ...", "Take part in a run", _EXEC_FLAGS, _EXEC_DETAILS)(
             "run exec --job job7 --nnodes 2:4 -- python train.py"
         ),
+        *_access_commands(),
         _leaf("delete", "runs.commands:delete", "RUN", "Delete all keys of a run", (*flags, *sure), delete)(
             "run delete job7 --yes"
         ),
     ]
     return Branch("run", "See, start and delete training runs", children, (*GLOBAL_FLAGS, _JSON))
+
+
+def _checkpoint_commands() -> Branch:
+    children = [*finding_commands(_leaf), *keeping_commands(_leaf), *contents_commands(_leaf)]
+    return Branch("checkpoint", "Find, keep and delete checkpoints of training runs", children, (*GLOBAL_FLAGS, _JSON))
 
 
 _TOP_FLAGS = _ours(
@@ -401,8 +537,12 @@ def make_tree() -> Branch:
         *_coordination_commands(),
         _mirror_command(),
         *_cluster_commands(),
+        *auth_commands(_leaf, GLOBAL_FLAGS),
+        *_maintenance_commands(),
+        _quota_commands(),
         _check_commands(),
         _run_commands(),
+        _checkpoint_commands(),
         *_about_commands(),
     ]
     return Branch(NAME, "Talk to a raftkv or etcd cluster", children, GLOBAL_FLAGS)

@@ -34,7 +34,7 @@ FLAGS = (
     Flag("prefix", usage="keep the store below these keys, instead"),
     Flag("linger", INT, 60, usage="seconds that the keys outlive the last gateway of the store, if it was killed"),
     Flag("fresh", BOOL, usage="begin with an empty store, whoever else serves it"),
-    Flag("user", usage="NAME:PASSWORD at the cluster"),
+    Flag("user", usage="NAME, with the password in RAFTKV_PASSWORD_FILE, or NAME:PASSWORD"),
     Flag("cacert", usage="CA file: speak TLS to the cluster"),
     Flag("cert", usage="client certificate"),
     Flag("key", usage="its key"),
@@ -116,6 +116,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 async def _serve(values: dict[str, Any], config: GatewayConfig) -> int:
+    from raftkv.client.credentials import user_settings
     from raftkv.client.library import connect
     from raftkv.server.descriptors import raise_limit
     from raftkv.training.tcpstore.gateway import Gateway
@@ -125,11 +126,9 @@ async def _serve(values: dict[str, Any], config: GatewayConfig) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    user, _, password = values["user"].partition(":")
     async with connect(
         values["endpoints"].split(","),
-        user=user,
-        password=password,
+        **user_settings(values["user"]),
         ca_file=values["cacert"],
         cert_file=values["cert"],
         key_file=values["key"],

@@ -37,7 +37,7 @@ FLAGS = (
     Flag("disconnect-grace-ms", INT, 50, usage="a replica whose connection closed is gone after so long"),
     Flag("lease-ttl", INT, 2, usage="seconds after which others take over from a daemon that is frozen or cut off"),
     Flag("lease-grace-ms", INT, 100, usage="and from one that died"),
-    Flag("user", usage="NAME:PASSWORD at the cluster"),
+    Flag("user", usage="NAME, with the password in RAFTKV_PASSWORD_FILE, or NAME:PASSWORD"),
     Flag("cacert", usage="CA file: speak TLS to the cluster"),
     Flag("cert", usage="client certificate"),
     Flag("key", usage="its key"),
@@ -87,6 +87,7 @@ def _help() -> int:
 
 
 async def _serve(values: dict[str, Any]) -> int:
+    from raftkv.client.credentials import user_settings
     from raftkv.client.library import connect
     from raftkv.server.descriptors import raise_limit
     from raftkv.training.torchft.lighthouse import Lighthouse
@@ -95,11 +96,9 @@ async def _serve(values: dict[str, Any]) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    user, _, password = values["user"].partition(":")
     async with connect(
         values["endpoints"].split(","),
-        user=user,
-        password=password,
+        **user_settings(values["user"]),
         ca_file=values["cacert"],
         cert_file=values["cert"],
         key_file=values["key"],

@@ -20,7 +20,7 @@ import click
 
 from raftkv.cli.exits import ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, STRING, Flag
+from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, STRING, UINT, Flag
 
 
 @dataclass
@@ -79,13 +79,16 @@ def flag_row(flag: Flag, *, with_variable: bool = True) -> tuple[str, str]:
 
 
 CHOICES_WIDTH = 16
-_METAVARS = {STRING: "TEXT", INT: "N", DURATION: "DURATION", LIST: "LIST"}
+_METAVARS = {STRING: "TEXT", INT: "N", UINT: "N", DURATION: "DURATION", LIST: "LIST"}
 
 
 def _write_globals(formatter: click.HelpFormatter, root: str, flags: Sequence[Flag]) -> None:
-    """Write the names of the global flags alone: a page is about its own command."""
+    """Write the names of the global flags alone, if they are many: a page is about its own command."""
     with formatter.section("Global options"):
         inherited = [flag for flag in flags if flag.variable]
+        if not inherited:
+            formatter.write_dl(list(map(flag_row, flags)))
+            return
         names = (f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}" for flag in inherited)
         formatter.write_text("  ".join(names))
         formatter.write_paragraph()
@@ -198,20 +201,6 @@ class External(click.Command):
             raise CommandError(error.format_message(), error.exit_code) from None
 
 
-class Absent(click.Command):
-    """A command that etcdctl has and that is not built yet.
-
-    Arguments:
-        name: the word.
-        path: all words of it.
-        reason: why not, in a sentence.
-    """
-
-    def __init__(self, name: str, path: str, reason: str) -> None:
-        super().__init__(name, hidden=True)
-        self.refusal = f"{path} is not built yet: {reason}"
-
-
 class Branch(click.Group):
     """A word under which commands stand; alone it prints its help."""
 
@@ -233,15 +222,11 @@ class Branch(click.Group):
         return ["COMMAND [options]"]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, what is not built yet, and the flags that all commands have."""
+        """Write the commands, and the flags that all commands have."""
         root = ctx.find_root().info_name or ""
-        shown = [child for child in self.commands.values() if not child.hidden]
-        absent = [name for name, child in self.commands.items() if child.hidden]
+        shown = self.commands.values()
         with formatter.section("Commands"):
             formatter.write_dl([(child.name or "", child.get_short_help_str(limit=100)) for child in shown])
-        if absent:
-            with formatter.section("Not built yet"):
-                formatter.write_text("  ".join(absent))
         way = " ".join(word for word in (ctx.command_path, "COMMAND --help") if word)
         _write_globals(formatter, root, self.flags)
         formatter.write_paragraph()
@@ -316,8 +301,6 @@ def dispatch(root: Branch, words: Sequence[str]) -> int:
         # Flags that stand before its name are for it too; click wants them behind its own subcommand.
         name = _first_argument(words, root) or 0
         return leaf.run([*words[name + 1 :], *words[:name]], f"{root.name} {leaf.name}")
-    if isinstance(leaf, Absent):
-        raise CommandError(leaf.refusal, ERROR)
     if not isinstance(leaf, Leaf):
         assert isinstance(leaf, Branch)
         _refuse_unknown_flags(leaf, rest)
@@ -353,8 +336,6 @@ def _context(path: Sequence[click.Command]) -> click.Context:
 def _show_help(path: Sequence[click.Command]) -> int:
     if isinstance(path[-1], External):
         return path[-1].run(["--help"], " ".join(command.name or "" for command in path))
-    if isinstance(path[-1], Absent):
-        raise CommandError(path[-1].refusal, ERROR)
     click.echo(path[-1].get_help(_context(path)))
     return SUCCESS
 

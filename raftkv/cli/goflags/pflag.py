@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from raftkv.cli.goflags import values as govalues
@@ -24,6 +25,7 @@ from raftkv.cli.goflags import values as govalues
 STRING: Final = "string"
 BOOL: Final = "bool"
 INT: Final = "int"
+UINT: Final = "uint"
 DURATION: Final = "duration"
 LIST: Final = "strings"
 
@@ -57,7 +59,7 @@ class Flag:
         """Return the value when the flag is not given."""
         if self.default is not None:
             return self.default
-        return {STRING: "", BOOL: False, INT: 0, DURATION: 0.0, LIST: ()}[self.kind]
+        return {STRING: "", BOOL: False, INT: 0, UINT: 0, DURATION: 0.0, LIST: ()}[self.kind]
 
 
 class FlagError(Exception):
@@ -82,20 +84,28 @@ class Parsed:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Split one comma-separated value; double quotes protect commas."""
+    """Split one comma-separated value; double quotes protect commas.
+
+    Raises:
+        ValueError: a line ends between the quotes and the next comma, or a part is longer than 128 KiB.
+    """
     if not text:
         return ()
     if '"' not in text:
         return tuple(text.split(","))
     import csv
 
-    return tuple(next(csv.reader([text])))
+    try:
+        return tuple(next(csv.reader([text])))
+    except csv.Error as error:
+        raise ValueError(f"parsing {text[:64]!r}: {error}") from None
 
 
 _CONVERT: dict[str, Callable[[str], Any]] = {
     STRING: str,
     BOOL: govalues.parse_bool,
     INT: govalues.parse_int,
+    UINT: partial(govalues.parse_int, signed=False),
     DURATION: govalues.parse_duration_s,
     LIST: parse_list,
 }
@@ -136,6 +146,7 @@ def parse(flags: Iterable[Flag], words: Sequence[str]) -> Parsed:
 _KINDS: dict[str, str] = {
     BOOL: "true or false",
     INT: "a whole number",
+    UINT: "a whole number, 0 or more",
     DURATION: "a duration such as 300ms, 1.5s or 2m",
     LIST: "a list separated by commas",
 }

@@ -9,6 +9,7 @@ from raftkv.cli.goflags.values import quote
 from raftkv.cli.output import printer
 from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, lower, write_line
 from raftkv.cli.output.simple import ALARM_NAMES
+from raftkv.pb import auth_pb2
 
 if TYPE_CHECKING:
     from typing import Any
@@ -119,6 +120,20 @@ class FieldsPrinter(Printer):
         _header(response.header)
         for lease in response.leases:
             _field("ID", lease.ID)
+
+    def user_changed(self, done: str, response: Any) -> None:
+        _header(response.header)
+
+    def role_get(self, role: str, response: rpc_pb2.AuthRoleGetResponse) -> None:
+        _header(response.header)
+        for permission in response.perm:
+            _field("PermType", f" {auth_pb2.Permission.Type.Name(permission.permType)}")
+            _field("Key", quote(permission.key))
+            _field("RangeEnd", quote(permission.range_end))
+
+    def role_list(self, response: rpc_pb2.AuthRoleListResponse) -> None:
+        _header(response.header)
+        _field("Roles", " ".join(quote(role) for role in response.roles))
 
 
 def _lease(response: Any) -> None:

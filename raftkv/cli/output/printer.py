@@ -72,6 +72,22 @@ class Printer:
         """Print the members."""
         self.message(response)
 
+    def member_add(self, name: str, urls: str, response: rpc_pb2.MemberAddResponse) -> None:
+        """Print a member that was added: ``name`` and ``urls`` are those of the command."""
+        self.message(response)
+
+    def member_changed(self, member_id: int, done: str, response: Any) -> None:
+        """Print that something was done to a member: ``done`` is removed from, updated in or promoted in."""
+        self.message(response)
+
+    def move_leader(self, leader: int, target: int, response: rpc_pb2.MoveLeaderResponse) -> None:
+        """Print that leadership has moved."""
+        self.message(response)
+
+    def downgrade(self, action: str, response: rpc_pb2.DowngradeResponse) -> None:
+        """Print what became of a downgrade request: ``action`` is validate, enable or cancel."""
+        self.message(response)
+
     def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
         """Print the health of endpoints."""
         self.refuse()
@@ -107,6 +123,30 @@ class Printer:
     def lease_list(self, response: rpc_pb2.LeaseLeasesResponse) -> None:
         """Print the leases."""
         self.refuse()
+
+    def auth_status(self, response: rpc_pb2.AuthStatusResponse) -> None:
+        """Print whether users are asked for."""
+        self.message(response)
+
+    def user_changed(self, done: str, response: Any) -> None:
+        """Print that a user or a role was changed: ``done`` says how."""
+        self.message(response)
+
+    def user_get(self, name: str, response: rpc_pb2.AuthUserGetResponse) -> None:
+        """Print the roles of a user."""
+        self.message(response)
+
+    def user_list(self, response: rpc_pb2.AuthUserListResponse) -> None:
+        """Print the names of users."""
+        self.message(response)
+
+    def role_get(self, role: str, response: rpc_pb2.AuthRoleGetResponse) -> None:
+        """Print what a role may do."""
+        self.message(response)
+
+    def role_list(self, response: rpc_pb2.AuthRoleListResponse) -> None:
+        """Print the names of roles."""
+        self.message(response)
 
     def message(self, response: Any) -> None:
         """Print an answer as the message it is."""

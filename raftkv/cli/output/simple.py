@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from raftkv.cli.goflags.values import quote
 from raftkv.cli.output import printer
-from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, write, write_line
+from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, lower, write, write_line
+from raftkv.client.keys import prefix_end
+from raftkv.pb import auth_pb2
 
 if TYPE_CHECKING:
     from raftkv.pb import kv_pb2, rpc_pb2
@@ -50,6 +53,28 @@ class SimplePrinter(Printer):
             member = f"memberID:{alarm.memberID} " if alarm.memberID else ""
             kind = f"alarm:{ALARM_NAMES.get(alarm.alarm, alarm.alarm)} " if alarm.alarm else ""
             write_line(member + kind)
+
+    def move_leader(self, leader: int, target: int, response: rpc_pb2.MoveLeaderResponse) -> None:
+        write_line(f"Leadership transferred from {leader:x} to {target:x}")
+
+    def downgrade(self, action: str, response: rpc_pb2.DowngradeResponse) -> None:
+        write_line(f"Downgrade {action} success, cluster version {response.version}")
+
+    def member_add(self, name: str, urls: str, response: rpc_pb2.MemberAddResponse) -> None:
+        added = response.member.ID
+        write_line(f"Member {added:16x} added to cluster {response.header.cluster_id:16x}")
+        cluster = ",".join(
+            f"{name if added == member.ID else member.name}={url}"
+            for member in response.members
+            for url in member.peerURLs
+        )
+        write_line(f"\nETCD_NAME={quote(name)}")
+        write_line(f"ETCD_INITIAL_CLUSTER={quote(cluster)}")
+        write_line(f"ETCD_INITIAL_ADVERTISE_PEER_URLS={quote(urls)}")
+        write_line('ETCD_INITIAL_CLUSTER_STATE="existing"')
+
+    def member_changed(self, member_id: int, done: str, response: Any) -> None:
+        write_line(f"Member {member_id:16x} {done} cluster {response.header.cluster_id:16x}")
 
     def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
         self._rows(printer.member_rows(response)[1])
@@ -99,6 +124,33 @@ class SimplePrinter(Printer):
         for lease in response.leases:
             write_line(f"{lease.ID:016x}")
 
+    def auth_status(self, response: rpc_pb2.AuthStatusResponse) -> None:
+        write_line(f"Authentication Status: {lower(response.enabled)}")
+        write_line(f"AuthRevision: {response.authRevision}")
+
+    def user_changed(self, done: str, response: Any) -> None:
+        write_line(done)
+
+    def user_get(self, name: str, response: rpc_pb2.AuthUserGetResponse) -> None:
+        write_line(f"User: {name}")
+        write_line(" ".join(("Roles:", *response.roles)))
+
+    def user_list(self, response: rpc_pb2.AuthUserListResponse) -> None:
+        for name in response.users:
+            write_line(name)
+
+    def role_get(self, role: str, response: rpc_pb2.AuthRoleGetResponse) -> None:
+        write_line(f"Role {role}")
+        for title, mode in (("KV Read:", "READ"), ("KV Write:", "WRITE")):
+            write_line(title)
+            for one in response.perm:
+                if mode in auth_pb2.Permission.Type.Name(one.permType):
+                    write(b"\t" + _interval(one) + b"\n")
+
+    def role_list(self, response: rpc_pb2.AuthRoleListResponse) -> None:
+        for role in response.roles:
+            write_line(role)
+
     def _rows(self, rows: list[list[str]]) -> None:
         for row in rows:
             write_line(", ".join(row))
@@ -116,3 +168,13 @@ class SimplePrinter(Printer):
 
     def _shown(self, data: bytes) -> bytes:
         return "".join(f"\\x{byte:02x}" for byte in data).encode() if self.hexadecimal else data
+
+
+def _interval(permission: auth_pb2.Permission) -> bytes:
+    key, end = permission.key, permission.range_end
+    if not end:
+        return key
+    if end == b"\0":
+        return b"[" + key + b", <open ended>"
+    shown = b"[" + key + b", " + end + b")"
+    return shown + b" (prefix " + key + b")" if key and prefix_end(key) == end else shown

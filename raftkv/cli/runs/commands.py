@@ -10,22 +10,20 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from raftkv.cli.ctl.session import Session, open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
+from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.library import open_library, use_library
+from raftkv.cli.output.rows import count, out
 from raftkv.cli.runs import view as run_view
 from raftkv.cli.runs.facts import Facts, read_facts
-from raftkv.client import Client as Core
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Delete
-from raftkv.client.library import Client, open_scope
-from raftkv.errors import CompactedError, ConfigError
-from raftkv.training.errors import TrainingError
+from raftkv.client.library import Client
+from raftkv.training.history.progress import read_progress
 from raftkv.training.history.reader import UnknownRun, follow, list_runs, read_history
+from raftkv.training.history.timeline import RunHistory
 from raftkv.training.keys import RunKeys, check_run_id
 from raftkv.training.scheduling.view import ClusterView, describe_cluster, list_clusters
 
@@ -38,23 +36,23 @@ def list_all(invocation: Invocation) -> None:
     """Print every run."""
     if invocation.arguments:
         raise CommandError("run list accepts no arguments", BAD_ARGUMENTS)
-    session, as_json = _open(invocation)
-    runs = run(session, list_runs)
+    session, as_json = open_library(invocation)
+    runs = use_library(session, list_runs)
     if as_json:
         print(json.dumps([run_view.summary_to_plain(one) for one in runs]))
     else:
-        run_view.out(run_view.runs_table(runs))
+        out(run_view.runs_table(runs))
 
 
 def show(invocation: Invocation) -> None:
     """Print one run as it is."""
     run_id = _run_id(invocation, "show")
-    session, as_json = _open(invocation)
+    session, as_json = open_library(invocation)
 
     async def read(kv: Client) -> Facts:
         return await read_facts(kv, run_id)
 
-    facts = run(session, read)
+    facts = use_library(session, read)
     if as_json:
         print(json.dumps(facts.to_plain()))
     else:
@@ -65,13 +63,13 @@ def queue(invocation: Invocation) -> None:
     """Print who holds the slots of a cluster that runs share, and who waits for them."""
     if len(invocation.arguments) > 1:
         raise CommandError("run queue takes the name of one cluster, or none", BAD_ARGUMENTS)
-    session, as_json = _open(invocation)
+    session, as_json = open_library(invocation)
 
     async def read(kv: Client) -> list[ClusterView]:
         names = invocation.arguments or await list_clusters(kv)
         return [await describe_cluster(kv, name) for name in names]
 
-    views = run(session, read)
+    views = use_library(session, read)
     if not views and not as_json:
         print("No cluster shares its slots among runs. A run joins one with the setting cluster=NAME.")
     if as_json:
@@ -85,8 +83,12 @@ def queue(invocation: Invocation) -> None:
 def timeline(invocation: Invocation) -> None:
     """Print what happened in one run."""
     run_id = _run_id(invocation, "timeline")
-    session, as_json = _open(invocation)
-    history = run(session, lambda kv: read_history(kv, run_id))
+    session, as_json = open_library(invocation)
+
+    async def read(kv: Client) -> RunHistory:
+        return await read_progress(kv, await read_history(kv, run_id))
+
+    history = use_library(session, read)
     if as_json:
         print(json.dumps(history.to_plain()))
     else:
@@ -96,7 +98,7 @@ def timeline(invocation: Invocation) -> None:
 def watch(invocation: Invocation) -> None:
     """Print what happens in one run, as it happens."""
     run_id = _run_id(invocation, "watch")
-    session, as_json = _open(invocation)
+    session, as_json = open_library(invocation)
 
     async def print_changes(kv: Client) -> None:
         narrator = run_view.Narrator()
@@ -116,13 +118,13 @@ def watch(invocation: Invocation) -> None:
         except asyncio.CancelledError:
             return
 
-    run(session, until_interrupted)
+    use_library(session, until_interrupted)
 
 
 def delete(invocation: Invocation) -> None:
     """Delete everything that is known of one run."""
     run_id = _run_id(invocation, "delete")
-    session, as_json = _open(invocation)
+    session, as_json = open_library(invocation)
     force = invocation["force"]
 
     async def alive(kv: Client) -> int:
@@ -131,13 +133,13 @@ def delete(invocation: Invocation) -> None:
             raise UnknownRun(run_id)
         return await kv.count(keys.nodes, prefix=True)
 
-    nodes = run(session, alive)
+    nodes = use_library(session, alive)
     if nodes and not force:
         raise CommandError(_in_use(run_id, nodes), ERROR)
     if not invocation["yes"] and not _confirmed(run_id, nodes):
         raise CommandError(f"run {run_id!r} was not deleted", ERROR)
-    deleted = run(session, lambda kv: _delete(kv, run_id, force))
-    told = f"run {run_id!r} is deleted: {run_view.count(deleted, 'key')}"
+    deleted = use_library(session, lambda kv: _delete(kv, run_id, force))
+    told = f"run {run_id!r} is deleted: {count(deleted, 'key')}"
     print(json.dumps({"run": run_id, "deleted": deleted}) if as_json else told)
 
 
@@ -170,38 +172,3 @@ def _run_id(invocation: Invocation, word: str) -> str:
     if len(invocation.arguments) != 1:
         raise CommandError(f"run {word} needs the id of one run", BAD_ARGUMENTS)
     return invocation.arguments[0]
-
-
-def _open(invocation: Invocation) -> tuple[Session, bool]:
-    """Return the session, and whether JSON is wanted."""
-    wanted = invocation["write-out"]
-    if wanted not in ("simple", "table", "json"):
-        raise CommandError(f"{wanted} not supported as output format", BAD_FEATURE)
-    session = open_session(invocation)
-    session.options = replace(session.options, explain=True)
-    return session, invocation["json"] or invocation["write-out"] == "json"
-
-
-def run(session: Session, use: Callable[[Client], Awaitable[Any]]) -> Any:
-    """Use the library's client; failures of runs become one line.
-
-    Arguments:
-        session: of the command.
-        use: what to do with the client.
-
-    Raises:
-        CommandError: it failed.
-    """
-
-    async def with_library(core: Core) -> Any:
-        try:
-            async with open_scope(core, session.timeout_s) as scope:
-                return await use(Client(scope))
-        except TrainingError as error:
-            raise CommandError(str(error), ERROR) from None
-        except ConfigError as error:
-            raise CommandError(str(error), BAD_ARGUMENTS) from None
-        except CompactedError:
-            raise CommandError("the history was compacted while it was read; try again", ERROR) from None
-
-    return session.run(with_library)

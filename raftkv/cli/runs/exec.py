@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.runs.commands import run
+from raftkv.cli.library import use_library
+from raftkv.client.credentials import announce_settings
 from raftkv.errors import ConfigError
 from raftkv.training.config import RunConfig, parse_options
 from raftkv.training.process.environment import parse_styles
@@ -46,7 +47,7 @@ def execute(invocation: Invocation) -> None:
     console = Console()
     try:
         config, settings = _read(invocation, session, command, console)
-        code = run(session, lambda kv: _take_part(kv, config, settings))
+        code = use_library(session, lambda kv: _take_part(kv, config, settings))
     finally:
         console.close()
     if code:
@@ -119,14 +120,16 @@ def _parsed(invocation: Invocation, name: str, parse: Callable[[str], Value]) ->
 def _settings(invocation: Invocation, session: Session, command: tuple[str, ...], console: Console) -> Settings:
     if invocation["max-restarts"] < 0:
         raise ConfigError(f"--max-restarts must not be negative: {invocation['max-restarts']}")
+    # Into a pipe Python would print in blocks of some KiB, and a log would come minutes late.
+    inherited = {"PYTHONUNBUFFERED": "1", **os.environ}
+    announce_settings(session.connection, inherited)
     return Settings(
         command=command,
         max_restarts=invocation["max-restarts"],
         stop_grace_s=invocation["stop-grace"],
         styles=parse_styles(invocation["env-style"]),
         endpoints=tuple(session.endpoints),
-        # Into a pipe Python would print in blocks of some KiB, and a log would come minutes late.
-        inherited={"PYTHONUNBUFFERED": "1", **os.environ},
+        inherited=inherited,
         tell=lambda text: None if invocation["quiet"] else console.tell(text),
     )
 

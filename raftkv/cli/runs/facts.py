@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from raftkv.training.errors import RecordError
+from raftkv.client.control.records import RecordError
+from raftkv.errors import PermissionDeniedError
 from raftkv.training.history.reader import read_history
 from raftkv.training.history.timeline import GenerationHistory, RunHistory
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
@@ -129,13 +130,21 @@ async def read_facts(kv: Client, run_id: str) -> Facts:
         As ``read_history``.
     """
     history = await read_history(kv, run_id)
-    shared = await kv.range(CLUSTER_ROOT, prefix=True)
+    shared = await _shared(kv)
     queue = await _queue(kv, run_id, find_cluster(run_id, shared))
     base = RunKeys(run_id).base
     prefixes = [f"{base}deny/", *([f"{CLUSTER_ROOT}{queue.cluster}/deny/"] if queue else [])]
     items = [*await kv.range(prefixes[0], prefix=True), *shared]
     denied = [await _denied(kv, item, prefix) for prefix in prefixes for item in items if _is_below(item, prefix)]
     return Facts(history, tuple(waiting(history, denied, queue)), tuple(denied), queue)
+
+
+async def _shared(kv: Client) -> list[KeyValue]:
+    """What is known of clusters; nothing, if this user may not read it: the run is shown without its queue."""
+    try:
+        return list(await kv.range(CLUSTER_ROOT, prefix=True))
+    except PermissionDeniedError:
+        return []
 
 
 def _is_below(item: KeyValue, prefix: str) -> bool:

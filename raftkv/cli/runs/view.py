@@ -1,7 +1,6 @@
 """How runs look: tables and colour on a terminal, the same cells as plain columns elsewhere.
 
-Owns the words for people. Plain text is stable: columns two spaces apart, one header line, no colour, whatever the
-width; scripts are better served by JSON.
+Owns the words for people; how tables are printed is ``output.rows``.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from raftkv.cli.output.table import width
+from raftkv.cli.output.rows import Rows, clock, count, out
 from raftkv.cli.runs.facts import Facts
 from raftkv.training.history.reader import RunSummary
 from raftkv.training.history.timeline import Change, Fold, GenerationHistory, RunHistory
@@ -22,57 +21,6 @@ from raftkv.training.scheduling.view import ClusterView
 
 MEMBERS_SHOWN: Final = 8
 _STYLES: Final = {RUNNING: "bold green", GATHERING: "yellow", BROKEN: "bold red", CLOSED: "dim", "fault": "red"}
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A table: its header, its cells, and the style of each row."""
-
-    header: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    styles: Sequence[str] = ()
-
-
-def out(rows: Rows) -> None:
-    """Print a table: with frame and colour on a terminal, as plain columns elsewhere."""
-    if not sys.stdout.isatty():
-        print(plain(rows))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    for name in rows.header:
-        table.add_column(name)
-    for number, row in enumerate(rows.rows):
-        style = rows.styles[number] if rows.styles else ""
-        table.add_row(*(Text(cell) for cell in row), style=style)
-    Console().print(table)
-
-
-def plain(rows: Rows) -> str:
-    """Lay the cells out in columns.
-
-    >>> print(plain(Rows(("run", "nodes"), [("jobs/a", "2")])))
-    run     nodes
-    jobs/a  2
-    """
-    lines = [rows.header, *rows.rows]
-    widths = [max(width(line[place]) for line in lines) for place in range(len(rows.header))]
-    return "\n".join(
-        "  ".join(cell + " " * (size - width(cell)) for cell, size in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
-def clock(seconds: float) -> str:
-    """Format a time of day, with the date if it is not today's; empty: not known."""
-    if not seconds:
-        return ""
-    shown = time.localtime(seconds)
-    today = shown[:3] == time.localtime()[:3]
-    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", shown)
 
 
 def ranks_text(first: int, slots: int) -> str:
@@ -93,16 +41,6 @@ def members_text(members: Sequence[Member]) -> str:
     ]
     more = len(shown) - MEMBERS_SHOWN
     return ", ".join(shown[:MEMBERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def count(number: int, what: str) -> str:
-    """Format as ``1 node`` or ``2 nodes``.
-
-    Arguments:
-        number: how many.
-        what: in the singular.
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 # ---- list
@@ -253,7 +191,9 @@ def end_text(generation: GenerationHistory) -> str:
 def timeline(history: RunHistory) -> None:
     """Print what happened in a run."""
     faults = sum(len(generation.faults) for generation in history.generations)
-    counts = (count(len(history.generations), "generation"), count(len(history.nodes), "node"), count(faults, "fault"))
+    counts = [count(len(history.generations), "generation"), count(len(history.nodes), "node"), count(faults, "fault")]
+    commits = sum(len(generation.commits) for generation in history.generations)
+    counts += [count(commits, "commit")] if commits else []
     print(f"run {history.run_id}: {', '.join(counts)}")
     if not history.complete:
         print(f"the history before revision {history.since_revision} was compacted")
@@ -267,13 +207,24 @@ def timeline(history: RunHistory) -> None:
 
 def _generations_table(history: RunHistory) -> Rows:
     rows, styles = [], []
+    has_progress = any(generation.commits or generation.lost for generation in history.generations)
     for generation in history.generations:
         lasted = str(generation.lasted) if generation.lasted is not None else "runs"
         recovery = str(generation.recovery) if generation.recovery is not None else ""
         began, members = clock(generation.began.time), members_text(generation.members)
-        rows.append((str(generation.generation), began, lasted, members, end_text(generation), recovery))
+        progress = (commits_text(generation), str(generation.lost or "")) if has_progress else ()
+        rows.append((str(generation.generation), began, lasted, members, *progress, end_text(generation), recovery))
         styles.append(_STYLES["fault"] if generation.faults else "")
-    return Rows(("generation", "began", "lasted", "members", "ended because", "recovered in"), rows, styles)
+    header = ("generation", "began", "lasted", "members", *(("commits", "lost") if has_progress else ()))
+    return Rows((*header, "ended because", "recovered in"), rows, styles)
+
+
+def commits_text(generation: GenerationHistory) -> str:
+    """Format as ``3: steps 100 to 300``; empty: it has committed nothing."""
+    steps = sorted({commit.step for commit in generation.commits})
+    if len(steps) < 2:
+        return f"1: step {steps[0]}" if steps else ""
+    return f"{len(generation.commits)}: steps {steps[0]} to {steps[-1]}"
 
 
 def _nodes_table(history: RunHistory) -> Rows:

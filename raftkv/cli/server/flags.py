@@ -70,6 +70,41 @@ def choice(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def extensive(text: str) -> bool:
+    """Read which metrics there are: whether they are ``extensive``, and not ``basic``."""
+    return choice("basic", "extensive")(text) == "extensive"
+
+
+GATE_FIELDS: Final = {"InitialCorruptCheck": "initial_corrupt_check", "CompactHashCheck": "compact_hash_check"}
+"""Feature gates of etcd 3.6 that are settings here; the value is the field of ``ServerConfig``."""
+_IDLE_GATES: Final = frozenset({"TxnModeWriteWithSharedBuffer", "SetMemberLocalAddr", "AllAlpha", "AllBeta"})
+_REFUSED_GATES: Final = frozenset({"LeaseCheckpoint", "LeaseCheckpointPersist", "StopGRPCServiceOnDefrag"})
+
+
+def feature_gates(text: str) -> dict[str, bool]:
+    """Return the gates of ``NAME=BOOL,...`` that are settings here.
+
+    Raises:
+        ValueError: with etcd's words, or for a gate that raftkv does not have and that is switched on.
+    """
+    found: dict[str, bool] = {}
+    for part in filter(None, text.split(",")):
+        name, separator, value = (piece.strip() for piece in part.partition("="))
+        if not separator:
+            raise ValueError(f"missing bool value for {name}")
+        try:
+            is_on = govalues.parse_bool(value)
+        except ValueError as error:
+            raise ValueError(f"invalid value of {name}={value}, err: {error}") from None
+        if name in GATE_FIELDS:
+            found[name] = is_on
+        elif name not in _IDLE_GATES | _REFUSED_GATES:
+            raise ValueError(f"unrecognized feature gate: {name}")
+        elif name in _REFUSED_GATES and is_on:
+            raise ValueError(f"feature gate {name} is not implemented in raftkv")
+    return found
+
+
 SETTING: Final = "setting"
 IDLE: Final = "idle"
 REFUSED: Final = "refused"
@@ -102,12 +137,15 @@ _MEMBER = _settings(
     ("data-dir", string, "data_dir", "directory of everything durable ('${name}.etcd')"),
     ("wal-dir", string, "wal_dir", "directory of the write-ahead log, if on its own disk"),
     ("snapshot-count", unsigned, "snapshot_count", "entries between snapshots (10000)"),
+    ("snapshot-bytes", unsigned, "snapshot_bytes", "bytes of the log between snapshots (67108864)"),
     ("snapshot-catchup-entries", unsigned, "snapshot_catchup_entries", "entries kept for slow followers (5000)"),
+    ("snapshot-catchup-bytes", unsigned, "snapshot_catchup_bytes", "bytes kept for slow followers (67108864)"),
     ("heartbeat-interval", milliseconds, "heartbeat_interval_s", "milliseconds between heartbeats (100)"),
     ("election-timeout", milliseconds, "election_timeout_s", "milliseconds of silence before an election (1000)"),
     ("initial-election-tick-advance", boolean, "initial_election_tick_advance", "shorten the first wait (true)"),
     ("listen-peer-urls", urls, "listen_peer_urls", "where members connect (http://localhost:2380)"),
     ("listen-client-urls", urls, "listen_client_urls", "where clients connect (http://localhost:2379)"),
+    ("metrics", extensive, "extensive_metrics", "basic, or extensive: every call is timed (basic)"),
     ("listen-metrics-urls", urls, "listen_metrics_urls", "more addresses, for metrics and health alone"),
     ("quota-backend-bytes", integer, "quota_backend_bytes", "database size limit, 0 for 2 GiB, negative for none"),
     ("backend-batch-interval", duration, "backend_batch_interval_s", "time between database commits (100ms)"),
@@ -151,20 +189,63 @@ _CLUSTERING = _settings(
 
 _SECURITY = _settings(
     "Security",
+    ("secure", boolean, "secure", "start only if nothing is open to strangers; with an audit log (false)"),
     ("cert-file", string, "client_tls.cert_file", "certificate of the client ports"),
     ("key-file", string, "client_tls.key_file", "its key"),
-    ("client-cert-auth", boolean, "client_tls.client_cert_auth", "require client certificates (false)"),
-    ("trusted-ca-file", string, "client_tls.trusted_ca_file", "authorities of client certificates"),
+    ("client-cert-auth", boolean, "client_tls.client_cert_auth", "require client certificates (with an authority)"),
+    ("trusted-ca-file", string, "client_tls.trusted_ca_file", "authorities of clients, who then show certificates"),
+    ("client-crl-file", string, "client_tls.crl_file", "revoked client certificates"),
+    ("client-cert-allowed-hostname", words, "client_tls.allowed_hostname", "host names that clients may have"),
+    ("auto-tls", boolean, "client_tls.self_signed", "make a certificate of the client ports: proves nothing (false)"),
     ("peer-cert-file", string, "peer_tls.cert_file", "certificate of the peer ports"),
     ("peer-key-file", string, "peer_tls.key_file", "its key"),
     ("peer-client-cert-file", string, "peer_tls.client_cert_file", "certificate for outgoing peer connections"),
     ("peer-client-key-file", string, "peer_tls.client_key_file", "its key"),
-    ("peer-client-cert-auth", boolean, "peer_tls.client_cert_auth", "require peer certificates (false)"),
-    ("peer-trusted-ca-file", string, "peer_tls.trusted_ca_file", "authorities of peer certificates"),
+    ("peer-client-cert-auth", boolean, "peer_tls.client_cert_auth", "require peer certificates (with an authority)"),
+    ("peer-trusted-ca-file", string, "peer_tls.trusted_ca_file", "authorities of peers, who then show certificates"),
+    ("peer-crl-file", string, "peer_tls.crl_file", "revoked peer certificates"),
+    ("peer-cert-allowed-cn", words, "peer_tls.allowed_cn", "common names that peers may have"),
+    ("peer-cert-allowed-hostname", words, "peer_tls.allowed_hostname", "host names that peers may have"),
+    (
+        "peer-skip-client-san-verification",
+        boolean,
+        "peer_tls.skip_san_verification",
+        "take peers whose certificate names neither their address nor a member's (false)",
+    ),
+    ("peer-auto-tls", boolean, "peer_tls.self_signed", "make a certificate of the peer ports: proves nothing (false)"),
+    ("insecure-peers", boolean, "insecure_peers", "listen for peers off this machine without certificates (false)"),
+    ("self-signed-cert-validity", unsigned, "self_signed_validity_years", "years that such certificates hold (1)"),
+    ("cipher-suites", words, "cipher_suites", "cipher suites up to TLS1.2, Go's names (OpenSSL's choice)"),
     ("tls-min-version", string, "tls_min_version", "oldest TLS: TLS1.2 or TLS1.3 (TLS1.2)"),
     ("tls-max-version", string, "tls_max_version", "newest TLS (the newest there is)"),
-    ("cors", origins, "cors", "origins that browsers may call from (*)"),
-    ("host-whitelist", words, "host_whitelist", "host names accepted in plain HTTP (*)"),
+    ("cors", origins, "cors", "origins whose web pages may call, * for all (none)"),
+    ("audit-log", string, "audit_log", "where requests are noted: a file, - or stderr (nowhere)"),
+    ("audit-level", string, "audit_level", "what is noted: auth, writes or all (writes)"),
+    (
+        "audit-log-max-size",
+        integer,
+        "audit_log_max_size_bytes",
+        "bytes before it is rotated, 0: never (104857600)",
+    ),
+    ("audit-log-keep", integer, "audit_log_keep", "rotated files that stay (10)"),
+    ("host-whitelist", words, "host_whitelist", "names asked for in plain HTTP, * for all (all; few on loopback)"),
+    ("enable-ui", boolean, "enable_ui", "serve the dashboard on the client ports, at /ui/ (true)"),
+)
+
+_AUTH = _settings(
+    "Auth",
+    ("auth-token", string, "auth_token", "simple, or jwt,pub-key=FILE,priv-key=FILE,sign-method=RS256,... (simple)"),
+    ("auth-token-ttl", unsigned, "auth_token_ttl_s", "seconds that a simple token lives unused (300)"),
+    ("bcrypt-cost", unsigned, "bcrypt_cost", "cost of hashes of passwords, 4 to 31 (10)"),
+    ("auth-min-password-length", unsigned, "auth_min_password_length", "characters of a new password (0: any)"),
+)
+
+_RECOVERY = _settings(
+    "Recovery",
+    ("wal-archive-dir", string, "wal_archive_dir", "directory that closed segments of the log are copied to"),
+    ("wal-archive-command", string, "wal_archive_command", "command for each: %p is its path, %f its name"),
+    ("wal-archive-timeout", duration, "wal_archive_timeout_s", "longest wait in the open segment, 0 for ever (5m)"),
+    ("wal-archive-held-bytes", integer, "wal_archive_held_bytes", "what may wait for the archive (4294967296)"),
 )
 
 _TRAINING = _settings(
@@ -174,23 +255,55 @@ _TRAINING = _settings(
 
 _MONITORING = _settings(
     "Monitoring and logging",
+    ("feature-gates", feature_gates, "feature_gates", "GATE=true|false,... : InitialCorruptCheck, CompactHashCheck"),
+    ("corrupt-check-time", duration, "corrupt_check_time_s", "time between comparisons of all members (0: none)"),
+    ("compact-hash-check-time", duration, "compact_hash_check_time_s", "the same at compacted revisions (1m)"),
+    ("experimental-initial-corrupt-check", boolean, "initial_corrupt_check", "as gate InitialCorruptCheck (false)"),
+    ("experimental-compact-hash-check-enabled", boolean, "compact_hash_check", "as gate CompactHashCheck (false)"),
+    ("enable-pprof", boolean, "enable_pprof", "answer /debug/pprof/ on the client ports (false)"),
     ("log-level", string, "log_level", "debug, info, warn, error, panic or fatal (info)"),
     ("log-format", string, "log_format", "json or console (json)"),
     ("log-outputs", words, "log_outputs", "default, stderr, stdout or files (default)"),
+    ("enable-log-rotation", boolean, "log_rotation", "rotate the one file of --log-outputs (false)"),
+    (
+        "log-rotation-config-json",
+        string,
+        "log_rotation_json",
+        'how: {"maxsize": 100 (MiB), "maxage": 0 (days), "maxbackups": 0, "localtime": false, "compress": false}',
+    ),
+)
+
+_TRACING = _settings(
+    "Tracing",
+    ("enable-distributed-tracing", boolean, "tracing.enabled", "send spans to a collector; extra 'tracing' (false)"),
+    ("distributed-tracing-address", string, "tracing.address", "where it takes OTLP over gRPC (localhost:4317)"),
+    ("distributed-tracing-service-name", string, "tracing.service_name", "service.name of the spans (etcd)"),
+    ("distributed-tracing-instance-id", string, "tracing.instance_id", "service.instance.id, one a member (none)"),
+    (
+        "distributed-tracing-sampling-rate",
+        integer,
+        "tracing.sampling_rate",
+        "traces begun here, of a million calls without one (0: clients' alone)",
+    ),
 )
 
 _UNSAFE = _settings(
     "Unsafe",
     ("unsafe-no-fsync", boolean, "unsafe_no_fsync", "never wait for the disk: loses data"),
+    ("force-new-cluster", boolean, "force_new_cluster", "go on alone, all others removed: for a quorum lost for good"),
 )
 
 _ALIASES = {
+    "experimental-corrupt-check-time": "corrupt-check-time",
+    "experimental-compact-hash-check-time": "compact-hash-check-time",
     "experimental-snapshot-catchup-entries": "snapshot-catchup-entries",
     "experimental-compaction-batch-limit": "compaction-batch-limit",
     "experimental-compaction-sleep-interval": "compaction-sleep-interval",
     "experimental-max-learners": "max-learners",
+    "experimental-peer-skip-client-san-verification": "peer-skip-client-san-verification",
     "experimental-watch-progress-notify-interval": "watch-progress-notify-interval",
     "experimental-wait-cluster-ready-timeout": "wait-cluster-ready-timeout",
+    **{f"experimental-{name}": name for name in (flag.name for flag in _TRACING)},
 }
 
 
@@ -201,21 +314,17 @@ def _idle(parse: Callable[[str], Any], *names: str, allowed: tuple[Any, ...] = (
 _IDLE = [
     # Segments of the log go as soon as nothing needs them, and there are no snapshot files.
     *_idle(unsigned, "max-snapshots", "max-wals"),
-    *_idle(boolean, "enable-pprof", allowed=(False,)),
-    *_idle(choice("basic", "extensive"), "metrics", allowed=("basic",)),
     *_idle(string, "logger", allowed=("zap",)),
     # Certificates of etcd's HTTP gateway for calling itself.
     *_idle(string, "client-cert-file", "client-key-file"),
-    *_idle(string, "backend-bbolt-freelist-type", "v2-deprecation", "discovery-fallback", "log-rotation-config-json"),
+    *_idle(string, "backend-bbolt-freelist-type", "v2-deprecation", "discovery-fallback"),
     *_idle(boolean, "socket-reuse-port", "socket-reuse-address", "enable-grpc-gateway"),
     *_idle(duration, "raft-read-timeout", "raft-write-timeout"),
     *_idle(duration, "warning-apply-duration", "experimental-warning-apply-duration"),
     *_idle(duration, "warning-unary-request-duration", "experimental-warning-unary-request-duration"),
     *_idle(duration, "downgrade-check-time", "experimental-downgrade-check-time"),
-    *_idle(duration, "compact-hash-check-time", "experimental-compact-hash-check-time"),
     *_idle(boolean, "memory-mlock", "experimental-memory-mlock", "experimental-txn-mode-write-with-shared-buffer"),
     *_idle(unsigned, "bootstrap-defrag-threshold-megabytes", "experimental-bootstrap-defrag-threshold-megabytes"),
-    *_idle(unsigned, "self-signed-cert-validity", "bcrypt-cost", "auth-token-ttl"),
     *_idle(string, "cluster-active-size", "cluster-remove-delay", "cluster-sync-interval", "config", "force"),
     *_idle(string, "max-result-buffer", "max-retry-attempts", "peer-heartbeat-interval", "peer-election-timeout"),
     *_idle(string, "retry-interval", "snapshot", "v", "vv"),
@@ -235,24 +344,11 @@ _REFUSED = [
     *_refused(duration, (6.0,), "discovery-keepalive-timeout"),
     *_refused(boolean, (True,), "discovery-insecure-transport"),
     *_refused(boolean, (False,), "discovery-insecure-skip-tls-verify"),
-    *_refused(boolean, (False,), "auto-tls", "peer-auto-tls", "enable-v2", "enable-log-rotation"),
-    *_refused(boolean, (False,), "force-new-cluster"),
-    *_refused(boolean, (False,), "peer-skip-client-san-verification"),
-    *_refused(boolean, (False,), "experimental-peer-skip-client-san-verification"),
-    *_refused(boolean, (False,), "experimental-initial-corrupt-check", "experimental-compact-hash-check-enabled"),
+    *_refused(boolean, (False,), "enable-v2"),
     *_refused(boolean, (False,), "experimental-enable-lease-checkpoint"),
     *_refused(boolean, (False,), "experimental-enable-lease-checkpoint-persist"),
     *_refused(boolean, (False,), "experimental-stop-grpc-service-on-defrag"),
-    *_refused(boolean, (False,), "enable-distributed-tracing", "experimental-enable-distributed-tracing"),
-    *_refused(string, ("localhost:4317",), "distributed-tracing-address", "experimental-distributed-tracing-address"),
-    *_refused(string, ("etcd",), "distributed-tracing-service-name", "experimental-distributed-tracing-service-name"),
-    *_refused(string, ("",), "distributed-tracing-instance-id", "experimental-distributed-tracing-instance-id"),
-    *_refused(integer, (0,), "distributed-tracing-sampling-rate", "experimental-distributed-tracing-sampling-rate"),
-    *_refused(duration, (0.0,), "corrupt-check-time", "experimental-corrupt-check-time"),
-    *_refused(string, ("",), "client-crl-file", "peer-crl-file", "cipher-suites", "feature-gates"),
-    *_refused(string, ("",), "client-cert-allowed-hostname", "peer-cert-allowed-cn", "peer-cert-allowed-hostname"),
     *_refused(string, ("",), "listen-client-http-urls", "experimental-enable-v2v3"),
-    *_refused(string, ("simple",), "auth-token"),
     *_refused(string, ("off",), "proxy"),
     *_refused(unsigned, (5000,), "proxy-failure-wait", "proxy-write-timeout"),
     *_refused(unsigned, (30000,), "proxy-refresh-interval"),
@@ -260,7 +356,10 @@ _REFUSED = [
     *_refused(unsigned, (0,), "proxy-read-timeout"),
 ]
 
-_ROWS = [*_MEMBER, *_CLUSTERING, *_SECURITY, *_TRAINING, *_MONITORING, *_UNSAFE, *_IDLE, *_REFUSED]
+_ROWS = [
+    *(*_MEMBER, *_CLUSTERING, *_SECURITY, *_AUTH, *_RECOVERY, *_TRAINING, *_MONITORING, *_TRACING, *_UNSAFE),
+    *(*_IDLE, *_REFUSED),
+]
 FLAGS: Final[dict[str, ServerFlag]] = {flag.name: flag for flag in _ROWS}
 FLAGS.update({alias: FLAGS[name] for alias, name in _ALIASES.items()})
 

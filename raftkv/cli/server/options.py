@@ -12,20 +12,27 @@ value only after ``=``; the first word that is no flag is an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from raftkv.cli.exits import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
-from raftkv.cli.server.flags import BOOLEANS, FLAGS, IDLE, REFUSED, duration
-from raftkv.config import ServerConfig, TLSFiles
+from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, duration
+from raftkv.cli.server.rotation import read_rotation
+from raftkv.config import ServerConfig, TLSFiles, Tracing
 from raftkv.errors import ConfigError
+from raftkv.server.exposure import exposures, hardened, refusal
 
 ENVIRONMENT_PREFIX = "ETCD_"
 # Read by etcd itself or set by its packages; no flags.
 _OTHER_ENVIRONMENT = {"ETCD_UNSUPPORTED_ARCH", "ETCD_VERSION", "ETCD_CONFIG_FILE"}
+_PARTS: dict[str, Callable[..., Any]] = {"client_tls": TLSFiles, "peer_tls": TLSFiles, "tracing": Tracing}
+"""Fields of the configuration that are values of several settings."""
+_DEPTH_MAX: Final = 64
+"""Levels of a configuration file; settings need two."""
+
 _TLS_SECTIONS = {"client-transport-security": "", "peer-transport-security": "peer-"}
 
 
@@ -39,12 +46,19 @@ class Options:
     version: bool = False
 
 
-def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Options:
+Complete = Callable[[dict[str, str]], None]
+"""Adds the text of flags that are not given."""
+
+
+def read_options(
+    words: Sequence[str], environment: Mapping[str, str], complete: Complete = lambda texts: None
+) -> Options:
     """Read everything that configures a member.
 
     Arguments:
         words: the command line after the program's name.
         environment: the process environment.
+        complete: adds what nobody gave; it sees the text of each flag that somebody did.
 
     Raises:
         CommandError: one line for the user; code 2 for a flag that cannot be read, else 1.
@@ -61,8 +75,14 @@ def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Option
             texts = _read_file(path, warnings)
         else:
             texts = {**_read_environment(environment, given, warnings), **given}
+        complete(texts)
         values = _convert(texts, warnings, from_file=bool(path))
+        _apply_own_certificates(values, warnings)
         config = _make_config(values, from_file=bool(path))
+        if config.secure:
+            config = hardened(config)
+            if open_to_strangers := exposures(config):
+                raise ConfigError(refusal(open_to_strangers))
     except ConfigError as error:
         raise CommandError(str(error), ERROR) from None
     if config.quota_is_large:
@@ -147,9 +167,13 @@ def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
     try:
+        _check_depth(text)
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    # PyYAML lets these out for dates and numbers that there are not, and for brackets in brackets.
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{path}: it cannot be read as YAML: {type(error).__name__}: {error}") from None
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -162,6 +186,17 @@ def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
             else:
                 warnings.append(f"{path}: unknown setting {name!r} is ignored")
     return texts
+
+
+def _check_depth(text: str) -> None:
+    """Refuse brackets in brackets in brackets: reading them takes time that grows with the square of their depth."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEPTH_MAX:
+            raise ValueError(f"more than {_DEPTH_MAX} levels")
 
 
 def _file_entry(key: str, value: Any) -> list[tuple[str, Any]]:
@@ -216,22 +251,49 @@ def _convert(texts: Mapping[str, str], warnings: list[str], *, from_file: bool) 
 
 def _make_config(values: dict[str, Any], *, from_file: bool) -> ServerConfig:
     _apply_retention(values)
-    tls: dict[str, Any] = {
-        kind: TLSFiles(**{key.split(".")[1]: values.pop(key) for key in list(values) if key.startswith(f"{kind}.")})
-        for kind in ("client_tls", "peer_tls")
+    _apply_gates(values)
+    text = values.pop("log_rotation_json", "{}")
+    values["log_rotation"] = read_rotation(text) if values.get("log_rotation") else None
+    parts: dict[str, Any] = {
+        kind: made(**{key.split(".")[1]: values.pop(key) for key in list(values) if key.startswith(f"{kind}.")})
+        for kind, made in _PARTS.items()
     }
     default = ServerConfig()
     if "listen_client_urls" in values and not from_file:
         values.setdefault("advertise_client_urls", ())
-    for name in ("cors", "host_whitelist"):
-        values[name] = values.get(name) or ("*",)
     values["tls_min_version"] = values.get("tls_min_version") or default.tls_min_version
     name = values.get("name", default.name)
     values["data_dir"] = values.get("data_dir") or f"{name}.etcd"
     if values.get("initial_cluster", default.initial_cluster) == default.initial_cluster and name != default.name:
         advertised = values.get("initial_advertise_peer_urls", default.initial_advertise_peer_urls)
         values["initial_cluster"] = ",".join(f"{name}={url}" for url in advertised)
-    return replace(default, **values, **tls)
+    return replace(default, **values, **parts)
+
+
+def _apply_own_certificates(values: dict[str, Any], warnings: list[str]) -> None:
+    """A certificate that is given is the one that is shown, as in etcd."""
+    for kind, flag in (("client_tls", "auto-tls"), ("peer_tls", "peer-auto-tls")):
+        if values.get(f"{kind}.self_signed") and values.get(f"{kind}.cert_file"):
+            del values[f"{kind}.self_signed"]
+            warnings.append(f"--{flag} is ignored: a certificate is given")
+
+
+def _apply_gates(values: dict[str, Any]) -> None:
+    """``feature-gates`` sets what flags of older versions set, too; not both.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    for gate, is_on in values.pop("feature_gates", {}).items():
+        field_name = GATE_FIELDS[gate]
+        if field_name in values:
+            flag = next(name for name, flag in FLAGS.items() if flag.field == field_name)
+            raise ConfigError(
+                f"cannot specify both flags: --{flag}={str(values[field_name]).lower()} and "
+                f"--feature-gates={gate}={str(is_on).lower()} at the same time, "
+                f"please just use --feature-gates={gate}={str(is_on).lower()}"
+            )
+        values[field_name] = is_on
 
 
 def _apply_retention(values: dict[str, Any]) -> None:

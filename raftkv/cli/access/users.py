@@ -1,0 +1,152 @@
+"""``auth enable|disable|status`` and ``user``, with the words and exit codes of etcdctl.
+
+Owns how passwords are asked for: twice on the terminal, not shown; without a terminal, or with
+``--interactive=false``, as lines of standard input. A password on the command line can be read by everybody on the
+machine; etcdctl has it, so it is here too.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from raftkv.cli.ctl.session import ask_password, open_session
+from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
+from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.output.printer import write_line
+from raftkv.client import Client
+from raftkv.client.rpc import methods
+from raftkv.errors import RootRoleNotExistError
+from raftkv.pb import rpc_pb2
+
+
+def auth_enable(invocation: Invocation) -> None:
+    """Ask for users from now on; the user root is given the role root if it lacks it."""
+    _no_arguments(invocation, "auth enable command does not accept any arguments")
+    session = open_session(invocation)
+
+    async def enable(client: Client) -> None:
+        async def call(method: Any, request: Any) -> None:
+            await client.call(method, request, timeout_s=session.timeout_s)
+
+        try:
+            await call(methods.AUTH_ENABLE, rpc_pb2.AuthEnableRequest())
+        except RootRoleNotExistError:
+            await call(methods.ROLE_ADD, rpc_pb2.AuthRoleAddRequest(name="root"))
+            await call(methods.USER_GRANT_ROLE, rpc_pb2.AuthUserGrantRoleRequest(user="root", role="root"))
+            await call(methods.AUTH_ENABLE, rpc_pb2.AuthEnableRequest())
+
+    session.run(enable)
+    write_line("Authentication Enabled")
+
+
+def auth_disable(invocation: Invocation) -> None:
+    """Ask for users no longer."""
+    _no_arguments(invocation, "auth disable command does not accept any arguments")
+    open_session(invocation).call(methods.AUTH_DISABLE, rpc_pb2.AuthDisableRequest())
+    write_line("Authentication Disabled")
+
+
+def auth_status(invocation: Invocation) -> None:
+    """Print whether users are asked for."""
+    _no_arguments(invocation, "auth status command does not accept any arguments")
+    session = open_session(invocation)
+    session.printer.auth_status(session.call(methods.AUTH_STATUS, rpc_pb2.AuthStatusRequest()))
+
+
+def user_add(invocation: Invocation) -> None:
+    """Add a user."""
+    name = _name(invocation, "user add command requires user name as its argument")
+    session = open_session(invocation)
+    request = rpc_pb2.AuthUserAddRequest(name=name)
+    if invocation["no-password"]:
+        request.options.no_password = True
+    elif invocation["new-user-password"]:
+        request.password = invocation["new-user-password"]
+    else:
+        request.name, separator, inline = name.partition(":")
+        if separator and not request.name:
+            raise CommandError("empty user name is not allowed", BAD_ARGUMENTS)
+        request.password = inline if separator else _new_password(invocation, name)
+    session.printer.user_changed(f"User {request.name} created", session.call(methods.USER_ADD, request))
+
+
+def user_delete(invocation: Invocation) -> None:
+    """Delete a user."""
+    name = _name(invocation, "user delete command requires user name as its argument")
+    session = open_session(invocation)
+    answer = session.call(methods.USER_DELETE, rpc_pb2.AuthUserDeleteRequest(name=name))
+    session.printer.user_changed(f"User {name} deleted", answer)
+
+
+def user_get(invocation: Invocation) -> None:
+    """Print the roles of a user, with ``--detail`` what they may do."""
+    name = _name(invocation, "user get command requires user name as its argument")
+    session = open_session(invocation)
+    answer = session.call(methods.USER_GET, rpc_pb2.AuthUserGetRequest(name=name))
+    if not invocation["detail"]:
+        session.printer.user_get(name, answer)
+        return
+    write_line(f"User: {name}")
+    for role in answer.roles:
+        write_line("")
+        session.printer.role_get(role, session.call(methods.ROLE_GET, rpc_pb2.AuthRoleGetRequest(role=role)))
+
+
+def user_list(invocation: Invocation) -> None:
+    """Print the names of all users."""
+    _no_arguments(invocation, "user list command requires no arguments")
+    session = open_session(invocation)
+    session.printer.user_list(session.call(methods.USER_LIST, rpc_pb2.AuthUserListRequest()))
+
+
+def user_passwd(invocation: Invocation) -> None:
+    """Give a user another password."""
+    name = _name(invocation, "user passwd command requires user name as its argument")
+    session = open_session(invocation)
+    request = rpc_pb2.AuthUserChangePasswordRequest(name=name, password=_new_password(invocation, name))
+    session.printer.user_changed("Password updated", session.call(methods.USER_CHANGE_PASSWORD, request))
+
+
+def user_grant_role(invocation: Invocation) -> None:
+    """Give a user a role."""
+    user, role = _user_and_role(invocation, "user grant command requires user name and role name as its argument")
+    session = open_session(invocation)
+    answer = session.call(methods.USER_GRANT_ROLE, rpc_pb2.AuthUserGrantRoleRequest(user=user, role=role))
+    session.printer.user_changed(f"Role {role} is granted to user {user}", answer)
+
+
+def user_revoke_role(invocation: Invocation) -> None:
+    """Take a role from a user."""
+    user, role = _user_and_role(invocation, "user revoke-role requires user name and role name as its argument")
+    session = open_session(invocation)
+    answer = session.call(methods.USER_REVOKE_ROLE, rpc_pb2.AuthUserRevokeRoleRequest(name=user, role=role))
+    session.printer.user_changed(f"Role {role} is revoked from user {user}", answer)
+
+
+def _new_password(invocation: Invocation, name: str) -> str:
+    if not invocation["interactive"]:
+        return sys.stdin.readline().rstrip("\n")
+    password = ask_password(f"Password of {name}: ")
+    if not password:
+        raise CommandError("empty password", BAD_ARGUMENTS)
+    if ask_password(f"Type password of {name} again for confirmation: ") != password:
+        raise CommandError("given passwords are different", BAD_ARGUMENTS)
+    return password
+
+
+def _no_arguments(invocation: Invocation, text: str) -> None:
+    if invocation.arguments:
+        raise CommandError(text, BAD_ARGUMENTS)
+
+
+def _name(invocation: Invocation, text: str) -> str:
+    if len(invocation.arguments) != 1:
+        raise CommandError(text, BAD_ARGUMENTS)
+    return invocation.arguments[0]
+
+
+def _user_and_role(invocation: Invocation, text: str) -> tuple[str, str]:
+    if len(invocation.arguments) != 2:
+        raise CommandError(text, BAD_ARGUMENTS)
+    return invocation.arguments[0], invocation.arguments[1]

@@ -1,0 +1,17 @@
+"""``raftkv backup``: snapshots of a cluster, each verified by restoring it, at any URL that fsspec knows.
+
+    member --snapshot--> local file --upload--> NAME.db.part --read back, restored, hashed--> NAME.db --> NAME.json
+
+    command   words, the schedule, what is printed and the exit codes
+    take      which member is asked, the file, and the hash that it must have
+    place     the URL: temporary names, final names, errors in one line
+    manifest  what is known of one backup, and which are not needed any more
+    verify    a file restored into a temporary directory, and its hash
+
+Laws: a backup exists when its manifest does, and that is written last; so a backup that was killed at any moment is
+none. What was uploaded is what is verified, by the hash that a member gives for that revision. The newest verified
+backup is never deleted. A comparison that could not be made is a failure.
+
+Example: ``raftkv backup file:///var/backups/raftkv --every 1h --keep 24 --endpoints a:2379,b:2379,c:2379``.
+Leaves out: the log archive (``--wal-archive-dir`` of a member), which fills the time between two backups.
+"""

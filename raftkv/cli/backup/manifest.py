@@ -1,0 +1,103 @@
+"""What is known of one backup, and the rule which backups are deleted. Pure.
+
+>>> one = Manifest("raftkv-20261122T183000Z-00000000000000ff", 0.0, 255, -1, 7, 301, 4096, "ab", 1, 2, "h:2379", 1.0)
+>>> Manifest.parse(one.text()) == one
+True
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+FORMAT: Final = 1
+DATA_SUFFIX: Final = ".db"
+MANIFEST_SUFFIX: Final = ".json"
+PART_SUFFIX: Final = ".part"
+_NAME: Final = re.compile(r"raftkv-(\d{8}T\d{6}Z)-[0-9a-f]{16}")
+_TIME: Final = "%Y%m%dT%H%M%SZ"
+DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One verified backup.
+
+    Attributes:
+        name: of its files, without their suffixes.
+        taken_s: when it was taken, seconds since the epoch.
+        revision, compact_revision, hash: of the history in it (HashKV).
+        index: of the last entry of the log that is in it; archived segments before are of no use to it.
+        size_bytes, sha256: of the file, the hash in hexadecimal.
+        cluster_id, member_id, endpoint: whose it is and who gave it.
+        verified_s: when it was last verified.
+    """
+
+    name: str
+    taken_s: float
+    revision: int
+    compact_revision: int
+    hash: int
+    index: int
+    size_bytes: int
+    sha256: str
+    cluster_id: int
+    member_id: int
+    endpoint: str
+    verified_s: float
+
+    def text(self) -> str:
+        """Return what is written."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> Manifest:
+        """Return what was written.
+
+        Raises:
+            ValueError: it is no manifest, or one of a later version.
+        """
+        try:
+            fields = json.loads(text)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+            raise ValueError(f"it has another format than {FORMAT}")
+        try:
+            return cls(**fields)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+
+def name_of(taken_s: float, revision: int) -> str:
+    """Return the name of a backup; names sort in the order of time."""
+    return f"raftkv-{datetime.fromtimestamp(taken_s, UTC).strftime(_TIME)}-{revision:016x}"
+
+
+def time_of(file_name: str) -> float | None:
+    """Return when the backup of a file was taken, in seconds since the epoch; None: it is no file of a backup."""
+    match = _NAME.match(file_name)
+    return datetime.strptime(match[1], _TIME).replace(tzinfo=UTC).timestamp() if match else None
+
+
+def not_needed(backups: Sequence[Manifest], keep: int, keep_days: float, now_s: float) -> list[Manifest]:
+    """Return the backups that the rules let go; never the newest.
+
+    Arguments:
+        backups: all that are verified.
+        keep: newest to keep; 0: this rule keeps none.
+        keep_days: age up to which they are kept; 0: this rule keeps none. Without either rule all are kept.
+        now_s: the time, in seconds since the epoch.
+    """
+    if not keep and not keep_days:
+        return []
+    newest_first = sorted(backups, key=lambda one: one.taken_s, reverse=True)
+    return [
+        one
+        for number, one in enumerate(newest_first)
+        if number >= max(keep, 1) and now_s - one.taken_s >= keep_days * DAY_S
+    ]

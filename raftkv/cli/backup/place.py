@@ -1,0 +1,160 @@
+"""Where backups are: a URL of fsspec (``file:``, ``memory:``, ``s3:`` and what else is installed).
+
+Owns the order of steps that makes a file appear whole: it is written under a name that ends in ``.part``, and then gets
+its own. On local disks both are synced. Whatever a file system raises becomes one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from raftkv.checkpoint.storage.filesystems import describe, open_url, sync
+from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest, time_of
+from raftkv.cli.exits import CommandError
+from raftkv.errors import ConfigError
+
+CHUNK_BYTES: Final = 1 << 20
+LEFT_OVER_S: Final = 86_400.0
+"""Age at which a file without a manifest is taken for one that nobody finishes any more."""
+
+Advance = Callable[[int], None]
+"""Told of bytes that were copied."""
+
+
+class Place:
+    """The files below one URL.
+
+    Arguments:
+        url: of a directory; it is made by the first file.
+
+    Raises:
+        CommandError: fsspec is not installed, or knows no such URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            self._fs, self._root, self._is_local = open_url(url, extra="backup")
+        except ConfigError as error:
+            raise CommandError(str(error)) from error
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except CommandError:
+            raise
+        # Each file system has errors of its own, and most say nothing of the URL.
+        except Exception as error:
+            raise CommandError(f"cannot {what} {self.url}: {describe(error)}") from error
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def names(self) -> list[str]:
+        """Return the names of all files, sorted; none if there is no such directory."""
+        with self._named("list"):
+            self._fs.invalidate_cache()
+            try:
+                found = self._fs.ls(self._root, detail=False)
+            except FileNotFoundError:
+                return []
+            return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
+    def upload(self, source: Path, name: str, advance: Advance = lambda size: None) -> None:
+        """Copy a file to ``NAME.part``."""
+        with self._named("write to"):
+            self._fs.makedirs(self._root, exist_ok=True)
+            with source.open("rb") as reader, self._fs.open(self._path(name + PART_SUFFIX), "wb") as writer:
+                _copy(reader, writer, advance)
+            self._sync(name + PART_SUFFIX)
+
+    def finish(self, name: str) -> None:
+        """Give ``NAME.part`` its name."""
+        with self._named("write to"):
+            self._fs.mv(self._path(name + PART_SUFFIX), self._path(name))
+            self._sync_names()
+
+    def write(self, name: str, text: str) -> None:
+        """Write a small file."""
+        with self._named("write to"):
+            self._fs.makedirs(self._root, exist_ok=True)
+            with self._fs.open(self._path(name + PART_SUFFIX), "wb") as writer:
+                writer.write(text.encode())
+            self._sync(name + PART_SUFFIX)
+        self.finish(name)
+
+    def read(self, name: str) -> str:
+        """Return a small file."""
+        with self._named("read"):
+            return bytes(self._fs.cat_file(self._path(name))).decode()
+
+    def download(self, name: str, target: Path, advance: Advance = lambda size: None) -> None:
+        """Copy a file from here."""
+        with self._named("read"), self._fs.open(self._path(name), "rb") as reader, target.open("wb") as writer:
+            _copy(reader, writer, advance)
+
+    def delete(self, name: str) -> None:
+        """Delete a file, there or not."""
+        with self._named("delete in"):
+            try:
+                self._fs.rm_file(self._path(name))
+            except FileNotFoundError:
+                pass
+
+    def backups(self) -> list[Manifest]:
+        """Return the backups that are whole, oldest first.
+
+        Raises:
+            CommandError: a manifest cannot be read.
+        """
+        names = self.names()
+        there, found = set(names), []
+        for name in names:
+            if time_of(name) is None or not name.endswith(MANIFEST_SUFFIX):
+                continue
+            if name.removesuffix(MANIFEST_SUFFIX) + DATA_SUFFIX not in there:
+                continue  # killed while it was deleted
+            try:
+                found.append(Manifest.parse(self.read(name)))
+            except ValueError as error:
+                raise CommandError(f"cannot read {name} in {self.url}: {error}") from None
+        return found
+
+    def remove(self, backup: Manifest) -> None:
+        """Delete a backup, the manifest first: without it the rest is none."""
+        self.delete(backup.name + MANIFEST_SUFFIX)
+        self.delete(backup.name + DATA_SUFFIX)
+
+    def remove_leftovers(self, now_s: float) -> list[str]:
+        """Delete what backups left that were killed long ago; return the names."""
+        names = self.names()
+        whole = {name.removesuffix(MANIFEST_SUFFIX) for name in names if name.endswith(MANIFEST_SUFFIX)}
+        stems = {name.removesuffix(DATA_SUFFIX) for name in names if name.endswith(DATA_SUFFIX)}
+        left = []
+        for name in names:
+            taken_s = time_of(name)
+            stem = name.partition(".")[0]
+            is_whole = not name.endswith(PART_SUFFIX) and stem in whole and stem in stems
+            if taken_s is not None and not is_whole and now_s - taken_s > LEFT_OVER_S:
+                self.delete(name)
+                left.append(name)
+        return left
+
+    def _sync(self, name: str) -> None:
+        if self._is_local:
+            sync(self._path(name))
+            self._sync_names()
+
+    def _sync_names(self) -> None:
+        if self._is_local:
+            sync(self._root)
+
+
+def _copy(reader: Any, writer: Any, advance: Advance) -> None:
+    while chunk := reader.read(CHUNK_BYTES):
+        writer.write(chunk)
+        advance(len(chunk))

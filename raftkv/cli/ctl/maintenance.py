@@ -1,0 +1,131 @@
+"""``alarm list|disarm``, ``defrag``, ``move-leader`` and ``downgrade validate|enable|cancel``, as etcdctl has them."""
+
+from __future__ import annotations
+
+import sys
+
+from raftkv.cli.ctl.cluster import endpoints_of
+from raftkv.cli.ctl.session import failed, open_session
+from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.cli.goflags import values as govalues
+from raftkv.cli.goflags.command import Invocation
+from raftkv.client import Client
+from raftkv.client.rpc import methods
+from raftkv.errors import StatusError
+from raftkv.pb import rpc_pb2
+
+_Action = rpc_pb2.DowngradeRequest
+
+
+def alarm_list(invocation: Invocation) -> None:
+    """Print the alarms that are on."""
+    _no_arguments(invocation, "alarm list")
+    session = open_session(invocation)
+    session.printer.alarms(session.call(methods.ALARM, rpc_pb2.AlarmRequest()))
+
+
+def alarm_disarm(invocation: Invocation) -> None:
+    """Turn all alarms off and print which were on."""
+    _no_arguments(invocation, "alarm disarm")
+    session = open_session(invocation)
+
+    async def disarm(client: Client) -> rpc_pb2.AlarmResponse:
+        listed = await client.call(methods.ALARM, rpc_pb2.AlarmRequest(), timeout_s=session.timeout_s)
+        gone = rpc_pb2.AlarmResponse()
+        for alarm in listed.alarms:
+            request = rpc_pb2.AlarmRequest(
+                action=rpc_pb2.AlarmRequest.DEACTIVATE, memberID=alarm.memberID, alarm=alarm.alarm
+            )
+            answer = await client.call(methods.ALARM, request, timeout_s=session.timeout_s)
+            gone.alarms.extend(answer.alarms)
+        return gone
+
+    session.printer.alarms(session.run(disarm))
+
+
+def defrag(invocation: Invocation) -> None:
+    """Defragment each member in turn; go on after one that fails."""
+    session = open_session(invocation)
+    endpoints = endpoints_of(session, invocation)
+
+    async def defragment(client: Client) -> int:
+        failures = 0
+        for endpoint in endpoints:
+            request = rpc_pb2.DefragmentRequest()
+            try:
+                await client.call_at(endpoint, methods.DEFRAGMENT, request, timeout_s=session.timeout_s)
+            except StatusError as error:
+                failures += 1
+                for line in failed(error).details:
+                    print(f"raftkvctl: {line}", file=sys.stderr)
+                print(f"Failed to defragment etcd member[{endpoint}] ({error})", file=sys.stderr)
+            else:
+                print(f"Finished defragmenting etcd member[{endpoint}]", flush=True)
+        return failures
+
+    if session.run(defragment, endpoints):
+        raise CommandError("", ERROR)
+
+
+def move_leader(invocation: Invocation) -> None:
+    """Have the leader, which must be among the endpoints, hand over to another member."""
+    if len(invocation.arguments) != 1:
+        raise CommandError("move-leader command needs 1 argument", BAD_ARGUMENTS)
+    try:
+        target = govalues.parse_int(invocation.arguments[0], base=16, signed=False)
+    except ValueError as error:
+        raise CommandError(str(error), BAD_ARGUMENTS) from None
+    session = open_session(invocation)
+
+    async def move(client: Client) -> tuple[int, rpc_pb2.MoveLeaderResponse]:
+        for endpoint in session.endpoints:
+            status = await client.call_at(
+                endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=session.timeout_s
+            )
+            if status.header.member_id == status.leader:
+                request = rpc_pb2.MoveLeaderRequest(targetID=target)
+                answer = await client.call_at(endpoint, methods.MOVE_LEADER, request, timeout_s=session.timeout_s)
+                return status.leader, answer
+        endpoints = " ".join(session.endpoints)
+        raise CommandError(f"no leader endpoint given at [{endpoints}]", BAD_ARGUMENTS)
+
+    leader, answer = session.run(move)
+    session.printer.move_leader(leader, target, answer)
+
+
+def downgrade_validate(invocation: Invocation) -> None:
+    """Ask whether the cluster could be downgraded to a version."""
+    _downgrade(invocation, "validate", _Action.VALIDATE, _target(invocation))
+
+
+def downgrade_enable(invocation: Invocation) -> None:
+    """Begin a downgrade."""
+    _downgrade(invocation, "enable", _Action.ENABLE, _target(invocation))
+
+
+def downgrade_cancel(invocation: Invocation) -> None:
+    """Cancel the downgrade under way; words after the command are ignored, as by etcdctl."""
+    _downgrade(invocation, "cancel", _Action.CANCEL, "")
+
+
+def _target(invocation: Invocation) -> str:
+    if not invocation.arguments:
+        raise CommandError("TARGET_VERSION not provided", BAD_ARGUMENTS)
+    if len(invocation.arguments) > 1:
+        raise CommandError("too many arguments", BAD_ARGUMENTS)
+    if not invocation.arguments[0]:
+        raise CommandError("target version not provided", BAD_ARGUMENTS)
+    return invocation.arguments[0]
+
+
+def _downgrade(
+    invocation: Invocation, what: str, action: rpc_pb2.DowngradeRequest.DowngradeAction, version: str
+) -> None:
+    session = open_session(invocation)
+    answer = session.call(methods.DOWNGRADE, rpc_pb2.DowngradeRequest(action=action, version=version))
+    session.printer.downgrade(what, answer)
+
+
+def _no_arguments(invocation: Invocation, command: str) -> None:
+    if invocation.arguments:
+        raise CommandError(f"{command} command accepts no arguments", BAD_ARGUMENTS)

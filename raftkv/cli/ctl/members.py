@@ -1,0 +1,303 @@
+"""``member list|add|remove|update|promote``, with the words and exit codes of etcdctl, and ``member replace``.
+
+``member replace OLD NAME --peer-urls=URL`` is several steps, each of which may be the last that was done when it is run
+again: what is left to do is read from the members that the cluster lists.
+
+    no member has URL             NAME is added as a learner; what it is to be started with is printed
+    a learner has it              it is asked to take OLD's place until that is granted: it is started, and in sync
+    a voter has it, OLD is gone   nothing is left to do
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from raftkv import cluster_id
+from raftkv.cli.ctl.kv import is_serializable
+from raftkv.cli.ctl.session import Session, open_session, remark
+from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.cli.goflags import values as govalues
+from raftkv.cli.goflags.command import Invocation
+from raftkv.client import Client, Method
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.retry import is_transient
+from raftkv.errors import (
+    ConfChangeRefusedError,
+    ConfigError,
+    LearnerNotReadyError,
+    MemberNotFoundError,
+    StatusError,
+    UnhealthyError,
+)
+from raftkv.pb import admin_pb2, rpc_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+M = TypeVar("M", bound="Message")
+Show = Callable[[str, str], None]
+
+PAUSE_S: Final = 0.5
+"""Between two questions whether a learner may take a voter's place."""
+
+
+def member_list(invocation: Invocation) -> None:
+    """Print the members of the cluster."""
+    request = rpc_pb2.MemberListRequest(linearizable=not is_serializable(invocation))
+    session = open_session(invocation)
+    session.printer.member_list(session.call(methods.MEMBER_LIST, request))
+
+
+def member_add(invocation: Invocation) -> None:
+    """Add a member, and print the settings that it is to be started with."""
+    if not invocation.arguments:
+        raise CommandError("member name not provided", BAD_ARGUMENTS)
+    if len(invocation.arguments) > 1:
+        raise CommandError("too many arguments", BAD_ARGUMENTS)
+    urls = _peer_urls(invocation)
+    request = rpc_pb2.MemberAddRequest(peerURLs=urls, isLearner=invocation["learner"])
+    session = open_session(invocation)
+    answer = session.call(methods.MEMBER_ADD, request)
+    session.printer.member_add(invocation.arguments[0], invocation["peer-urls"], answer)
+
+
+def member_remove(invocation: Invocation) -> None:
+    """Remove a member."""
+    member_id = _member_id(invocation)
+    _change(invocation, methods.MEMBER_REMOVE, rpc_pb2.MemberRemoveRequest(ID=member_id), "removed from")
+
+
+def member_update(invocation: Invocation) -> None:
+    """Give a member other peer URLs."""
+    member_id = _member_id(invocation)
+    request = rpc_pb2.MemberUpdateRequest(ID=member_id, peerURLs=_peer_urls(invocation))
+    _change(invocation, methods.MEMBER_UPDATE, request, "updated in")
+
+
+def member_promote(invocation: Invocation) -> None:
+    """Make a learner a voter."""
+    member_id = _member_id(invocation)
+    _change(invocation, methods.MEMBER_PROMOTE, rpc_pb2.MemberPromoteRequest(ID=member_id), "promoted in")
+
+
+def member_replace(invocation: Invocation) -> None:
+    """Let a learner take the place of a voter; with ``--peer-urls`` one that is added first."""
+    if len(invocation.arguments) != 2:
+        raise CommandError(
+            "member replace needs two IDs: the voter that goes and the learner that comes, "
+            "or with --peer-urls the name of a new member",
+            BAD_ARGUMENTS,
+        )
+    old_id = _parsed_id(invocation.arguments[0])
+    if invocation["peer-urls"]:
+        _replace_by_new(invocation, old_id)
+        return
+    new_id = _parsed_id(invocation.arguments[1])
+    request = admin_pb2.MemberReplaceRequest(old_id=old_id, new_id=new_id)
+    session = open_session(invocation)
+    answer = session.call(methods.MEMBER_REPLACE, request)
+    _print_replaced(session, old_id, new_id, answer)
+
+
+def _print_replaced(session: Session, old_id: int, new_id: int, answer: Any) -> None:
+    session.printer.member_changed(old_id, f"replaced by {new_id:16x} in", answer)
+
+
+def _replace_by_new(invocation: Invocation, old_id: int) -> None:
+    name, urls, wait_s = invocation.arguments[1], _peer_urls(invocation), invocation["wait"]
+    session = open_session(invocation)
+
+    async def replace(client: Client) -> tuple[int, Any]:
+        replacement = Replacement(client, session, old_id, wait_s)
+        new_id, answer = await replacement.learner(name, urls)
+        if answer is None:
+            with _shown() as show:
+                answer = await replacement.take_place(new_id, show)
+        return new_id, answer
+
+    _print_replaced(session, old_id, *session.run(replace))
+
+
+class Replacement:
+    """A new member on its way into the place of a voter.
+
+    Arguments:
+        client, session: of the command.
+        old_id: of the voter.
+        wait_s: how long the new one may take to be started and in sync.
+    """
+
+    def __init__(self, client: Client, session: Session, old_id: int, wait_s: float) -> None:
+        self._client = client
+        self._session = session
+        self._old_id = old_id
+        self._wait_s = wait_s
+        self._deadline = time.monotonic() + wait_s
+
+    async def learner(self, name: str, urls: list[str]) -> tuple[int, Any]:
+        """Find the member with these peer URLs, or add it as a learner, and print what it is to be started with.
+
+        Arguments:
+            name, urls: of the new member.
+
+        Returns:
+            Its id; and the members, if it has taken the place already.
+
+        Raises:
+            CommandError, StatusError: it can never take that place.
+        """
+        listed = await self._list()
+        old, new = _by_id(listed.members, self._old_id), _with_urls(listed.members, urls)
+        if new is not None and not new.isLearner and old is None:
+            return new.ID, listed
+        if old is None:
+            raise MemberNotFoundError
+        if old.isLearner:
+            raise CommandError(f"member {old.ID:x} is a learner, it has no vote to give: remove it", ERROR)
+        if new is not None and not new.isLearner:
+            raise CommandError(f"member {new.ID:x} ({new.name}) with this peer URL is a voter already", ERROR)
+        if new is None:
+            added = await self._add(rpc_pb2.MemberAddRequest(peerURLs=urls, isLearner=True))
+            new_id = added.member.ID
+        else:
+            new_id, added = new.ID, rpc_pb2.MemberAddResponse(header=listed.header, member=new, members=listed.members)
+            remark(f"goes on with learner {new_id:x}, which was added before")
+        if new is None or not new.name:
+            self._session.printer.member_add(name, ",".join(urls), added)
+            sys.stdout.flush()
+        return new_id, None
+
+    async def take_place(self, new_id: int, show: Show | None) -> Any:
+        """Ask until the learner has taken the place; the answer, or the members if it had done so.
+
+        Arguments:
+            new_id: of the learner.
+            show: called with what is waited for, and how far that is; None: each step is a line.
+
+        Raises:
+            CommandError, StatusError: it cannot, or not in time.
+        """
+        request, told = admin_pb2.MemberReplaceRequest(old_id=self._old_id, new_id=new_id), ""
+        begun_at = time.monotonic()
+        while True:
+            try:
+                return await self._call(methods.MEMBER_REPLACE, request)
+            except StatusError as error:
+                reason = error
+            listed = await self._list_if_possible()
+            new = _by_id(listed.members, new_id)
+            if new is not None and not new.isLearner and _by_id(listed.members, self._old_id) is None:
+                return listed  # the answer of an earlier attempt was lost
+            if not _passes(reason):
+                raise reason
+            step = _step(new_id, new, reason)
+            if time.monotonic() >= self._deadline:
+                wait = govalues.format_duration(round(self._wait_s * 1e9))
+                raise CommandError(f"{step} took longer than --wait {wait}: run the same command again to go on", ERROR)
+            if show is not None:
+                show(step, await self._entries(new) or f"{time.monotonic() - begun_at:.0f} s")
+            elif step != told:
+                remark(step)
+            told = step
+            await asyncio.sleep(PAUSE_S)
+
+    async def _add(self, request: rpc_pb2.MemberAddRequest) -> rpc_pb2.MemberAddResponse:
+        """Ask for it; a cluster that just started takes nobody before its members are connected for a while."""
+        while True:
+            try:
+                return await self._call(methods.MEMBER_ADD, request)
+            except UnhealthyError:
+                if time.monotonic() >= self._deadline:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+
+    async def _entries(self, new: rpc_pb2.Member | None) -> str:
+        """How much of the log the learner has, if it says so."""
+        if new is None or not new.clientURLs:
+            return ""
+        try:
+            whole = await self._call(methods.STATUS, rpc_pb2.StatusRequest())
+            async with Client(list(new.clientURLs), self._session.options) as learner:
+                own = await learner.call(methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=PAUSE_S)
+        except (StatusError, ConfigError):
+            return ""
+        return f"{own.raftAppliedIndex:,} of {whole.raftIndex:,} entries"
+
+    async def _list(self) -> rpc_pb2.MemberListResponse:
+        return await self._call(methods.MEMBER_LIST, rpc_pb2.MemberListRequest(linearizable=True))
+
+    async def _list_if_possible(self) -> rpc_pb2.MemberListResponse:
+        try:
+            return await self._list()
+        except StatusError:
+            return rpc_pb2.MemberListResponse()
+
+    async def _call(self, method: Method[M], request: Any) -> M:
+        return await self._client.call(method, request, timeout_s=self._session.timeout_s)
+
+
+def _by_id(members: Iterable[rpc_pb2.Member], member_id: int) -> rpc_pb2.Member | None:
+    return next((member for member in members if member_id == member.ID), None)
+
+
+def _with_urls(members: Iterable[rpc_pb2.Member], urls: Iterable[str]) -> rpc_pb2.Member | None:
+    wanted = set(map(cluster_id.comparable, urls))
+    return next((member for member in members if set(map(cluster_id.comparable, member.peerURLs)) == wanted), None)
+
+
+def _passes(error: StatusError) -> bool:
+    return is_transient(error) or isinstance(error, LearnerNotReadyError | ConfChangeRefusedError)
+
+
+def _step(new_id: int, new: rpc_pb2.Member | None, reason: StatusError) -> str:
+    if not isinstance(reason, LearnerNotReadyError):
+        return f"waiting for the cluster ({reason})"
+    # A learner has no name before it has the data.
+    missing = "to be in sync" if new is not None and new.name else "to be started and to receive the data"
+    return f"waiting for learner {new_id:x} {missing}"
+
+
+@contextmanager
+def _shown() -> Iterator[Show | None]:
+    """Show on a terminal what is waited for."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield lambda step, progress: status.update(f"{step}: {progress}")
+
+
+def _change(invocation: Invocation, method: Method[Any], request: Any, done: str) -> None:
+    session = open_session(invocation)
+    session.printer.member_changed(request.ID, done, session.call(method, request))
+
+
+def _member_id(invocation: Invocation) -> int:
+    if len(invocation.arguments) != 1:
+        raise CommandError("member ID is not provided", BAD_ARGUMENTS)
+    return _parsed_id(invocation.arguments[0])
+
+
+def _parsed_id(text: str) -> int:
+    try:
+        return govalues.parse_int(text, base=16, signed=False)
+    except ValueError as error:
+        raise CommandError(f"bad member ID arg ({error}), expecting ID in Hex", BAD_ARGUMENTS) from None
+
+
+def _peer_urls(invocation: Invocation) -> list[str]:
+    text = invocation["peer-urls"]
+    if not text:
+        raise CommandError("member peer urls not provided", BAD_ARGUMENTS)
+    try:
+        cluster_id.parse_urls(text)
+    except ConfigError as error:
+        raise CommandError(str(error), ERROR) from None
+    return list(text.split(","))

@@ -1,0 +1,61 @@
+"""``snapshot save``: the state of one member in a file, as etcdctl saves it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from raftkv.cli.ctl.session import failed, open_session
+from raftkv.cli.exits import BAD_ARGUMENTS, INTERRUPTED, CommandError
+from raftkv.cli.goflags.command import Invocation
+from raftkv.client import Client
+from raftkv.client.rpc import methods
+from raftkv.client.snapshot import Progress, SavedSnapshot, save
+from raftkv.errors import StatusError, StorageError
+from raftkv.pb import rpc_pb2
+
+
+def snapshot_save(invocation: Invocation) -> None:
+    """Save the state of the endpoint's member to a file."""
+    if len(invocation.arguments) != 1:
+        raise CommandError("snapshot save expects one argument <filename>", BAD_ARGUMENTS)
+    session = open_session(invocation)
+    path = invocation.arguments[0]
+    if len(session.endpoints) != 1:
+        many = " ".join(session.endpoints)
+        raise CommandError(f"snapshot must be requested to one selected node, not multiple [{many}]", INTERRUPTED)
+    # Without the flag there is no limit: how long it takes depends on how much there is.
+    timeout_s = session.timeout_s if "command-timeout" in invocation.changed else None
+
+    async def fetch(client: Client) -> SavedSnapshot:
+        with _shown() as on_progress:
+            async with await client.stream(methods.SNAPSHOT, timeout_s=timeout_s) as stream:
+                await stream.send(rpc_pb2.SnapshotRequest())
+                stream.half_close()
+                try:
+                    return await save(stream, path, on_progress)
+                except StatusError as error:
+                    raise failed(error, INTERRUPTED) from None
+                except StorageError as error:
+                    raise CommandError(str(error), INTERRUPTED) from None
+
+    saved = session.run(fetch)
+    print(f"Snapshot saved at {path}")
+    if saved.version:
+        print(f"Server version {saved.version}")
+
+
+@contextmanager
+def _shown() -> Iterator[Progress | None]:
+    """Show on a terminal how far it is."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("snapshot", total=None)
+        yield lambda received, total: progress.update(task, completed=received, total=total)

@@ -1,0 +1,339 @@
+"""``raftkv join URL``: run a new member of a running cluster, from nothing but the client URL of any of its members.
+
+    cluster: MemberList  ->  added as a learner: MemberAdd  ->  started with --initial-cluster-state existing
+        ->  in sync: MemberPromote, asked until it is granted  ->  a voter, which goes on to serve
+
+Owns what the flags of ``raftkv`` would otherwise say: where this member listens (the address of this machine from which
+the URL is reached, ports 2380 and 2379), its name (the machine's) and the cluster. Every flag that is given counts
+instead.
+
+Whatever ends it, the same command goes on where it stood: data in the data directory are started as they are, and a
+learner with this member's peer URL that never started is this member. With ``--learner`` it is not promoted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from raftkv import cluster_id
+from raftkv.cli.exits import BAD_FLAGS, ERROR, CommandError
+from raftkv.cli.server.options import read_options
+from raftkv.client import Client, ClientOptions
+from raftkv.client.credentials import file_settings
+from raftkv.client.errors import EndpointsFailed
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.endpoints import Endpoint, parse_endpoint
+from raftkv.config import ServerConfig
+from raftkv.errors import (
+    ConfigError,
+    MemberNotFoundError,
+    MemberNotLearnerError,
+    RaftKVError,
+    StatusError,
+    UnhealthyError,
+)
+from raftkv.pb import rpc_pb2
+from raftkv.server.tls.context import client_context
+from raftkv.server.tls.ports import rules_of
+
+if TYPE_CHECKING:
+    from raftkv.server.member import Member
+
+PEER_PORT: Final = 2380
+CLIENT_PORT: Final = 2379
+CALL_TIMEOUT_S: Final = 5.0
+HEALTH_S: Final = 15.0
+"""Longest wait for all voters to be connected."""
+PAUSE_S: Final = 0.5
+"""Between two questions whether the member may vote."""
+
+USAGE: Final = """\
+Usage:
+  raftkv join URL [--learner] [flags]
+
+Run a new member of the cluster that has a member with the client URL. It is added as a learner, receives the data and
+votes as soon as it is in sync; with --learner it stays a replica. Run the same command again after any interruption.
+
+Where clients show certificates, RAFTKV_CERT and RAFTKV_KEY name the files of one, as for raftkvctl, until the member
+votes; where users are asked for, it is root's.
+
+Flags are those of raftkv. Without them the member listens at the address of this machine from which URL is reached, on
+ports 2380 (members) and 2379 (clients), and has the machine's name.
+
+Examples:
+  raftkv join http://10.0.0.1:2379 --insecure-peers
+  raftkv join http://127.0.0.1:2379 --name b --listen-peer-urls http://127.0.0.1:3380 \\
+    --listen-client-urls http://127.0.0.1:3379"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        config: of the member; the cluster is not in it yet.
+        url: of a member of the cluster, for clients.
+        tls: how to reach it, for https.
+        advice: what to do where the cluster does not take the certificate that is shown; empty: a client's is shown.
+        votes: whether the member is to be promoted.
+    """
+
+    config: ServerConfig
+    url: str
+    tls: ssl.SSLContext | None
+    votes: bool
+    advice: str = ""
+
+
+def main(words: Sequence[str]) -> int:
+    """Join, and serve until a signal or a failure.
+
+    Arguments:
+        words: the command line after ``join``.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        CommandError: one line: it could not join.
+    """
+    if not words or words[0].lstrip("-") in ("help", "h"):
+        print(USAGE)
+        return 0 if words else BAD_FLAGS
+    from raftkv.server.main import run
+    from raftkv.server.node.bootstrap import is_new
+
+    try:
+        plan = read_plan(words, os.environ)
+        config = asyncio.run(_added(plan)) if is_new(plan.config) else plan.config
+        return run(config, on_ready=_promotion(plan) if plan.votes else None)
+    except StatusError as error:
+        reason = _reason(error)
+        advice = plan.advice if "alert" in reason else ""
+        raise CommandError(f"join: {plan.url}: {reason}{advice}", ERROR) from None
+    except RaftKVError as error:
+        raise CommandError(f"join: {' '.join(str(error).split())}", ERROR) from None
+
+
+def read_plan(words: Sequence[str], environment: Mapping[str, str]) -> Plan:
+    """Read the command line, and settle what it does not say.
+
+    Arguments:
+        words: the command line after ``join``.
+        environment: of the process.
+
+    Raises:
+        CommandError, ConfigError: one line for the user.
+    """
+    url, *rest = words
+    if url.startswith("-"):
+        raise CommandError("join: the URL of a member comes first: raftkv join http://10.0.0.1:2379", BAD_FLAGS)
+    flags = [word for word in rest if word not in ("-learner", "--learner")]
+    endpoint = parse_endpoint(url)
+    options = read_options(flags, environment, partial(_complete, _address_towards(endpoint)))
+    for warning in options.warnings:
+        print(f"raftkv: {warning}", file=sys.stderr)
+    shown = file_settings(environment)
+    tls = _tls_context(options.config, endpoint, shown)
+    advice = "" if tls is None or "cert_file" in shown else "; name a client's certificate: RAFTKV_CERT, RAFTKV_KEY"
+    return Plan(options.config, url, tls, votes=len(flags) == len(rest), advice=advice)
+
+
+def _address_towards(endpoint: Endpoint) -> str:
+    """The address of this machine from which an endpoint is reached. No byte is sent for it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            host = str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"cannot find the way to {endpoint.text}: {error.strerror or error}") from None
+    return f"[{host}]" if ":" in host else host
+
+
+def _complete(host: str, texts: dict[str, str]) -> None:
+    """Say of a member what no flag says: its name, its URLs, and that its cluster exists."""
+    for name in ("initial-cluster", "initial-cluster-state", "force-new-cluster"):
+        if name in texts:
+            raise ConfigError(f"join: --{name} is not for a member that joins: the cluster says who it is")
+    texts["initial-cluster-state"] = "existing"
+    texts.setdefault("name", socket.gethostname())
+    for listen, advertise, certificate, port in (
+        ("listen-peer-urls", "initial-advertise-peer-urls", "peer-cert-file", PEER_PORT),
+        ("listen-client-urls", "advertise-client-urls", "cert-file", CLIENT_PORT),
+    ):
+        scheme = "https" if texts.get(certificate) else "http"
+        texts.setdefault(listen, f"{scheme}://{host}:{port}")
+        texts.setdefault(advertise, ",".join(_reachable(texts[listen].split(","), host)))
+
+
+def _reachable(urls: Iterable[str], host: str) -> tuple[str, ...]:
+    """Listened URLs as others reach them: all addresses of this machine stand for the one that is known."""
+    split = [cluster_id.split_url(url) for url in urls]
+    hosts = ("0.0.0.0", "::", "localhost")
+    return tuple(f"{scheme}://{host if name.strip('[]') in hosts else name}:{port}" for scheme, name, port in split)
+
+
+def _tls_context(config: ServerConfig, endpoint: Endpoint, shown: Mapping[str, str]) -> ssl.SSLContext | None:
+    """How to reach the cluster: by this member's authorities, with a client's certificate or else the member's own."""
+    if not endpoint.secure:
+        return None
+    # Never unverified, also where the new member will show a certificate that it makes for itself.
+    files = replace(config.client_tls, self_signed=False)
+    if "cert_file" in shown:
+        files = replace(files, client_cert_file=shown["cert_file"], client_key_file=shown.get("key_file", ""))
+    return client_context(files, rules_of(config))
+
+
+async def _added(plan: Plan) -> ServerConfig:
+    """Have the cluster know this member; the configuration with the cluster in it."""
+    config = plan.config
+    async with _voter(plan) as client:
+        answer = await client.call(
+            methods.MEMBER_LIST, rpc_pb2.MemberListRequest(linearizable=True), timeout_s=CALL_TIMEOUT_S
+        )
+        _say(f"cluster {answer.header.cluster_id:x} has {len(answer.members)} members: {_names(answer.members)}")
+        members, own = list(answer.members), _own(answer.members, config)
+        if own is not None and own.name:
+            raise ConfigError(
+                f"member {own.ID:x} ({own.name}) has run with this peer URL, and its data is not in {config.data_dir}: "
+                f"bring the data back, or let it go (raftkvctl member remove {own.ID:x}) and join again"
+            )
+        if own is not None:
+            _say(f"an earlier join had added this member already: {own.ID:x}")
+        if own is None:
+            _check_ports(config)
+            request = rpc_pb2.MemberAddRequest(peerURLs=config.initial_advertise_peer_urls, isLearner=True)
+            added = await _add(client, request)
+            members = list(added.members)
+            _say(f"added as learner {added.member.ID:x} at {','.join(added.member.peerURLs)}")
+    cluster = {f"{member.ID:x}": tuple(member.peerURLs) for member in members if not _is_own(member, config)}
+    cluster[config.name] = config.initial_advertise_peer_urls
+    return replace(config, initial_cluster=cluster_id.format_initial_cluster(cluster))
+
+
+@contextlib.asynccontextmanager
+async def _voter(plan: Plan) -> AsyncIterator[Client]:
+    """Make a client for a block of a member that votes: a learner answers nothing of what a join asks for.
+
+    A URL with a name for all members leads to learners too, and to the very member that joins.
+
+    Raises:
+        StatusError: nobody answers.
+    """
+    options = ClientOptions(tls=plan.tls, explain=True)
+    async with Client([plan.url], options) as client:
+        listed = await client.call(methods.MEMBER_LIST, rpc_pb2.MemberListRequest(), timeout_s=CALL_TIMEOUT_S)
+        learners = {member.ID for member in listed.members if member.isLearner}
+        if listed.header.member_id not in learners:
+            yield client
+            return
+    voters = [url for member in listed.members if member.ID not in learners for url in member.clientURLs]
+    async with Client(voters or [plan.url], options) as client:
+        yield client
+
+
+async def _add(client: Client, request: rpc_pb2.MemberAddRequest) -> rpc_pb2.MemberAddResponse:
+    """Ask for it; a cluster that just started takes nobody before its members are connected for a while."""
+    deadline = time.monotonic() + HEALTH_S
+    while True:
+        try:
+            return await client.call(methods.MEMBER_ADD, request, timeout_s=CALL_TIMEOUT_S)
+        except UnhealthyError:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(PAUSE_S)
+
+
+def _is_own(member: rpc_pb2.Member, config: ServerConfig) -> bool:
+    own = set(map(cluster_id.comparable, config.initial_advertise_peer_urls))
+    return own == set(map(cluster_id.comparable, member.peerURLs))
+
+
+def _own(members: Iterable[rpc_pb2.Member], config: ServerConfig) -> rpc_pb2.Member | None:
+    return next((member for member in members if _is_own(member, config)), None)
+
+
+def _check_ports(config: ServerConfig) -> None:
+    """Find an address that is in use before the cluster waits for this member there."""
+    with contextlib.ExitStack() as bound:
+        for url in (*config.listen_peer_urls, *config.listen_client_urls):
+            scheme, host, port = cluster_id.split_url(url)
+            if scheme.startswith("unix"):
+                continue
+            try:
+                bound.enter_context(socket.create_server((host, port), family=_family(host)))
+            except OSError as error:
+                raise ConfigError(f"cannot listen on {url}: {os.strerror(error.errno or 0)}") from None
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _promotion(plan: Plan) -> Callable[[Member], Awaitable[None]]:
+    async def promote(member: Member) -> None:
+        if member.node.settings.member_id in member.node.conf_state.voters:
+            return
+        said = ""
+        while True:
+            try:
+                async with _voter(plan) as client:
+                    await _until_promoted(client, member)
+                return
+            except StatusError as error:
+                if _reason(error) != said:
+                    said = _reason(error)
+                    _say(f"not promoted yet: {said}")
+            await asyncio.sleep(PAUSE_S)
+
+    return promote
+
+
+async def _until_promoted(client: Client, member: Member) -> None:
+    """Ask for the vote until it is granted; a line whenever the reason why not changes."""
+    member_id = member.node.settings.member_id
+    request, said = rpc_pb2.MemberPromoteRequest(ID=member_id), ""
+    while True:
+        try:
+            answer = await client.call(methods.MEMBER_PROMOTE, request, timeout_s=CALL_TIMEOUT_S)
+        except MemberNotLearnerError:
+            return
+        except MemberNotFoundError as error:
+            _say(f"not promoted: {error}")
+            return
+        except StatusError as error:
+            if _reason(error) != said:
+                said = _reason(error)
+                _say(f"not promoted yet: {said} ({member.node.applied} entries applied here)")
+            await asyncio.sleep(PAUSE_S)
+            continue
+        voters = sum(not each.isLearner for each in answer.members)
+        _say(f"member {member_id:x} votes now, one of {voters} voters")
+        return
+
+
+def _names(members: Iterable[rpc_pb2.Member]) -> str:
+    return ", ".join(f"{member.name or 'unstarted'} ({member.ID:x})" for member in members)
+
+
+def _reason(error: StatusError) -> str:
+    return (
+        "; ".join(f"{where}: {why}" for where, why in error.failures.items())
+        if isinstance(error, EndpointsFailed) and error.failures
+        else str(error)
+    )
+
+
+def _say(text: str) -> None:
+    print(f"raftkv join: {text}", flush=True)

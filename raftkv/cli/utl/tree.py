@@ -1,0 +1,135 @@
+"""The commands of raftkvutl: their names, flags, help and examples, and the functions that they run.
+
+Owns the tree. Leaves name their function as ``module:function``; see ``cli.goflags.command``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import click
+
+from raftkv.cli.goflags.command import Branch, Leaf
+from raftkv.cli.goflags.pflag import BOOL, INT, UINT, Flag
+from raftkv.cli.point_in_time import FLAGS as POINT_IN_TIME_FLAGS
+from raftkv.cli.utl.output import FORMATS
+
+NAME = "raftkvutl"
+COMPLETION_VARIABLE = "_RAFTKVUTL_COMPLETE"
+
+GLOBAL_FLAGS = (Flag("write-out", default="simple", usage="output format", short="w", choices=FORMATS),)
+
+
+_STATUS = """FILE is a snapshot that raftkvctl or etcdctl saved, or a database of etcd.  All of it is read.  The simple
+format is: hash, revision, total keys, total size, version."""
+_RESTORE = """Every member of the new cluster is restored from the same FILE, with flags of its own.  FILE may be of
+raftkv or of etcd 3.4 to 3.6.  Users and roles in it are kept."""
+
+
+def _snapshot_commands() -> list[click.Command]:
+    flags = (
+        Flag("data-dir", usage="directory to make; it does not exist or is empty (default NAME.raftkv)"),
+        Flag("wal-dir", usage="directory to make for the log (default: inside --data-dir)"),
+        Flag("name", default="default", usage="name of this member"),
+        Flag("initial-cluster", default="default=http://localhost:2380", usage="members of the new cluster"),
+        Flag("initial-cluster-token", default="etcd-cluster", usage="token of the new cluster"),
+        Flag("initial-advertise-peer-urls", default="http://localhost:2380", usage="peer URLs of this member"),
+        Flag("skip-hash-check", BOOL, usage="accept a file without its SHA-256, copied from a data directory of etcd"),
+        Flag("bump-revision", UINT, usage="make the revision this much higher than in the file"),
+        Flag("mark-compacted", BOOL, usage="compact all history; required with --bump-revision, and only with it"),
+        Flag("initial-memory-map-size", UINT, usage="accepted as etcdutl does, and not used"),
+        *POINT_IN_TIME_FLAGS,
+    )
+    children = [
+        _leaf("status", "snapshot:status", "FILE", "Check a snapshot file and print what is in it", (), _STATUS)(
+            "snapshot status backup.db", "snapshot status backup.db -w table"
+        ),
+        _leaf("restore", "snapshot:restore_directory", "FILE", "Make a data directory of a member", flags, _RESTORE)(
+            "snapshot restore old.db --data-dir new.raftkv",
+            "snapshot restore old.db --bump-revision 1000000 --mark-compacted",
+            "snapshot restore old.db --wal-archive-dir archive --to-revision 900",
+        ),
+    ]
+    return [Branch("snapshot", "Look at snapshot files, and restore them", children, GLOBAL_FLAGS)]
+
+
+def _database_commands() -> list[click.Command]:
+    directory = Flag("data-dir", usage="data directory of a member that does not run (required)")
+    rev = Flag("rev", INT, usage="hash the history up to this revision; 0 means all of it")
+    migration = (
+        directory,
+        Flag("target-version", usage="version whose format is wanted: X.Y, at least 3.5 (required)"),
+        Flag("force", BOOL, usage="accepted as etcdutl does; a format that cannot be written is refused all the same"),
+    )
+    migrate = "raftkv has one format so far, that of version 3.6."
+    return [
+        _leaf("hashkv", "files:hashkv", "FILE", "Print the hash of the history in a database", (rev,), _HASHKV)(
+            "hashkv default.raftkv", "hashkv db --rev 1000 -w json"
+        ),
+        _leaf("defrag", "files:defrag", "", "Write a database anew without its free pages", (directory,))(
+            "defrag --data-dir default.raftkv"
+        ),
+        _leaf("migrate", "files:migrate", "", "Bring data to the format of another version", migration, migrate)(
+            "migrate --data-dir default.raftkv --target-version 3.6"
+        ),
+    ]
+
+
+_HASHKV = """FILE is a snapshot, a database or a data directory.  The hash is the one that `raftkvctl endpoint
+hashkv` prints for that revision."""
+_WAL = "DIR is a data directory, or a directory with segments.  It is only read: the member may run."
+
+
+def _wal_commands() -> Branch:
+    flags = (
+        Flag("start", INT, usage="leave out the entries before this index"),
+        Flag("end", INT, usage="leave out the entries from this index on"),
+        Flag("json", BOOL, usage="print JSON, one object a record", ours=True),
+    )
+    verify = """Walks the whole chain of checksums and prints cluster, member, number and size of the segments, first
+and last index, term, commit index, last marker, and whether a crash left something at the end."""
+    children = [
+        _leaf("dump", "wal:dump", "DIR", "Print every record of a log", flags, _WAL)(
+            "wal dump default.raftkv", "wal dump default.raftkv --start 100 --end 200 --json"
+        ),
+        _leaf("verify", "wal:verify", "DIR", "Check a log from end to end", (), f"{verify}\n\n{_WAL}")(
+            "wal verify default.raftkv"
+        ),
+    ]
+    return Branch("wal", "Look at write-ahead logs", children, GLOBAL_FLAGS)
+
+
+def _about_commands() -> list[click.Command]:
+    shells = "bash|zsh|fish|powershell"
+    return [
+        _leaf("version", "about:version", "", "Print the version")("version"),
+        _leaf("completion", "about:completion", shells, "Print a completion script for a shell")(
+            "completion bash > /etc/bash_completion.d/raftkvutl"
+        ),
+    ]
+
+
+def _leaf(
+    name: str, target: str, usage: str, short: str, flags: Sequence[Flag] = (), details: str = ""
+) -> Callable[..., Leaf]:
+    """Return a command that only lacks its examples: the words after the program's name."""
+
+    def with_examples(*examples: str) -> Leaf:
+        return Leaf(
+            name,
+            f"raftkv.cli.utl.{target}",
+            usage=usage,
+            short=short,
+            flags=flags,
+            shared=GLOBAL_FLAGS,
+            details=details,
+            examples=examples,
+        )
+
+    return with_examples
+
+
+def make_tree() -> Branch:
+    """Make the tree of all commands."""
+    children = [*_snapshot_commands(), *_database_commands(), _wal_commands(), *_about_commands()]
+    return Branch(NAME, "Work on data directories that no member has open", children, GLOBAL_FLAGS)
