@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from raftkv import aio as aio
     from raftkv import errors as errors
+    from raftkv.client.endpoints import Endpoint as Endpoint
     from raftkv.client.errors import AuthenticationFailed as AuthenticationFailed
     from raftkv.client.errors import EndpointsFailed as EndpointsFailed
     from raftkv.client.errors import FenceLost as FenceLost
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from raftkv.client.local.cluster import local as local
     from raftkv.client.local.member import LocalClusterError as LocalClusterError
     from raftkv.client.sync.election import Term as Term
+    from raftkv.client.sync.endpoints import Endpoints as Endpoints
     from raftkv.client.sync.lease import Lease as Lease
     from raftkv.client.sync.library import Client as Client
     from raftkv.client.sync.library import connect as connect
@@ -67,10 +69,11 @@ if TYPE_CHECKING:
     from raftkv.errors import RaftKVError as RaftKVError
     from raftkv.errors import StatusError as StatusError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PLACES: Final = {
     "client.kv.compares": ("create_revision", "lease_of", "mod_revision", "value", "version"),
+    "client.endpoints": ("Endpoint",),
     "client.errors": (
         "AuthenticationFailed", "EndpointsFailed", "FenceLost", "LeaseLost", "LockLost", "LockNotFree", "TermLost",
         "TxnConflict", "WatchCanceled",
@@ -80,6 +83,7 @@ _PLACES: Final = {
     "client.kv.operations": ("delete", "get", "get_range", "put"),
     "client.sync.library": ("Client", "connect"),
     "client.sync.election": ("Term",),
+    "client.sync.endpoints": ("Endpoints",),
     "client.sync.lease": ("Lease",),
     "client.sync.lock": ("Lock",),
     "client.sync.session": ("Session",),

@@ -30,6 +30,7 @@ write has failed: True if it certainly did not happen.
 
 from __future__ import annotations
 
+from raftkv.client.endpoints import Endpoint, Endpoints
 from raftkv.client.errors import (
     AuthenticationFailed,
     EndpointsFailed,
@@ -58,6 +59,7 @@ from raftkv.client.values import (
     KeyValue,
     LeaseInfo,
     Member,
+    PrefixQuota,
     PutResult,
     RangeResult,
     TxnResult,
@@ -73,7 +75,9 @@ __all__ = [
     "Compacted",
     "ConfigError",
     "DeleteResult",
+    "Endpoint",
     "EndpointStatus",
+    "Endpoints",
     "EndpointsFailed",
     "Event",
     "FenceLost",
@@ -85,6 +89,7 @@ __all__ = [
     "LockLost",
     "LockNotFree",
     "Member",
+    "PrefixQuota",
     "PutResult",
     "RaftKVError",
     "RangeResult",

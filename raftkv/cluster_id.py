@@ -70,6 +70,7 @@ def parse_initial_cluster(text: str) -> dict[str, tuple[str, ...]]:
     Raises:
         ConfigError: an entry without a URL, or a malformed one.
     """
+    _check_unicode(text)
     found: dict[str, list[str]] = {}
     for entry in filter(None, text.split(",")):
         name, _, url = entry.partition("=")
@@ -91,7 +92,17 @@ def parse_urls(text: str) -> tuple[str, ...]:
     Raises:
         ConfigError: with etcd's words.
     """
+    _check_unicode(text)
     return tuple(sorted({_checked_url(part.strip()) for part in text.split(",")}))
+
+
+def _check_unicode(text: str) -> None:
+    """Refuse bytes of a command line that are no text: ids are computed of texts, and members tell them each other."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = text.encode("utf-8", "backslashreplace").decode()
+        raise ConfigError(f"URLs and names of members must be UTF-8: {shown}") from None
 
 
 def _checked_url(text: str) -> str:
@@ -113,3 +124,9 @@ def split_url(url: str) -> tuple[str, str, int]:
     """Return scheme, host (without brackets) and port of a checked URL."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or 0
+
+
+def comparable(url: str) -> tuple[str, str, int]:
+    """Return a checked URL for comparing, in which the two names of this machine are one."""
+    scheme, host, port = split_url(url)
+    return scheme, "127.0.0.1" if host == "localhost" else host, port

@@ -24,10 +24,13 @@ DEFAULT_PEER_URL = "http://localhost:2380"
 DEFAULT_CLIENT_URL = "http://localhost:2379"
 DEFAULT_QUOTA_BYTES = 2 * 1024**3
 LOG_LEVELS = ("debug", "info", "warn", "error", "panic", "fatal")
+AUDIT_LEVELS = ("auth", "writes", "all")
 TLS_VERSIONS = ("TLS1.2", "TLS1.3")
+SAMPLING_WHOLE = 1_000_000
 _LEASE_TTL_MAX_S = 9_000_000_000
 _ELECTION_MAX_S = 50.0
 _RUN_ID_BYTES_MAX = 200
+_PASSWORD_BYTES_MAX = 72
 _LARGE_QUOTA_BYTES = 8 * 1024**3
 
 
@@ -46,12 +49,70 @@ class TLSFiles:
     trusted_ca_file: str = ""
     """PEM authorities that the other side's certificate must come from."""
     client_cert_auth: bool = False
-    """Refuse callers without a certificate from ``trusted_ca_file``. Off, anyone who reaches the port may call."""
+    """Refuse callers without a certificate from ``trusted_ca_file``, as that file alone does too."""
+    crl_file: str = ""
+    """Lists of revoked certificates, PEM or DER; empty: none is revoked."""
+    allowed_cn: tuple[str, ...] = ()
+    """Common names that the other side's certificate may have; empty: any."""
+    allowed_hostname: tuple[str, ...] = ()
+    """Host names of which the other side's certificate must have one; empty: any."""
+    skip_san_verification: bool = False
+    """Let in peers whose certificate names neither their address nor a member's. Danger: any certificate will do."""
+    self_signed: bool = False
+    """Make a certificate if none is given. Danger: nobody can tell with whom he speaks."""
 
     @property
     def is_empty(self) -> bool:
         """Whether no certificate is configured."""
         return not (self.cert_file or self.key_file)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether callers must show a certificate: an authority implies it. Off, who reaches the port may call."""
+        return bool(self.trusted_ca_file) or self.client_cert_auth
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All files, those that are not given as empty texts."""
+        files = self.cert_file, self.key_file, self.client_cert_file, self.client_key_file
+        return (*files, self.trusted_ca_file, self.crl_file)
+
+
+@dataclass(frozen=True)
+class LogRotation:
+    """When a file of the log is rotated, and what becomes of what it was; lumberjack's settings."""
+
+    maxsize: int = 100
+    """MiB above which it is rotated; 0: 100."""
+    maxage: int = 0
+    """Days that rotated files stay; 0: any number."""
+    maxbackups: int = 0
+    """Rotated files that stay; 0: all."""
+    localtime: bool = False
+    """Their names have local time instead of UTC."""
+    compress: bool = False
+    """They are compressed with gzip."""
+
+    @property
+    def size_max_bytes(self) -> int:
+        """The size in force."""
+        return (self.maxsize or 100) * 1024**2
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """Spans for a collector of OpenTelemetry."""
+
+    enabled: bool = False
+    """Trace calls; needs the extra ``tracing``."""
+    address: str = "localhost:4317"
+    """Where the collector takes OTLP over gRPC, in plain text."""
+    service_name: str = "etcd"
+    """``service.name`` of the spans."""
+    instance_id: str = ""
+    """``service.instance.id``, unique to this member; empty: none."""
+    sampling_rate: int = 0
+    """How many of a million calls that belong to no trace begin one. Clients' own traces are recorded anyway."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +128,12 @@ class ServerConfig:
     """Directory of the log on a disk of its own; empty: inside ``data_dir``. Losing it loses acknowledged writes."""
     snapshot_count: int = 10_000
     """Entries between snapshots, after which the log may be cut. Larger: more memory, slower restart."""
+    snapshot_bytes: int = 64 * 1024**2
+    """The same in bytes, for large entries: whichever comes first. Larger: more memory, more log on disk."""
     snapshot_catchup_entries: int = 5_000
     """Entries kept behind a snapshot so that a slow follower needs no full copy."""
+    snapshot_catchup_bytes: int = 64 * 1024**2
+    """The same in bytes: whichever are fewer. Larger: more memory; smaller: slow followers get full copies sooner."""
     heartbeat_interval_s: float = 0.1
     """Time between heartbeats; about one round trip. Danger: the same on all members."""
     election_timeout_s: float = 1.0
@@ -107,6 +172,8 @@ class ServerConfig:
     """Where members connect: IP addresses or localhost."""
     listen_client_urls: tuple[str, ...] = (DEFAULT_CLIENT_URL,)
     """Where clients connect: IP addresses or localhost. Danger: with 0.0.0.0 and no TLS anyone may read and write."""
+    extensive_metrics: bool = False
+    """Whether every call is timed, for histograms of each RPC."""
     listen_metrics_urls: tuple[str, ...] = ()
     """More addresses, for /metrics, /health and /version alone."""
     initial_advertise_peer_urls: tuple[str, ...] = (DEFAULT_PEER_URL,)
@@ -137,8 +204,36 @@ class ServerConfig:
     """Keys looked at in one step of a compaction."""
     compaction_sleep_interval_s: float = 0.01
     """Pause between the steps, in which clients are served."""
+    initial_corrupt_check: bool = False
+    """Compare the history with the other members' before clients are served; a difference stops the member."""
+    corrupt_check_time_s: float = 0.0
+    """Time between comparisons of all members by the leader; 0: none. Each reads a member's whole history."""
+    compact_hash_check: bool = False
+    """Compare all members at compacted revisions."""
+    compact_hash_check_time_s: float = 60.0
+    """Time between these comparisons."""
     watch_progress_notify_interval_s: float = 600.0
     """Time between progress notifications of watchers that asked for them and had no event."""
+
+    # --- the archive of the log
+    wal_archive_dir: str = ""
+    """Directory that every closed segment of the log is copied to, for restores to a point in time; empty: none."""
+    wal_archive_command: str = ""
+    """Shell command that archives a file: %p its path, %f its name; empty: none. It excludes ``wal_archive_dir``."""
+    wal_archive_timeout_s: float = 300.0
+    """Longest time that an entry waits in the open segment; 0: until it is full. Shorter: more segments of 64 MiB."""
+    wal_archive_held_bytes: int = 4 * 1024**3
+    """Segments that may wait for an archive that fails, before the oldest are deleted and the archive has a gap."""
+
+    # --- users
+    auth_token: str = "simple"
+    """Tokens for passwords: ``simple``, or ``jwt,pub-key=FILE,priv-key=FILE,sign-method=METHOD,ttl=5m``."""
+    auth_token_ttl_s: int = 300
+    """How long a simple token lives that nobody uses."""
+    bcrypt_cost: int = 10
+    """Cost of new hashes of passwords, 4 to 31: each step doubles the time. 10: about 60 ms of a core."""
+    auth_min_password_length: int = 0
+    """Characters that a new password has at least; 0: any, as in etcd."""
 
     # --- TLS and HTTP
     client_tls: TLSFiles = TLSFiles()
@@ -149,10 +244,30 @@ class ServerConfig:
     """Oldest TLS that is spoken: TLS1.2 or TLS1.3."""
     tls_max_version: str = ""
     """Newest TLS that is spoken; empty: the newest there is."""
-    cors: tuple[str, ...] = ("*",)
-    """Origins that browsers may call from; ``*``: all."""
-    host_whitelist: tuple[str, ...] = ("*",)
-    """Host names accepted in plain HTTP requests; ``*``: all."""
+    cipher_suites: tuple[str, ...] = ()
+    """Cipher suites up to TLS 1.2 by Go's names; empty: OpenSSL's choice. Those of TLS 1.3 are always on."""
+    self_signed_validity_years: int = 1
+    """For how long certificates are valid that a member makes for itself (years of 365 days)."""
+    insecure_peers: bool = False
+    """Take peers off this machine that prove nothing. Danger: who reaches the port can rewrite all data."""
+    secure: bool = False
+    """Start only if nothing is left open to strangers (``server.exposure``), and with the audit log on."""
+    cors: tuple[str, ...] = ()
+    """Origins whose web pages may call; empty: none; ``*``: all. Danger: whoever a browser here visits may call."""
+    host_whitelist: tuple[str, ...] = ()
+    """Host names accepted in plain HTTP requests; ``*``: all; empty: all but, at loopback addresses, names that a
+    stranger's page may have (DNS rebinding)."""
+    audit_log: str = ""
+    """Where who asked for what is noted, a line of JSON each: a file, ``-`` (standard output) or ``stderr``; empty:
+    nowhere."""
+    audit_level: str = "writes"
+    """What is noted: ``auth`` (logins, administration, refusals), ``writes``, or ``all`` (what reads, too)."""
+    audit_log_max_size_bytes: int = 100 * 1024**2
+    """Size above which the file is rotated; 0: never, or by somebody else."""
+    audit_log_keep: int = 10
+    """Rotated files that stay. Danger: lines older than they are deleted."""
+    enable_ui: bool = True
+    """Serve the dashboard on the client ports, below ``/ui/``."""
     horovod_run: str = ""
     """Training run whose workers may use Horovod's HTTP rendezvous on the client ports; empty: nobody. Danger: who
     reaches a port may then write below /raftkv/horovod/ over plain HTTP. The same on all members."""
@@ -164,19 +279,67 @@ class ServerConfig:
     """``json`` or ``console``."""
     log_outputs: tuple[str, ...] = ("default",)
     """``default`` and ``stderr``: standard error; ``stdout``; or files."""
+    log_rotation: LogRotation | None = None
+    """Rotation of the one file among ``log_outputs``; None: it grows, or somebody else rotates it."""
+    enable_pprof: bool = False
+    """Answer /debug/pprof/ on the client ports. Danger: while users are off, whoever reaches a port may slow it."""
+
+    tracing: Tracing = Tracing()
+    """Spans for a collector."""
 
     # --- unsafe
     unsafe_no_fsync: bool = False
     """Never wait for the disk. Danger: acknowledged writes are lost when the machine stops."""
+    force_new_cluster: bool = False
+    """Go on alone with the data that is here, all other members removed for good. Danger: for a cluster that has lost
+    its quorum for ever; acknowledged writes that this member does not have are lost."""
 
     def __post_init__(self) -> None:
         self._check_member()
         self._check_timing()
         self._check_addresses()
         self._check_choices()
+        self._check_archive()
         self._check_horovod()
+        self._check_audit()
+        self._check_tracing()
+        self._check_log_rotation()
+        self._check_auth()
         self._check_tls("client", self.client_tls)
         self._check_tls("peer", self.peer_tls)
+        self._check_peer_ports()
+        if self.self_signed_validity_years < 1:
+            raise ConfigError("--self-signed-cert-validity must be 1 year or more")
+
+    def _check_archive(self) -> None:
+        if self.wal_archive_dir and self.wal_archive_command:
+            raise ConfigError("--wal-archive-dir and --wal-archive-command exclude each other")
+        if self.wal_archive_timeout_s < 0:
+            raise ConfigError(f"--wal-archive-timeout must not be negative (set to {self.wal_archive_timeout_s:g}s)")
+        if self.wal_archive_held_bytes < 0:
+            raise ConfigError(f"--wal-archive-held-bytes must not be negative (set to {self.wal_archive_held_bytes})")
+
+    def _check_tracing(self) -> None:
+        rate = self.tracing.sampling_rate
+        fault = "must be positive" if rate < 0 else f"must be less than {SAMPLING_WHOLE}"
+        if self.tracing.enabled and not 0 <= rate <= SAMPLING_WHOLE:
+            # etcd's words, with its letters.
+            raise ConfigError(f"distributed tracing configurition is not valid: (tracing sampling rate {fault})")
+
+    def _check_log_rotation(self) -> None:
+        files = len(set(self.log_outputs) - {"default", "stderr", "stdout"})
+        if self.log_rotation is not None and files != 1:
+            raise ConfigError("--log-outputs requires a single file path when --log-rotate-config-json is defined")
+
+    def _check_audit(self) -> None:
+        if self.audit_level not in AUDIT_LEVELS:
+            raise ConfigError(f"--audit-level must be {', '.join(AUDIT_LEVELS)} (set to {self.audit_level!r})")
+        for flag, value in (
+            ("--audit-log-max-size", self.audit_log_max_size_bytes),
+            ("--audit-log-keep", self.audit_log_keep),
+        ):
+            if value < 0:
+                raise ConfigError(f"{flag} must not be negative (set to {value})")
 
     @property
     def quota_bytes(self) -> int | None:
@@ -226,8 +389,8 @@ class ServerConfig:
             raise ConfigError(f"initial cluster {self.initial_cluster} has duplicate url")
 
     def _check_advertised(self, listed: tuple[str, ...]) -> None:
-        theirs = {_loopback(url): url for url in listed}
-        ours = {_loopback(url): url for url in self.initial_advertise_peer_urls}
+        theirs = {cluster_id.comparable(url): url for url in listed}
+        ours = {cluster_id.comparable(url): url for url in self.initial_advertise_peer_urls}
         if missing := [f"{self.name}={url}" for key, url in sorted(theirs.items()) if key not in ours]:
             advertised = ",".join(self.initial_advertise_peer_urls)
             raise ConfigError(
@@ -246,6 +409,7 @@ class ServerConfig:
             raise ConfigError("--data-dir must not be empty")
         at_least_one = {
             "--snapshot-count": self.snapshot_count,
+            "--snapshot-bytes": self.snapshot_bytes,
             "--backend-batch-limit": self.backend_batch_limit,
             "--max-txn-ops": self.max_txn_ops,
             "--max-request-bytes": self.max_request_bytes,
@@ -272,6 +436,8 @@ class ServerConfig:
         not_negative = {
             "--backend-batch-interval": self.backend_batch_interval_s,
             "--compaction-sleep-interval": self.compaction_sleep_interval_s,
+            "--corrupt-check-time": self.corrupt_check_time_s,
+            "--compact-hash-check-time": self.compact_hash_check_time_s,
             "--watch-progress-notify-interval": self.watch_progress_notify_interval_s,
             "--wait-cluster-ready-timeout": self.wait_cluster_ready_timeout_s,
             "--grpc-keepalive-min-time": self.grpc_keepalive_min_time_s,
@@ -331,18 +497,79 @@ class ServerConfig:
         if self.auto_compaction_mode not in ("periodic", "revision"):
             raise ConfigError(f'unknown auto-compaction-mode "{self.auto_compaction_mode}"')
 
+    def _check_auth(self) -> None:
+        if not 4 <= self.bcrypt_cost <= 31:
+            raise ConfigError(f"--bcrypt-cost must be 4 to 31 (set to {self.bcrypt_cost})")
+        if self.auth_token_ttl_s < 1:
+            raise ConfigError(f"--auth-token-ttl must be >0 (set to {self.auth_token_ttl_s})")
+        length_min = self.auth_min_password_length
+        if not 0 <= length_min <= _PASSWORD_BYTES_MAX:
+            raise ConfigError(f"--auth-min-password-length must be 0 to {_PASSWORD_BYTES_MAX} (set to {length_min})")
+
     def _check_tls(self, kind: str, files: TLSFiles) -> None:
         prefix = "peer-" if kind == "peer" else ""
-        if bool(files.cert_file) != bool(files.key_file):
-            raise ConfigError(f"--{prefix}cert-file and --{prefix}key-file must be given together")
+        for cert, key, middle in (
+            (files.cert_file, files.key_file, ""),
+            (files.client_cert_file, files.client_key_file, "client-"),
+        ):
+            if bool(cert) != bool(key):
+                raise ConfigError(f"--{prefix}{middle}cert-file and --{prefix}{middle}key-file must be given together")
         if files.client_cert_auth and not files.trusted_ca_file:
             raise ConfigError(f"--{prefix}client-cert-auth needs --{prefix}trusted-ca-file")
+        self._check_tls_of_names(kind, prefix, files)
         listened = self.listen_peer_urls if kind == "peer" else self.listen_client_urls
         secure = [url for url in listened if url.startswith(("https:", "unixs:"))]
-        if secure and files.is_empty:
+        if secure and files.is_empty and not files.self_signed:
             raise ConfigError(
                 f"cannot listen on TLS for {secure[0]}: --{prefix}cert-file and --{prefix}key-file are not given"
             )
+
+    def _check_tls_of_names(self, kind: str, prefix: str, files: TLSFiles) -> None:
+        if kind == "peer" and files.self_signed and files.trusted_ca_file:
+            raise ConfigError(
+                "--peer-auto-tls and --peer-trusted-ca-file exclude each other: no authority knows a certificate that "
+                "its member made for itself"
+            )
+        if files.allowed_cn and files.allowed_hostname:
+            raise ConfigError(
+                f"--{prefix}cert-allowed-cn and --{prefix}cert-allowed-hostname are mutually exclusive "
+                f"(cn={','.join(files.allowed_cn)}, hostname={','.join(files.allowed_hostname)})"
+            )
+        crl = "--peer-crl-file" if kind == "peer" else "--client-crl-file"
+        hostname = f"--{kind}-cert-allowed-hostname"
+        for flag, value in (
+            (crl, files.crl_file),
+            (f"--{kind}-cert-allowed-cn", files.allowed_cn),
+            (hostname, files.allowed_hostname),
+        ):
+            if value and not files.trusted_ca_file:
+                raise ConfigError(f"{flag} needs --{prefix}trusted-ca-file: it is about certificates that are verified")
+
+    def _check_peer_ports(self) -> None:
+        """Who reaches a peer port that asks for no certificate can vote, append, and so rewrite everything."""
+        for url in self.listen_peer_urls:
+            scheme, host, _ = cluster_id.split_url(cluster_id.parse_urls(url)[0])
+            if self.insecure_peers or scheme.startswith("unix") or is_loopback(host):
+                continue
+            files = self.peer_tls
+            if scheme == "http":
+                what, remedy = "without TLS", "https URLs, --peer-cert-file, --peer-key-file and --peer-trusted-ca-file"
+            elif not files.verifies and not files.self_signed:
+                what, remedy = "without asking for certificates", "--peer-trusted-ca-file"
+            else:
+                continue
+            raise ConfigError(
+                f"refusing to listen for peers on {url} {what}: who reaches that port can rewrite all data; give "
+                f"{remedy} (`raftkv certs` makes them), or accept it with --insecure-peers"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host of a URL is this machine by a loopback address, or localhost."""
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _check_bindable(url: str) -> None:
@@ -354,9 +581,3 @@ def _check_bindable(url: str) -> None:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         raise ConfigError(f"expected IP in URL for binding ({url})") from None
-
-
-def _loopback(url: str) -> tuple[str, str, int]:
-    """A URL for comparing, in which the two names of this machine are one."""
-    scheme, host, port = cluster_id.split_url(url)
-    return scheme, "127.0.0.1" if host == "localhost" else host, port

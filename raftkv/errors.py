@@ -4,6 +4,7 @@
     +-- InvariantError           a broken promise inside the member: it stops, nothing catches this
     |   +-- CorruptionError      stored bytes are not what was written: names the place
     |   +-- UnknownEntryError    the log holds an entry of a later version: names the version to install
+    +-- MemberRemovedError       this member has left its cluster for good: it stops
     +-- ConfigError              a setting that cannot be used: one line says which and why
     +-- StorageError             the disk or its files cannot be used: one line says which and why
     |   +-- SpaceError           no room left for the write
@@ -21,7 +22,7 @@ what etcd puts on the wire, which for two rows differs from what its documentati
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 OK: Final = 0
 CANCELED: Final = 1
@@ -64,7 +65,17 @@ CODE_NAMES: Final[dict[int, str]] = {
 
 
 class RaftKVError(Exception):
-    """The root of the tree."""
+    """The root of the tree. Errors go from process to process (pickle) with their text and attributes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.args), self.__dict__
+
+
+def _rebuilt(kind: type[RaftKVError], arguments: tuple[Any, ...]) -> RaftKVError:
+    """Make an error again without its constructor, which may want other arguments than the text that it has made."""
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    return error
 
 
 class InvariantError(RaftKVError):
@@ -81,6 +92,13 @@ class UnknownEntryError(InvariantError):
 
 class ConfigError(RaftKVError):
     """A setting cannot be used; the text is one line for the user."""
+
+
+class MemberRemovedError(RaftKVError):
+    """This member was removed from its cluster: its id never comes back, and its data is of no more use."""
+
+    text: ClassVar[str] = "the member has been permanently removed from the cluster"
+    """etcd's words; the others refuse its connections with them."""
 
 
 class StorageError(RaftKVError):
@@ -111,6 +129,12 @@ class StatusError(RaftKVError):
 
 class _InvalidArgument(StatusError):
     code = INVALID_ARGUMENT
+
+
+class InvalidStalenessError(_InvalidArgument):
+    """A bound of how old a read may be that is none; etcd has no such bounds."""
+
+    text = "raftkv: metadata raftkv-max-staleness-ms must be a whole number of milliseconds, 0 or more"
 
 
 class EmptyKeyError(_InvalidArgument):
@@ -224,6 +248,32 @@ class NoSpaceError(StatusError):
     text = "etcdserver: mvcc: database space exceeded"
 
 
+class QuotaExceededError(NoSpaceError):
+    """A prefix has a quota, and would take more. The text begins as etcd's of a full database, and names the prefix."""
+
+    text = ""
+
+
+class TooManyQuotasError(StatusError):
+    """Too many prefixes have a quota already."""
+
+    code = RESOURCE_EXHAUSTED
+    text = "raftkv: too many quotas of prefixes"
+
+
+class InvalidQuotaError(_InvalidArgument):
+    """A quota that makes no sense."""
+
+    text = "raftkv: a quota has a prefix of at most 256 bytes, and limits of 0 (none) or more"
+
+
+class QuotaNotFoundError(StatusError):
+    """A quota to be removed that is not there."""
+
+    code = NOT_FOUND
+    text = "raftkv: no quota of this prefix"
+
+
 class ResponseTooLargeError(StatusError):
     """The events of one revision for one watcher are more than a connection may have waiting."""
 
@@ -297,6 +347,18 @@ class TooManyLearnersError(_FailedPrecondition):
     text = "etcdserver: too many learner members in cluster"
 
 
+class ConfChangeRefusedError(_FailedPrecondition):
+    """A change of members that does not follow on the present configuration of Raft."""
+
+    text = "raftkv: the members cannot be changed like this now"
+
+
+class NotCapableError(_FailedPrecondition):
+    """Something that not all members are known to understand yet: one runs an older version."""
+
+    text = "etcdserver: not capable"
+
+
 class ClusterIDMismatchError(_FailedPrecondition):
     """A peer of another cluster."""
 
@@ -325,6 +387,158 @@ class BadLeaderTransfereeError(_FailedPrecondition):
     """The target of a leader transfer does not vote."""
 
     text = "etcdserver: bad leader transferee"
+
+
+class LeaderTransferTimeoutError(StatusError):
+    """Leadership was not taken over in time; it may be yet. UNKNOWN on the wire, as etcd sends it."""
+
+    text = "etcdserver: request timed out, leader transfer took too long"
+    definite = False
+
+
+class WrongDowngradeVersionFormatError(_InvalidArgument):
+    """A version that is no ``MAJOR.MINOR``."""
+
+    text = "etcdserver: wrong downgrade target version format"
+
+
+class InvalidDowngradeTargetVersionError(_InvalidArgument):
+    """A version that is not the minor version before the cluster's."""
+
+    text = "etcdserver: invalid downgrade target version"
+
+
+class DowngradeInProcessError(_FailedPrecondition):
+    """The cluster has a downgrade job already."""
+
+    text = "etcdserver: cluster has a downgrade job in progress"
+
+
+class NoInflightDowngradeError(_FailedPrecondition):
+    """There is no downgrade job to cancel."""
+
+    text = "etcdserver: no inflight downgrade job"
+
+
+class UserEmptyError(_InvalidArgument):
+    """A request without a user, where users are asked for; also a user without a name."""
+
+    text = "etcdserver: user name is empty"
+
+
+class RoleEmptyError(_InvalidArgument):
+    """A role without a name."""
+
+    text = "etcdserver: role name is empty"
+
+
+class AuthFailedError(_InvalidArgument):
+    """A user that does not exist, or a wrong password: which of the two is nobody's business."""
+
+    text = "etcdserver: authentication failed, invalid user ID or password"
+
+
+class PermissionNotGivenError(_InvalidArgument):
+    """A grant without a permission."""
+
+    text = "etcdserver: permission not given"
+
+
+class InvalidAuthManagementError(_InvalidArgument):
+    """A change that would leave nobody who may change users, or an interval that holds no key."""
+
+    text = "etcdserver: invalid auth management"
+
+
+class AuthOldRevisionError(_InvalidArgument):
+    """Users or roles changed between the check of a request and its execution: to be tried again."""
+
+    text = "etcdserver: revision of auth store is old"
+
+
+class NoPasswordUserError(StatusError):
+    """A password for a user that has none. UNKNOWN on the wire, as etcd sends it."""
+
+    text = "auth: authentication failed, password was given for no password user"
+
+
+class UserNameTooLongError(_InvalidArgument):
+    """A name that does not fit into an entry of the log."""
+
+    text = "raftkv: a user's name may have 65535 bytes"
+
+
+class InvalidPasswordError(_InvalidArgument):
+    """A password, or the hash of one, that cannot be set; says why."""
+
+    text = "raftkv: the password cannot be used"
+
+
+class PasswordTooLongError(StatusError):
+    """More than bcrypt looks at. UNKNOWN on the wire, as etcd sends it."""
+
+    text = "bcrypt: password length exceeds 72 bytes"
+
+
+class TokenNotSignedError(StatusError):
+    """This member can verify tokens, but has no key to sign one. UNKNOWN on the wire, as etcd sends it."""
+
+    text = "auth: token signing attempted with verify-only key"
+
+
+class RootUserNotExistError(_FailedPrecondition):
+    """Users cannot be asked for before there is one who may do everything."""
+
+    text = "etcdserver: root user does not exist"
+
+
+class RootRoleNotExistError(_FailedPrecondition):
+    """The user root has not the role root."""
+
+    text = "etcdserver: root user does not have root role"
+
+
+class UserAlreadyExistError(_FailedPrecondition):
+    """A user name in use."""
+
+    text = "etcdserver: user name already exists"
+
+
+class UserNotFoundError(_FailedPrecondition):
+    """No such user."""
+
+    text = "etcdserver: user name not found"
+
+
+class RoleAlreadyExistError(_FailedPrecondition):
+    """A role name in use."""
+
+    text = "etcdserver: role name already exists"
+
+
+class RoleNotFoundError(_FailedPrecondition):
+    """No such role."""
+
+    text = "etcdserver: role name not found"
+
+
+class RoleNotGrantedError(_FailedPrecondition):
+    """The user has not the role."""
+
+    text = "etcdserver: role is not granted to the user"
+
+
+class PermissionNotGrantedError(_FailedPrecondition):
+    """The role has no permission for just this interval."""
+
+    text = "etcdserver: permission is not granted to the role"
+
+
+class AuthLimitError(StatusError):
+    """More users, roles or permissions than there may be; says which."""
+
+    code = RESOURCE_EXHAUSTED
+    text = "raftkv: too many users, roles or permissions"
 
 
 class InvalidAuthTokenError(StatusError):
@@ -390,6 +604,12 @@ class WaitAppliedTimeoutError(_Unavailable):
     """A linearizable read waited too long for the log to be applied."""
 
     text = "etcdserver: request timed out, waiting for the applied index took too long"
+
+
+class SnapshotGivenUpError(_Unavailable):
+    """A snapshot that could not be sent to its end; the text says why. What was received is of no use."""
+
+    text = "raftkv: the snapshot was given up"
 
 
 class UnhealthyError(_Unavailable):
