@@ -1,13 +1,15 @@
 """raftkv beside real etcd 3.5.1, on one machine, in one run.
 
     python -m bench.compare [--rounds 3] [--scale 1.0] [--rows put-c100,...]
+    python -m bench.compare --tls --rows put-c100,range-linearizable-c100     all under TLS, with certificates
 
 Each round starts a fresh cluster of three members of one program, measures every row, stops it, and does the same with
 the other program, so that both meet the same moods of the machine; the median over the rounds counts. Both programs
 get the same flags, the same disk and the same load generator (`raftkvctl bench`), which runs on the same cores: rates
 are those of this machine with all that on it, and only the ratios mean something elsewhere.
 
-Writes `bench/results.json`, `docs/bench.png` and the table between the markers in `docs/performance.md`.
+Writes `bench/results.json`, `docs/reference/bench.png` and the table between the markers of
+`docs/reference/performance.md`.
 """
 
 from __future__ import annotations
@@ -19,18 +21,28 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 from tests.procs import ETCD, RAFTKV, Cluster, Program
+from tests.secure import Files, secured
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results.json"
-PLOT = ROOT / "docs" / "bench.png"
-TABLES = {"bench": ROOT / "docs" / "performance.md", "restart": ROOT / "docs" / "training.md"}
+PLOT = ROOT / "docs" / "reference" / "bench.png"
+TABLES = {
+    "bench": ROOT / "docs" / "reference" / "performance.md",
+    "checkpoint-chaos": ROOT / "docs" / "training" / "checkpoints-chaos.md",
+    "neutral": ROOT / "docs" / "reference" / "performance.md",
+    "operate": ROOT / "docs" / "reference" / "performance.md",
+    "registry": ROOT / "docs" / "training" / "checkpoints.md",
+    "restart": ROOT / "docs" / "training" / "index.md",
+}
 """Where the table of each benchmark stands, between markers of its name."""
 # The members of both programs get the same settings; etcd's log is quiet so that it costs nothing.
 PROGRAMS = (ETCD, RAFTKV.with_flags("--log-level", "error"))
@@ -85,12 +97,53 @@ ROWS = (
 )
 
 
-def measure(row: Row, endpoints: list[str], scale: float) -> dict[str, Any]:
+USERS = (
+    ("user", "add", "root", "--no-password"),
+    ("user", "grant-role", "root", "root"),
+    ("role", "add", "bench"),
+    ("role", "grant-permission", "bench", "readwrite", "--from-key", ""),
+    ("user", "add", "alice", "--no-password"),
+    ("user", "grant-role", "alice", "bench"),
+    ("auth", "enable"),
+)
+"""What makes a cluster ask for users, one of whom, no root, may read and write all keys."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run has beside the plain one: flags of the members, and of the load generator."""
+
+    certificates: Files | None = None
+    asks_for_users: bool = False
+
+    def cluster(self, program: Program) -> Cluster:
+        """Make a cluster that is not started yet."""
+        if self.certificates is None:
+            return Cluster(program, size=3)
+        return secured(Cluster(program, size=3, flags=self.certificates.server_flags))
+
+    def prepare(self, endpoints: list[str]) -> None:
+        """Have the members of a cluster ask for users: the load generator is the one that its certificate names."""
+        if self.certificates is None or not self.asks_for_users:
+            return
+        flags = ["--endpoints", ",".join(endpoints), *self.certificates.client_flags]
+        for words in USERS:
+            subprocess.run(
+                [sys.executable, "-m", "raftkv.cli.ctl", *flags, *words], check=True, cwd=ROOT, stdout=DEVNULL
+            )
+
+    @property
+    def flags(self) -> list[str]:
+        """Flags of ``raftkvctl bench``."""
+        return self.certificates.bench_flags if self.certificates is not None else []
+
+
+def measure(row: Row, endpoints: list[str], scale: float, setting: Setting) -> dict[str, Any]:
     """Run one row against a cluster; what the generator printed."""
     command = [
         *(sys.executable, "-m", "raftkv.cli.ctl", "bench", *row.words, "--json"),
         *("--endpoints", ",".join(endpoints), "--clients", str(row.clients), "--conns", str(row.connections)),
-        *("--processes", str(row.processes)),
+        *("--processes", str(row.processes), *setting.flags),
         *("--total", str(max(row.clients, int(row.total * scale)))),
     ]
     if row.kind == "keys":
@@ -100,15 +153,22 @@ def measure(row: Row, endpoints: list[str], scale: float) -> dict[str, Any]:
         raise SystemExit(f"{row.name} failed: {done.stderr.strip() or done.stdout.strip()}")
     found = json.loads(done.stdout)
     names = ("p50_ms", "p99_ms")
-    return {"rate": found[row.rate], "errors": found["errors"], **{name: found[row.latency + name] for name in names}}
+    return {
+        "rate": found[row.rate],
+        "errors": found["errors"],
+        "units": found.get("events") or found.get("calls") or found["put_calls"],
+        "generator_us": found["generator_us"],
+        **{name: found[row.latency + name] for name in names},
+    }
 
 
-def run_round(program: Program, rows: tuple[Row, ...], scale: float) -> dict[str, dict[str, Any]]:
+def run_round(program: Program, rows: tuple[Row, ...], scale: float, setting: Setting) -> dict[str, dict[str, Any]]:
     """All rows against a fresh cluster of one program."""
-    with Cluster(program, size=3) as cluster:
+    with setting.cluster(program) as cluster:
+        setting.prepare(list(cluster.endpoints))
         results = {}
         for row in rows:
-            results[row.name] = measure(row, list(cluster.endpoints), scale)
+            results[row.name] = measure(row, list(cluster.endpoints), scale, setting)
             summary = results[row.name]
             print(
                 f"  {program.name:7} {row.name:25} {summary['rate']:>9,.0f}/s  p50 {summary['p50_ms']:.2f} ms",
@@ -117,14 +177,14 @@ def run_round(program: Program, rows: tuple[Row, ...], scale: float) -> dict[str
         return results
 
 
-def compare(rounds: int, rows: tuple[Row, ...], scale: float) -> dict[str, Any]:
+def compare(rounds: int, rows: tuple[Row, ...], scale: float, setting: Setting) -> dict[str, Any]:
     """All rounds; the medians and their ratios."""
     seen: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", flush=True)
         # The program that goes first changes, so that a drift of the machine favours neither.
         for program in PROGRAMS if number % 2 == 0 else reversed(PROGRAMS):
-            for name, summary in run_round(program, rows, scale).items():
+            for name, summary in run_round(program, rows, scale, setting).items():
                 seen[name][program.name].append(summary)
     return {"machine": machine(), "rounds": rounds, "rows": [make_row(row, seen[row.name]) for row in rows]}
 
@@ -219,13 +279,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the calls of each row")
     parser.add_argument("--rows", default="", help="names, comma-separated; default: all")
+    parser.add_argument("--tls", action="store_true", help="all under TLS, with certificates of clients and members")
+    parser.add_argument("--users", action="store_true", help="as --tls, and members ask for users, by certificate")
     parser.add_argument("--dry-run", action="store_true", help="print the table and write no file")
     arguments = parser.parse_args()
     names = set(filter(None, arguments.rows.split(",")))
     rows = tuple(row for row in ROWS if not names or row.name in names)
-    results = compare(arguments.rounds, rows, arguments.scale)
+    with tempfile.TemporaryDirectory(prefix="raftkv-bench-") as folder:
+        is_secure = arguments.tls or arguments.users
+        setting = Setting(Files.make(Path(folder)) if is_secure else None, arguments.users)
+        results = compare(arguments.rounds, rows, arguments.scale, setting)
     print(table(results))
-    if arguments.dry_run or names:
+    if arguments.dry_run or names or is_secure:
         return
     RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     write_table(table(results))

@@ -1,73 +1,186 @@
-"""Resident memory of one member with a million keys, raftkv beside real etcd 3.5.1.
+"""What one member costs at scale, raftkv beside real etcd 3.5.1: memory per key and watcher, a start with many keys.
 
-    python -m bench.memory [--keys 1000000]
+    python -m bench.memory [--keys 1000000] [--watchers 100000] [--starts 3] [--json]
 
-Keys of 64 bytes and values of 256 are put through the client port; then the member is restarted, so that what is
-measured is the state itself and not what writing it left behind. Anonymous memory is the process's own; file memory
-is the mapped database, which the kernel may take back at any time. Prints one JSON object and writes nothing.
+Keys of 32 bytes and values of 100 are put through the client port of a member alone: every key once, and a tenth of
+the keys ten times. Then the members are started again in turn, so that memory is the state itself and not what writing
+it left behind. A start is the time from ``exec`` to an answer of the client port, and the processor seconds until then.
+Watchers are opened on members without keys, one key each, all on one stream and then a hundred on each.
+
+Memory is anonymous memory, the process's own, above that of a member that holds nothing. What is mapped of the database
+file is left out, because the kernel may take it back at any time. Prints a table and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
 import subprocess
 import sys
+import time
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from statistics import median
+from typing import Final
 
 from bench.compare import PROGRAMS
-from tests.procs import Cluster, Program
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.client.channel import Channel
+from tests.procs import Cluster, Member
 
-KEY_BYTES, VALUE_BYTES = 64, 256
-QUOTA = ("--quota-backend-bytes", str(8 * 1024**3))
+KEY_BYTES, VALUE_BYTES = 32, 100
+VERSIONS: Final = 10
+PER_STREAM: Final = 100
+CONNECTIONS: Final = 10
+QUOTA: Final = ("--quota-backend-bytes", str(8 * 1024**3))
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+Figures = dict[str, float]
 
 
-def fill(endpoint: str, keys: int) -> None:
-    """Put every key once."""
+def fill(endpoint: str, keys: int, puts: int) -> None:
+    """Put every key as often as it takes to make so many puts."""
     command = [
         *(sys.executable, "-m", "raftkv.cli.ctl", "bench", "put", "--sequential-keys", "--json"),
-        *("--endpoints", endpoint, "--clients", "500", "--conns", "50"),
+        *("--endpoints", endpoint, "--clients", "500", "--conns", "20"),
         *("--key-size", str(KEY_BYTES), "--val-size", str(VALUE_BYTES)),
-        *("--key-space-size", str(keys), "--total", str(keys)),
+        *("--key-space-size", str(keys), "--total", str(puts)),
     ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def resident(pid: int) -> dict[str, float]:
-    """Anonymous and file-backed resident memory, in MiB."""
+def resident(member: Member) -> Figures:
+    """Anonymous memory and its peak with that of files, in MiB."""
     fields = dict(
         line.split(":", 1)
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+        for line in Path(f"/proc/{_pid(member)}/status").read_text(encoding="utf-8").splitlines()
         if ":" in line
     )
-    return {name: round(int(fields[name].split()[0]) / 1024, 1) for name in ("VmRSS", "RssAnon", "RssFile")}
+    return {name: int(fields[name].split()[0]) / 1024 for name in ("RssAnon", "VmRSS", "VmHWM")}
 
 
-def measure(program: Program, keys: int) -> dict[str, dict[str, float]]:
-    """Memory after the puts, and after a restart."""
-    with Cluster(program.with_flags(*QUOTA)) as cluster:
-        member = cluster.members[0]
-        fill(member.endpoint, keys)
-        after = {"written": resident(_server_pid(member.process.pid))} if member.process else {}
+def processor_s(member: Member) -> float:
+    """Processor seconds that a member has used."""
+    fields = Path(f"/proc/{_pid(member)}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def _pid(member: Member) -> int:
+    if member.process is None:
+        raise RuntimeError(f"{member.name} does not run")
+    return member.process.pid
+
+
+def started(member: Member) -> Figures:
+    """Start a member again."""
+    if member.is_running():
         member.stop()
-        member.restart()
-        if member.process is not None:
-            after["restarted"] = resident(_server_pid(member.process.pid))
-        return after
+    began_s = time.perf_counter()
+    member.restart()
+    return {"start_s": time.perf_counter() - began_s, "start_cpu_s": processor_s(member)} | resident(member)
 
 
-def _server_pid(pid: int) -> int:
-    """The server itself: the wheel's `etcd` is a script that starts it as a child."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
-    return int(children[0]) if children else pid
+def starts(keys: int, puts: int, rounds: int) -> dict[str, Figures]:
+    """Medians of some starts in turn, by program."""
+    with ExitStack() as stack:
+        clusters = {one.name: stack.enter_context(Cluster(one.with_flags(*QUOTA))) for one in PROGRAMS}
+        for cluster in clusters.values():
+            if puts:
+                fill(cluster.members[0].endpoint, keys, puts)
+            cluster.members[0].stop()
+        seen: dict[str, list[Figures]] = {name: [] for name in clusters}
+        for _ in range(rounds):
+            for name, cluster in clusters.items():
+                seen[name].append(started(cluster.members[0]))
+                cluster.members[0].stop()
+    return {name: {key: median(one[key] for one in found) for key in found[0]} for name, found in seen.items()}
+
+
+async def _watch(stack: AsyncExitStack, channel: Channel, first: int, count: int) -> None:
+    """Open a stream with so many watchers; it stays until the stack is closed."""
+    stream = await stack.enter_async_context(channel.stream("/etcdserverpb.Watch/Watch"))
+
+    async def send() -> None:
+        for number in range(first, first + count):
+            create = rpc_pb2.WatchCreateRequest(key=f"{number:0{KEY_BYTES}}".encode())
+            await stream.send(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
+
+    async with asyncio.TaskGroup() as group:
+        # Beside reading: a server whose answers nobody takes takes no more requests.
+        group.create_task(send())
+        created = 0
+        async for message in stream:
+            created += rpc_pb2.WatchResponse.FromString(message).created
+            if created == count:
+                return
+
+
+async def watched(member: Member, watchers: int, per_stream: int) -> Figures:
+    """Memory of a member with so many watchers."""
+    async with AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(Channel(member.endpoint)) for _ in range(CONNECTIONS)]
+        for number, first in enumerate(range(0, watchers, per_stream)):
+            await _watch(stack, channels[number % CONNECTIONS], first, min(per_stream, watchers - first))
+        return resident(member)
+
+
+def watches(watchers: int, per_stream: int) -> dict[str, Figures]:
+    """Memory of members with so many watchers, by program."""
+    found: dict[str, Figures] = {}
+    for program in PROGRAMS:
+        with Cluster(program) as cluster:
+            found[program.name] = asyncio.run(watched(cluster.members[0], watchers, per_stream))
+    return found
+
+
+def measure(keys: int, watchers: int, rounds: int) -> dict[str, dict[str, Figures]]:
+    """All rows: name of the row, program, figures."""
+    rows = {
+        "empty": starts(0, 0, rounds),
+        "keys": starts(keys, keys, rounds),
+        "versions": starts(keys // VERSIONS, keys, rounds),
+        "watchers-on-one-stream": watches(watchers, watchers),
+        "watchers-on-many-streams": watches(watchers, PER_STREAM),
+    }
+    counts = {"keys": keys, "versions": keys // VERSIONS}
+    for row, programs in rows.items():
+        for name, figures in programs.items():
+            own_bytes = (figures["RssAnon"] - rows["empty"][name]["RssAnon"]) * 1024**2
+            figures["bytes_each"] = own_bytes / counts.get(row, watchers) if row != "empty" else 0.0
+    return rows
+
+
+def table(rows: dict[str, dict[str, Figures]]) -> str:
+    """The rows for people, in Markdown."""
+    shown = (
+        ("bytes_each", "bytes each", 0),
+        ("RssAnon", "anonymous MiB", 0),
+        ("VmHWM", "peak MiB", 0),
+        ("start_s", "start s", 2),
+        ("start_cpu_s", "start CPU s", 2),
+    )
+    lines = ["| row | figure | etcd 3.5.1 | raftkv | raftkv / etcd |", "|---|---|---:|---:|---:|"]
+    for row, programs in rows.items():
+        etcd, raftkv = programs["etcd"], programs["raftkv"]
+        for key, title, digits in shown:
+            if raftkv.get(key) and etcd.get(key):
+                ratio = f"{raftkv[key] / etcd[key]:.2f}"
+                lines.append(f"| {row} | {title} | {etcd[key]:.{digits}f} | {raftkv[key]:.{digits}f} | {ratio} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Measure both programs."""
-    parser = argparse.ArgumentParser(description="memory of a million keys")
+    parser = argparse.ArgumentParser(description="memory per key and per watcher, and starts with many keys")
     parser.add_argument("--keys", type=int, default=1_000_000)
-    keys = parser.parse_args().keys
-    print(json.dumps({program.name: measure(program, keys) for program in PROGRAMS}, indent=2))
+    parser.add_argument("--watchers", type=int, default=100_000)
+    parser.add_argument("--starts", type=int, default=3, help="starts of each member, of which the median is shown")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    rows = measure(options.keys, options.watchers, options.starts)
+    print(json.dumps(rows, indent=2) if options.json else table(rows))
 
 
 if __name__ == "__main__":

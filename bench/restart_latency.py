@@ -11,8 +11,8 @@ with its defaults, one trial; `c10d-tuned`: its store not shared with workers, l
 are given up after 60 s, with c10d after 120 s.
 
 `--json` prints one line for each fault and backend. Without it: progress and a table with ratios. If everything was
-measured, or with `--write`, the results are kept: `bench/restart_results.json`, `docs/restart.png`,
-the table of `docs/training.md`. The
+measured, or with `--write`, the results are kept: `bench/restart_results.json`, `docs/training/restart.png`,
+the table of `docs/training/index.md`. The
 exit status is 1 if anything was wrong: not one round for each fault, a rank twice, a worker in two worlds, an agent
 that did not end with 0, keys left over, a median of raftkv's above its bar.
 """

@@ -1,6 +1,6 @@
-"""What the restart benchmark shows and keeps: tables, `bench/restart_results.json` and `docs/restart.png`.
+"""What the restart benchmark shows and keeps: tables, results, and `docs/training/restart.png`.
 
-python -m bench.restart_report          # writes docs/training.md and draws the plot again, from the results
+python -m bench.restart_report          # writes docs/training/index.md and draws the plot again, from the results
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bench.compare import write_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "restart_results.json"
-PLOT = ROOT / "docs" / "restart.png"
+PLOT = ROOT / "docs" / "training" / "restart.png"
 COLOURS = {"raftkv": "#2a6f97", "etcd": "#61a5c2", "c10d": "#bc4749", "c10d-tuned": "#e9a178"}
 NEVER_S = 120.0
 """How a trial that was given up is drawn."""
@@ -104,7 +104,7 @@ def _merged(lines: list[Line]) -> list[Line]:
 
 
 def publish(kept: dict[str, Any]) -> None:
-    """Write the table of docs/training.md and draw the plot."""
+    """Write the table of docs/training/index.md and draw the plot."""
     lines = [Line(**line) for line in kept["lines"]]
     write_table(f"{markdown(lines)}\n\n{_about(kept)}", "restart")
     plot(lines)

@@ -62,7 +62,7 @@ class Client:
 
     Arguments:
         name: unique in the run; values made by ``fresh_value`` start with it.
-        members: whom to ask; more than one means going round.
+        members: whom to ask; more than one means going round. The list may change between requests.
         recorder: where operations go.
         gate: held at quiet points.
         timeout_s: seconds after which an answer counts as lost.
@@ -85,8 +85,9 @@ class Client:
         self._recorder = recorder
         self._gate = gate
         self._timeout_s = self._patience_s = timeout_s
-        self._channels = [open_channel(member.address) for member in members]
+        self._channels: dict[int, grpc.aio.Channel] = {}
         self._at = 0
+        self._asked = members[0]
         self._values = 0
 
     def fresh_value(self) -> str:
@@ -102,7 +103,7 @@ class Client:
             timeout_s: seconds after which the answer counts as lost; None: the usual ones.
         """
         await self._gate.wait_open()
-        member = self._members[self._at]
+        member = self._asked = self._members[self._at % len(self._members)]
         operation = self._recorder.begin(self.name, member.number, member.lives, request)
         try:
             self._patience_s = timeout_s or self._timeout_s
@@ -113,7 +114,7 @@ class Client:
 
     async def close(self) -> None:
         """Close the connections."""
-        for channel in self._channels:
+        for channel in self._channels.values():
             await channel.close()
 
     async def _send(self, operation: Operation) -> None:
@@ -123,7 +124,7 @@ class Client:
         except grpc.aio.AioRpcError as error:
             text = error.details() or ""
             operation.failure = classify(error.code().name, text, may_write(request))
-            self._at = (self._at + 1) % len(self._members)
+            self._at += 1
             return
         operation.result = result_of(request, response)
         operation.rev, operation.by = response.header.revision, response.header.member_id
@@ -131,7 +132,9 @@ class Client:
 
     async def _exchange(self, request: Request) -> Any:
         path, response_class = METHODS[type(request)]
-        channel = self._channels[self._at]
+        if self._asked.number not in self._channels:
+            self._channels[self._asked.number] = open_channel(self._asked.address)
+        channel = self._channels[self._asked.number]
         kinds = {"request_serializer": _serialized, "response_deserializer": response_class.FromString}
         if type(request) not in STREAMING:
             return await channel.unary_unary(path, **kinds)(request_message(request), timeout=self._patience_s)

@@ -1,7 +1,8 @@
 """The members of the cluster under test, as processes: start, stop, kill -9, pause, restart, wipe.
 
 One class serves raftkv and real etcd, because the flags have the same names. A member keeps its ports and its folder
-over its lives; every start adds one to ``lives``. Layout of a run's folder:
+over its lives; every start adds one to ``lives``. A member that is added later, in the place of a lost one too, has a
+number of its own: what members showed is compared by number. Layout of a run's folder:
 
     <run>/m1/data/      the member's data directory
     <run>/m1/log        what all its lives wrote
@@ -40,6 +41,18 @@ class DbError(Exception):
     """The failure to bring a cluster up or down; one line says why."""
 
 
+def launch(command: list[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a process that ends with this one; its environment beside this process's, and where it prints."""
+    return subprocess.Popen(
+        [*_die_with_parent(), *command],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
+    )
+
+
 def programs() -> dict[str, list[str]]:
     """Return the command of each system under test."""
     etcd = Path(sys.executable).parent / "etcd"
@@ -67,7 +80,12 @@ class Settings:
 
 @dataclass(slots=True)
 class Member:
-    """One member: its ports and folder, and its process while it runs."""
+    """One member: its ports and folder, and its process while it runs.
+
+    Attributes:
+        program: words between the program and the flags, such as ``join URL``.
+        initial_cluster: flags that say which cluster it is a member of; the same for all its lives.
+    """
 
     number: int
     folder: Path
@@ -75,6 +93,8 @@ class Member:
     peer_port: int
     client_relay_port: int = 0
     peer_relay_port: int = 0
+    program: tuple[str, ...] = ()
+    initial_cluster: tuple[str, ...] = ()
     lives: int = 0
     paused: bool = False
     process: subprocess.Popen[bytes] | None = None
@@ -116,9 +136,13 @@ class Cluster:
         each = 4 if settings.network else 2
         ports = free_ports(each * settings.size)
         self.members = [_member(folder, n, ports[each * (n - 1) : each * n]) for n in range(1, settings.size + 1)]
+        self.removed: list[Member] = []
         self.network: Network | None = None
+        self._numbers = settings.size
+        peers = ",".join(f"{member.name}=http://{member.peer_address}" for member in self.members)
         for member in self.members:
             member.folder.mkdir(exist_ok=True)
+            member.initial_cluster = ("--initial-cluster", peers, "--initial-cluster-state", "new")
 
     @property
     def quorum(self) -> int:
@@ -128,14 +152,29 @@ class Cluster:
     async def open_network(self, seed: int) -> None:
         """Open the relay ports, if the settings ask for them."""
         if self.settings.network:
-            targets = {
-                member.client_relay_port: Target(member.number, member.client_port, False) for member in self.members
-            }
-            targets |= {
-                member.peer_relay_port: Target(member.number, member.peer_port, True) for member in self.members
-            }
+            targets = {port: target for member in self.members for port, target in _targets(member).items()}
             self.network = Network(targets, self._process_ids, seed)
             await self.network.open()
+
+    async def new_member(self, lost: Member | None = None) -> Member:
+        """Return a member that is not in ``members`` yet, and not started.
+
+        Arguments:
+            lost: a member whose peer URL it takes. Its client URL is new: no client may take one for the other.
+        """
+        self._numbers += 1
+        member = _member(self.folder, self._numbers, free_ports(4 if self.settings.network else 2))
+        if lost is not None:
+            member.peer_port, member.peer_relay_port = lost.peer_port, lost.peer_relay_port
+        member.folder.mkdir()
+        if self.network is not None:
+            await self.network.add(_targets(member))
+        return member
+
+    def let_go(self, member: Member) -> None:
+        """Note that a member was removed from the cluster; its process may still run."""
+        self.members.remove(member)
+        self.removed.append(member)
 
     async def close_network(self) -> None:
         """Close the relay ports."""
@@ -158,14 +197,7 @@ class Cluster:
                 raise DbError(f"{member.name} runs already")
             member.lives += 1
             member.log = (member.folder / "log").open("ab")
-            member.process = subprocess.Popen(
-                [*_die_with_parent(), *self._command(member)],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=member.log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
-            )
+            member.process = launch(self._command(member), environment or {}, member.log)
 
     def kill(self, members: Iterable[Member]) -> None:
         """End members with ``kill -9``, as near to one instant as can be; return when the processes are gone."""
@@ -197,17 +229,19 @@ class Cluster:
 
     def died(self) -> list[tuple[Member, int]]:
         """Return the members that ended by themselves, with exit statuses; they count as down from now on."""
-        gone = []
-        for member in self.members:
-            status = member.process.poll() if member.process is not None else None
-            if status is not None:
-                self._forget(member)
-                gone.append((member, status))
-        return gone
+        ended = ((member, self.ended(member)) for member in self.members)
+        return [(member, status) for member, status in ended if status is not None]
+
+    def ended(self, member: Member) -> int | None:
+        """Return the exit status of a member that ended by itself; it counts as down from now on."""
+        status = member.process.poll() if member.process is not None else None
+        if status is not None:
+            self._forget(member)
+        return status
 
     def close(self) -> None:
         """Kill whatever runs."""
-        self.kill(self.members)
+        self.kill([*self.members, *self.removed])
 
     def _process_ids(self) -> dict[int, int]:
         return {member.number: member.process.pid for member in self.members if member.process is not None}
@@ -235,15 +269,15 @@ class Cluster:
 
     def _command(self, member: Member) -> list[str]:
         client, peer = f"http://{member.direct_address}", f"http://127.0.0.1:{member.peer_port}"
-        peers = ",".join(f"{other.name}=http://{other.peer_address}" for other in self.members)
         settings = self.settings
         return [
             *programs()[settings.system],
+            *member.program,
             *("--name", member.name),
             *("--data-dir", str(member.folder / "data")),
             *("--listen-client-urls", client, "--advertise-client-urls", f"http://{member.address}"),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", f"http://{member.peer_address}"),
-            *("--initial-cluster", peers, "--initial-cluster-state", "new"),
+            *member.initial_cluster,
             *("--initial-cluster-token", self.folder.name),
             *("--heartbeat-interval", str(settings.heartbeat_ms)),
             *("--election-timeout", str(settings.election_ms)),
@@ -259,6 +293,13 @@ def _member(folder: Path, number: int, ports: list[int]) -> Member:
     if relay_ports:
         member.client_relay_port, member.peer_relay_port = relay_ports
     return member
+
+
+def _targets(member: Member) -> dict[int, Target]:
+    return {
+        member.client_relay_port: Target(member.number, member.client_port, False),
+        member.peer_relay_port: Target(member.number, member.peer_port, True),
+    }
 
 
 def free_ports(count: int) -> list[int]:

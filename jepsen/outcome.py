@@ -30,7 +30,7 @@ _REFUSALS: dict[str, frozenset[str]] = {
     ),
     "RESOURCE_EXHAUSTED": frozenset({"etcdserver: mvcc: database space exceeded"}),
     "NOT_FOUND": frozenset({"etcdserver: requested lease not found"}),
-    "FAILED_PRECONDITION": frozenset({"etcdserver: lease already exists"}),
+    "FAILED_PRECONDITION": frozenset({"etcdserver: lease already exists", "etcdserver: rpc not supported for learner"}),
     # The gap between committed and applied entries was too large: refused before proposing. Elections: looked up first.
     "UNKNOWN": frozenset({"etcdserver: too many requests", "election: not leader", "election: no leader"}),
 }

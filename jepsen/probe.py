@@ -33,7 +33,7 @@ class Probe:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._channels = {member.number: open_channel(member.direct_address) for member in cluster.members}
+        self._channels: dict[int, grpc.aio.Channel] = {}
 
     async def close(self) -> None:
         """Close the connections."""
@@ -59,11 +59,11 @@ class Probe:
         serving = self._cluster.serving()
         answers = await asyncio.gather(*(self.status(member, 0.5) for member in serving))
         claims = [
-            (answer.raftTerm, member.number)
+            (answer.raftTerm, member.number, member)
             for member, answer in zip(serving, answers, strict=True)
             if answer is not None and answer.leader == answer.header.member_id != 0
         ]
-        return self._cluster.members[max(claims)[1] - 1] if claims else None
+        return max(claims)[2] if claims else None
 
     async def term(self) -> int:
         """Return the highest Raft term that a member answers with; 0 when none does."""
@@ -72,10 +72,9 @@ class Probe:
 
     async def describe(self) -> str:
         """Return what each member says of itself, for a report of why a cluster does not work."""
-        answers = await asyncio.gather(*(self.status(member, 1.0) for member in self._cluster.members))
-        return "; ".join(
-            f"{member.name} " + _describe(answer) for member, answer in zip(self._cluster.members, answers, strict=True)
-        )
+        members = list(self._cluster.members)
+        answers = await asyncio.gather(*(self.status(member, 1.0) for member in members))
+        return "; ".join(f"{member.name} " + _describe(answer) for member, answer in zip(members, answers, strict=True))
 
     async def wait_healthy(self, timeout_s: float) -> bool:
         """Wait until every member answers, knows a leader, and serves a linearizable read."""
@@ -162,6 +161,8 @@ class Probe:
             timeout_s: seconds to wait.
             wait_for_ready: wait for a connection instead of failing without one.
         """
+        if member.number not in self._channels:
+            self._channels[member.number] = open_channel(member.direct_address)
         call = self._channels[member.number].unary_unary(
             path,
             request_serializer=lambda request: request.SerializeToString(),

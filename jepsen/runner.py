@@ -21,6 +21,7 @@ from typing import Any
 from jepsen.checker import Verdict, check_history
 from jepsen.client import Client, Gate
 from jepsen.db import ROOT, Cluster, Member, Settings, require_disk
+from jepsen.endpoints import Endpoints
 from jepsen.faults import nemesis as nemeses
 from jepsen.faults.nemesis import LIVE_S, Nemesis
 from jepsen.history import History, Recorder, save
@@ -31,6 +32,8 @@ from jepsen.workloads import WORKLOADS
 from jepsen.workloads.base import Scene, Workload
 
 RUNS = ROOT / "jepsen" / "runs"
+SEATS_CHANGING = 5
+"""Companions that stay with one member each, when the members change: the most members that there are."""
 CLUSTER_CLIENTS = 2
 """Clients that go round the cluster; the others are pinned to one member each."""
 STATUS_EVERY_S = 0.05
@@ -140,15 +143,19 @@ class _Run:
     async def _accompanied(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
         """Load and faults, beside tasks that outlast them: they are given the last revision to reach."""
         ending = Ending()
-        scene = Scene(self._cluster.members, self._recorder, ending, self._options.seed)
+        endpoints = Endpoints(self._cluster, probe)
+        changing = nemeses.changes_members(self._options.nemesis)
+        seats = SEATS_CHANGING if changing else len(self._cluster.members)
+        scene = Scene(endpoints, seats, self._recorder, ending, self._options.seed)
         companions = getattr(self._workload, "companions", None)
         async with asyncio.TaskGroup() as group:
             for task in companions(scene) if companions is not None else ():
                 group.create_task(task)
-            for member in self._cluster.members:
-                group.create_task(self._note_status(member, probe, ending))
+            group.create_task(self._note_statuses(probe, ending))
+            if changing:
+                group.create_task(endpoints.follow(ending.over))
             try:
-                await self._torment(trouble, probe, compactor)
+                await self._torment(trouble, probe, compactor, endpoints)
                 await self._tell_end(ending, probe)
                 self._term = await probe.term()
             finally:
@@ -163,9 +170,20 @@ class _Run:
         else:
             self._recorder.event("ending", rev=ending.rev)
 
+    async def _note_statuses(self, probe: Probe, ending: Ending) -> None:
+        """Keep asking all members, those too that come later."""
+        asked: set[int] = set()
+        async with asyncio.TaskGroup() as group:
+            while not ending.over.is_set():
+                for member in self._cluster.members:
+                    if member.number not in asked:
+                        asked.add(member.number)
+                        group.create_task(self._note_status(member, probe, ending))
+                await asyncio.sleep(STATUS_EVERY_S)
+
     async def _note_status(self, member: Member, probe: Probe, ending: Ending) -> None:
         """Keep asking a member how far it is: what it says must never go back, restarts included."""
-        while not ending.over.is_set():
+        while not ending.over.is_set() and member in self._cluster.members:
             call = time.monotonic_ns()
             answer = await probe.status(member, STATUS_TIMEOUT_S)
             if answer is not None:
@@ -173,9 +191,9 @@ class _Run:
                 self._recorder.event("status", member=member.number, call=call, rev=rev, applied=applied)
             await asyncio.sleep(STATUS_EVERY_S)
 
-    async def _torment(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
+    async def _torment(self, trouble: Nemesis, probe: Probe, compactor: Compactor, endpoints: Endpoints) -> None:
         """Load and faults until enough, then the last quiet point and the last reads."""
-        clients = self._clients()
+        clients = self._clients(endpoints)
         self._gate.open()
         async with asyncio.TaskGroup() as group:
             for client in clients:
@@ -237,13 +255,10 @@ class _Run:
         except ProbeError as error:
             self._recorder.event("unhealthy", why=f"the store could not be read back: {error}")
 
-    def _clients(self) -> list[Client]:
-        members = self._cluster.members
+    def _clients(self, endpoints: Endpoints) -> list[Client]:
         clients = []
         for number in range(self._options.clients):
-            rounds = number < CLUSTER_CLIENTS
-            at = number % len(members)
-            own = members[at:] + members[:at] if rounds else [members[at]]
+            own = endpoints.round_from(number) if number < CLUSTER_CLIENTS else endpoints.seat(number)
             clients.append(self._client(f"c{number}", own, self._options.timeout_s))
         return clients
 
@@ -277,6 +292,7 @@ class _Run:
             "faults": trouble.faults,
             "kills": trouble.kills,
             "crash_points": len(trouble.crashed_at) or None,
+            **trouble.operator.counts,
             "terms": self._term,
             "compactions": sum(event["event"] == "compact" for event in self._recorder.events),
             "ops": len(operations),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
+from bench.hostile.users import AUTH, UserChannel
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
@@ -38,6 +39,8 @@ class Attacker:
         until: when the attack ends, by the monotonic clock; rounds that are under way may last longer.
         refusals: what the members said no to, by its text.
         notes: what a row wants to tell beside.
+        token: of root, where users are asked for.
+        user_token: of a user that a row has made.
     """
 
     endpoints: list[str]
@@ -47,6 +50,8 @@ class Attacker:
     until: float = 0.0
     refusals: Counter[str] = field(default_factory=Counter)
     notes: dict[str, float] = field(default_factory=dict)
+    token: str = ""
+    user_token: str = ""
     _channels: list[Channel] = field(default_factory=list)
 
     def count(self, full: int, least: int = 1) -> int:
@@ -70,12 +75,11 @@ class Attacker:
         """Whether the attack should end."""
         return monotonic() >= self.until
 
-    def channel(self, member: int | None = None) -> Channel:
+    def channel(self, member: int | None = None, token: str | None = None) -> Channel:
         """A new connection, to the member that is attacked unless another is named; closed with the attacker."""
         endpoint = self.endpoint if member is None else self.endpoints[member]
-        channel = Channel(
-            endpoint, options=ChannelOptions(stream_window_bytes=4 << 20, connection_window_bytes=16 << 20)
-        )
+        options = ChannelOptions(stream_window_bytes=4 << 20, connection_window_bytes=16 << 20)
+        channel = UserChannel(endpoint, self.token if token is None else token, options)
         self._channels.append(channel)
         return channel
 
@@ -84,6 +88,11 @@ class Attacker:
         for channel in self._channels:
             await channel.close()
         self._channels.clear()
+
+    async def login(self, user: str, password: str) -> str:
+        """A token of a user."""
+        request = rpc_pb2.AuthenticateRequest(name=user, password=password)
+        return rpc_pb2.AuthenticateResponse.FromString(await self.must(AUTH + "Authenticate", request)).token
 
     # ---- calls
 

@@ -1,9 +1,10 @@
 """The honest client: puts and linearizable reads at a steady rate, in a process of its own, with checked answers.
 
-    python -m bench.hostile.honest h1:2379,h2:2379,h3:2379 [--streams]
+    python -m bench.hostile.honest h1:2379,h2:2379,h3:2379 [--streams] [--puts-per-second 100]
 
-Open loop: a put is due every 10 ms and counts from when it was due, so that a member that stalls costs every put which
-should have been made meanwhile. Puts and reads take the members in turn, one connection to each. What is checked:
+Open loop: a put is due every 10 ms, or as often as asked for, and counts from when it was due, so that a member that
+stalls costs every put which should have been made meanwhile. Puts and reads take the members in turn, one connection to
+each. What is checked:
 
 - a read that began after the answer to a put shows that put or a later one;
 - with ``--streams``, a watch from each member shows every revision once and in order, with what was written, and each
@@ -25,15 +26,18 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
 
+from bench.hostile.users import UserChannel
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
 
-PUT_INTERVAL_S: Final = 0.01
+PUTS_PER_S: Final = 100.0
 READ_INTERVAL_S: Final = 0.02
 CALL_TIMEOUT_S: Final = 15.0
 EVENT_TIMEOUT_S: Final = 15.0
 LEASE_TTL_S: Final = 10
+TRIES_MAX: Final = 20
+OLD_REVISION: Final = "revision of auth store is old"
 KEYS: Final = 200
 VALUE: Final = b"v" * 256
 ERRORS_KEPT: Final = 20
@@ -50,6 +54,8 @@ class Window:
         self.event_s: list[float] = []
         self.errors: list[str] = []
         self.errors_total = 0
+        self.lies: list[str] = []
+        """Errors that are wrong answers, not failed calls; they begin with a word in capitals."""
         self.slowest: list[tuple[float, float]] = []
         """Seconds that the slowest puts took, and when they ended; the least of them first."""
 
@@ -61,6 +67,8 @@ class Window:
 
     def error(self, text: str) -> None:
         self.errors_total += 1
+        if text.partition(":")[0].isupper() and len(self.lies) < ERRORS_KEPT:
+            self.lies.append(text)
         if len(self.errors) < ERRORS_KEPT:
             self.errors.append(text)
 
@@ -68,7 +76,13 @@ class Window:
         names = (("put", self.put_s), ("read", self.read_s), ("event", self.event_s))
         summaries: dict[str, Any] = {name: _summary(times) for name, times in names}
         slowest = sorted(self.slowest, reverse=True)
-        return {**summaries, "errors": self.errors_total, "error_texts": self.errors, "slowest": slowest}
+        return {
+            **summaries,
+            "errors": self.errors_total,
+            "error_texts": self.errors,
+            "lies": self.lies,
+            "slowest": slowest,
+        }
 
 
 def _summary(times_s: list[float]) -> dict[str, float]:
@@ -88,11 +102,14 @@ class Honest:
 
     Arguments:
         endpoints: of all members.
+        puts_per_s: how many puts are due in a second.
+        token: of a user; empty: users are not asked for.
     """
 
-    def __init__(self, endpoints: list[str]) -> None:
+    def __init__(self, endpoints: list[str], puts_per_s: float = PUTS_PER_S, token: str = "") -> None:
         self.window = Window()
-        self.channels = [Channel(endpoint) for endpoint in endpoints]
+        self._put_interval_s = 1.0 / puts_per_s
+        self.channels: list[Channel] = [UserChannel(endpoint, token) for endpoint in endpoints]
         self._under_way: set[asyncio.Task[None]] = set()
         self._acknowledged: dict[bytes, int] = {}
         """The newest revision at which a put of a key was acknowledged."""
@@ -101,7 +118,8 @@ class Honest:
 
     async def run(self) -> None:
         """Put and read for ever."""
-        await asyncio.gather(self._steadily(PUT_INTERVAL_S, self._put), self._steadily(READ_INTERVAL_S, self._read))
+        puts = self._steadily(self._put_interval_s, self._put)
+        await asyncio.gather(puts, self._steadily(READ_INTERVAL_S, self._read))
 
     async def settled(self) -> None:
         """Wait for what is under way now."""
@@ -146,11 +164,16 @@ class Honest:
             self.window.error(f"STALE: a read at member {member + 1} shows revision {seen} of {key!r}, known: {known}")
 
     async def _call(self, member: int, path: str, request: bytes, what: str) -> bytes | None:
-        try:
-            return await self.channels[member].unary(path, request, CALL_TIMEOUT_S)
-        except RpcError as error:
-            self.window.error(f"{what}: {error}")
-            return None
+        for _ in range(TRIES_MAX):
+            try:
+                return await self.channels[member].unary(path, request, CALL_TIMEOUT_S)
+            except RpcError as error:
+                # Users have changed on the way, and nothing else was done: etcd's clients ask again, too.
+                if OLD_REVISION not in str(error):
+                    self.window.error(f"{what}: {error}")
+                    return None
+        self.window.error(f"{what}: users change all the time")
+        return None
 
 
 class HonestWatch:
@@ -265,9 +288,9 @@ async def _obey(honest: Honest) -> None:
             print(json.dumps(window.as_json()), flush=True)
 
 
-async def serve(endpoints: list[str], streams: bool) -> None:
+async def serve(endpoints: list[str], streams: bool, puts_per_s: float, token: str) -> None:
     """Run until standard input ends."""
-    honest = Honest(endpoints)
+    honest = Honest(endpoints, puts_per_s, token)
     work = [honest.run()]
     for member in range(len(endpoints)) if streams else ():
         watch = HonestWatch(honest, member)
@@ -286,8 +309,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="the honest client of bench.hostile")
     parser.add_argument("endpoints")
     parser.add_argument("--streams", action="store_true", help="watches and leases too")
+    parser.add_argument("--puts-per-second", type=float, default=PUTS_PER_S)
+    parser.add_argument("--token", default="", help="of a user, where users are asked for")
     options = parser.parse_args()
-    asyncio.run(serve(options.endpoints.split(","), options.streams))
+    asyncio.run(serve(options.endpoints.split(","), options.streams, options.puts_per_second, options.token))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from bench.hostile.stage import (
     members,
     metrics_of,
 )
+from bench.hostile.users import secure
 from raftkv.rpc.status import RpcError
 from tests.procs import Cluster, ProcessError
 
@@ -78,6 +79,7 @@ async def measure(row: Row, program: str, scale: float, seconds: float, nofile: 
     with members(program, nofile) as cluster:
         attacker = Attacker(cluster.endpoints, await leader_number(cluster), scale, scale)
         try:
+            attacker.token = await secure(attacker.endpoint) if row.users else ""
             await asyncio.wait_for(row.prepare(attacker), ATTACK_TIMEOUT_S)
             await _attack(cluster, row, attacker, seconds, outcome)
         except TimeoutError:
@@ -85,14 +87,14 @@ async def measure(row: Row, program: str, scale: float, seconds: float, nofile: 
         finally:
             await attacker.close()
         outcome.refusals, outcome.notes = dict(attacker.refusals.most_common(5)), attacker.notes
-        outcome.problem = outcome.problem or (await _agreement(cluster)).problem
+        outcome.problem = outcome.problem or (await _agreement(cluster, attacker.token)).problem
         if row.restarts and not outcome.problem:
             outcome.restart_s = _restart(cluster, (attacker.target + 1) % len(cluster.members))
     return outcome
 
 
 async def _attack(cluster: Cluster, row: Row, attacker: Attacker, seconds: float, outcome: Outcome) -> None:
-    honest = HonestProcess(cluster.endpoints)
+    honest = HonestProcess(cluster.endpoints, token=attacker.token)
     try:
         await asyncio.sleep(QUIET_S)
         honest.mark()
@@ -144,12 +146,12 @@ def _note(
         outcome.turns_own_ms = [round(figures.get(_LONGEST_OWN_TURN, 0.0) * 1e3, 1) for figures in after]
 
 
-async def _agreement(cluster: Cluster) -> Agreement:
+async def _agreement(cluster: Cluster, token: str) -> Agreement:
     """Wait until it is there: a member may have to catch up."""
     deadline = monotonic() + 30
     while True:
         try:
-            found = await agreement(cluster)
+            found = await agreement(cluster, token)
         except RpcError as error:
             found = Agreement(str(error))
         if not found.problem or "hashes" in found.problem or monotonic() > deadline:

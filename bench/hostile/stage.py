@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from bench.hostile.users import UserChannel
 from raftkv.cli import metrics
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
@@ -119,8 +120,12 @@ class Sampler:
 class HonestProcess:
     """The honest client as a process; ``mark`` and ``tell`` frame what is measured."""
 
-    def __init__(self, endpoints: list[str], *, streams: bool = False) -> None:
-        command = [sys.executable, "-m", "bench.hostile.honest", ",".join(endpoints)]
+    def __init__(
+        self, endpoints: list[str], *, streams: bool = False, puts_per_s: float | None = None, token: str = ""
+    ) -> None:
+        command = [sys.executable, "-m", "bench.hostile.honest", ",".join(endpoints), f"--token={token}"]
+        if puts_per_s is not None:
+            command += ["--puts-per-second", f"{puts_per_s:g}"]
         self._process = subprocess.Popen(
             [*command, "--streams"] if streams else command,
             stdin=subprocess.PIPE,
@@ -161,9 +166,9 @@ class Agreement:
     terms: list[int] = field(default_factory=list)
 
 
-async def agreement(cluster: Cluster) -> Agreement:
+async def agreement(cluster: Cluster, token: str = "") -> Agreement:
     """Ask every member, after a linearizable read of each, for its leader and the hash of one revision."""
-    channels = [Channel(endpoint) for endpoint in cluster.endpoints]
+    channels = [UserChannel(endpoint, token) for endpoint in cluster.endpoints]
     try:
         for member in cluster.members:
             if not member.is_running():

@@ -8,8 +8,9 @@
 
 A client knows less than the server: a renewal took place between its call and its answer; a lease was over when
 anything later was seen (a revision, a refusal, TTL 0), and still alive when anything earlier was asked for. Each rule
-takes the bound that acquits the server. Leases of which a grant was never acknowledged are not checked, and of ids that
-were, or may have been, granted again only L1 and L6.
+takes the bound that acquits the server; a new member takes all leases for renewed when it receives the data. Leases of
+which a grant was never acknowledged are not checked, and of ids that were, or may have been, granted again only L1 and
+L6.
 
 L4 (steps of the wall clock) is not seen here: no fault steps it yet.
 """
@@ -49,8 +50,8 @@ def check(history: History) -> list[Violation]:
 
 
 def lateness_s(history: History) -> list[float]:
-    """Return, for each lease with keys that ended by itself, the seconds from its last renewal's call plus TTL until
-    seen.
+    """Return, for each lease with keys that ended by itself and was granted once, the seconds from its last renewal's
+    call plus TTL until seen.
     """
     ends, _ = _ends(replayed(history))
     times = _Times(history)
@@ -58,7 +59,8 @@ def lateness_s(history: History) -> list[float]:
     for lease in _leases(history, ends):
         due = [operation.call + ttl for operation, ttl in lease.renewals()]
         revoked = any(operation.kind != "fail" for operation in lease.asked(Revoke))
-        if lease.ended_rev and due and not revoked:
+        granted = sum(operation.kind != "fail" for operation in lease.asked(Grant))
+        if lease.ended_rev and due and granted == 1 and not revoked:
             found.append((times.seen_at(lease.ended_rev) - max(due)) / _S)
     return sorted(found)
 
@@ -92,6 +94,7 @@ class _Times:
         self.restarts = setting.get("system") != "raftkv"
         """A new leader may give every lease its whole TTL again, as etcd does."""
         self.troubles = _troubles(history)
+        self.arrivals = _arrivals(history)
         self.last = max((op.returned for op in history.operations), default=0)
         answered = [op for op in history.operations if op.kind == "ok" and not isinstance(op.request, Special)]
         seen = [(op.rev, op.returned) for op in answered]
@@ -177,7 +180,8 @@ class _LeaseCheck:
         for began, ended in self._times.troubles:
             if began < due:
                 due = max(due, ended + self._times.slack + (ttl if doubtful else 0))
-        return due
+        # Who receives the data takes every lease for renewed then, and may lead as soon as it votes.
+        return max([due, *(ended + self._times.slack + ttl for began, ended in self._times.arrivals if began < due)])
 
     def _check_unique(self) -> None:
         renewed = list(self._lease.renewals())
@@ -251,6 +255,18 @@ def _ends(true: Replayed) -> tuple[dict[int, int], list[Violation]]:
                 found.append(Violation("L1 not whole", text))
             ends.setdefault(lease, rev)
     return ends, found
+
+
+def _arrivals(history: History) -> list[Span]:
+    """From the start of each new member until it votes: in between it receives the data."""
+    spans: dict[str, Span] = {}
+    for event in history.events:
+        if event["event"] == "joining":
+            spans[event["member"]] = (event["at"], event["at"])
+        elif event["event"] in ("added", "replaced"):
+            name = event["by"] if event["event"] == "replaced" else event["member"]
+            spans[name] = (spans.get(name, (event["at"], 0))[0], event["at"])
+    return list(spans.values())
 
 
 def _troubles(history: History) -> list[Span]:

@@ -43,13 +43,14 @@ OFTEN: Final = (
 HITS_MAX: Final = 15
 
 RECEIVING: Final = (
+    "snapshotAfterPiece",
     "snapshotBeforeRename",
     "snapshotAfterRename",
     "raftBeforeApplySnap",
     "raftBeforeSaveSnap",
     "raftAfterSaveSnap",
     "applyBeforeOpenSnapshot",
-    "defragBeforeRename",
+    "replaceBeforeRename",
     "raftAfterApplySnap",
 )
 """Points of a member that is sent the database."""
@@ -75,8 +76,14 @@ ELSEWHERE: Final = {
     "walBeforeRepair": "tests/storage/wal/test_failures.py",
     "walAfterRepairCopy": "tests/storage/wal/test_failures.py",
     "walAfterRepair": "tests/storage/wal/test_failures.py",
-    "defragBeforeCopy": "tests/storage/test_snapshot.py",
+    "defragBeforeCopy": "tests/server/maintenance/test_defragment.py",
+    "defragAfterCopy": "tests/server/maintenance/test_defragment.py",
+    "defragBeforeRename": "tests/server/maintenance/test_defragment.py",
+    "defragAfterRename": "tests/server/maintenance/test_defragment.py",
+    "restoreBeforeRename": "tests/offline/etcd/test_restore.py",
+    "restoreBeforeRenameLog": "tests/offline/etcd/test_restore.py",
     "snapshotBeforeSend": "tests/server/process/test_cluster.py",
+    "snapshotBeforeCopySync": "tests/server/process/test_cluster.py",
     "beforeApplyOneConfChange": "tests/server/process/test_total.py",
     "afterApplyOneConfChange": "tests/server/process/test_total.py",
 }

@@ -3,6 +3,7 @@
 A fault is injected, perhaps held until the rest of the cluster has acknowledged more writes, healed, and then the
 cluster must show that it works again (the next acknowledged writes) before the next one comes. Nothing is slept
 through: each wait is for a condition with a limit, and a limit that runs out after healing is a finding ("not live").
+Changes of members (``members.py``) are not undone: what must work afterwards is the changed cluster.
 
 Faults with targets are named ``<fault>-<target>``, such as ``kill-leader``; ``kill`` alone stands for all of its
 targets. To add one (a full disk, a clock), write a class with ``inject`` and ``heal`` and enter it in ``FAULTS``;
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from jepsen.db import Cluster, Member
-from jepsen.faults import failpoints, partitions
+from jepsen.faults import failpoints, members, partitions
 from jepsen.history import Recorder
 from jepsen.probe import Probe
 
@@ -100,12 +101,15 @@ class Wipe:
 
 CRASHING = "failpoint"
 """Its targets are points of the code; any member may be the one."""
+CHANGING = "member"
+"""Its targets are changes of the members, which come in their order (``members.py``)."""
 
 FAULTS: dict[str, Callable[[], Fault]] = {
     "kill": Kill,
     "pause": Pause,
     "wipe": Wipe,
     "failpoint": failpoints.Crash,
+    "member": members.Change,
     **partitions.FAULTS,
 }
 GROUPS: dict[str, tuple[str, ...]] = {"network": tuple(partitions.FAULTS)}
@@ -150,9 +154,14 @@ def parse(names: str, size: int) -> list[tuple[str, str]]:
         if not known or (target and target not in known):
             raise ValueError(f"unknown nemesis {name!r}: have {', '.join(FAULTS)}, each also with -<target>")
         wanted += [(fault, one) for one in ((target,) if target else known)]
-    if size > 1:
+    if size > 1 or any(fault == CHANGING for fault, _ in wanted):
         return wanted
     return list(dict.fromkeys((fault, target if fault == CRASHING else "all") for fault, target in wanted))
+
+
+def changes_members(names: str) -> bool:
+    """Return whether a list of faults has any change of members."""
+    return any(name.partition("-")[0] == CHANGING for name in _expand(names))
 
 
 def uses_network(names: str) -> bool:
@@ -166,7 +175,7 @@ def _expand(names: str) -> Iterator[str]:
 
 
 def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
-    """Iterate over steps without end: each round has every fault once, in a new order.
+    """Iterate over steps without end: each round has every fault once, in a new order; changes of members keep theirs.
 
     Arguments:
         wanted: faults and targets.
@@ -174,7 +183,9 @@ def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
     """
     rng = random.Random(f"schedule {seed}")
     while wanted:
-        for fault, target in rng.sample(wanted, len(wanted)):
+        changes = iter([one for one in wanted if one[0] == CHANGING])
+        mixed = rng.sample(wanted, len(wanted))
+        for fault, target in (next(changes) if one[0] == CHANGING else one for one in mixed):
             network = fault in partitions.FAULTS
             held = network or fault == "pause" or rng.random() < 0.4
             hold_s = rng.uniform(0.3, 4.0 if network else 2.0) if held else 0.0
@@ -192,25 +203,41 @@ class Nemesis:
         self.crashed_at: set[str] = set()
         self._calm = True
         self._cluster, self._probe, self._recorder = cluster, probe, recorder
+        self.operator = members.Operator(cluster, probe, recorder)
 
     async def carry_out(self, step: Step) -> None:
         """Inject, hold, heal, and wait until the cluster works again."""
         self.revive()
+        if step.fault == CHANGING:
+            await self._change_members(step)
+            return
         leader = await self._leader()
-        members = self._choose(step, leader)
+        hit = self._choose(step, leader)
         fault = FAULTS[step.fault]()
-        names = [member.name for member in members]
-        self._recorder.event(step.fault, target=step.target, members=names, leader=leader in members, calm=self._calm)
-        fault.inject(self._cluster, members)
+        names = [member.name for member in hit]
+        self._recorder.event(step.fault, target=step.target, members=names, leader=leader in hit, calm=self._calm)
+        fault.inject(self._cluster, hit)
         self.faults += 1
-        self.kills += len(members) if step.fault in _KILLING else 0
+        self.kills += len(hit) if step.fault in _KILLING else 0
         if step.fault == CRASHING:
-            await self._crash(step, members[0])
+            await self._crash(step, hit[0])
         elif step.hold_s:
             await self._recorder.wait_acked(step.acks, step.hold_s)
         self._recorder.event("heal", fault=step.fault, members=names)
-        fault.heal(self._cluster, members)
+        fault.heal(self._cluster, hit)
         await self.settle(min(step.acks, ACKS_MAX), step.settle)
+
+    async def _change_members(self, step: Step) -> None:
+        """Change the members; all of those that are left must be well before the next fault."""
+        self.faults += 1
+        names = [member.name for member in self._cluster.members]
+        self._recorder.event(CHANGING, change=step.target, members=names, calm=self._calm)
+        try:
+            await self.operator.carry_out(step.target, step.shuffle)
+        except members.ChangeError as error:
+            await self._unhealthy(f"member-{step.target}: {error}")
+        self.kills += self.operator.take_kills()
+        await self.settle(min(step.acks, ACKS_MAX), everyone=True)
 
     async def _crash(self, step: Step, member: Member) -> None:
         """Start a member that is down so that it dies at a point, and wait until it has."""

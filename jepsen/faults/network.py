@@ -64,7 +64,7 @@ class Network:
         seed: int,
     ) -> None:
         self.relayed_bytes = 0
-        self._targets, self._process_ids = targets, process_ids
+        self._targets, self._process_ids = dict(targets), process_ids
         self._rng = random.Random(f"network {seed}")
         self._cut: set[Pair] = set()
         self._delay_s: dict[Pair, tuple[float, float]] = {}
@@ -74,9 +74,16 @@ class Network:
 
     async def open(self) -> None:
         """Listen on every relay port."""
-        for port, target in self._targets.items():
-            serve = self._relay_to(port, target)
-            self._servers.append(await asyncio.start_server(serve, _HOST, port, limit=_CHUNK_BYTES))
+        for port in self._targets:
+            await self._listen(port)
+
+    async def add(self, targets: Mapping[int, Target]) -> None:
+        """Listen on more relay ports; one that is known leads to its new target from now on."""
+        for port, target in targets.items():
+            known = port in self._targets
+            self._targets[port] = target
+            if not known:
+                await self._listen(port)
 
     async def close(self) -> None:
         """Close every relay port and every connection."""
@@ -117,8 +124,12 @@ class Network:
         self._healed.set()
         self._healed = asyncio.Event()
 
-    def _relay_to(self, port: int, target: Target) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+    async def _listen(self, port: int) -> None:
+        self._servers.append(await asyncio.start_server(self._relay_to(port), _HOST, port, limit=_CHUNK_BYTES))
+
+    def _relay_to(self, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            target = self._targets[port]
             source = self._dialler(writer.get_extra_info("peername")[1], port) if target.for_members else CLIENTS
             pair = (source, target.member)
             task = asyncio.get_running_loop().create_task(self._relay(pair, target.port, reader, writer))

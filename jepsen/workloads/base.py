@@ -8,16 +8,21 @@ from typing import Any, Protocol
 
 from jepsen.checker import Checker
 from jepsen.client import Client
-from jepsen.db import Member
+from jepsen.endpoints import Endpoints
 from jepsen.history import Recorder
 from jepsen.watcher import Ending
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The surroundings of companions of the load: whom to talk to, where to note it, and when it is over."""
+    """The surroundings of companions of the load: whom to talk to, where to note it, and when it is over.
 
-    members: list[Member]
+    Attributes:
+        seats: companions that stay with one member each, where a workload has such.
+    """
+
+    endpoints: Endpoints
+    seats: int
     recorder: Recorder
     ending: Ending
     seed: int

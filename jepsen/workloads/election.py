@@ -58,8 +58,7 @@ class Election:
         """Return an observer of each election."""
         for name in _NAMES:
             rng = random.Random(f"{scene.seed} observe {name}")
-            members = rng.sample(scene.members, len(scene.members))
-            yield observe(name, members, scene.recorder, rng, scene.ending)
+            yield observe(name, scene.endpoints.shuffled(rng), scene.recorder, rng, scene.ending)
 
     async def finish(self, client: Client) -> None:
         """Ask who leads at last."""

@@ -107,10 +107,11 @@ class Lease:
 
     def companions(self, scene: Scene) -> Iterable[Coroutine[Any, Any, None]]:
         """Return a watcher on each member."""
-        for member in scene.members:
-            rng = random.Random(f"{scene.seed} lease {member.name}")
+        for seat in range(scene.seats):
+            rng = random.Random(f"{scene.seed} lease m{seat + 1}")
             wanted = (Watched("\0", END_OF_KEYS, previous=True), Watched(_PREFIX, _END, without=("put",)))
-            yield WatchingClient(f"at-{member.name}", [member], scene.recorder, rng, wanted).run(scene.ending)
+            members = scene.endpoints.seat(seat)
+            yield WatchingClient(f"at-m{seat + 1}", members, scene.recorder, rng, wanted).run(scene.ending)
 
     async def _begin(self, client: Client, own: _Own) -> None:
         taken = bool(own.kept) and client.rng.random() < 0.1

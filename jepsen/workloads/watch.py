@@ -51,10 +51,10 @@ class Watch(Mixed):
 
     def companions(self, scene: Scene) -> Iterable[Coroutine[Any, Any, None]]:
         """Return the watchers."""
-        for member in scene.members:
-            rng = random.Random(f"{scene.seed} watch {member.name}")
+        for seat in range(scene.seats):
+            rng = random.Random(f"{scene.seed} watch m{seat + 1}")
             wanted = (_ALL, _FROM_START, _DELETES, _PLAIN, Watched("k00003"))
-            client = WatchingClient(f"at-{member.name}", [member], scene.recorder, rng, wanted)
+            client = WatchingClient(f"at-m{seat + 1}", scene.endpoints.seat(seat), scene.recorder, rng, wanted)
             yield client.run(scene.ending)
         rng = random.Random(f"{scene.seed} watch round")
         yield self._client(scene, "round", rng, (_FROM_START, _PUTS, _TXNS)).run(scene.ending)
@@ -65,7 +65,7 @@ class Watch(Mixed):
     def _client(
         self, scene: Scene, name: str, rng: random.Random, wanted: tuple[Watched, ...], habits: Habits | None = None
     ) -> WatchingClient:
-        members = rng.sample(scene.members, len(scene.members))
+        members = scene.endpoints.shuffled(rng)
         return WatchingClient(name, members, scene.recorder, random.Random(rng.random()), wanted, habits)
 
     async def _brief(self, scene: Scene, rng: random.Random) -> None:

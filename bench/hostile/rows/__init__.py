@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.hostile.rows import connections, frames, leases, ranges, watches, writes
+from bench.hostile.rows import connections, frames, leases, logins, ranges, watches, writes
 from bench.hostile.rows.row import Row
 
 ROWS: tuple[Row, ...] = (
@@ -12,6 +12,7 @@ ROWS: tuple[Row, ...] = (
     *leases.ROWS,
     *frames.ROWS,
     *connections.ROWS,
+    *logins.ROWS,
 )
 
 __all__ = ["ROWS", "Row"]

@@ -26,6 +26,7 @@ class Row:
         repeats: whether rounds follow each other until the time is over; False: once.
         programs: that can do it.
         restarts: measure the restart of a member afterwards.
+        users: it needs a cluster that asks for users; attacker and honest client are root then.
     """
 
     name: str
@@ -35,3 +36,4 @@ class Row:
     repeats: bool = True
     programs: tuple[str, ...] = ("etcd", "raftkv")
     restarts: bool = False
+    users: bool = False

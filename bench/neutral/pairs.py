@@ -1,0 +1,178 @@
+"""Measures rows in pairs: both clusters are up all the time, and who goes first changes from pair to pair.
+
+Invariants:
+- All calls go to the leader; a measurement in which it changed is made again.
+- Answers were good. Calls that write have added exactly so many revisions to the store. Calls that read brought back
+  exactly as many bytes as that many copies of one answer, which grpcio asked for and which holds the value.
+- Both programs are asked for about the same time, by the rate that they reached before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench import compare
+from bench.neutral import processor
+from bench.neutral.generators import GENERATORS, Sent
+from bench.neutral.rows import KEY, PUT, VALUE, Calls
+from raftkv.pb import rpc_pb2
+from tests.compat.wire import Wire
+from tests.procs import Cluster, Program
+from tests.server.process.process import leader_of
+
+ATTEMPTS = 5
+_RANGE = rpc_pb2.RangeRequest(key=KEY)
+_FRAME_HEAD_BYTES = 5
+
+Row = Calls | compare.Row
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row, one program, one pair.
+
+    Attributes:
+        rate: calls a second; of watches: events.
+        members_us: processor time of all members for a call, in microseconds.
+        leader_us: the leader's part of that.
+        generator_us: the same of the generator.
+        others_share: of the machine's cores, used by others meanwhile, 0 to 1.
+    """
+
+    rate: float
+    members_us: float
+    leader_us: float
+    generator_us: float
+    others_share: float
+
+
+class Scene:
+    """A cluster that is up, and an independent client for checks."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.name = cluster.program.name
+        self.endpoints = cluster.endpoints
+        self.pids = processor.pids_of(cluster)
+        self._wire = Wire(cluster.endpoints)
+        self._ask("etcdserverpb.KV/Put", PUT)
+
+    def close(self) -> None:
+        """Let the client go."""
+        self._wire.close()
+
+    def _ask(self, method: str, request: Any, member: int = 0) -> Any:
+        answer = self._wire.call(method, request, member)
+        if answer.message is None:
+            raise SystemExit(f"bench: {self.name}: {answer.code}: {answer.text}")
+        return answer.message
+
+    def leader(self) -> str:
+        """Return the endpoint of the member that leads."""
+        member = leader_of(self._wire)
+        if member < 0:
+            raise SystemExit(f"bench: {self.name} has no leader")
+        return self.endpoints[member]
+
+    def read(self, member: str) -> Any:
+        """Ask a member for the key of all rows."""
+        return self._ask("etcdserverpb.KV/Range", _RANGE, self.endpoints.index(member))
+
+
+def send_checked(row: Calls, scene: Scene, leader: str, generator: str, calls: int) -> Sent:
+    """Send so many calls of a row; SystemExit if an answer cannot have been good."""
+    before = scene.read(leader)
+    sent = GENERATORS[generator](row, leader, calls)
+    after = scene.read(leader)
+    check(row, calls, sent, before, after)
+    return sent
+
+
+def check(row: Calls, calls: int, sent: Sent, before: Any, after: Any) -> None:
+    """Compare what was answered with the key of all rows, as read before and after. SystemExit as above."""
+    added, wanted = after.header.revision - before.header.revision, calls * row.revisions
+    if added != wanted:
+        raise SystemExit(f"bench: {row.name}: {calls} calls were to add {wanted} revisions, and added {added}")
+    if [kv.value for kv in after.kvs] != [VALUE]:
+        raise SystemExit(f"bench: {row.name}: the key of all rows has another value")
+    answered = calls * (_FRAME_HEAD_BYTES + after.ByteSize())
+    if not row.revisions and sent.data_bytes not in (None, answered):
+        raise SystemExit(f"bench: {row.name}: {sent.data_bytes} bytes were answered, not {answered}")
+
+
+def measure(row: Row, scene: Scene, generator: str, calls: int) -> Measured:
+    """Measure a row once; again, if the leader changed meanwhile."""
+    for _ in range(ATTEMPTS):
+        leader = scene.leader()
+        leader_pid = scene.pids[scene.endpoints.index(leader)]
+        before, leader_before_s = processor.now(scene.pids), processor.process_s(leader_pid)
+        if isinstance(row, Calls):
+            sent, units = send_checked(row, scene, leader, generator, calls), calls
+            rate, generator_us = sent.rate, sent.generator_s / calls * 1e6
+        else:
+            found = compare.measure(row, [leader], calls / row.total, compare.Setting())
+            rate, generator_us, units = found["rate"], found["generator_us"], found["units"]
+            if found["errors"]:
+                raise SystemExit(f"bench: {row.name}: {found['errors']}")
+        spent, leader_s = processor.now(scene.pids) - before, processor.process_s(leader_pid) - leader_before_s
+        if scene.leader() == leader:
+            members_us, leader_us = (seconds / units * 1e6 for seconds in (spent.members, leader_s))
+            return Measured(rate, members_us, leader_us, generator_us, spent.others_share)
+    raise SystemExit(f"bench: {scene.name} changed its leader {ATTEMPTS} times")
+
+
+def calls_for(row: Row, scene: Scene, generator: str, seconds: float) -> int:
+    """Return how many calls take about so long, after a short run that warms both ends."""
+    if not isinstance(row, Calls):
+        return max(row.clients, int(row.total * seconds))
+    first = 200 + 10 * row.clients
+    return max(first, int(measure(row, scene, generator, first).rate * seconds))
+
+
+def run(
+    programs: Sequence[Program], rows: Sequence[Row], pairs: int, seconds: float, generator: str, tell: Tell
+) -> dict[str, Any]:
+    """Measure all pairs of all rows.
+
+    Arguments:
+        programs: etcd and raftkv.
+        seconds: length of one measurement, about.
+        generator: of unary calls, by name.
+        tell: told of each measurement.
+    """
+    seen: dict[str, dict[str, list[Measured]]] = {row.name: {each.name: [] for each in programs} for row in rows}
+    with ExitStack() as stack:
+        scenes = [Scene(stack.enter_context(Cluster(program, size=3))) for program in programs]
+        for scene in scenes:
+            stack.callback(scene.close)
+        load_before = os.getloadavg()[0]
+        calls = {(row.name, scene.name): calls_for(row, scene, generator, seconds) for row in rows for scene in scenes}
+        for number in range(pairs):
+            for row in rows:
+                for scene in scenes if number % 2 == 0 else reversed(scenes):
+                    found = measure(row, scene, generator, calls[row.name, scene.name])
+                    seen[row.name][scene.name].append(found)
+                    tell(f"pair {number + 1}: {row.name:24} {scene.name:7} {found.rate:>9,.0f}/s")
+    return {
+        "machine": {**compare.machine(), "load_before": round(load_before, 1)},
+        "pairs": pairs,
+        "seconds": seconds,
+        "rows": [
+            {
+                "row": row.name,
+                "generator": generator if isinstance(row, Calls) else "raftkvctl",
+                **{name: [asdict(one) for one in found] for name, found in seen[row.name].items()},
+            }
+            for row in rows
+        ],
+    }
+
+
+def tell_on_stderr(text: str) -> None:
+    """Show progress beside the results."""
+    print(text, file=sys.stderr, flush=True)
