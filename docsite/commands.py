@@ -1,0 +1,183 @@
+"""The reference of the command lines, made from the programs themselves while the site is built.
+
+A page has a line ``<!-- commands: raftkvctl -->``; ``filled`` puts every command there, with its flags, defaults and
+environment variables. So no page can name what the program does not have. ``python -m docsite.commands raftkvctl``
+prints it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator
+
+import click
+
+from raftkv.cli.goflags.command import Branch, External, Leaf, flag_row
+from raftkv.cli.goflags.pflag import Flag
+from raftkv.cli.main import USAGE, main
+
+MARK = re.compile(r"^<!-- commands: (\w+) -->$", re.MULTILINE)
+
+
+def filled(text: str) -> str:
+    """Return a page with its marks replaced."""
+    return MARK.sub(lambda found: PAGES[found[1]](), text)
+
+
+def _cell(text: str) -> str:
+    """Return a text for a cell of a table: nothing in it is Markdown."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;").replace("*", "&#42;")
+    return escaped.replace("`", "&#96;").replace("_", "&#95;").replace("${", "&#36;{").replace("\n", " ")
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _fenced(text: str) -> str:
+    return f"```text\n{text.rstrip()}\n```\n"
+
+
+def server() -> str:
+    """Return the flags of a member, then the help of the other commands of ``raftkv``."""
+    from raftkv.cli.server.flags import _ALIASES, FLAGS, IDLE, REFUSED, SETTING
+
+    aliases = {name: alias for alias, name in _ALIASES.items()}
+    settings = [flag for name, flag in FLAGS.items() if flag.fate == SETTING and name not in _ALIASES]
+    parts = ["## raftkv serve\n", f"Run a member; `raftkv` alone does the same.\n{_commas(USED_AS)}\n"]
+    for group in dict.fromkeys(flag.group for flag in settings):
+        rows = []
+        for flag in (flag for flag in settings if flag.group == group):
+            older = f" Also <code>--{aliases[flag.name]}</code>." if flag.name in aliases else ""
+            rows.append((_named(f"--{flag.name}", _variable(flag.name)), _cell(flag.help) + older))
+        parts.append(f"### {group}\n\n" + _table(("flag and environment", "what it sets (default)"), rows))
+    for title, fate, words in (
+        (
+            "Flags without effect",
+            IDLE,
+            "A member takes these flags of etcd, and says in one line that they do nothing.",
+        ),
+        ("Flags that are refused", REFUSED, "A member does not start with one of these, unless it asks for nothing."),
+    ):
+        names = [f"`--{name}`" for name, flag in FLAGS.items() if flag.fate == fate]
+        parts.append(f"### {title}\n\n{words}\n\n{', '.join(names)}\n")
+    others = dict.fromkeys(re.findall(r"^  raftkv ([a-z][\w-]+)", USAGE, re.MULTILINE))
+    parts.extend(f"## raftkv {name}\n\n{_fenced(_help_of(name))}" for name in others)
+    return "\n".join(parts)
+
+
+USED_AS = (
+    "Flags may have one dash or two",
+    "each is an environment variable too",
+    "`--config-file FILE` reads a YAML file, whose keys are the names of the flags, instead of both",
+)
+
+
+def _commas(parts: tuple[str, ...]) -> str:
+    return "; ".join(parts) + "."
+
+
+def _variable(flag: str) -> str:
+    return "ETCD_" + flag.upper().replace("-", "_")
+
+
+def _help_of(command: str) -> str:
+    """Return what ``raftkv COMMAND --help`` prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        main([command] if command == "version" else [command, "--help"])
+    return printed.getvalue()
+
+
+def ctl() -> str:
+    """Return all commands of ``raftkvctl``."""
+    from raftkv.cli.ctl.tree import GLOBAL_FLAGS, make_tree
+
+    return _tree(make_tree(), GLOBAL_FLAGS)
+
+
+def utl() -> str:
+    """Return all commands of ``raftkvutl``."""
+    from raftkv.cli.utl.tree import make_tree
+
+    root = make_tree()
+    return _tree(root, tuple(root.flags))
+
+
+def _tree(root: Branch, shared: tuple[Flag, ...]) -> str:
+    program = root.name or ""
+    parts = []
+    if shared:
+        parts.append("## Flags of every command\n\n" + _flags(shared))
+    for command, path in _walk(root, (program,)):
+        words = " ".join(path)
+        level = "#" * min(len(path), 3)
+        if isinstance(command, Leaf):
+            usage = " ".join(filter(None, (words, command.usage, "[flags]" if command.flags else "")))
+            own = [flag for flag in command.own if flag not in shared]
+            parts.append(f"{level} {words}\n\n{_prose(command.help or '')}\n\n{_fenced(usage)}")
+            if own:
+                parts.append(_flags(own))
+            if command.examples:
+                parts.append(_fenced("\n".join(f"{program} {example}" for example in command.examples)))
+        elif isinstance(command, Branch):
+            parts.append(f"{level} {words}\n\n{_prose(command.help or '')}\n")
+        else:
+            context = click.Context(command, info_name=words)
+            parts.append(f"{level} {words}\n\n{_fenced(command.get_help(context))}")
+    return "\n".join(parts)
+
+
+def _prose(text: str) -> str:
+    return _cell(text.replace("\n\n", "\0")).replace("\0", "\n\n")
+
+
+def _flags(flags: tuple[Flag, ...] | list[Flag]) -> str:
+    rows = []
+    for flag in flags:
+        name, _ = flag_row(flag)
+        choices = f" ({', '.join(flag.choices)})" if flag.choices else ""
+        default = f"`{flag.shown_default}`" if flag.shown_default else ""
+        rows.append((_named(name, flag.variable), default, _cell(flag.usage + choices)))
+    return _table(("flag and environment" if any(flag.variable for flag in flags) else "flag", *HEAD), rows)
+
+
+HEAD = ("default", "what it does")
+
+
+def _named(flag: str, variable: str) -> str:
+    """Return the cell of a flag, with its environment variable below it."""
+    shown = f"`{flag}`".replace("|", "\\|")
+    return f"{shown}<br>`{variable}`" if variable else shown
+
+
+def _walk(root: click.Group, path: tuple[str, ...]) -> Iterator[tuple[click.Command, tuple[str, ...]]]:
+    """Go through the commands below `root`, in the order of its help page; each with the words that call it."""
+    for name, command in root.commands.items():
+        words = (*path, name)
+        if isinstance(command, External):
+            module, _, function = command.target.partition(":")
+            found = getattr(importlib.import_module(module), function)
+            command = found if isinstance(found, click.Command) else command
+        yield command, words
+        if isinstance(command, click.Group):
+            yield from _walk(command, words)
+
+
+def known_words() -> dict[str, set[str]]:
+    """Return the flags of each program, for tests of what pages name: ``{"raftkvctl": {"--endpoints", ...}, ...}``."""
+    found = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+    return {page: {"--help", "--version", *found.findall(make())} for page, make in PAGES.items()}
+
+
+PAGES: dict[str, Callable[[], str]] = {"raftkv": server, "raftkvctl": ctl, "raftkvutl": utl}
+"""Program to what makes its reference."""
+
+
+if __name__ == "__main__":
+    print(PAGES[sys.argv[1]]())
