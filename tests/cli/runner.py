@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from raftkv.cli import main as server_main
 from raftkv.cli.ctl import __main__ as ctl
+from raftkv.cli.utl import __main__ as utl
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Ran:
 def run_ctl(words: Sequence[str], standard_input: bytes = b"", environment: Mapping[str, str] | None = None) -> Ran:
     """Run raftkvctl."""
     return _run(ctl.main, words, standard_input, environment or {})
+
+
+def run_utl(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ran:
+    """Run raftkvutl."""
+    return _run(utl.main, words, b"", environment or {})
 
 
 def run_server(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ran:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -50,6 +51,19 @@ def test_every_workload_counts_every_call(cluster: Cluster, words: tuple[str, ..
     assert summary["calls"] == 201
     assert summary["errors"] == {}
     assert 0 < summary["p50_ms"] <= summary["p90_ms"] <= summary["p99_ms"]
+
+
+@pytest.mark.parametrize(("key_size", "value_size"), [(1, 0), (8, 256), (200, 70_000)])
+def test_puts_are_messages_of_their_sizes(key_size: int, value_size: int) -> None:
+    numbers = set()
+    requests = bench_load.puts(key_size=key_size, value_size=value_size, key_space=200, sequential=False, seed=7)
+    for _, data in itertools.islice(requests, 300):
+        request = rpc_pb2.PutRequest.FromString(data)
+        assert (len(request.key), len(request.value)) == (key_size, value_size)
+        assert request.SerializeToString() == data
+        numbers.add(int.from_bytes(request.key, "big"))
+    assert max(numbers) < 200
+    assert len(numbers) > 100
 
 
 def test_puts_really_arrive(cluster: Cluster) -> None:
@@ -106,3 +120,10 @@ def test_results_of_processes_are_merged() -> None:
     assert merged.latencies_s == [0.1, 0.2, 0.3]
     assert (merged.seconds, merged.errors, merged.rate) == (3.0, Counter({"no": 3}), 1.0)
     assert (merged.percentile_s(50), merged.percentile_s(99), Result([], 0.0).percentile_s(99)) == (0.2, 0.3, 0.0)
+
+
+def test_certificates_that_cannot_be_used_are_refused_in_one_line() -> None:
+    for words in (("put",), ("range",), ("watch",), ("lock",)):
+        ran = _bench(*words, "--cacert", "/nowhere/ca.crt")
+        assert (ran.returncode, ran.stdout) == (1, "")
+        assert ran.stderr == "Error: cannot use the certificates /nowhere/ca.crt: [Errno 2] No such file or directory\n"

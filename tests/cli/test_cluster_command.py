@@ -20,8 +20,8 @@ from raftkv.client.local.process import stop_all
 from tests.cli.runner import run_ctl, run_server
 from tests.procs import data_directory, free_port
 
-READY_TIMEOUT_S = 40
-STOP_TIMEOUT_S = 20
+READY_TIMEOUT_S = 90
+STOP_TIMEOUT_S = 60
 
 
 @contextmanager
@@ -153,12 +153,25 @@ def test_the_table_shows_every_member():
     console.print(make_table([LEADER, FOLLOWER, DEAD]))
     console.file.close()
     text = console.export_text()
-    for shown in ("node1", "leader", "10/9", "57 kB", "1234", "http://a", "follower", "exited", "SIGKILL [/]"):
+    for shown in (
+        "node1",
+        "leader",
+        "10/9",
+        "57 kB",
+        "1234",
+        "http://a",
+        "follower",
+        "exited",
+        "SIGKILL [/]",
+        "http://a/ui/",
+    ):
         assert shown in text
 
 
 def test_news_are_told_once():
-    assert news([], [LEADER, FOLLOWER])[-1].startswith("ready: ")
+    *_, dashboard, ready = news([], [LEADER, FOLLOWER])
+    assert dashboard == "dashboard: http://a/ui/"
+    assert ready.startswith("ready: ")
     assert news([LEADER, FOLLOWER], [LEADER, FOLLOWER]) == []
     assert news([LEADER, DEAD], [LEADER, DEAD]) == []
     assert news([FOLLOWER], [Row("node2", "http://b", "leader", 4)]) == ["node2: leader in term 4 at http://b"]

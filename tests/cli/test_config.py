@@ -48,6 +48,20 @@ REFUSED = [
     ({"client_tls": TLSFiles(cert_file="c")}, "--cert-file and --key-file must be given together"),
     ({"peer_tls": TLSFiles(client_cert_auth=True)}, "--peer-client-cert-auth needs --peer-trusted-ca-file"),
     (
+        {"client_tls": TLSFiles(crl_file="x")},
+        "--client-crl-file needs --trusted-ca-file: it is about certificates that are verified",
+    ),
+    (
+        {"peer_tls": TLSFiles("c", "k", trusted_ca_file="a", allowed_cn=("x",), allowed_hostname=("y",))},
+        "--peer-cert-allowed-cn and --peer-cert-allowed-hostname are mutually exclusive (cn=x, hostname=y)",
+    ),
+    (
+        {"peer_tls": TLSFiles(self_signed=True, trusted_ca_file="a")},
+        "--peer-auto-tls and --peer-trusted-ca-file exclude each other: no authority knows a certificate that its "
+        "member made for itself",
+    ),
+    ({"self_signed_validity_years": 0}, "--self-signed-cert-validity must be 1 year or more"),
+    (
         {"listen_client_urls": ("https://127.0.0.1:1",)},
         "cannot listen on TLS for https://127.0.0.1:1: --cert-file and --key-file are not given",
     ),

@@ -22,7 +22,7 @@ from tests.cli.runner import run_ctl
 from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, wait_for
 
-SOON_S = 8.0
+SOON_S = 40.0
 """A bound for a busy machine: what is looked for is a wait of minutes or for ever."""
 
 WAITING = [
@@ -57,7 +57,7 @@ class Nobody:
 
     def __init__(self, *, closes: bool) -> None:
         self.came = threading.Event()
-        self._closes = closes
+        self.closes = closes
         self._held: list[socket.socket] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._server.getsockname()[1]}"
@@ -71,7 +71,7 @@ class Nobody:
             except OSError:
                 return
             self.came.set()
-            if self._closes:
+            if self.closes:
                 connection.close()
             else:
                 self._held.append(connection)
@@ -103,11 +103,10 @@ def must_end(program: Running, nobody: Nobody, number: signal.Signals) -> int:
     return code
 
 
-@pytest.mark.parametrize("number", long_except([signal.SIGINT, signal.SIGTERM], {signal.SIGINT}))
 @pytest.mark.parametrize("words", WAITING, ids=" ".join)
-def test_a_signal_ends_a_command_that_no_member_answers(
-    nobody: Nobody, words: tuple[str, ...], number: signal.Signals
-) -> None:
+def test_a_signal_ends_a_command_that_no_member_answers(nobody: Nobody, words: tuple[str, ...]) -> None:
+    """By Ctrl-C where the port is silent, by SIGTERM where it closes: what waits does not know which has come."""
+    number = signal.SIGTERM if nobody.closes else signal.SIGINT
     with Running(raftkvctl(nobody.endpoint, *words)) as program:
         if words == ("watch", "-i"):
             program.feed("watch k\n")
@@ -159,14 +158,13 @@ BLOCKING = [
 ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("line", BLOCKING)
-def test_a_signal_ends_a_blocking_call_of_the_client(nobody: Nobody, line: str, number: signal.Signals) -> None:
+def test_a_signal_ends_a_blocking_call_of_the_client(nobody: Nobody, line: str) -> None:
     with Running([sys.executable, "-c", LIBRARY.format(line), nobody.endpoint]) as program:
         assert nobody.came.wait(TIMEOUT_S), f"no connection: {program.errors}"
-        program.process.send_signal(number)
+        program.process.send_signal(signal.SIGINT)  # SIGTERM ends a Python program that does not ask for it at once
         program.process.wait(SOON_S)
-        assert number == signal.SIGTERM or program.errors.endswith("KeyboardInterrupt")
+        assert program.errors.endswith("KeyboardInterrupt")
 
 
 MEASURING = [

@@ -10,8 +10,11 @@ import subprocess
 import pytest
 
 import raftkv
+from raftkv.checkpoint.keys import RANDOM_DIGITS, AttemptId, RegistryKeys
+from raftkv.checkpoint.records import Checkpoint
+from raftkv.cli.output.rows import clock
 from raftkv.cli.runs.facts import Denied, Queue, waiting
-from raftkv.cli.runs.view import Line, Narrator, clock, members_text, ranks_text
+from raftkv.cli.runs.view import Line, Narrator, members_text, ranks_text
 from raftkv.training.history.timeline import fold, read_change
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
 from raftkv.training.records import CLOSED, GATHERING, RUNNING, GenerationRecord, Member, Node, State
@@ -177,6 +180,60 @@ def test_the_timeline_names_causes_and_seconds(raftkv_cluster, raftkv_client) ->
     found = plain_of(ctl(raftkv_cluster, "timeline", "jobs/a", "--json"))
     assert found["epochs"][0]["root_fault"]["signal"] == "SIGKILL"
     assert found["epochs"][0]["recovery"] == {"seconds": 0.5, "approximate": False}
+
+
+REGISTRY = RegistryKeys(KEYS.run_id)
+
+
+def commit(kv: raftkv.Client, step: int, began: int, saved: float, committed: float) -> None:
+    """Write the record of a checkpoint, as its coordinator would have at that time."""
+    one = Checkpoint(
+        KEYS.run_id, step, 1, began, "dcp", 2, "/c", "m", "r", 2, 64, holder="a", time=committed,
+        duration_s=committed - saved,
+    )  # fmt: skip
+    kv.put(REGISTRY.record("dcp", step), one.encode())
+
+
+def now(kv: raftkv.Client) -> int:
+    """Return the number of an attempt that begins now."""
+    return kv.range("x").revision * RANDOM_DIGITS + 7
+
+
+def test_the_timeline_tells_commits_and_what_faults_cost(raftkv_cluster, raftkv_client) -> None:
+    kv = raftkv_client
+    write(kv, SCRIPT[:7])  # generation 1 runs
+    commit(kv, 100, now(kv), saved=102.0, committed=102.5)
+    commit(kv, 200, now(kv), saved=104.0, committed=104.5)
+    taken_over = now(kv)
+    write(kv, SCRIPT[7:GENERATION_2_RUNS])  # b's worker is killed at 109.25; generation 2 runs from 109.75 on
+    commit(kv, 300, taken_over, saved=106.0, committed=110.0)
+    kv.delete(REGISTRY.record("dcp", 100))  # by retention
+    kv.put(REGISTRY.deleting("dcp", AttemptId(100, 1, 10 * RANDOM_DIGITS)), b"{}")
+    kv.put(REGISTRY.deleting("dcp", AttemptId(320, 2, now(kv))), b"{}")
+    write(kv, SCRIPT[GENERATION_2_RUNS:])
+    lines = text_of(ctl(raftkv_cluster, "timeline", "jobs/a")).splitlines()
+    assert lines[0] == "run jobs/a: 2 generations, 3 nodes, 2 faults, 3 commits"
+    assert lines[2].split()[4:6] == ["commits", "lost"]
+    first, second = ([cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[3:5])
+    assert first[4:6] == ["3: steps 100 to 300", "~3.25 s since step 300, ~162 steps"]
+    assert second[4] == "~10.25 s since step 300, at least 20"
+    plain = plain_of(ctl(raftkv_cluster, "timeline", "jobs/a", "--json"))["epochs"]
+    assert [one["step"] for one in plain[0]["commits"]] == [100, 200, 300]
+    assert plain[0]["lost"] == {
+        "kept_step": 300, "since": {"seconds": 3.25, "approximate": True}, "steps_at_least": 0, "steps_estimated": 162
+    }  # fmt: skip
+    assert (plain[1]["commits"], plain[1]["lost"]["steps_at_least"]) == ([], 20)
+
+
+def test_commits_behind_a_compaction_are_known_if_they_are_there(raftkv_cluster, raftkv_client) -> None:
+    kv = raftkv_client
+    write(kv, SCRIPT[:7])
+    commit(kv, 100, now(kv), saved=102.0, committed=102.5)
+    kv.put(REGISTRY.record("dcp", 50), b"of somebody else")
+    kv.compact(now(kv) // RANDOM_DIGITS)
+    write(kv, SCRIPT[7:10])
+    (one,) = plain_of(ctl(raftkv_cluster, "timeline", "jobs/a", "--json"))["epochs"]
+    assert ([commit["step"] for commit in one["commits"]], one["lost"]["kept_step"]) == ([100], 100)
 
 
 def test_a_compacted_history_says_so(raftkv_cluster, raftkv_client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from raftkv.cli.exits import CommandError
 from raftkv.cli.server.flags import FLAGS, SETTING
 from raftkv.cli.server.options import read_options
-from raftkv.config import ServerConfig
+from raftkv.config import LogRotation, ServerConfig, TLSFiles, Tracing
 
 
 def read(*words, **environment):
@@ -52,6 +53,12 @@ def test_units():
     assert (config.heartbeat_interval_s, config.election_timeout_s, config.election_ticks) == (0.05, 0.5, 10)
     assert (config.backend_batch_interval_s, config.grpc_keepalive_interval_s) == (0.02, 5400.0)
     assert (config.quota_bytes, config.auto_compaction_retention_s) == (2**20, 7200.0)
+
+
+def test_the_dashboard_is_on_unless_it_is_turned_off():
+    assert read().config.enable_ui
+    assert not read("--enable-ui=false").config.enable_ui
+    assert not read(ETCD_ENABLE_UI="false").config.enable_ui
 
 
 def test_retention_by_mode():
@@ -165,21 +172,126 @@ def test_old_names():
 
 
 def test_idle_flags_are_remarked_upon():
-    assert read("--bcrypt-cost=4").warnings == ["--bcrypt-cost has no effect in raftkv"]
+    assert read("--max-snapshots=4").warnings == ["--max-snapshots has no effect in raftkv"]
     assert read("--max-wals=5").warnings == ["--max-wals has no effect in raftkv"]
-    assert read("--enable-pprof").warnings == ["--enable-pprof has no effect in raftkv"]
-    assert read("--metrics=extensive").warnings == ["--metrics has no effect in raftkv"]
-    assert read("--metrics=basic", "--enable-pprof=false", "--logger=zap").warnings == []
+    assert read("--metrics=extensive").warnings == []
+    assert read("--metrics=basic", "--logger=zap").warnings == []
     assert len(read("--quota-backend-bytes=10000000000").warnings) == 1
 
 
 def test_what_raftkv_would_not_do_is_refused():
-    assert refused("--auto-tls") == (1, "--auto-tls is not implemented in raftkv")
-    assert refused("--force-new-cluster") == (1, "--force-new-cluster is not implemented in raftkv")
-    assert refused("--client-crl-file=x")[0] == refused("--peer-cert-allowed-cn=x")[0] == 1
-    assert read("--force-new-cluster=false").warnings == []
+    assert read("--force-new-cluster").config.force_new_cluster
     assert refused("--discovery-srv=example.org") == (1, "--discovery-srv is not implemented in raftkv")
-    assert read("--auto-tls=false", "--proxy=off", "--auth-token=simple").warnings == []
+    assert read("--proxy=off", "--auth-token=simple").warnings == []
+
+
+def test_tracing_by_both_spellings():
+    words = ("address=c:1", "service-name=kv", "instance-id=i", "sampling-rate=1000000")
+    expected = Tracing(enabled=True, address="c:1", service_name="kv", instance_id="i", sampling_rate=1_000_000)
+    for prefix in ("--", "--experimental-"):
+        given = (f"{prefix}enable-distributed-tracing", *(f"{prefix}distributed-tracing-{word}" for word in words))
+        assert read(*given).config.tracing == expected
+    assert read().config.tracing == Tracing()
+    on = "--enable-distributed-tracing"
+    beginning = "distributed tracing configurition is not valid: (tracing sampling rate must be"
+    assert refused(on, "--distributed-tracing-sampling-rate=-1") == (1, f"{beginning} positive)")
+    assert refused(on, "--distributed-tracing-sampling-rate=1000001") == (1, f"{beginning} less than 1000000)")
+    assert read("--distributed-tracing-sampling-rate=-1").config.tracing.sampling_rate == -1
+
+
+def test_log_rotation_in_lumberjacks_words():
+    given = ("--log-outputs=/l/raftkv.log,stderr", "--enable-log-rotation")
+    assert read(*given).config.log_rotation == LogRotation()
+    text = '{"maxSize": 7, "maxage": 2, "maxbackups": 3, "localtime": true, "compress": true, "other": [1.5]}'
+    assert read(*given, f"--log-rotation-config-json={text}").config.log_rotation == LogRotation(7, 2, 3, True, True)
+    assert read(f"--log-rotation-config-json={text}").config.log_rotation is None
+    assert read(*given, "--log-rotation-config-json=null").config.log_rotation == LogRotation()
+    for outputs in ("default", "stderr", "a,b"):
+        assert refused("--enable-log-rotation", f"--log-outputs={outputs}") == (
+            1,
+            "--log-outputs requires a single file path when --log-rotate-config-json is defined",
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"maxsize": true}', "json: cannot unmarshal bool into Go struct field logRotationConfig.maxsize of type int"),
+        (
+            '{"maxsize": "1"}',
+            "json: cannot unmarshal string into Go struct field logRotationConfig.maxsize of type int",
+        ),
+        (
+            '{"MaxSize":1.5}',
+            "json: cannot unmarshal number 1.5 into Go struct field logRotationConfig.maxsize of type int",
+        ),
+        (
+            '{"compress":"a"}',
+            "json: cannot unmarshal string into Go struct field logRotationConfig.compress of type bool",
+        ),
+        ("[]", "json: cannot unmarshal array into Go value of type embed.logRotationConfig"),
+        ("3", "json: cannot unmarshal number into Go value of type embed.logRotationConfig"),
+        ('{"maxsize": 1', "unexpected end of JSON input"),
+        ("", "unexpected end of JSON input"),
+        ("x", "invalid character 'x' looking for beginning of value"),
+        ("{} x", "invalid character 'x' after top-level value"),
+        ("[" * 9000 + "]" * 9000, "exceeded max depth"),
+    ],
+)
+def test_log_rotation_that_cannot_be_read_is_refused_in_gos_words(text, fault):
+    kind = "invalid" if "json: " in fault else "improperly formatted"
+    given = ("--log-outputs=/l/raftkv.log", "--enable-log-rotation", f"--log-rotation-config-json={text}")
+    assert refused(*given) == (1, f"{kind} log rotation config: {fault}")
+
+
+def test_tls_settings():
+    files = ("--cert-file=c", "--key-file=k", "--trusted-ca-file=ca")
+    client = read(*files, "--client-crl-file=crl", "--client-cert-allowed-hostname=b,a").config.client_tls
+    assert client == TLSFiles("c", "k", trusted_ca_file="ca", crl_file="crl", allowed_hostname=("a", "b"))
+    assert client.verifies
+    peer_files = ("--peer-cert-file=c", "--peer-key-file=k", "--peer-trusted-ca-file=ca")
+    words = ("--peer-crl-file=crl", "--peer-cert-allowed-cn=x,y", "--experimental-peer-skip-client-san-verification")
+    peer = read(*peer_files, *words).config.peer_tls
+    assert (peer.crl_file, peer.allowed_cn, peer.skip_san_verification) == ("crl", ("x", "y"), True)
+    config = read("--auto-tls", "--peer-auto-tls", "--self-signed-cert-validity=3", "--cipher-suites=B,A").config
+    assert (config.client_tls.self_signed, config.peer_tls.self_signed) == (True, True)
+    assert (config.self_signed_validity_years, config.cipher_suites) == (3, ("A", "B"))
+    given = read(*files, "--auto-tls")
+    assert not given.config.client_tls.self_signed
+    assert given.warnings == ["--auto-tls is ignored: a certificate is given"]
+
+
+def test_peers_off_this_machine_need_certificates_or_a_word_for_it():
+    far = "--listen-peer-urls=http://0.0.0.0:2380"
+    code, line = refused(far)
+    assert (code, line.startswith("refusing to listen for peers on http://0.0.0.0:2380 without TLS: ")) == (1, True)
+    assert line.endswith("or accept it with --insecure-peers")
+    assert read(far, "--insecure-peers").config.insecure_peers
+    assert read(far, ETCD_INSECURE_PEERS="true").config.insecure_peers
+    for near in ("http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1", "unix://a:1"):
+        assert read(f"--listen-peer-urls={near}").config.listen_peer_urls
+    secure = ("--listen-peer-urls=https://10.0.0.1:1", "--peer-cert-file=c", "--peer-key-file=k")
+    assert "without asking for certificates" in refused(*secure)[1]
+    assert read(*secure, "--peer-trusted-ca-file=ca").config.peer_tls.verifies
+    assert read(secure[0], "--peer-auto-tls").config.peer_tls.self_signed
+
+
+def test_feature_gates():
+    config = read("--feature-gates=InitialCorruptCheck=true, CompactHashCheck=1,LeaseCheckpoint=false").config
+    assert (config.initial_corrupt_check, config.compact_hash_check) == (True, True)
+    assert read("--experimental-initial-corrupt-check", "--experimental-corrupt-check-time=5m").config == replace(
+        ServerConfig(), initial_corrupt_check=True, corrupt_check_time_s=300.0
+    )
+    assert not read("--feature-gates=InitialCorruptCheck=false,AllAlpha=false").config.initial_corrupt_check
+    for text, error in (
+        ("X=true", "unrecognized feature gate: X"),
+        ("LeaseCheckpoint=true", "feature gate LeaseCheckpoint is not implemented in raftkv"),
+        ("InitialCorruptCheck", "missing bool value for InitialCorruptCheck"),
+    ):
+        assert refused(f"--feature-gates={text}") == (2, f'invalid value "{text}" for flag -feature-gates: {error}')
+    code, error = refused("--feature-gates=CompactHashCheck=true", "--experimental-compact-hash-check-enabled=false")
+    assert code == 1
+    assert error.startswith("cannot specify both flags: --experimental-compact-hash-check-enabled=false and ")
 
 
 def test_origins_are_urls():
@@ -187,7 +299,9 @@ def test_origins_are_urls():
         "http://a.example:80",
         "https://b.example:443",
     )
-    assert read("--cors=").config.cors == read("--cors=*").config.cors == ("*",)
+    assert read("--cors=").config.cors == read().config.cors == ()
+    assert read("--cors=*").config.cors == ("*",)
+    assert read("--host-whitelist=").config.host_whitelist == read().config.host_whitelist == ()
     assert refused("--cors=http://a.example") == (
         2,
         'invalid value "http://a.example" for flag -cors: '
@@ -203,7 +317,8 @@ def test_help_and_version():
 
 
 def test_every_setting_reaches_a_field():
-    fields = {field.name for field in dataclasses.fields(ServerConfig)} | {"auto_compaction_retention"}
+    fields = {field.name for field in dataclasses.fields(ServerConfig)}
+    fields |= {"auto_compaction_retention", "feature_gates", "log_rotation_json"}
     for flag in FLAGS.values():
         if flag.fate == SETTING:
             assert flag.field.split(".")[0] in fields, flag.name
@@ -222,3 +337,24 @@ def test_any_command_line_is_read_or_refused(words):
     words = [word for word in words if "config-file" not in word]
     with contextlib.suppress(CommandError):
         read_options(words, {})
+
+
+def test_secure_refuses_in_one_list_and_notes_requests():
+    with pytest.raises(CommandError) as caught:
+        read("--secure", "--cors=*", "--data-dir=d")
+    assert caught.value.code == 1
+    assert [line.split(":")[0] for line in str(caught.value).splitlines() if line.startswith("  - ")] == [
+        "  - peers on http",
+        "  - clients on http",
+        "  - --cors",
+    ]
+    certificates = [
+        f"--{kind}{name}=f" for kind in ("", "peer-") for name in ("cert-file", "key-file", "trusted-ca-file")
+    ]
+    urls = [f"--{name}=https://127.0.0.1:2380" for name in ("listen-peer-urls", "initial-advertise-peer-urls")]
+    urls += [f"--{name}=https://127.0.0.1:2379" for name in ("listen-client-urls", "advertise-client-urls")]
+    config = read(
+        "--secure", "--data-dir=d", "--initial-cluster=default=https://127.0.0.1:2380", *urls, *certificates
+    ).config
+    assert config.audit_log == "d/audit.log"
+    assert read("--data-dir=d").config.audit_log == ""

@@ -98,7 +98,7 @@ class FakeCore:
     def next_endpoint(self, failed):
         self.left.append(failed)
 
-    def forget_token(self, error: StatusError):
+    def forget_token(self, error: StatusError, token: str):
         self.tokens_forgotten += str(error) == self.stale
         return str(error) == self.stale
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import doctest
 import importlib
+import random
 
 import pytest
 from hypothesis import example, given
@@ -24,7 +25,7 @@ from raftkv.rpc.status import RpcError
 from tests.client.fakes import FakeCluster
 
 
-@pytest.mark.parametrize("name", ["rpc.endpoints", "errors", "keys", "space", "values"])
+@pytest.mark.parametrize("name", ["endpoints", "rpc.endpoints", "errors", "keys", "space", "values"])
 def test_examples(name):
     tried = doctest.testmod(importlib.import_module(f"raftkv.client.{name}"))
     assert (tried.failed, tried.attempted > 0) == (0, True)
@@ -178,6 +179,12 @@ def test_waits_grow_to_a_limit_and_begin_again():
     assert all(full / 2 <= wait <= full for wait, full in zip(waits, (1, 2, 4, 8, 8, 8), strict=True))
     backoff.reset()
     assert backoff.next_s() <= 1.0
+
+
+def test_the_numbers_of_the_programs_own_generator_are_not_used_up():
+    before = random.getstate()
+    Backoff().next_s()
+    assert random.getstate() == before, "a training job would not be the same twice"
 
 
 @pytest.mark.parametrize(

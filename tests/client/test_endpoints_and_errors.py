@@ -52,7 +52,9 @@ def test_every_text_of_the_table_finds_its_class():
     assert len(table) > 30
     for kind in table:
         found = from_status(kind.code, kind.text)
-        assert (type(found), found.code, str(found)) == (kind, kind.code, kind.text)
+        # One is not in the table of etcd's clients, which print the frame of what they do not know.
+        frame = "rpc error: code = Unknown desc = " if kind is errors.NoPasswordUserError else ""
+        assert (type(found), found.code, str(found)) == (kind, kind.code, frame + kind.text)
 
 
 def test_statuses_outside_the_table():

@@ -78,7 +78,7 @@ class Core:
     def next_endpoint(self, failed):
         self.left.append(failed)
 
-    def forget_token(self, error):
+    def forget_token(self, error, token):
         return False
 
 
@@ -274,5 +274,35 @@ def test_renewals_say_why_nobody_answered_or_who_refused():
         core.refuse = errors.PermissionDeniedError()
         with pytest.raises(errors.PermissionDeniedError):
             await take(scope, 1)
+
+    play(scenario)
+
+
+def test_a_lease_whose_keys_may_not_be_written_any_more_is_lost_alone():
+    """Members end the stream over it and name no lease: the others must not end with it."""
+
+    async def scenario(core, scope):
+        leases = [await Lease(scope, 60) for _ in range(4)]
+        denied = leases[2]
+        await until(lambda: core.calls and len(core.calls[-1].asked) == 4)
+        core.calls[-1].inbox.put_nowait(RpcError(errors.PERMISSION_DENIED, errors.PermissionDeniedError.text))
+        await until(lambda: len(core.calls) == 2)
+        asked = set()
+        while not denied.lost.is_set():
+            await until(lambda: denied.lost.is_set() or {one for one, _ in core.calls[-1].asked} - asked)
+            for lease_id, _ in list(core.calls[-1].asked):
+                if lease_id in asked or denied.lost.is_set():
+                    continue
+                asked.add(lease_id)
+                if lease_id == denied.id:
+                    text = errors.PermissionDeniedError.text
+                    core.calls[-1].inbox.put_nowait(RpcError(errors.PERMISSION_DENIED, text))
+                else:
+                    core.calls[-1].answer(lease_id, 60)
+        assert [lease.alive for lease in leases] == [True, True, False, True]
+        with pytest.raises(LeaseLost, match="permission denied"):
+            denied.check()
+        others = {lease.id for lease in leases} - {denied.id}
+        await until(lambda: len(core.calls) == 3 and {one for one, _ in core.calls[-1].asked} == others)
 
     play(scenario)

@@ -87,7 +87,7 @@ def test_both_faces_have_the_same_methods_with_the_same_arguments():
         assert ours[name].__doc__, name
 
 
-@pytest.mark.parametrize("name", ["Lease", "Session", "Lock", "Term", "Watch", "Txn", "Transaction"])
+@pytest.mark.parametrize("name", ["Endpoints", "Lease", "Session", "Lock", "Term", "Watch", "Txn", "Transaction"])
 def test_both_clients_of_what_is_held_have_the_same_methods(name):
     ours, theirs = _methods(getattr(raftkv, name)), _methods(getattr(raftkv.aio, name))
     of_the_loop = {
@@ -369,7 +369,7 @@ with raftkv.connect(sys.argv[1]) as kv:
 
     def interrupt():
         waiting.get()
-        os.kill(os.getpid(), signal.SIGINT)
+        eval(sys.argv[2])
 
     with kv.lock("interrupted"):
         next(waiting)
@@ -386,9 +386,18 @@ with raftkv.connect(sys.argv[1]) as kv:
 """
 
 
-def test_ctrl_c_while_waiting_for_a_lock_leaves_the_line(member):
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        "os.kill(os.getpid(), signal.SIGINT)",
+        # As a signal that comes just before the waiting thread begins to wait: it does not end that wait.
+        "signal.pthread_kill(threading.get_ident(), signal.SIGINT)",
+    ],
+    ids=["of the process", "of another thread"],
+)
+def test_ctrl_c_while_waiting_for_a_lock_leaves_the_line(member, interrupt):
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, member.endpoints[0]],
+        [sys.executable, "-c", INTERRUPTED, member.endpoints[0], interrupt],
         capture_output=True,
         text=True,
         check=False,

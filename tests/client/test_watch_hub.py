@@ -296,3 +296,50 @@ def test_an_outage_is_told_with_its_beginning():
         assert not hub.failures
 
     play(scenario)
+
+
+def test_a_right_that_is_gone_ends_its_watch_and_no_other():
+    """By a canceled watch, or by a stream that ends for all: each is asked for again, and has an answer of its own."""
+    text = errors.PermissionDeniedError.text
+
+    async def scenario(core, hub):
+        kept, gone, also_gone = watching(hub), watching(hub), watching(hub)
+        for watch in (kept, gone, also_gone):
+            await watch.ready()
+        core.write()
+        for watch in (kept, gone, also_gone):
+            assert await revisions(watch, 1) == [1]
+        core.denied_ids = lambda: {w.id for w in (gone._watcher, also_gone._watcher)}
+        core.calls[0].fail(errors.PERMISSION_DENIED, text)
+        for watch in (gone, also_gone):
+            with pytest.raises(errors.PermissionDeniedError):
+                await anext(watch)
+        core.write()
+        assert await revisions(kept, 1) == [2]
+        assert len(core.calls) == 3  # the second one ended to ask with a new token, the third is there
+
+    play(scenario, Denying())
+
+
+class Denying(FakeCore):
+    """Refuses watches by their ids at present; tokens can be renewed."""
+
+    denied_ids = staticmethod(set)
+
+    def renew_token(self):
+        return True
+
+    async def stream(self, *args, **kwargs):
+        stream = await super().stream(*args, **kwargs)
+        handle = stream.call.handle
+
+        def deny(request):
+            create = request.create_request
+            if create.watch_id in self.denied_ids() and request.WhichOneof("request_union") == "create_request":
+                reason = f"rpc error: code = PermissionDenied desc = {errors.PermissionDeniedError.text}"
+                stream.call.answer(-1, created=True, canceled=True, cancel_reason=reason)
+            else:
+                handle(request)
+
+        stream.call.handle = deny
+        return stream

@@ -6,11 +6,11 @@ import asyncio
 import inspect
 
 POLL_S = 0.01
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 
 
 async def until(condition):
-    """Wait until ``condition()`` (awaited, if need be) is true; ``TimeoutError`` after a minute."""
+    """Wait until ``condition()`` (awaited, if need be) is true; ``TimeoutError`` after ``PATIENCE_S``."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             if await _value(condition):

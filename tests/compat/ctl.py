@@ -21,7 +21,7 @@ from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
 from tests.procs import Cluster, find_tool
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 DEBIAN_ETCDCTL = Path("/usr/bin/etcdctl")
 
 

@@ -21,7 +21,7 @@ import grpc
 
 from tests.compat.wire import Answer, Wire, response_class
 
-WAIT_MAX_S = 10.0
+WAIT_MAX_S = 60.0
 CALL_MAX_S = 120.0
 
 

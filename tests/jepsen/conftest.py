@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from jepsen import db
 from jepsen.db import require_disk
 from jepsen.runner import RUNS
+from tests import forked
+
+
+@pytest.fixture(autouse=True)
+def _forked_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members begin as those of ``tests.procs`` do, unless a failpoint is armed."""
+    launch = db.launch
+
+    def launch_or_fork(command: list[str], environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        if environment or command[:3] != db.programs()["raftkv"]:
+            return launch(command, environment, log)
+        return forked.start(command, cwd=db.ROOT, environment=os.environ, log=log)
+
+    monkeypatch.setattr(db, "launch", launch_or_fork)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from jepsen.ops import Range, RangeResult
 from jepsen.probe import Probe
 from jepsen.store_reader import StoreReader
 
-READY_S = 30.0
+READY_S = 90.0
 POLL_S = 0.02
 
 

@@ -187,7 +187,7 @@ def _runs(order: tuple[Transaction, ...]) -> bool:
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(small_histories())
 def test_verdict_is_that_of_trying_all_orders(transactions: list[Transaction]) -> None:
     assert (check_transactions(transactions) == []) == explained(transactions)

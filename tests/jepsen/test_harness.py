@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jepsen import wire
 from jepsen.__main__ import duration_s, main
 from jepsen.db import Cluster, DbError, Settings, filesystem_of, free_ports, require_disk
+from jepsen.endpoints import Endpoints
 from jepsen.faults import nemesis
+from jepsen.faults.members import Change
 from jepsen.history import History, save
 from jepsen.ops import Request, TxnResult, decode, did_write, encode, may_write
 from jepsen.outcome import classify
+from jepsen.probe import Probe
 from jepsen.runner import RUNS, quantile
 from raftkv.pb import rpc_pb2
 from tests.jepsen.story import Compare, Delete, DeleteResult, Put, Range, Story, Txn, found, kv
@@ -90,8 +95,49 @@ def test_a_schedule_is_its_seed_and_has_every_fault_each_round() -> None:
         assert sorted((step.fault, step.target) for step in round_) == sorted(wanted)
 
 
+def test_changes_of_members_keep_their_order_among_other_faults() -> None:
+    wanted = nemesis.parse("kill,member", 1)
+    orders = set()
+    for seed in range(5):
+        names = [(step.fault, step.target) for step in itertools.islice(nemesis.schedule(wanted, seed), len(wanted))]
+        assert [target for fault, target in names if fault == "member"] == list(Change.targets)
+        orders.add(tuple(names))
+    assert len(orders) > 1
+
+
+def test_clients_go_on_at_the_members_that_are_listed(tmp_runs: Path) -> None:
+    cluster = Cluster(tmp_runs / "c", Settings(size=3))
+    first, second, third = cluster.members
+    answer = rpc_pb2.MemberListResponse()
+    answer.members.add(ID=2, clientURLs=[f"http://{second.address}"])
+    answer.members.add(ID=3, clientURLs=[f"http://{third.address}"], isLearner=True)
+
+    class Answers(Probe):
+        async def ask(self, *_arguments: Any, **_options: Any) -> Any:
+            over.set()
+            return answer
+
+    endpoints = Endpoints(cluster, Answers(cluster))
+    seat, everyone, over = endpoints.seat(2), endpoints.round_from(1), asyncio.Event()
+    assert (seat, everyone) == ([third], [second, third, first])
+    asyncio.run(endpoints.follow(over))
+    assert (seat, everyone) == ([second], [second]), "a learner serves no clients"
+
+
+def test_a_member_in_the_place_of_a_lost_one_has_its_peer_url_and_nothing_else(tmp_runs: Path) -> None:
+    cluster = Cluster(tmp_runs / "c", Settings(size=3))
+    lost = cluster.members[1]
+    cluster.let_go(lost)
+    fresh = asyncio.run(cluster.new_member(lost))
+    assert (fresh.number, fresh.peer_address) == (4, lost.peer_address)
+    assert fresh.address != lost.address
+    assert fresh.folder != lost.folder
+    assert lost not in cluster.members
+
+
 def test_a_cluster_of_one_has_one_target() -> None:
     assert nemesis.parse("kill,pause", 1) == [("kill", "all"), ("pause", "all")]
+    assert ("kill", "leader") in nemesis.parse("kill,member-five", 1), "it does not stay one"
     assert nemesis.parse("", 3) == []
 
 

@@ -204,3 +204,27 @@ def test_lateness_is_counted_from_the_last_renewal() -> None:
     life.rules()
     history = History(life.operations, life.events, life.store, life.streams)
     assert lease.lateness_s(history) == [pytest.approx(0.3)]
+
+
+def test_an_id_that_was_granted_again_is_late_for_nothing() -> None:
+    life = born().ended().read(2.2).grant(3)
+    life.rules()
+    assert lease.lateness_s(History(life.operations, life.events, life.store, life.streams)) == []
+
+
+@pytest.mark.parametrize(("joining", "added", "late"), [(1, 2.1, False), (1, 1.1, False), (6, 6.1, True)])
+def test_a_member_that_received_the_data_may_give_the_whole_ttl_again(joining: float, added: float, late: bool) -> None:
+    life = born().read(5.8).ended().read(5.9)
+    life.events += [
+        {"event": "joining", "at": int(joining * S), "member": "m2"},
+        {"event": "added", "at": int(added * S), "member": "m2"},
+    ]
+    assert life.rules() == ({"L3 late"} if late else set())
+
+
+def test_a_change_of_members_is_no_outage() -> None:
+    """A fault that comes after it, or none, excuses no lease that ends late meanwhile."""
+    life = born().read(5.2).ended().read(5.3)
+    life.events.append({"event": "member", "at": int(0.1 * S), "change": "replace", "members": ["m1"]})
+    life.fault(7, 8)
+    assert life.rules() == {"L3 late"}

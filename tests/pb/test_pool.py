@@ -48,7 +48,7 @@ def test_another_clients_messages_live_in_the_same_process(order: tuple[str, str
 
 RUNTIME = """
 import google.protobuf
-from raftkv.pb import auth_pb2, election_pb2, health_pb2, kv_pb2, lock_pb2, raft_pb2, rpc_pb2
+from raftkv.pb import admin_pb2, auth_pb2, election_pb2, health_pb2, kv_pb2, lock_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 assert google.protobuf.__version__.startswith(VERSION), google.protobuf.__version__
 request = rpc_pb2.TxnRequest(
@@ -59,7 +59,7 @@ back = rpc_pb2.TxnRequest.FromString(request.SerializeToString())
 assert back == request
 assert back.success[0].WhichOneof("request") == "request_put"
 assert rpc_pb2.AlarmType.Name(rpc_pb2.NOSPACE) == "NOSPACE"
-assert sum(len(methods) for methods in SERVICES.values()) == 56
+assert sum(len(methods) for methods in SERVICES.values()) == 66
 """
 
 

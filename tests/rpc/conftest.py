@@ -38,7 +38,7 @@ class Certificates:
 
 
 def _openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=30)
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=90)
 
 
 def _key(folder: Path, name: str) -> None:

@@ -43,7 +43,7 @@ async def test_unary() -> None:
             for path in (s.UNARY, s.LATER):
                 for size in (0, 1, 16_384 - 5, 16_384, 100_000, 4 * MIB):
                     message = bytes(size)
-                    assert channel.unary_unary(path)(message, timeout=20) == message
+                    assert channel.unary_unary(path)(message, timeout=60) == message
 
         await against(echo, use)
 
@@ -54,9 +54,9 @@ async def test_client_streaming() -> None:
 
         def use(channel: grpc.Channel) -> None:
             call = channel.stream_unary(s.COLLECT)
-            assert call(iter(()), timeout=20) == b"[]"
+            assert call(iter(()), timeout=60) == b"[]"
             sizes = [0, 5, 100_000, 4 * MIB, 1]
-            assert call((bytes(size) for size in sizes), timeout=20) == repr(sizes).encode()
+            assert call((bytes(size) for size in sizes), timeout=60) == repr(sizes).encode()
 
         await against(echo, use)
 
@@ -67,8 +67,8 @@ async def test_server_streaming() -> None:
 
         def use(channel: grpc.Channel) -> None:
             call = channel.unary_stream(s.COUNT)
-            assert list(call(b"0", timeout=20)) == []
-            assert list(call(b"1000", timeout=20)) == [b"%d" % number for number in range(1000)]
+            assert list(call(b"0", timeout=60)) == []
+            assert list(call(b"1000", timeout=60)) == [b"%d" % number for number in range(1000)]
 
         await against(echo, use)
 
@@ -86,12 +86,12 @@ async def test_bidi_streaming_is_a_conversation() -> None:
                     yield b"%d" % number
 
             got = []
-            for message in channel.stream_stream(s.BIDI)(ask(), timeout=20):
+            for message in channel.stream_stream(s.BIDI)(ask(), timeout=60):
                 got.append(message)
                 answered.release()
             assert got == [b"%d" % number for number in range(50)]
             large = [bytes([byte]) * (4 * MIB) for byte in range(3)]
-            assert list(channel.stream_stream(s.BIDI)(iter(large), timeout=20)) == large
+            assert list(channel.stream_stream(s.BIDI)(iter(large), timeout=60)) == large
 
         await against(echo, use)
 
@@ -101,7 +101,7 @@ async def test_status_text_details_and_trailers() -> None:
     async with s.echo_server() as echo:
 
         def use(channel: grpc.Channel) -> None:
-            error: Any = error_of(lambda: channel.unary_unary(s.FAIL)("nicht da: ä%\n".encode(), timeout=20))
+            error: Any = error_of(lambda: channel.unary_unary(s.FAIL)("nicht da: ä%\n".encode(), timeout=60))
             assert error.code() is grpc.StatusCode.NOT_FOUND
             assert error.details() == "nicht da: ä%\n"
             trailers = dict(error.trailing_metadata())
@@ -115,7 +115,7 @@ async def test_stream_that_fails_after_a_message() -> None:
     async with s.echo_server() as echo:
 
         def use(channel: grpc.Channel) -> None:
-            call = channel.stream_stream(s.BREAK)(iter(()), timeout=20)
+            call = channel.stream_stream(s.BREAK)(iter(()), timeout=60)
             assert next(call) == b"first"
             error: Any = error_of(lambda: next(call))
             assert (error.code(), error.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "broke off")
@@ -133,7 +133,7 @@ async def test_unknown_paths() -> None:
                 ("/test.Echo/Nope", "unknown method Nope for service test.Echo"),
                 ("/test.Nope/Unary", "unknown service test.Nope"),
             ):
-                error: Any = error_of(lambda path=path: channel.unary_unary(path)(b"", timeout=20))
+                error: Any = error_of(lambda path=path: channel.unary_unary(path)(b"", timeout=60))
                 assert (error.code(), error.details()) == (grpc.StatusCode.UNIMPLEMENTED, text)
 
         await against(echo, use)
@@ -145,7 +145,7 @@ async def test_exceptions_in_handlers_are_internal_say_nothing_and_are_reported(
 
         def use(channel: grpc.Channel) -> None:
             for path in (s.RAISE, s.RAISE_LATER):
-                error: Any = error_of(lambda path=path: channel.unary_unary(path)(b"", timeout=20))
+                error: Any = error_of(lambda path=path: channel.unary_unary(path)(b"", timeout=60))
                 assert (error.code(), error.details()) == (grpc.StatusCode.INTERNAL, "internal error")
 
         await against(echo, use)
@@ -161,7 +161,7 @@ async def test_metadata_reaches_the_handler() -> None:
 
         def use(channel: grpc.Channel) -> bytes:
             metadata = (("hasleader", "true"), ("blob-bin", b"\0\xff"))
-            return channel.unary_unary(s.META)(b"", timeout=20, metadata=metadata)
+            return channel.unary_unary(s.META)(b"", timeout=60, metadata=metadata)
 
         seen = (await against(echo, use)).decode()
         assert "('hasleader', 'true')" in seen
@@ -175,10 +175,10 @@ async def test_message_above_the_limit() -> None:
 
         def use(channel: grpc.Channel) -> None:
             for call in (channel.unary_unary(s.UNARY), lambda m, timeout: channel.stream_unary(s.COLLECT)(iter([m]))):
-                error: Any = error_of(lambda call=call: call(bytes(2 * MIB + 1), timeout=20))
+                error: Any = error_of(lambda call=call: call(bytes(2 * MIB + 1), timeout=60))
                 text = "grpc: received message larger than max (2097153 vs. 2097152)"
                 assert (error.code(), error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-            assert len(channel.unary_unary(s.UNARY)(bytes(2 * MIB), timeout=20)) == 2 * MIB
+            assert len(channel.unary_unary(s.UNARY)(bytes(2 * MIB), timeout=60)) == 2 * MIB
 
         await against(echo, use)
 
@@ -225,7 +225,7 @@ async def test_many_calls_at_once() -> None:
 
         def use(channel: grpc.Channel) -> None:
             call = channel.unary_unary(s.UNARY)
-            futures = [call.future(b"%d" % number, timeout=20) for number in range(500)]
+            futures = [call.future(b"%d" % number, timeout=60) for number in range(500)]
             assert [future.result() for future in futures] == [b"%d" % number for number in range(500)]
 
         await against(echo, use)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from raftkv.rpc import HttpRequest, HttpResponse, ServerLimits
+from raftkv.rpc.framing import frame
+from raftkv.rpc.server.http import Origins
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.loop import on_loop, until
@@ -251,3 +255,62 @@ async def test_content_type_that_is_not_grpc_without_a_handler_is_415() -> None:
         status = raw.decode_block(block)[b":status"]
         assert status == b"415"
         client.close()
+
+
+@on_loop
+async def test_a_call_from_a_web_page_reaches_no_handler() -> None:
+    """Over both versions of HTTP: a browser names the page's origin, a client of gRPC never does."""
+    async with s.echo_server(LIMITS, handler) as echo:
+        client = await raw.RawClient.connect(echo.target)
+        frames = []
+        for stream_id, path in ((1, s.UNARY), (3, s.BIDI), (5, "/test.Echo/Nothing")):
+            fields = raw.grpc_headers(path, (b"origin", b"http://evil.example"))
+            client.send(raw.headers(stream_id, fields) + raw.message(stream_id, frame(b"x"), raw.END_STREAM))
+            frames.append(await client.until_frame(raw.HEADERS, stream_id))
+            assert frames[-1][1] & raw.END_STREAM
+        assert echo.streams == []
+        echo.server.router.origins = Origins(("http://good.example",))
+        fields = raw.grpc_headers(s.UNARY, (b"origin", b"http://good.example"))
+        client.send(raw.headers(7, fields) + raw.message(7, frame(b"x"), raw.END_STREAM))
+        frames.append(await client.until_frame(raw.HEADERS, 7))
+        client.close()
+        answers = raw.decode_headers(frames)
+        for stream_id in (1, 3, 5):
+            answer = answers[stream_id]
+            assert (answer[b":status"], answer[b"grpc-status"]) == (b"403", b"7")
+            assert b"http://evil.example" in answer[b"grpc-message"]
+        assert answers[7][b":status"] == b"200"
+        head = b"POST /test.Echo/Unary HTTP/1.1\r\nContent-Type: application/grpc\r\nContent-Length: 5\r\n" + CLOSE
+        assert (await exchange(echo.target, head + b"\r\n" + frame(b""))).startswith(b"HTTP/1.1 404 ")
+
+
+@on_loop
+async def test_a_handler_knows_whether_the_request_came_to_a_loopback_address() -> None:
+    seen: list[bool] = []
+
+    async def look(request: HttpRequest) -> HttpResponse:
+        seen.append(request.loopback)
+        return HttpResponse()
+
+    async with s.echo_server(LIMITS, look) as echo:
+        await exchange(echo.target, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, plain(b"GET", b"/"), raw.END_HEADERS | raw.END_STREAM))
+        await client.until_frame(raw.HEADERS, 1)
+        client.close()
+    assert seen == [True, True]
+
+
+@on_loop
+async def test_the_kernel_asks_for_clients_that_say_nothing() -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        host, _, port = echo.target.partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        (connection,) = echo.server.connections
+        http1: Any = connection._http1
+        sock = http1._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == LIMITS.http1_probe_s
+        writer.close()

@@ -281,3 +281,21 @@ def test_connections_wait_until_the_server_accepts(tmp_path: Path, family: str) 
         await server.close()
 
     scenario()
+
+
+@on_loop
+async def test_a_connection_that_has_no_streams_left_is_replaced() -> None:
+    """Ids of streams only grow, up to 2^31; calls under way go on."""
+    async with s.pair() as (echo, channel):
+        assert await channel.unary(s.UNARY, b"first", 20) == b"first"
+        (connection,) = channel._connections
+        connection.core.h2._next_id = 2**31 - 5
+        lasting = channel.stream(s.BIDI)
+        await lasting.send(b"before")
+        assert await lasting.receive() == b"before"
+        for number in range(4):
+            assert await channel.unary(s.UNARY, b"%d" % number, 20) == b"%d" % number
+        assert len(echo.server.connections) == 2
+        await lasting.send(b"after")
+        assert await lasting.receive() == b"after"
+        lasting.cancel()

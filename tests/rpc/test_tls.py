@@ -21,8 +21,8 @@ async def test_grpcio_client(certificates: Certificates) -> None:
         def use() -> None:
             credentials = grpc.ssl_channel_credentials(certificates.read("ca.crt"))
             with grpc.secure_channel(echo.target, credentials) as channel:
-                assert channel.unary_unary(s.UNARY)(bytes(500_000), timeout=20) == bytes(500_000)
-                assert list(channel.stream_stream(s.BIDI)(iter([b"a", b"b"]), timeout=20)) == [b"a", b"b"]
+                assert channel.unary_unary(s.UNARY)(bytes(500_000), timeout=60) == bytes(500_000)
+                assert list(channel.stream_stream(s.BIDI)(iter([b"a", b"b"]), timeout=60)) == [b"a", b"b"]
 
         await asyncio.to_thread(use)
 

@@ -11,7 +11,9 @@ from raftkv.raft.types import SnapshotMeta
 from raftkv.server.wiring import Parts, wire
 
 SERVER = Path(__file__).parents[2] / "raftkv" / "server"
-SUBSCRIPTION = re.compile(r"\.(on_applied|on_leader_change|on_swapped|on_end)(\.append|\.extend| \+=)|\.on_changes = ")
+SUBSCRIPTION = re.compile(
+    r"\.(on_applied|on_leader_change|on_conf_change|on_swapped|on_end)(\.append|\.extend| \+=)|\.on_changes = "
+)
 
 
 class Recorded:
@@ -27,14 +29,24 @@ class Recorded:
 
 def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
     called: list[str] = []
-    recorded = {name: Recorded(name, called) for name in ("hub", "graces", "guard", "leader_log", "disk")}
+    recorded = {
+        name: Recorded(name, called)
+        for name in ("hub", "graces", "guard", "leader_log", "disk", "admission", "departure")
+    }
     log = SimpleNamespace(snapshot=lambda: SnapshotMeta(5, 1))
-    node, installer = SimpleNamespace(on_applied=[], on_leader_change=[], log=log), SimpleNamespace(on_swapped=[])
+    node = SimpleNamespace(on_applied=[], on_leader_change=[], on_conf_change=[], log=log)
+    installer = SimpleNamespace(on_swapped=[])
+    transport, service = Recorded("transport", called), Recorded("service", called)
     store, lessor = SimpleNamespace(on_changes=None), Recorded("lessor", called)
     lessor.__dict__ |= {"on_end": [], "times": object()}
-    applier = SimpleNamespace(**{name: Recorded(name, called) for name in ("membership", "alarms", "leases")})
+    applier = SimpleNamespace(
+        **{name: Recorded(name, called) for name in ("membership", "alarms", "downgrade", "quotas", "auth", "leases")}
+    )
+    applier.membership.__dict__["members"] = {}
     parts: dict[str, Any] = {"node": node, "installer": installer, "store": store, "lessor": lessor, "applier": applier}
-    wire(Parts(**parts, **recorded, watch_runner=cast(Any, SimpleNamespace())))
+    peers = cast(Any, (transport, service))
+    wire(Parts(**parts, **recorded, watch_runner=cast(Any, SimpleNamespace()), peers=peers))
+    assert called == ["admission.conf_changed"], "a learner is one from the start"
 
     def calls(callbacks: list[Any], *arguments: object) -> list[str]:
         called.clear()
@@ -50,8 +62,11 @@ def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
         "lessor.leader_changed",
         "leader_log.leader_changed",
     ]
+    followers = ["admission.conf_changed", "departure.conf_changed", "transport.follow", "service.follow"]
+    assert calls(node.on_conf_change) == followers
     meta = SnapshotMeta(5, 1)
-    swapped = ["disk.submit", "membership.reload", "alarms.reload", "leases.reload", "hub.restored"]
+    reloaded = ["membership", "alarms", "downgrade", "quotas", "auth", "leases"]
+    swapped = ["disk.submit", *(f"{name}.reload" for name in reloaded), "hub.restored"]
     assert calls(installer.on_swapped, meta) == swapped
     assert calls(installer.on_swapped, SnapshotMeta(4, 1)) == swapped[1:], "a newer database came meanwhile"
     assert applier.leases.observer is lessor.__dict__["times"]

@@ -7,27 +7,39 @@ started. Nothing of production code is replaced but what touches sockets, thread
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import Applier
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
+from raftkv.apply.request import Kind
 from raftkv.apply.response import HeaderEncoder
+from raftkv.errors import StatusError
+from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import MemoryLog, RaftConfig, RawNode
 from raftkv.raft.types import ConfChange, ConfState, Ready, SnapshotMeta
 from raftkv.rpc.cork import Cork
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
+from raftkv.server.maintenance.defragmentation import Defragmenter
+from raftkv.server.membership.changes import Changes, Ways
+from raftkv.server.membership.departure import Departure
+from raftkv.server.membership.service import ClusterService
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.bootstrap import memory_log, take_mark
 from raftkv.server.node.housekeeping import Housekeeping
-from raftkv.server.node.node import Node, NodeSettings
+from raftkv.server.node.log_cut import LogCut, Retention
+from raftkv.server.node.lost_leader import LostLeader
+from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import request_ids
 from raftkv.server.node.readiness import Readiness
+from raftkv.server.node.surroundings import NodeSettings
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import peer_metadata
 from raftkv.server.services.kv import KVService
@@ -53,6 +65,7 @@ if TYPE_CHECKING:
     from tests.sim.member import Member
 
 CLUSTER_ID = 0xC1
+LEARNERS_MAX = 2
 MAX_REQUEST_BYTES = 1_500_000
 TXN_OPERATIONS_MAX = 128
 DISK_FREE_BYTES = 1 << 40
@@ -76,7 +89,9 @@ class MemberParameters:
     compaction_pause_s: float = 0.01
     compaction_keys: int = 1_000
     snapshot_entries: int = 200
+    snapshot_bytes: int = 1 << 20
     catch_up_entries: int = 20
+    catch_up_bytes: int = 1 << 20
     at_once_max: int = 500
     ready_timeout_s: float = 5.0
     steps_are_slow: bool = False
@@ -237,6 +252,7 @@ class Assembly:
         self.disk = Disk(self.log, me, self._disk_rng, self.cluster.parameters.disk)
         self.snapshots = SnapshotCarrier(me)
         self.installer = Installer(store, cast(Path, self.directory), self._fatal)
+        self.defragmenter = Defragmenter(store, cast(Path, self.directory), self._fatal, _nothing, _nothing)
         self.raw = self._make_core(log, store)
         ids = request_ids(self.id, int(self.cluster.scheduler.now * 1000) + self.incarnation)
         self.last_id = 0
@@ -256,6 +272,7 @@ class Assembly:
             note_applied=self.mark.note,
             cork=self.cork,
         )
+        self.lost_leader = LostLeader(node, cast(Any, self.loop))
         self.raw.member = store.member = me
         self.cluster.checkers.started(me)
         self._serve(node, applier)
@@ -292,18 +309,22 @@ class Assembly:
             raise_no_space=_nothing,
             make_room=lambda: False,
         )
+        retention = Retention(
+            snapshot_entries=parameters.snapshot_entries,
+            snapshot_bytes=parameters.snapshot_bytes,
+            catchup_entries=parameters.catch_up_entries,
+            catchup_bytes=parameters.catch_up_bytes,
+        )
+        self.log_cut = LogCut(node, store, cast(Any, self.disk), retention, self.snapshots)
         self.housekeeping = Housekeeping(
             node,
             store,
             cast(Any, self.log),
-            cast(Any, self.disk),
             admission,
+            self.log_cut,
             commit_interval_s=parameters.commit_interval_s,
             compaction_pause_s=parameters.compaction_pause_s,
             compaction_keys=parameters.compaction_keys,
-            snapshot_entries=parameters.snapshot_entries,
-            catchup_entries=parameters.catch_up_entries,
-            snapshots=self.snapshots,
             on_no_space=_nothing,
             auto_compaction=None,
         )
@@ -321,6 +342,7 @@ class Assembly:
         )
         responder = Responder(node, applier, header, admission)
         leases = LeaseService(responder, self.lessor, guard, self.cork)
+        self.departure = Departure(self.id, applier.membership, self._leave)
         self.handlers = Handlers()
         server: Any = self.handlers
         KVService(responder, TXN_OPERATIONS_MAX).register(server)
@@ -328,26 +350,59 @@ class Assembly:
         WatchService(self.hub, admission, guard, fragment_bytes=MAX_REQUEST_BYTES, progress_interval_s=1.0).register(
             server
         )
-        everybody = self.cluster.members.__contains__
-        PeerService(CLUSTER_ID, self.id, everybody, node.receive, cast(Any, None), leases.for_members()).register(
-            server
-        )
-        self._wire(runner, guard, leases)
+        members: Any = SimpleNamespace(members=self.cluster.members, removed=frozenset())
+        for_members = leases.for_members()
+        if self.cluster.parameters.is_managed:
+            cluster_service = ClusterService(responder, self._make_changes(node, applier.membership))
+            cluster_service.register(server)
+            members, for_members = applier.membership, {**for_members, **cluster_service.for_members()}
+        nothing: Any = None
+        PeerService(CLUSTER_ID, self.id, members, node.receive, nothing, for_members, nothing).register(server)
+        self._wire(runner, guard, leases, admission)
+        if self.departure.is_known:
+            self._leave()
         node.start()
         self.lessor.start()
         self.loop.create_task(self.housekeeping.run())
         self.loop.create_task(self._serve_clients(node))
 
+    def _make_changes(self, node: Node, membership: Membership) -> Changes:
+        me = cast("Member", self)
+        ways = Ways(
+            connected_since=me.connected_since,
+            channel=cast(Any, lambda peer: self.cluster.network.channel(me, peer)),
+            introduction=lambda peer: peer_metadata(CLUSTER_ID, self.id, peer),
+            wait_until_dispensable=self.departure.wait_until_dispensable,
+        )
+        return Changes(node, membership, ways, cluster_id=CLUSTER_ID, strict=True, learners_max=LEARNERS_MAX)
+
+    def _leave(self) -> None:
+        """This member was removed: the process ends."""
+        self.cluster.scheduler.after(0.0, self.cluster.retire, self.id)
+
+    async def _publish(self) -> None:
+        """Publish the name, as ``Member._publish`` does."""
+        node, membership = self.running, self.applier.membership
+        record = raft_pb2.MemberRecord(member=rpc_pb2.Member(ID=self.id, name=f"m{self.id:x}"), update=True)
+        while self.id in membership.members and not membership.members[self.id].name:
+            try:
+                await node.propose(Kind.MEMBER_ATTRIBUTES, record.SerializeToString(), record, None)
+            except StatusError:
+                await asyncio.sleep(self.tick_s)
+
     async def _serve_clients(self, node: Node) -> None:
         started_at, timeout_s = self.loop.time(), self.parameters.ready_timeout_s
+        publish = self._publish if self.cluster.parameters.is_managed else _published
         if timeout_s:
-            await Readiness(node, _published, timeout_s).wait()
+            await Readiness(node, publish, timeout_s).wait()
         confirmed = self.loop.time() - started_at < timeout_s
         self.cluster.journal.record("serves", self.id, confirmed)
         self.cluster.checkers.serves(cast("Member", self), confirmed=confirmed)
         self.accepts_clients = True
+        await publish()
 
-    def _wire(self, runner: WatchRunner, guard: LeaderGuard, leases: LeaseService) -> None:
+    def _wire(self, runner: WatchRunner, guard: LeaderGuard, leases: LeaseService, admission: Admission) -> None:
+        is_managed = self.cluster.parameters.is_managed
         wire(
             Parts(
                 store=self.store,
@@ -360,8 +415,14 @@ class Assembly:
                 lessor=self.lessor,
                 guard=guard,
                 graces=leases.graces,
+                admission=admission if is_managed else None,
+                departure=self.departure if is_managed else None,
+                peers=(cast("Member", self),) if is_managed else (),
             )
         )
+        if is_managed:
+            members = self.applier.membership
+            cast("Member", self).follow(members.members, members.removed)
         self.installer.on_swapped.append(self._swapped)
 
     def _swapped(self, meta: SnapshotMeta) -> None:
@@ -386,5 +447,5 @@ async def _published() -> None:
     """Publish nothing: these members have no URLs."""
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """Disks have room here."""

@@ -95,6 +95,7 @@ class Checkers(StateChecks):
         self._kept_before: dict[int, int] = {}
         self._reached_since: dict[int, int] = {}
         self._confs: dict[int, ConfState] = {}
+        self._members: dict[int, tuple[tuple[bytes, ...], frozenset[int]]] = {}
         self.checks_count = 0
         self.leaders_count = 0
         self.conf_changes_count = 0
@@ -320,6 +321,24 @@ class Checkers(StateChecks):
         self.conf_changes_count += 1
         if not _overlaps(before, conf):
             self.fail("R9", f"from {before} to {conf} two majorities need not overlap")
+
+    def members_applied(self, member: Member, index: int) -> None:
+        """The members that clients are shown are the same on all, and those of Raft's configuration (R9)."""
+        if not self._cluster.parameters.is_managed:
+            return
+        membership, conf = member.applier.membership, member.conf_state
+        shown = (tuple(each.SerializeToString() for each in membership.list()), frozenset(membership.removed))
+        if self._members.setdefault(index, shown) != shown:
+            self.fail("R9", f"{member.id:x} has members {shown} at {index}, others {self._members[index]}")
+        if not membership.removed.isdisjoint(membership.members):
+            self.fail("R9", f"{member.id:x}: an id that had left is back: {shown}")
+        gone = max((at for at in self._members if at < index), default=0)
+        if gone and not self._members[gone][1] <= shown[1]:
+            self.fail("R9", f"{member.id:x} has forgotten who left: {shown}, at {gone} {self._members[gone]}")
+        voters = {each.ID for each in membership.list() if not each.isLearner}
+        known = {*conf.voters, *conf.voters_outgoing, *conf.learners}
+        if membership.members.keys() != known or not voters >= {*conf.voters} or voters & {*conf.learners}:
+            self.fail("R9", f"{member.id:x} shows {membership.list()} with {conf}")
 
     def bootstrapped(self, conf: ConfState) -> None:
         """The membership that the cluster starts with."""

@@ -10,11 +10,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+from raftkv.apply.membership import Membership
+from raftkv.pb import rpc_pb2
 from raftkv.raft.types import ConfState
-from raftkv.server.node import applying, slices
+from raftkv.server.membership import service as membership_service
+from raftkv.server.node import applying, reads, slices
 from raftkv.server.watch import service as watch_service
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import FailpointPanic
@@ -43,6 +47,10 @@ class ClusterParameters:
     network: NetworkParameters = field(default_factory=NetworkParameters)
     disk: DiskParameters = field(default_factory=DiskParameters)
     tick_skew: float = 0.0
+    is_managed: bool = False
+    """Members are changed by operators, through the API: who is no member is heard by nobody, and stops."""
+    has_users: bool = False
+    """Users are asked for: what they may do changes all the time."""
     checks_disabled: frozenset[str] = frozenset()
 
 
@@ -104,6 +112,8 @@ class Cluster:
     def _process(self) -> Iterator[None]:
         """While it lasts, production modules have this simulation's clock, chance and failpoints, and log nothing."""
         clock, chance = applying.perf_counter, watch_service.random
+        asleep_s, reads.asleep_s = reads.asleep_s, _never_asleep
+        now, membership_service.time = membership_service.time, SimpleNamespace(time=lambda: self.scheduler.now)
         applying.perf_counter = slices.perf_counter = self._processor_time
         watch_service.random = self._jitter_rng
         logged = logging.root.manager.disable
@@ -114,6 +124,8 @@ class Cluster:
             yield
         finally:
             applying.perf_counter = slices.perf_counter = clock
+            reads.asleep_s = asleep_s
+            membership_service.time = now
             watch_service.random = chance
             failpoints.disarm_all()
             logging.disable(logged)
@@ -130,11 +142,14 @@ class Cluster:
 
     # -- verbs ----------------------------------------------------------------------------------------------
 
-    def join(self, id: int) -> None:
-        """Start a new member with an empty disk; a leader will bring it what it needs."""
+    def join(self, id: int, members: Sequence[rpc_pb2.Member] = ()) -> None:
+        """Start a new member with an empty disk, which knows these; a leader will bring it what it needs."""
         if id not in self.members:
             self.journal.record("join", id)
-            self._make(id).start()
+            member = self._make(id)
+            if members:
+                member.join(members)
+            member.start()
 
     def crash(self, id: int) -> None:
         """Kill a member, or cut its power; the un-synced tail of its log is lost or torn then."""
@@ -155,6 +170,11 @@ class Cluster:
         """Switch a removed member off for good."""
         self.crash(id)
         self.members[id].removed = True
+
+    def wipe(self, id: int) -> None:
+        """Lose a machine with its disk. Checkers still see what it had, since others may rely on its word."""
+        self.journal.record("wipe", id)
+        self.retire(id)
 
     def pause(self, id: int) -> None:
         """SIGSTOP."""
@@ -203,6 +223,20 @@ class Cluster:
         """The running leader of the highest term."""
         leaders = [member for member in self.members.values() if member.is_leader()]
         return max(leaders, key=lambda member: member.term).id if leaders else None
+
+    def _newest_membership(self) -> Membership | None:
+        alive = [member for member in self.members.values() if member.alive and member.conf_state.voters]
+        return max(alive, key=lambda member: member.applied).applier.membership if alive else None
+
+    def newest_members(self) -> list[rpc_pb2.Member]:
+        """The members as the most advanced running one knows them; none if nobody runs."""
+        membership = self._newest_membership()
+        return membership.list() if membership is not None else []
+
+    def newest_removed(self) -> set[int]:
+        """Who has left, likewise."""
+        membership = self._newest_membership()
+        return membership.removed if membership is not None else set()
 
     def newest_conf(self) -> ConfState:
         """The membership that the most advanced member has applied."""
@@ -268,3 +302,7 @@ class Cluster:
     def describe(self) -> str:
         """Every member in a line."""
         return "; ".join(member.describe() for member in self.members.values())
+
+
+def _never_asleep() -> tuple[float, float]:
+    return 0.0, 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from tests.sim.nemesis import DEFRAGMENTING
 from tests.sim.swarm import RunParameters, draw, mixed
 
 
@@ -43,6 +44,44 @@ def read_corner(seed: int) -> RunParameters:
         duration_s_mean=3.0,
     )
     return replace(base, duration_s=15.0, workload=workload, nemesis=nemesis)
+
+
+def replica_corner(seed: int) -> RunParameters:
+    """Readers that allow the state to be a stated time old, of members that are cut off, frozen or only learn."""
+    base = read_corner(seed)
+    workload = replace(base.workload, read_weight=1, bounded_weight=9, stale_weight=0, past_weight=0, timeout_s=2.0)
+    nemesis = replace(
+        base.nemesis,
+        faults=("isolate", "partition", "links", "crash_leader", "pause", "pause_leader", "membership", "storm"),
+        interval_s_mean=0.7,
+        duration_s_mean=1.0,
+    )
+    return replace(base, workload=workload, nemesis=nemesis)
+
+
+def operators_corner(seed: int) -> RunParameters:
+    """Operators change the members through the API, one or two at once, while everything else goes wrong."""
+    base = draw(seed)
+    faults = tuple(fault for fault in base.nemesis.faults if fault != "membership")
+    workload = replace(base.workload, operators_count=1 + seed % 3 // 2, bounded_weight=2.0)
+    cluster = replace(base.cluster, is_managed=True)
+    return replace(
+        base, duration_s=20.0, cluster=cluster, workload=workload, nemesis=replace(base.nemesis, faults=faults)
+    )
+
+
+def replacement_corner(seed: int) -> RunParameters:
+    """Two operators change the members and leadership moves: who was cut off meets leaders that it never knew."""
+    base = operators_corner(seed)
+    workload = replace(base.workload, operators_count=2)
+    nemesis = replace(
+        base.nemesis,
+        faults=("isolate", "crash", "transfer", "crash_leader"),
+        interval_s_mean=1.0,
+        duration_s_mean=5.0,
+    )
+    cluster = replace(base.cluster, voters_count=3)
+    return replace(base, cluster=cluster, workload=workload, nemesis=nemesis)
 
 
 def divergence_corner(seed: int) -> RunParameters:
@@ -174,6 +213,28 @@ def compaction_corner(seed: int) -> RunParameters:
     return replace(base, cluster=cluster, workload=workload, nemesis=nemesis)
 
 
+def batch_corner(seed: int) -> RunParameters:
+    """Batches are closed all the time, so often while an entry is applied in slices, and members die soon after."""
+    base = compaction_corner(seed)
+    member = replace(base.cluster.member, commit_interval_s=0.02)
+    nemesis = replace(base.nemesis, interval_s_mean=0.3)
+    return replace(base, cluster=replace(base.cluster, member=member), nemesis=nemesis)
+
+
+def defragment_corner(seed: int) -> RunParameters:
+    """Databases are exchanged for compact copies all the time, while commits are slow and members die."""
+    base = compaction_corner(seed)
+    disk = replace(base.cluster.disk, commit_s_mean=0.01)
+    nemesis = replace(
+        base.nemesis,
+        faults=("defragment", "defragment", "defragment", "crash", "crash_step", "isolate", "failpoint"),
+        failpoints=DEFRAGMENTING,
+        interval_s_mean=0.1,
+    )
+    member = replace(base.cluster.member, snapshot_entries=20, catch_up_entries=5, commit_interval_s=0.02)
+    return replace(base, cluster=replace(base.cluster, disk=disk, member=member), nemesis=nemesis)
+
+
 def failpoint_corner(seed: int, *names: str) -> RunParameters:
     """Whoever comes to one of these failpoints dies there, while all else that leads to them happens."""
     base = crash_corner(seed)
@@ -189,11 +250,28 @@ def failpoint_corner(seed: int, *names: str) -> RunParameters:
     return replace(base, nemesis=nemesis, workload=workload, cluster=replace(base.cluster, disk=disk))
 
 
+def users_corner(seed: int) -> RunParameters:
+    """Clients are users, and what these may do changes while their writes are on the way; members fall behind."""
+    base = draw(seed)
+    workload = replace(
+        base.workload, clients_count=6, think_s_mean=0.03, admins_count=2, watchers_count=1, put_weight=9
+    )
+    member = replace(base.cluster.member, snapshot_entries=20, catch_up_entries=0)
+    faults = ("crash", "isolate", "partition", "links", "crash_leader")
+    nemesis = replace(base.nemesis, faults=faults, interval_s_mean=0.7, duration_s_mean=1.0)
+    cluster = replace(base.cluster, voters_count=3, member=member, has_users=True)
+    return replace(base, duration_s=5.0, cluster=cluster, workload=workload, nemesis=nemesis)
+
+
 CORNERS: dict[str, Callable[[int], RunParameters]] = {
+    "users": users_corner,
     "draw": draw,
     "mixed": mixed,
     "membership": membership_corner,
     "read": read_corner,
+    "replica": replica_corner,
+    "operators": operators_corner,
+    "replacement": replacement_corner,
     "divergence": divergence_corner,
     "snapshot": snapshot_corner,
     "late": late_corner,
@@ -202,5 +280,7 @@ CORNERS: dict[str, Callable[[int], RunParameters]] = {
     "watch": watch_corner,
     "crash": crash_corner,
     "compaction": compaction_corner,
+    "batch": batch_corner,
+    "defragment": defragment_corner,
 }
 """By name; ``draw`` is the whole swarm."""

@@ -8,25 +8,38 @@ ends it between two steps, or in the middle of one at a failpoint. Leaves out: f
 from __future__ import annotations
 
 import contextlib
+import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.membership import Membership
+from raftkv.apply.request import Kind, versioned
+from raftkv.errors import MemberRemovedError, StatusError, StorageError
+from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import ProposalDropped, Raft
 from raftkv.raft.types import ConfChange, ConfState, Message, MessageType, SnapshotMeta, StateRole
 from raftkv.rpc.cork import Cork
 from raftkv.server.node.node import Node
+from raftkv.server.peer.transport import LEAVING_S
 from raftkv.storage.failpoints import FailpointPanic
 from raftkv.storage.mvcc import Store
 from tests.sim.assembly import Assembly, MemberLoop
 from tests.sim.clients.history import ViolationError
+from tests.sim.clients.users import ROOT, Unheard, found_users, may_ask
 from tests.sim.devices.calls import Call, Outbox, Stream
 from tests.sim.devices.database import Database, Directory, Mark, applied_meta
 from tests.sim.devices.wal_disk import DurableLog
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
+
+
+def founder(id: int) -> rpc_pb2.Member:
+    """A member that the cluster begins with."""
+    return rpc_pb2.Member(ID=id, name=f"m{id}", peerURLs=[f"http://10.0.0.{id}:2380"])
 
 
 class Member(Assembly):
@@ -44,6 +57,8 @@ class Member(Assembly):
         """Whether the core may have changed since the checkers looked at it."""
         self.node: Node | None = None
         self.streams: set[Stream] = set()
+        self._heard_until: dict[int, float] = {}
+        self._peers: set[int] = set()
         self._rng = rng
         self._disk_rng = random.Random(rng.random())
         self.parameters = cluster.parameters.member
@@ -55,22 +70,36 @@ class Member(Assembly):
     def found(self, conf_state: ConfState, index: int, term: int) -> None:
         """Begin with a membership, as if the cluster had run before."""
         store = Store.open(self.database)
+        if self.cluster.parameters.is_managed:
+            Membership(store).bootstrap(founder(voter) for voter in conf_state.voters)
+        if self.cluster.parameters.has_users:
+            found_users(store)
         store.set_conf_state(conf_state)
         store.set_applied(index, term)
         store.commit()
         store.close()
         self.log.found(SnapshotMeta(index, term, conf_state))
 
+    def join(self, members: Iterable[rpc_pb2.Member]) -> None:
+        """Begin as ``bootstrap`` does with what the cluster said."""
+        store = Store.open(self.database)
+        Membership(store).bootstrap(members)
+        store.set_applied(0, 0)
+        store.commit()
+        store.close()
+
     # -- life -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start, or restart after a crash, from what the disks hold."""
         self.incarnation += 1
+        self.database.close()  # readers that a dying process opened on its way out
         self.cork = Cork()
         self.outbox = Outbox(self.cork)
         self.loop = MemberLoop(self)
         self.accepts_clients = False
         self.streams = set()
+        self._heard_until, self._peers = {}, set()
         with contextlib.suppress(FailpointPanic):
             self._acting(self.loop.enter, self.assemble)
 
@@ -147,6 +176,7 @@ class Member(Assembly):
         """A membership change was applied."""
         index = self.running.conf_changed_at
         self.cluster.checkers.conf_applied(self, index)
+        self.cluster.checkers.members_applied(self, index)
         self.cluster.scheduler.after(0.0, self.cluster.conf_applied, index, conf_state)
 
     # -- messages: satisfies ``node.Sender`` ----------------------------------------------------------------
@@ -156,6 +186,8 @@ class Member(Assembly):
         checkers, batch = self.cluster.checkers, []
         for message in messages:
             checkers.sent(self, message)
+            if not self.hears(message.to):
+                continue
             if message.type is MessageType.SNAPSHOT:
                 self.snapshots.send(message)
             else:
@@ -169,7 +201,32 @@ class Member(Assembly):
 
     def connected_since(self, peer_id: int) -> float | None:
         """Implement ``Sender.connected_since``."""
-        return 0.0 if self.cluster.network.connects(self.id, peer_id) else None
+        return -1_000.0 if self.cluster.network.connects(self.id, peer_id) else None
+
+    def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
+        """Implement ``wiring.Peers``: who was a member until now is heard for a moment longer."""
+        for peer_id in removed:
+            self._heard_until.setdefault(peer_id, self.loop.time() + (LEAVING_S if peer_id in self._peers else 0.0))
+            if peer_id != self.id:
+                self.cluster.scheduler.after(LEAVING_S, self._tell_removed, self.loop, peer_id)
+        self._peers = set(members)
+
+    def _tell_removed(self, loop: MemberLoop, peer_id: int) -> None:
+        """End the stream of one that was removed, a moment after; again, until that arrives."""
+        if not loop.crashed:
+            target = self.cluster.members.get(peer_id)
+            if target is not None and target.alive and self.cluster.network.connects(self.id, peer_id):
+                target.refused(self)
+            self.cluster.scheduler.after(LEAVING_S, self._tell_removed, loop, peer_id)
+
+    def hears(self, peer_id: int) -> bool:
+        """Whether there may be a stream from or to another member; who is unknown may be new."""
+        return self.node is None or self._heard_until.get(peer_id, math.inf) > self.loop.time()
+
+    def refused(self, target: Member) -> None:
+        """Another member wants no stream of this one."""
+        if self.node is not None and self.id in target.applier.membership.removed:
+            self.loop.call_soon(self.departure.refused, MemberRemovedError.text)
 
     def deliver(self, messages: list[Message]) -> None:
         """Messages arrive."""
@@ -183,14 +240,19 @@ class Member(Assembly):
                 "deliver", int(message.type), message.from_, message.to, message.term, message.log_term, message.index,
                 len(message.entries), message.commit, message.reject,
             )  # fmt: skip
-            term = self.core.term
+            core = self.core
+            term, before = core.term, (core.role, core.log.committed)
             node.receive((message,))
             cluster.checkers.delivered(self, message, term)
+            if before != (core.role, core.log.committed):
+                cluster.checkers.after_event(self)
 
     def unreachable(self, peer_id: int) -> None:
         """The transport lost messages to a peer."""
         if self.node is not None:
             self.loop.call_soon(self.node.report_unreachable, peer_id)
+            # Whether its process is gone or not: a wrong report must do no harm.
+            self.loop.call_soon(self.lost_leader.is_gone, peer_id)
 
     # -- calls ----------------------------------------------------------------------------------------------
 
@@ -201,15 +263,33 @@ class Member(Assembly):
     def _call(self, path: str, request: bytes, call: Call) -> None:
         self.handlers.by_path[path](call, request)
 
-    def ask(self, path: str, request: bytes, answer: Any, proposed: Callable[[int], None]) -> None:
+    def ask(
+        self,
+        path: str,
+        request: bytes,
+        answer: Any,
+        proposed: Callable[[int], None],
+        metadata: dict[str, str] | None = None,
+    ) -> None:
         """Make a unary call of a client; ``proposed`` gets the id of the request, if it was proposed."""
-        self.loop.call_soon(self._ask, path, request, answer, proposed)
+        self.loop.call_soon(self._ask, path, request, Call(self.outbox, answer, metadata), proposed)
 
-    def _ask(self, path: str, request: bytes, answer: Any, proposed: Callable[[int], None]) -> None:
+    def _ask(self, path: str, request: bytes, call: Call, proposed: Callable[[int], None]) -> None:
         before = self.last_id
-        self._call(path, request, Call(self.outbox, answer))
+        if not self.cluster.parameters.has_users or may_ask(self.applier, path, request, call):
+            self._call(path, request, call)
         if self.last_id != before:
             proposed(self.last_id)
+
+    def change_users(self, change: raft_pb2.AuthChange) -> None:
+        """Root changes what users may do; nobody waits for it."""
+        self.loop.call_soon(self._change_users, change)
+
+    def _change_users(self, change: raft_pb2.AuthChange) -> None:
+        body = versioned(Kind.AUTH, change.SerializeToString())
+        caller = Caller(ROOT.encode(), self.applier.auth.revision)
+        with contextlib.suppress(StatusError):
+            self.running.submit(Kind.AUTH, body, Unheard(change), caller)
 
     def open(self, path: str, stream: Stream) -> None:
         """A streaming call of a client."""
@@ -233,6 +313,10 @@ class Member(Assembly):
         """An operator moves leadership."""
         self.cluster.checkers.transferring(self)
         self.running.transfer_leader(target)
+
+    def defragment(self) -> None:
+        """An operator has the database defragmented; it may fail, for a received one may come between."""
+        self.loop.create_task(_unless_refused(self.defragmenter.run))
 
     # -- questions ------------------------------------------------------------------------------------------
 
@@ -297,3 +381,8 @@ class Member(Assembly):
             f"{self.id} {core.role.name} term {core.term} leader {core.leader} "
             f"applied {self.node.applied} commit {core.log.committed} last {self.last_index()}"
         )
+
+
+async def _unless_refused(run: Callable[[], Awaitable[None]]) -> None:
+    with contextlib.suppress(StorageError):
+        await run()

@@ -29,13 +29,16 @@ REACHED = (
     "raftAfterSaveSnap", "raftBeforeApplySnap", "raftAfterApplySnap", "raftBeforeWALRelease", "raftAfterWALRelease",
     "raftBeforeAdvance", "applyBeforeOpenSnapshot", "beforeApplyOneEntryNormal", "afterApplyOneEntryNormal",
     "beforeApplyOneConfChange", "afterApplyOneConfChange", "beforeCommit", "afterCommit", "beforeWritebackBuf",
-    "afterWritebackBuf", "snapshotBeforeRename", "snapshotAfterRename", "snapshotBeforeSend",
+    "afterWritebackBuf", "replaceBeforeRename", "snapshotBeforeRename", "snapshotAfterRename", "snapshotBeforeSend",
     "compactBeforeCommitScheduledCompact", "compactAfterCommitScheduledCompact", "compactBeforeCommitBatch",
     "compactAfterCommitBatch", "compactBeforeSetFinishedCompact", "compactAfterSetFinishedCompact",
     "walBeforeWrite", "walAfterWrite", "walBeforeSync", "walAfterSync", "walBeforeCut", "walBeforeCutRename",
     "walAfterCut", "walBeforeRepair", "walAfterRepairCopy", "walAfterRepair", "walBeforeUnlink", "walAfterUnlink",
 )  # fmt: skip
-"""Failpoints that simulated members come to; the others are LMDB's own."""
+"""Failpoints that simulated members come to."""
+
+DEFRAGMENTING = ("defragBeforeCopy", "defragAfterCopy", "defragBeforeRename", "defragAfterRename")
+"""Those that they come to when somebody has them defragment."""
 
 FAULTS = (
     "crash",
@@ -259,6 +262,15 @@ class Nemesis:
         target = self._rng.choice(sorted(self._cluster.members))
         member = self._cluster.members[leader]
         member.call_soon(member.transfer_leader, target)
+        return True
+
+    def _defragment(self) -> bool:
+        """Beside ``FAULTS``: only the corners that ask for it have it, so that the others play what they played."""
+        alive = self._alive()
+        if not alive:
+            return False
+        member = self._cluster.members[self._rng.choice(alive)]
+        member.call_soon(member.defragment)
         return True
 
     def _membership(self) -> bool:

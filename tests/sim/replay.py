@@ -23,6 +23,7 @@ from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
 from raftkv.raft.types import Entry, EntryType
 from raftkv.storage.revision import SUB_BITS
 from tests.sim.clients.history import Outcome, ViolationError
+from tests.sim.clients.user_model import Users
 
 Change = tuple[bytes, bytes, bool, int]
 _RELATIONS: dict[int, ops.Relation] = {0: "=", 1: ">", 2: "<", 3: "!="}
@@ -34,6 +35,7 @@ class State(NamedTuple):
     revision: int
     compacted: int
     leases: int
+    auth_revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,19 @@ class Replay:
         self.leases: dict[int, int] = {}
         self.ended: list[tuple[int, bool]] = []
         """Leases ended by the last entry, each with whether it expired."""
-        self.states: dict[int, State] = {index: State(1, -1, 0)}
+        self.states: dict[int, State] = {index: State(1, -1, 0, 1)}
         self.outcomes: dict[int, Outcome] = {}
         self.events: list[Event] = []
         self.changes: dict[int, list[Change]] = {}
         self._model = Model()
+        self.users = Users(self._keys_of)
         self._first_event: dict[int, int] = {}
         self._last_lease_change = index
+
+    def begin_with_users(self, changes: list[raft_pb2.AuthChange]) -> None:
+        """Begin with users and roles."""
+        self.users.begin(changes)
+        self.states[self.index] = self.states[self.index]._replace(auth_revision=self.users.revision)
 
     # -- questions ------------------------------------------------------------------------------------------
 
@@ -107,6 +115,9 @@ class Replay:
         self.changes[revision] = changes
         return ""
 
+    def _keys_of(self, lease_id: int) -> list[bytes]:
+        return [key.encode() for key, kv in self._model.current.items() if kv.lease == lease_id]
+
     # -- applying -------------------------------------------------------------------------------------------
 
     def apply(self, entry: Entry) -> None:
@@ -120,12 +131,22 @@ class Replay:
                 raise ViolationError(
                     "K9", f"request {request_id} is in the log twice, the second time at {entry.index}"
                 )
-            self.outcomes[request_id] = self._execute(Kind(kind), body, entry.term)
-        self.states[entry.index] = State(self.revision, self.compacted, len(self.leases))
+            if kind == Kind.IDENTIFIED:
+                caller, kind, body = requests.decode_identified(body)
+                refusal = self.users.refusal(caller, kind, body)
+            else:
+                refusal = self.users.refusal_of_nobody(kind)
+            if refusal:
+                self.outcomes[request_id] = Outcome(self.revision, error=refusal)
+            else:
+                self.outcomes[request_id] = self._execute(Kind(kind), body, entry.term)
+        self.states[entry.index] = State(self.revision, self.compacted, len(self.leases), self.users.revision)
 
     def _execute(self, kind: Kind, body: bytes, term: int) -> Outcome:
         if kind in (Kind.PUT, Kind.DELETE_RANGE, Kind.TXN):
             return self._write(_request_of(kind, body))
+        if kind is Kind.AUTH:
+            return Outcome(self.revision, error=self.users.change(body))
         if kind is Kind.COMPACT:
             return self._compact(rpc_pb2.CompactionRequest.FromString(body).revision)
         if kind is Kind.LEASE_GRANT:

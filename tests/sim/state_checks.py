@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from raftkv.pb import kv_pb2
 from raftkv.raft.types import Entry
 from tests.sim.clients.history import ViolationError
+from tests.sim.clients.users import beginning
 from tests.sim.replay import Change, Replay, key_value
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class StateChecks:
         self.log: dict[int, Entry] = {}
         """Every entry that was handed out to be applied."""
         self.replay = Replay(BOOT_INDEX)
+        if cluster.parameters.has_users:
+            self.replay.begin_with_users(beginning())
         self.violation: ViolationError | None = None
         self.promises: dict[int, float] = {}
         """Until when the owner of each lease may rely on it."""
@@ -65,9 +68,11 @@ class StateChecks:
                 self.fail("R4", f"{member.id} has applied {index}, nobody was ever given {replay.index + 1}")
             self._replay_next()
         state = replay.states[index]
-        if (store.revision, store.compact_revision) != state[:2] or len(member.leases.granted) != state.leases:
+        users = member.applier.auth.revision
+        is_state = (store.revision, store.compact_revision) == state[:2] and users == state.auth_revision
+        if not is_state or len(member.leases.granted) != state.leases:
             leases = sorted(member.leases.granted)
-            found = f"revision {store.revision}, compacted {store.compact_revision}, leases {leases}"
+            found = f"revision {store.revision}, compacted {store.compact_revision}, leases {leases}, users {users}"
             self.fail("R4", f"{member.id} has {found} at index {index}, the log gives {state}")
 
     def check_contents(self, member: Member) -> None:

@@ -15,11 +15,13 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from tests.sim.assembly import MemberParameters
+from tests.sim.clients.admins import Admin
 from tests.sim.clients.history import Outcome, Status, ViolationError, check_history
 from tests.sim.clients.leases import Owner, check_ended
+from tests.sim.clients.operators import Machines, Operator
 from tests.sim.clients.watchers import Watcher
 from tests.sim.clients.workload import Workload, WorkloadParameters
 from tests.sim.cluster import Cluster, ClusterParameters
@@ -36,6 +38,10 @@ CONVERGENCE_TIMEOUTS_MAX = 40
 """And all members have applied the same log within so many."""
 WATCHERS_S_MAX = 30.0
 """And all watchers have all events within so many seconds."""
+PLANS_S_MAX = 60.0
+"""And what operators had begun ends within so many."""
+MACHINE_S_MEAN = 0.5
+"""From the addition of a member to the start of its machine."""
 _PROBE_CLIENT = 1_000_000
 
 
@@ -85,6 +91,11 @@ def draw(seed: int) -> RunParameters:
     """The parameters of a seed."""
     rng = stream(seed, "parameters")
     member = _draw_member(rng)
+    # From a stream of its own: the other parameters of a seed stay what they were.
+    sizes = stream(seed, "bytes of the log")
+    member = replace(
+        member, snapshot_bytes=sizes.choice((200, 2_000, 1 << 20)), catch_up_bytes=sizes.choice((0, 500, 1 << 20))
+    )
     return RunParameters(
         duration_s=rng.choice((4.0, 6.0, 8.0, 12.0)),
         cluster=ClusterParameters(
@@ -207,20 +218,32 @@ class Run:
             for number in range(workload.watchers_count)
         ]
         self.nemesis = Nemesis(self.cluster, stream(seed, "nemesis"), parameters.nemesis)
+        self.machines = None
+        if parameters.cluster.is_managed:
+            self.machines = Machines(self.cluster, stream(seed, "machines"), MACHINE_S_MEAN)
+        count = workload.operators_count
+        self.operators = [
+            Operator(number, self.cluster, stream(seed, f"operator {number}"), wipes=count == 1)
+            for number in range(1, count + 1)
+        ]
+        self.admins = [Admin(self.cluster, stream(seed, f"admin {number}")) for number in range(workload.admins_count)]
         self.recovery_s = 0.0
         self._probe_done = False
 
     def execute(self) -> None:
         """Run to the end. Raises ``ViolationError`` (or what the core raised)."""
-        for part in (self.workload, *self.owners, *self.watchers, self.nemesis):
+        for part in (self.workload, *self.owners, *self.watchers, self.nemesis, *self.operators, *self.admins):
             part.start()
         self.cluster.run_until(self.parameters.duration_s)
-        for other in (self.workload, *self.owners, self.nemesis):
+        for other in (self.workload, *self.owners, self.nemesis, *self.operators, *self.admins):
             other.stop()
         self._recover()
+        self._finish_plans()
         check_ended(self.cluster, self.parameters.workload.ttl_s_max, self._election_s)
         self._converge()
         self._watchers_have_all()
+        for operator in self.operators:
+            operator.check()
         self.cluster.check_equal_replicas()
         check_history(self.workload.history.invocations, self.cluster.checkers.replay)
 
@@ -253,6 +276,17 @@ class Run:
 
     def _probed(self, outcome: Outcome | None) -> None:
         self._probe_done = self._probe_done or (outcome is not None and not outcome.error)
+
+    def _finish_plans(self) -> None:
+        """With the faults gone, what operators had begun comes to an end."""
+        deadline = self.cluster.scheduler.now + PLANS_S_MAX
+        machines = self.machines
+        if not self.cluster.run_until(
+            deadline,
+            lambda: all(operator.is_idle for operator in self.operators) and (machines is None or machines.are_on()),
+        ):
+            plans = [operator.describe() for operator in self.operators if not operator.is_idle]
+            raise ViolationError("R10", f"changes of members did not end: {plans}; {self.cluster.describe()}")
 
     def _converge(self) -> None:
         scheduler = self.cluster.scheduler

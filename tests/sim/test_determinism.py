@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.sim.swarm import run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = "from tests.sim.swarm import run_seed; print(*[run_seed(s).digest for s in range(1, 13)])"
+PROGRAM = "from tests.sim.swarm import run_seed; print(*[run_seed(s).digest for s in range(1, 6)])"
 
 
 def digests(hash_seed: str) -> list[str]:
@@ -37,5 +37,5 @@ def test_digest_is_a_function_of_the_seed() -> None:
 
 def test_digest_does_not_depend_on_string_hashing() -> None:
     one, other = digests("1"), digests("2")
-    assert len(one) == 12
+    assert len(one) == 5
     assert one == other

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, HardState, Message, MessageType, SnapshotMeta
 from raftkv.server.node.disk import Batch
 from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.failpoints import FailpointPanic
 from tests.sim.clients.history import ViolationError
+from tests.sim.clients.operators import ADD, REMOVE, Machines
 from tests.sim.cluster import Cluster, ClusterParameters
 from tests.sim.devices.database import CommitThread, Database, Mark
 from tests.sim.devices.network import Network, NetworkParameters
@@ -167,6 +169,9 @@ class Listener:
     def unreachable(self, peer: int) -> None:
         pass
 
+    def hears(self, peer: int) -> bool:
+        return True
+
 
 class TestNetwork:
     def deliveries(self, kind: MessageType, parameters: NetworkParameters, count: int = 200) -> list[int]:
@@ -221,3 +226,30 @@ class TestProcess:
 
     def test_a_failpoint_is_no_exception_that_anybody_handles(self) -> None:
         assert not issubclass(FailpointPanic, Exception)
+
+    def test_a_learner_that_was_removed_is_told_though_it_says_nothing(self) -> None:
+        """What its leader sent last was lost, and nothing more is sent; the stream to its leader is ended."""
+        cluster = Cluster(1, ClusterParameters(voters_count=1, is_managed=True))
+        Machines(cluster, random.Random(1), delay_s_mean=0.1)
+        answers: list[Any] = []
+
+        def ask(method: Any, request: Any) -> Any:
+            answers.clear()
+            cluster.members[1].call(method.path, request.SerializeToString(), lambda *answer: answers.append(answer))
+            assert cluster.run_until(cluster.scheduler.now + 5.0, lambda: bool(answers))
+            message, error = answers[0]
+            assert error is None
+            return method.response.FromString(message)
+
+        cluster.run_until(2.0, lambda: cluster.members[1].accepts_clients)
+        learner = ask(ADD, rpc_pb2.MemberAddRequest(peerURLs=["http://10.0.0.2:2380"], isLearner=True)).member.ID
+        cluster.run_until(5.0, lambda: learner in cluster.members and cluster.members[learner].accepts_clients)
+        assert cluster.members[learner].accepts_clients
+        cluster.network.cut.add((1, learner))
+        ask(REMOVE, rpc_pb2.MemberRemoveRequest(ID=learner))
+        cluster.run_until(cluster.scheduler.now + 3.0)
+        assert not cluster.members[learner].removed
+        cluster.network.heal()
+        cluster.run_until(cluster.scheduler.now + 3.0)
+        assert cluster.members[learner].removed
+        cluster.close()

@@ -13,9 +13,10 @@ import pytest
 
 from raftkv.errors import InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
-from raftkv.storage.backend import lmdb as lmdb_module
+from raftkv.storage.backend import environment as environment_module
 from raftkv.storage.backend.base import Backend, WriteBatch
-from raftkv.storage.backend.lmdb import LMDBBackend, lock_path
+from raftkv.storage.backend.environment import lock_path
+from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.failpoints import arm
 from raftkv.storage.revision import pack, to_key
 from tests.storage.conftest import MAP_SIZE_BYTES, Engine
@@ -182,7 +183,7 @@ def test_an_input_output_error_on_a_full_disk_is_a_want_of_room(
 
 def test_the_name_of_a_new_database_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(lmdb_module, "sync_directory", synced.append)
+    monkeypatch.setattr(environment_module, "sync_directory", synced.append)
     for expected in ([str(tmp_path)], []):
         LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES).close()
         assert synced == expected
@@ -217,15 +218,17 @@ def test_a_copy_is_compact_and_complete(database: LMDBBackend, tmp_path: Path) -
         database.copy_to(tmp_path / "copy")
 
 
-def test_an_open_reader_keeps_the_database_in_place(database: LMDBBackend, tmp_path: Path) -> None:
+def test_an_open_reader_goes_on_reading_a_database_that_was_replaced(database: LMDBBackend, tmp_path: Path) -> None:
     database.commit(records(2))
     database.copy_to(tmp_path / "copy")
+    database.commit(records(9))
     read = database.begin_read()
-    with pytest.raises(StorageError, match="is being read"):
-        database.replace(tmp_path / "copy")
-    read.close()
     with pytest.raises(StorageError, match=r"cannot move .*absent"):
         database.replace(tmp_path / "absent")
     database.replace(tmp_path / "copy")
     database.commit(records(3))
     assert stored(database) == records(2, 3).records
+    assert dict(read.items(schema.KEY)) == records(2, 9).records
+    assert database.grow(), "a reader of the old one is none of this"
+    read.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["db", "db-lock"]

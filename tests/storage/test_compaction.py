@@ -6,17 +6,19 @@ import random
 from functools import cache
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raftkv.errors import CompactedError, FutureRevisionError
 from raftkv.storage import compaction, schema
 from raftkv.storage.backend.base import Backend
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.backend.writer import ScriptedWriter
-from raftkv.storage.compaction import DELETES_PER_COMMIT, DROPS_PER_STEP
+from raftkv.storage.compaction import DELETES_PER_COMMIT, DROPS_PER_STEP, Deletions
 from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all, hits
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.mvcc import Store
-from raftkv.storage.revision import SUB_BITS, describe, from_key
+from raftkv.storage.revision import SUB_BITS, describe, from_key, pack, to_key, to_tombstone_key
 from tests.storage.conftest import Engine
 
 STEPS = [
@@ -131,6 +133,45 @@ def test_deletions_go_in_bounded_batches() -> None:
     assert max(sizes) <= DELETES_PER_COMMIT
     assert sum(1 for size in sizes if size) >= 4
     store.close()
+
+
+def test_deletions_go_oldest_first_so_that_neighbours_on_disk_go_together() -> None:
+    backend = MemoryBackend()
+    deleted: list[bytes] = []
+    commit = backend.commit
+    backend.commit = lambda batch: (deleted.extend(batch.deletes), commit(batch))[1]
+    store = Store.open(backend)
+    fill(store, 3500)
+    store.commit()
+    store.compact(store.revision)
+    store.set_applied(store.applied_index, store.applied_term)
+    finish(store)
+    assert len(deleted) > 2 * DELETES_PER_COMMIT
+    assert deleted == sorted(deleted)
+    store.close()
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 1 << 38), st.booleans()), max_size=60), max_size=4), st.integers(1, 9)
+)
+def test_deletions_are_taken_in_order_whatever_the_order_they_came_in(
+    batches: list[list[tuple[int, bool]]], taken_at_once: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compaction, "_RUN", 7)
+        patch.setattr(compaction, "COLLECTED_MAX", 50)
+        deletions = Deletions()
+        for batch in batches:
+            keys = [to_tombstone_key(pack(main, 3)) if dead else to_key(pack(main, 3)) for main, dead in batch]
+            for key in keys:
+                deletions.add(key)
+            assert deletions.takes_more == (len(keys) < 50)
+            taken: list[bytes] = []
+            while deletions.count:
+                taken += (some := deletions.take(taken_at_once))
+                assert 0 < len(some) <= taken_at_once
+                assert not (deletions.count and deletions.takes_more)
+            assert taken == sorted(keys)
 
 
 def test_a_step_is_bounded(backend: Backend) -> None:
@@ -296,12 +337,14 @@ def test_a_scheduled_compaction_is_resumed_at_open(engine: Engine) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("collected_max", [1, compaction.COLLECTED_MAX], ids=["in parts", "at once"])
 @pytest.mark.parametrize("drops_per_step", [1, 1000])
 def test_a_crash_between_forgetting_and_deleting_leaves_no_holes(
-    backend: Backend, drops_per_step: int, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, drops_per_step: int, collected_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was in memory is forgotten at once, what is on disk is deleted later: a crash may come between."""
     monkeypatch.setattr(compaction, "DROPS_PER_STEP", drops_per_step)
+    monkeypatch.setattr(compaction, "COLLECTED_MAX", collected_max)
     store = Store.open(backend)
     write(store, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"), (b"c", None), (b"d", b"1"))  # these reach the disk
     store.commit()

@@ -48,3 +48,11 @@ def test_what_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StorageError, match="cannot make directory"):
         ensure_private_directory(tmp_path / "dangling")
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(StorageError, match=f"belongs to user {owner}, and this process runs as user {owner + 1}"):
+        ensure_private_directory(tmp_path)
+    assert ensure_private_directory(tmp_path, is_own=False) == str(tmp_path)

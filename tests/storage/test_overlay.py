@@ -224,7 +224,7 @@ def test_the_backend_thread(backend: Backend) -> None:
     reports: list[int] = []
     store.flush(lambda: reports.append(threading.get_ident()))
     while not reports:
-        calls.get(timeout=30)()
+        calls.get(timeout=90)()
     assert reports == [threading.get_ident()]
     assert store.durable_index == 100
     assert store.range(b"\x00", b"\x00").count == 100

@@ -116,7 +116,7 @@ class Member:
         return jobs[0](), everything, store.meta_items(schema.ALARM), store.revision, store.conf_state.voters[-1:]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.integers(0, 2**32))
 def test_each_entry_is_applied_once(seed: int) -> None:
     rng = Random(seed)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 import raftkv
 import raftkv.torch
+import raftkv.training
 from raftkv.errors import ConfigError
 from raftkv.torch import recovery
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
@@ -318,3 +319,71 @@ def test_an_error_of_the_users_is_the_users():
     with raftkv.torch.ElasticGroup(run) as group, pytest.raises(ZeroDivisionError):
         fail_each_step(group, ZeroDivisionError())
     assert run.generation == 1
+
+
+# ---- checkpoints of the run
+
+
+class Checkpointed:
+    """A job of one rank whose state is one number: the steps that it has done."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+        self.value = 0
+        self.happened: list[str] = []
+        self.lost_at: set[int] = set()
+
+    def sync(self, group: raftkv.torch.ElasticGroup) -> None:
+        self.happened.append(f"sync {group.step}")
+
+    def load(self, group: raftkv.torch.ElasticGroup, last: Any) -> None:
+        self.value = int(last.read("value"))
+        self.happened.append(f"load {last.step}")
+
+    def save(self, group: raftkv.torch.ElasticGroup, saving: Any) -> None:
+        saving.write("value", str(self.value).encode())
+        if group.step in self.lost_at:
+            self.lost_at.remove(group.step)
+            raise dist.DistNetworkError("lost")
+
+    def leave_undecided(self, step: int) -> None:
+        """Save as a generation does that ends before its coordinator can commit."""
+        world = self.run.world
+        claim = self.run.checkpoints.claim_run(world.generation, world.revision, world.fence)
+        self.run.checkpoints.begin(claim, step).prepare(0, [])
+
+    def train(self, stop: int) -> None:
+        with raftkv.torch.ElasticGroup(
+            self.run, sync=self.sync, load=self.load, save=self.save, save_every=10
+        ) as group:
+            for step in group.steps(stop):
+                with step as number:
+                    if number in self.lost_at:
+                        self.lost_at.remove(number)
+                        self.leave_undecided(number)
+                        raise dist.DistNetworkError("lost")
+                    self.value += 1
+
+
+def test_a_job_that_is_started_again_goes_on_from_the_latest_checkpoint(raftkv_cluster, tmp_path):
+    options = {"endpoints": raftkv_cluster.endpoints, "min_nodes": 1, "address": "127.0.0.1"}
+    with raftkv.training.join("saved", checkpoints=str(tmp_path), **options) as run:
+        first = Checkpointed(run)
+        first.train(25)
+        assert first.happened == ["sync 0"]
+        assert [found.step for found in run.checkpoints.checkpoints()] == [10, 20]
+        # Who has state goes on with it, though the registry has an older one. A save that was lost is none; one
+        # that was whole when its generation ended is committed before the next.
+        again = Checkpointed(run)
+        again.lost_at = {25, 30}
+        again.train(41)
+        assert again.happened == ["load 20", "sync 20", "sync 25", "sync 30"]
+        assert again.value == 41
+        assert [found.step for found in run.checkpoints.checkpoints()] == [10, 20, 25, 40]
+    with raftkv.training.join("saved", **options) as run, pytest.raises(ConfigError, match="no place for checkpoints"):
+        Checkpointed(run).train(50)
+    with raftkv.training.join("saved", checkpoints=str(tmp_path), **options) as run:
+        with pytest.raises(ConfigError, match="give both save= and save_every=, or neither"):
+            raftkv.torch.ElasticGroup(run, save_every=10)
+        with raftkv.torch.ElasticGroup(run, load=lambda group, last: pytest.fail("it is behind"), step=60) as group:
+            assert group.step == 60, "what the program has itself is further"

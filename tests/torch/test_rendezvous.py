@@ -90,7 +90,7 @@ def test_torch_finds_the_backend_whichever_is_imported_first(first: str) -> None
 def test_a_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "raftkv.torch.rendezvous")
     monkeypatch.delattr("torch.distributed.elastic.rendezvous.api.RendezvousStoreInfo")
-    with pytest.raises(ConfigError, match=r"needs PyTorch 2\.5 or newer .*RendezvousStoreInfo"):
+    with pytest.raises(ConfigError, match=r"needs PyTorch 2\.6 or newer .*RendezvousStoreInfo"):
         get_handler()(RendezvousParameters("raftkv", "127.0.0.1:1", "job", 1, 1))
 
 
@@ -215,9 +215,12 @@ def test_a_cluster_that_is_not_there() -> None:
         ({"lease_ttl": "soon"}, "lease_ttl=soon: whole seconds expected"),
         ({"tls": "perhaps"}, "tls=perhaps: true or false expected"),
         ({"store_port": "70000"}, "store_port=70000: a port expected"),
-        ({"password": "x"}, "a password needs a user"),
+        ({"password_file": __file__}, "a password needs a user"),
         ({"ca_file": "/does/not/exist"}, "cannot use the certificates"),
         ({"rank_policy": "best"}, "rank_policy is one of"),
+        ({"user": "a", "password": "pw"}, "everybody on the machine can read a password there.*give password_file"),
+        ({"token": "jwt"}, "give token_file, or RAFTKV_TOKEN_FILE"),
+        ({"user": "a", "password_file": "/no/such"}, "cannot read the file of a secret, /no/such"),
     ],
 )
 def test_settings_that_cannot_be_used(make: Make, options: dict[str, str], text: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 import raftkv
 from bench.restart_faults import find_leader
 from bench.restart_job import BACKENDS, Job
+from raftkv.cli.runs.access import Pattern, needs
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import CLOSED, RUNNING, SIGNAL, Fault, State
 from tests.cli.runner import run_ctl
@@ -189,3 +190,37 @@ def test_a_failure_is_one_line(tmp_path: Path) -> None:
         rf"raftkv: cannot use the cluster at --rdzv-endpoint={endpoint}: no answer within 4 s from .*refused\n",
         done.stderr,
     ), done.stderr
+
+
+WORKER_OF_A_USER = """
+import raftkv.training
+with raftkv.training.join() as run:
+    print(f"gathered {run.all_gather('x', b'%d' % run.rank)}")
+"""
+
+
+@pytest.mark.long
+def test_agents_and_workers_are_the_user_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the role of the run alone; its password is in no command line, and in nothing that is printed."""
+    (tmp_path / "work.py").write_text(WORKER_OF_A_USER)
+    (tmp_path / "pw").write_text("canary-pw\n")
+    with Cluster(RAFTKV, flags=("--bcrypt-cost=4",)) as cluster:
+        (endpoint,) = cluster.endpoints
+        with raftkv.connect(endpoint) as kv:
+            for name in ("root", "alice"):
+                kv.users.add(name, "canary-pw")
+            kv.users.grant_role("root", "root")
+            kv.roles.add("job")
+            for one in needs(Pattern.of_runs("job-*")):
+                kv.roles.grant("job", one.kind, one.key, one.range_end)
+            kv.users.grant_role("alice", "job")
+            kv.users.enable_auth()
+        monkeypatch.setenv("RAFTKV_USER", "alice")
+        monkeypatch.setenv("RAFTKV_PASSWORD_FILE", str(tmp_path / "pw"))
+        done = run_agent(endpoint, tmp_path, "--rdzv-id=job-1", "--nproc-per-node=2", "work.py")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("gathered [b'0', b'1']") == 2
+        other = run_agent(endpoint, tmp_path, "--rdzv-id=others-1", "--nproc-per-node=1", "work.py")
+        assert "permission denied" in other.stderr
+        for text in (done.stdout, done.stderr, other.stdout, other.stderr, cluster.logs()):
+            assert "canary-pw" not in text

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from raftkv.client.control.records import Record
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, GATHERING, RUNNING, Fault, GenerationRecord, Member, Node, Record, State
+from raftkv.training.records import BROKEN, GATHERING, RUNNING, Fault, GenerationRecord, Member, Node, State
 
 KEYS = RunKeys("jobs/a")
 LIMITS = {"min_nodes": 2, "max_nodes": 4}

@@ -14,7 +14,7 @@ from raftkv.training.records import CLOSED, GenerationRecord, State
 from tests.procs import ETCD_FAST, Cluster
 from tests.training.scripted_run import COLLATERAL, KEYS, KILLED, SCRIPT, A, C, Script, encoded, members
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 
 
 def changes() -> list[Change]:

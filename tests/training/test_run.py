@@ -17,7 +17,7 @@ from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.errors import ConfigError
 from raftkv.training import BarrierTimeout, GenerationOver, JoinTimeout, RunClosed
 from raftkv.training.aio import Run, join
-from raftkv.training.api.attachment import announce, client_settings
+from raftkv.training.api.attachment import announce
 from raftkv.training.api.collectives import Collectives
 from raftkv.training.api.counter import Counter
 from raftkv.training.api.generation import Generation
@@ -406,6 +406,24 @@ def test_joining_that_cannot_be(play, monkeypatch):
     play(scenario)
 
 
+def test_a_generation_that_begins_before_a_node_asks_for_it_waits_for_that_node(play):
+    async def scenario(job: Job) -> None:
+        config = RunConfig(run_id=job.run_id, min_nodes=1, max_nodes=2, lease_ttl_s=10, disconnect_grace_s=0.05)
+        nodes = [await Participant.open(job.kv, config) for _ in range(2)]
+
+        async def has_begun() -> bool:
+            return all(node.phase is not None and node.phase.generation == 1 for node in nodes)
+
+        await until(has_begun)
+        worlds = [await nodes[0].next_world(), await nodes[1].next_world()]
+        assert [(world.generation, world.node_rank) for world in worlds] == [(1, 0), (1, 1)]
+        assert [node.nodes_waiting for node in nodes] == [0, 0]
+        for node in nodes:
+            await node.leave()
+
+    play(scenario)
+
+
 def test_workers_attach_to_the_run_of_their_agents(play, monkeypatch):
     async def scenario(job: Job) -> None:
         config = RunConfig(
@@ -445,12 +463,6 @@ def test_workers_attach_to_the_run_of_their_agents(play, monkeypatch):
             await agent.leave()
 
     play(scenario)
-
-
-def test_the_environment_says_how_to_connect():
-    environment = {"RAFTKV_USER": "ann:se:cret", "RAFTKV_CACERT": "ca.pem", "RAFTKV_KEY": ""}
-    assert client_settings(environment) == {"user": "ann", "password": "se:cret", "ca_file": "ca.pem"}
-    assert client_settings({}) == {}
 
 
 def test_an_address_that_nobody_told_is_guessed():

@@ -13,13 +13,13 @@ from tests.long import long_except
 from tests.training.sim import faults
 from tests.training.sim.__main__ import main, summary
 from tests.training.sim.agent import Habits
-from tests.training.sim.network import Weather
 from tests.training.sim.run import CALM
 from tests.training.sim.scenarios import CALLS_PER_GENERATION, Directed, scenario
 from tests.training.sim.swarm import draw, run_seed
+from tests.virtual_store.network import Weather
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS_COUNT = 600
+SEEDS_COUNT = 300
 SHORT_SEEDS_COUNT = 100
 CHUNK_SIZE = 25
 

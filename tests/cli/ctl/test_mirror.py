@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
+import raftkv
 from tests.cli.programs import Running, etcdctl, raftkvctl
 from tests.cli.runner import Ran, run_ctl
 from tests.long import long_except
@@ -68,6 +71,42 @@ def test_all_keys_in_pages_and_large_transactions(endpoints: tuple[str, str]) ->
         ctl(source, "del", "k", "--prefix")
         wait_for(lambda: content(destination, "") == b"", "the deletion")
         mirror.stop()
+
+
+@pytest.mark.parametrize(("source", "destination"), [("etcd", "raftkv"), ("raftkv", "etcd")])
+def test_a_move_in_either_direction_while_writes_go_on(source: str, destination: str) -> None:
+    """The mirror is killed half-way and begins again at the revision that was noted before it was first started."""
+    with Cluster(PROGRAMS[source]) as old, Cluster(PROGRAMS[destination]) as new:
+        (there,), (here,) = old.endpoints, new.endpoints
+        writes = Writes(there)
+        writes.make(200)
+        noted = json.loads(ctl(there, "get", "none", "-w", "json"))["header"]["revision"] + 1
+        with Running(raftkvctl(there, "make-mirror", here)) as mirror:
+            wait_for(lambda: content(here, "").count(b"k/") > 20, "the copy")
+            writes.make(100)
+            mirror.process.kill()
+        writes.make(100)
+        with Running(raftkvctl(there, "make-mirror", here, f"--rev={noted}")) as mirror:
+            writes.make(100)
+            wait_for(lambda: content(here, "") == content(there, ""), "the rest")
+            assert mirror.stop().code == 130
+
+
+class Writes:
+    """Puts, deletions and txns of 40 keys, drawn by a seed."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint, self._rng = endpoint, Random(5)
+
+    def make(self, count: int) -> None:
+        rng = self._rng
+        with raftkv.connect(self._endpoint) as kv:
+            for _ in range(count):
+                key, value = f"k/{rng.randrange(40)}", f"{rng.random()}"
+                if rng.random() < 0.2:
+                    kv.delete(key)
+                else:
+                    kv.put(key, value)
 
 
 def test_it_can_begin_at_a_revision(endpoints: tuple[str, str]) -> None:

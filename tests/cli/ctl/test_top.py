@@ -27,7 +27,7 @@ from tests.procs import ETCD_FAST, RAFTKV, Cluster, free_port, wait_for
 pytestmark = pytest.mark.xdist_group("cli-top")
 
 PROGRAMS = {"etcd": ETCD_FAST, "raftkv": RAFTKV}
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 EVENTS = "etcd_debugging_mvcc_events_total"
 
 

@@ -86,7 +86,7 @@ class Mixture:
 
 @dataclass
 class Generator:
-    """See the module's text. The same seed and the same answers give the same stream."""
+    """Makes what the module's text says. The same seed and the same answers give the same stream."""
 
     seed: int
     view: View

@@ -364,6 +364,8 @@ class Player:
     def _do_keep_alive(self, op: Op) -> None:
         answers = []
         for side in self.sides:
+            # A member answers a keep-alive with the revision that it has itself, which may be one behind.
+            side.refresh(self._turn % side.members)
             stream = side.streams.open(LEASE + "LeaseKeepAlive", self._turn % side.members)
             stream.send(op.request)
             side.streams.wait(lambda stream=stream: bool(stream.messages or stream.ended), describe(op))
@@ -425,7 +427,7 @@ class Player:
             return len(session.control) > before
 
         before = len(session.control)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             session.stream.send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
             try:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on the client port, on etcd 3.5.1 and on raftkv: /health, /version, /metrics."""
+"""HTTP/1.1 on the client port, on etcd 3.5.1 and on raftkv: /health, /version, /metrics, /debug/vars."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from tests.procs import Cluster, http_get
 
 def test_health(cluster: Cluster) -> None:
     for endpoint in cluster.endpoints:
-        status, _, body = http_get(endpoint, "/health")
+        status, content_type, body = http_get(endpoint, "/health")
         assert (status, json.loads(body)) == (200, {"health": "true", "reason": ""})
+        assert content_type == "text/plain; charset=utf-8"
 
 
 @pytest.mark.parametrize("query", ["?serializable=true", "?exclude=NOSPACE", "?exclude=NOSPACE&exclude=CORRUPT"])
@@ -26,18 +27,52 @@ def test_health_with_options(cluster: Cluster, query: str) -> None:
     assert (status, json.loads(body)["health"]) == (200, "true")
 
 
-@pytest.mark.parametrize("path", ["/health", "/version"])
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-def test_only_get(cluster: Cluster, path: str, method: str) -> None:
+def _ask(cluster: Cluster, method: str, path: str) -> tuple[http.client.HTTPResponse, bytes]:
     host, _, port = cluster.endpoints[0].rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=5)
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
-        assert (answer.status, answer.getheader("Allow")) == (405, "GET")
-        assert answer.read() == b"Method Not Allowed\n"
+        return answer, answer.read()
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize("path", ["/health", "/version", "/debug/vars"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD"])
+def test_only_get(cluster: Cluster, path: str, method: str) -> None:
+    answer, body = _ask(cluster, method, path)
+    assert (answer.status, answer.getheader("Allow")) == (405, "GET")
+    assert answer.getheader("X-Content-Type-Options") == "nosniff"
+    assert body == (b"" if method == "HEAD" else b"Method Not Allowed\n")
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/health/", "/version/", "/livez/nothing", "/debug/requests"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_pages_that_there_are_not(cluster: Cluster, path: str, method: str) -> None:
+    answer, body = _ask(cluster, method, path)
+    assert (answer.status, body) == (404, b"404 page not found\n")
+    assert answer.getheader("Content-Type") == "text/plain; charset=utf-8"
+    assert answer.getheader("X-Content-Type-Options") == "nosniff"
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_metrics_are_answered_whatever_the_method(cluster: Cluster, method: str) -> None:
+    assert _ask(cluster, method, "/metrics")[0].status == 200
+
+
+def test_variables_of_the_process(cluster: Cluster) -> None:
+    answer, body = _ask(cluster, "GET", "/debug/vars")
+    assert (answer.status, answer.getheader("Content-Type")) == (200, "application/json; charset=utf-8")
+    values = json.loads(body)
+    assert list(values) == ["cmdline", "file_descriptor_limit", "memstats", "raft.status"]
+    assert values["file_descriptor_limit"] > 100
+    status = values["raft.status"]
+    assert [*status] == [
+        *("id", "term", "vote", "commit", "lead", "raftState", "applied", "progress", "leadtransferee"),
+    ]
+    assert status["raftState"] in ("StateLeader", "StateFollower")
+    assert all({*each} == {"match", "next", "state"} for each in status["progress"].values())
 
 
 def test_version(cluster: Cluster) -> None:
@@ -57,13 +92,9 @@ def test_metrics(cluster: Cluster) -> None:
     assert re.search(r"^# TYPE etcd_server_has_leader gauge$", body, re.MULTILINE)
 
 
-def test_an_unknown_path(cluster: Cluster) -> None:
-    assert http_get(cluster.endpoints[0], "/nothing")[0] == 404
-
-
 def test_several_requests_on_one_connection(cluster: Cluster) -> None:
     host, _, port = cluster.endpoints[0].rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=5)
+    connection = http.client.HTTPConnection(host, int(port), timeout=60)
     try:
         for path in ("/health", "/version", "/health"):
             connection.request("GET", path)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from raftkv.rpc import Channel, Code, ServerLimits, UnaryCall
-from raftkv.rpc.gone import FREE_BYTES_PER_STEP, FREE_STREAMS_PER_STEP, free_in_steps
-from raftkv.rpc.h2 import RESPONSE_HEADERS, H2Connection, server_connection
+from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps
+from raftkv.rpc.h2 import RESPONSE_HEADERS, ServerEngine
 from raftkv.rpc.server import core as server_core
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, PROCESS_FULL
 from tests.rpc import raw
@@ -292,8 +291,8 @@ async def test_what_a_lost_connection_had_queued_is_freed_in_steps(monkeypatch: 
     """Giving 300 MB back to the system at once takes 60 ms."""
     left: list[int] = []
 
-    async def watched(h2: H2Connection, stream_ids: Iterable[int]) -> None:
-        steps = free_in_steps(h2, stream_ids).__await__()
+    async def watched(h2: ServerEngine) -> None:
+        steps = free_in_steps(h2).__await__()
         left.append(h2.queued_body_size())
         for _ in steps:
             left.append(h2.queued_body_size())
@@ -312,40 +311,23 @@ async def test_what_a_lost_connection_had_queued_is_freed_in_steps(monkeypatch: 
     assert max(before - after for before, after in pairwise(left)) <= FREE_BYTES_PER_STEP + MIB + 5
 
 
-def test_one_stream_that_has_much_queued_is_freed_in_steps() -> None:
-    h2 = server_connection(ServerLimits())
-    h2.receive_data(CLOSED_WINDOWS + ask(1, 2, 1))
-    h2.events()
-    for stream_id in (1, 3):
-        h2.send_response(stream_id, RESPONSE_HEADERS)
-        h2.send_in_slices(stream_id, bytes(40 * MIB))
-    h2.data_to_send(0)
+class Deaf:
+    """Hears nothing of a connection."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+@pytest.mark.parametrize(("streams", "size_bytes"), [(2, 40 * MIB), (1_000, 40_000)])
+def test_what_streams_have_queued_is_freed_in_steps(streams: int, size_bytes: int) -> None:
+    h2 = ServerEngine(Deaf(), ServerLimits())
+    h2.receive(CLOSED_WINDOWS + ask(1, streams, 1))
+    for stream_id in range(1, 2 * streams, 2):
+        h2.send_headers(stream_id, RESPONSE_HEADERS)
+        h2.send_in_slices(stream_id, bytes(size_bytes))
     left = [h2.queued_body_size()]
-    left += [h2.queued_body_size() for _ in free_in_steps(h2, [1, 3]).__await__()]
+    left += [h2.queued_body_size() for _ in free_in_steps(h2).__await__()]
     left.append(h2.queued_body_size())
-    assert left[0] >= 80 * MIB
+    assert left[0] >= streams * size_bytes
     assert left[-1] == 0
     assert max(before - after for before, after in pairwise(left)) <= 2 * FREE_BYTES_PER_STEP
-
-
-def test_streams_that_have_little_queued_are_ended_in_steps_too() -> None:
-    """To end 1,000 takes 20 ms."""
-    ended: list[int] = []
-
-    class Engine:
-        def queued_body_size(self, stream_id: int | None = None) -> int:
-            return 1 if stream_id is not None else FREE_BYTES_PER_STEP - len(ended)
-
-        def reset(self, stream_id: int, code: int) -> None:
-            ended.append(stream_id)
-
-        def data_to_send(self, limit: int) -> bytes:
-            return b""
-
-        def events(self) -> list[object]:
-            return []
-
-    engine: Any = Engine()
-    seen = [len(ended) for _ in free_in_steps(engine, range(1_000)).__await__()]
-    assert len(ended) == 1_000
-    assert max(after - before for before, after in pairwise([0, *seen, 1_000])) <= FREE_STREAMS_PER_STEP

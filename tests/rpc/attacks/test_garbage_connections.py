@@ -227,14 +227,15 @@ async def test_tls_connections(certificates: Certificates, name: str) -> None:
 async def test_tls_connections_have_no_read_buffer_of_their_own(certificates: Certificates) -> None:
     """Neither while the handshake is unfinished nor after it; asyncio's take 256 KiB each."""
     async with s.echo_server(ssl=certificates.server_context()) as echo:
-        with socket.create_connection(address(echo.target)):
-            await until(lambda: echo.server.connections)
+        with socket.create_connection(address(echo.target)) as half_open:
+            half_open.sendall(b"\x16")
+            await until(lambda: [one for one in echo.server.connections if one._handshake is not None])
             async with Channel(echo.target, certificates.client_context()) as channel:
                 assert await channel.unary(s.UNARY, b"x" * 300_000, 10) == b"x" * 300_000
                 below = [connection._below_tls for connection in echo.server.connections]
                 assert len(below) == 2
-                buffers = [one.get_protocol()._ssl_buffer for one in below if one is not None]
-                assert [buffer is read_buffer() for buffer in buffers] == [True, True]
+                buffers = [one.get_protocol().get_buffer(-1) for one in below if one is not None]
+                assert [buffer.obj is read_buffer().obj for buffer in buffers] == [True, True]
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["h2c", "tls"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftkv.rpc.server.policing import UPDATE_BYTES, UPDATES_PER_CALL, PingPolicy, TokenBucket, UpdateAllowance
+from raftkv.rpc.policing import UPDATE_BYTES, UPDATES_PER_CALL, PingPolicy, TokenBucket, UpdateAllowance
 
 
 def test_bucket_gives_its_burst_then_its_rate() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raftkv.rpc.server.http import Origins
 from raftkv.rpc.server.router import Route, Router, refuse
 from raftkv.rpc.status import Code
 
@@ -39,6 +40,12 @@ def test_unknown_paths(path: bytes, text: str) -> None:
         ({b"content-type": b"text/html"}, 415, 3, 'invalid gRPC request content-type "text/html"'),
         ({b"content-type": b"application/grpc+json"}, 415, 3, None),
         ({b":method": b"PUT"}, 405, 13, 'Received a HEADERS frame with :method "PUT" which should be POST'),
+        (
+            {b"origin": b"http://evil.example"},
+            403,
+            7,
+            'web pages may not call this server: origin "http://evil.example" is not allowed',
+        ),
         ({b"grpc-encoding": b"gzip"}, 200, 12, 'grpc: Decompressor is not installed for grpc-encoding "gzip"'),
     ],
 )
@@ -47,6 +54,31 @@ def test_refusals(changed: dict[bytes, bytes], http_status: int, code: int, text
     assert refusal is not None
     assert (refusal.http_status, refusal.error.code) == (http_status, code)
     assert text is None or refusal.error.text == text
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "passes"),
+    [
+        ((), "http://a.example", False),
+        ((), "null", False),
+        (("*",), "null", True),
+        (("http://a.example:80",), "http://a.example", True),
+        (("http://a.example:80",), "http://a.example:80", True),
+        (("http://A.example",), "http://a.example:80", True),
+        (("https://a.example:443",), "https://a.example", True),
+        (("http://a.example:80",), "https://a.example", False),
+        (("http://a.example:8080",), "http://a.example", False),
+        (("http://a.example:80",), "http://a.example.evil.example", False),
+        (("http://a.example:80",), "http://a.example:80:80", False),
+    ],
+)
+def test_origins(allowed: tuple[str, ...], origin: str, passes: bool) -> None:
+    """Browsers leave out the port of a scheme, which flags name."""
+    assert Origins(allowed).allows(origin) is passes
+    fields = {**GOOD, b"origin": origin.encode()}
+    made = router()
+    made.origins = Origins(allowed)
+    assert (refuse(fields, ROUTE, made) is None) is passes
 
 
 def test_good_requests_are_not_refused() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from raftkv import errors
+from raftkv.apply.auth.store import AuthStore
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
@@ -29,7 +31,7 @@ class Call:
     def __init__(self) -> None:
         self.writes: list[list[int]] = []
 
-    def send_frames_nowait(self, frames: bytes) -> None:
+    def send_frames_nowait(self, frames: bytes, count: int) -> None:
         messages = MessageAssembler(2**20).feed(frames)
         self.writes.append([rpc_pb2.LeaseKeepAliveResponse.FromString(message).ID for message in messages])
 
@@ -39,6 +41,7 @@ class Service:
 
     def __init__(self) -> None:
         self.scheduled: list[Callable[[], None]] = []
+        self.auth = cast(AuthStore, SimpleNamespace(is_enabled=False))
         self.cork = Cork(self.scheduled.append)
         self.graces = Graces(lambda: 0.0, lambda lost: None)
         self.known: dict[bytes, tuple[int, bytes, int]] = {}

@@ -155,7 +155,7 @@ def test_leases_keep_their_time_through_changes_of_leaders() -> None:
     run_state_machine_as_test(
         LessorMachine,
         settings=settings(
-            max_examples=300,
+            max_examples=120,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

@@ -22,7 +22,7 @@ from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.on_leader import SHORTEN
 from raftkv.server.lease.renewals import RENEW_MAX, PendingKeepAlive
 from raftkv.server.lease.times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
-from raftkv.server.node.node import NodeSettings
+from raftkv.server.node.surroundings import NodeSettings
 from raftkv.server.node.waits import AwaitableNode
 from tests.apply.machine import Machine
 
@@ -51,13 +51,13 @@ class Node(AwaitableNode):
     def fatal(self, error: BaseException) -> None:
         self.failures.append(error)
 
-    def read(self, reader: Any) -> None:
+    def read(self, reader: Any, staleness_s_max: float | None = None) -> None:
         if self.stopped:
             raise errors.StoppedError
         self.reads.append(reader)
         self.asked.set()
 
-    def submit(self, kind: int, body: bytes, waiter: Any) -> int:
+    def submit(self, kind: int, body: bytes, waiter: Any, caller: Any) -> int:
         self.proposed.append((kind, body))
         self._waiters.append(waiter)
         return len(self.proposed)

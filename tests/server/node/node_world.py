@@ -21,8 +21,9 @@ from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import ConfState, Message, MessageType, SnapshotMeta
 from raftkv.server.node.disk import Batch
-from raftkv.server.node.node import Node, NodeSettings
+from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter
+from raftkv.server.node.surroundings import NodeSettings, Stages
 from tests.apply.machine import Machine
 
 ME = 1
@@ -83,9 +84,9 @@ class MemoryDisk:
 
 
 class World:
-    """See the module. ``voters`` are the cluster; ``raft`` are settings of the core."""
+    """A node among ``voters``; ``stages`` hears of requests; ``raft`` are settings of the core."""
 
-    def __init__(self, voters: tuple[int, ...] = (1, 2, 3), **raft: Any) -> None:
+    def __init__(self, voters: tuple[int, ...] = (1, 2, 3), stages: Stages | None = None, **raft: Any) -> None:
         self.machine = Machine()
         self.sender, self.disk = Sender(), MemoryDisk()
         self.log = MemoryLog(conf_state=ConfState(voters=voters))
@@ -107,6 +108,7 @@ class World:
             on_fatal=self.failures.append,
             install_snapshot=lambda meta, done: self.installing.append((meta, done)),
             note_applied=lambda index, term: self.noted.append((index, term)),
+            stages=stages,
         )
 
     def heartbeat(self, leader: int, term: int = 1, commit: int = 0) -> Message:

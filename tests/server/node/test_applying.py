@@ -48,7 +48,7 @@ def count(world: World) -> int:
 
 def propose(world: World, request: Any, kind: int) -> Caller:
     caller = Caller(request)
-    world.node.submit(kind, request.SerializeToString(), caller)
+    world.node.submit(kind, request.SerializeToString(), caller, None)
     return caller
 
 

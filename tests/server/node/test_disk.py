@@ -72,6 +72,21 @@ def test_a_fast_disk_is_written_on_the_loop(log: FakeLog) -> None:
     assert log.events == [1, "sync"]
 
 
+def test_syncs_are_told_to_whoever_looks(log: FakeLog) -> None:
+    async def scenario() -> tuple[int, int]:
+        counted: list[float] = []
+        seen: list[float] = []
+        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, counted.append)
+        for index, observer in enumerate((None, seen.append, None), 1):
+            disk.observer = observer
+            disk.submit(_batch(index, []))
+            await _all_durable(disk)
+        disk.close()
+        return len(counted), len(seen)
+
+    assert asyncio.run(scenario()) == (6, 2)
+
+
 def test_segments_are_deleted_on_the_thread_however_fast_the_disk_is() -> None:
     threads: list[int] = []
 

@@ -77,3 +77,17 @@ def test_stopping_tells_everybody(proposals: Proposals) -> None:
     proposals.close()
     assert all(isinstance(caller.outcome, errors.StoppedError) for caller in callers)
     assert not proposals.take_unsent()
+
+
+def test_what_is_under_way_is_measured_while_somebody_looks(proposals: Proposals) -> None:
+    measured: list[float] = []
+    before, during, after = (proposals.add(Kind.PUT, b"", Caller(), now) for now in (1.0, 2.0, 3.0))
+    proposals.observe(measured.append, lambda: 4.5)
+    assert (len(proposals), proposals.is_waiting(before)) == (3, True)
+    proposals.pop(before)
+    proposals.pop(before)
+    proposals.pop(during)
+    assert measured == [3.5, 2.5]
+    proposals.observe(None, lambda: 4.5)
+    assert proposals.pop(after) is not None
+    assert measured == [3.5, 2.5]

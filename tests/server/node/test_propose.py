@@ -10,7 +10,7 @@ from raftkv.apply.request import Kind, decode
 from raftkv.errors import TooManyRequestsError
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, Message, MessageType
-from raftkv.server.member import PEER_LIMITS
+from raftkv.server.listening import PEER_LIMITS
 from raftkv.server.node.node import PASS_ON_BACKLOG_MAX_BYTES, PROPOSE_BYTES_MAX, PROPOSE_TURN_BYTES_MAX
 from raftkv.server.node.proposals import PENDING_BYTES_MAX
 from raftkv.server.peer.codec import BatchEncoder
@@ -33,7 +33,7 @@ def test_what_waited_for_a_leader_leaves_in_messages_that_it_can_read(count: int
     async def scenario() -> None:
         world = World()
         for _ in range(count):
-            world.node.submit(Kind.PUT, *put(size_bytes))
+            world.node.submit(Kind.PUT, *put(size_bytes), None)
         await world.turns()
         assert not world.sender.take(MessageType.PROPOSE)
         world.node.receive([world.heartbeat(leader=2)])
@@ -59,7 +59,7 @@ def test_nothing_is_passed_on_to_a_leader_that_is_away_or_behind(backlog: int | 
         world.node.receive([world.heartbeat(leader=2)])
         await world.turns()
         world.sender.backlog = backlog
-        world.node.submit(Kind.PUT, *put(10))
+        world.node.submit(Kind.PUT, *put(10), None)
         assert await world.turns() < 3, "it asks again at the next tick, not over and over"
         assert not world.sender.take(MessageType.PROPOSE)
         world.sender.backlog = 0
@@ -83,7 +83,7 @@ def test_more_than_the_log_takes_at_once_is_taken_little_by_little() -> None:
         callers = []
         for _ in range(30):
             body, caller = put(MIB)
-            world.node.submit(Kind.PUT, body, caller)
+            world.node.submit(Kind.PUT, body, caller, None)
             callers.append(caller)
         await lead(world)
         assert [caller for caller in callers if caller.outcome is None] == []
@@ -121,8 +121,8 @@ def test_pending_proposals_are_bounded() -> None:
     async def scenario() -> None:
         world = World()
         for _ in range(PENDING_BYTES_MAX // (16 * MIB)):
-            world.node.submit(Kind.PUT, *put(16 * MIB))
+            world.node.submit(Kind.PUT, *put(16 * MIB), None)
         with pytest.raises(TooManyRequestsError):
-            world.node.submit(Kind.PUT, *put(1))
+            world.node.submit(Kind.PUT, *put(1), None)
 
     asyncio.run(scenario())

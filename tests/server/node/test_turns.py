@@ -48,6 +48,25 @@ def test_a_long_turn_is_counted_and_named_and_its_own(
     assert figures["raftkv_loop_turn_seconds_sum"] >= 0.12
 
 
+def test_a_turn_that_is_disregarded_is_not_counted_and_the_next_is(caplog: pytest.LogCaptureFixture) -> None:
+    selector = TurnSelector(turns := LoopTurns())
+
+    async def work() -> None:
+        threading.Event().wait(0.12)
+        selector.disregard()
+        await asyncio.sleep(0)
+
+    with (
+        caplog.at_level(logging.WARNING),
+        asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner,
+    ):
+        runner.run(work())
+    assert not caplog.records
+    figures = _metrics(turns)
+    assert figures["raftkv_loop_turn_seconds_count"] > 0
+    assert figures["raftkv_loop_turn_seconds_sum"] < 0.12
+
+
 def test_the_longest_turn_begins_anew_with_each_scrape() -> None:
     turns = LoopTurns()
     _run(turns, block_s=0.01)

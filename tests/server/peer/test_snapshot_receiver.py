@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,9 +17,10 @@ from raftkv.errors import StorageError
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import ConfState, Message, MessageType, SnapshotMeta
 from raftkv.server.peer.codec import encode_snapshot_meta
-from raftkv.server.snapshots import files, receiver
+from raftkv.server.snapshots import files, partials, receiver
 from raftkv.server.snapshots.receiver import SnapshotReceiver
 from raftkv.storage import snapshot as storage_snapshot
+from raftkv.storage.backend import copying
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import SnapshotInfo, write_snapshot
@@ -80,12 +83,14 @@ def chunks_of(sent: tuple[Path, SnapshotInfo], **claims: Any) -> Chunks:
     ]
 
 
-def receive(directory: Path, *calls: Call, awaited: Callable[[int], bool] = lambda index: False) -> list[Any]:
+def receive(
+    directory: Path, *calls: Call, awaited: Callable[[int], bool] = lambda index: False, sender: int = 1
+) -> list[Any]:
     """Take what some senders send at once; messages or errors."""
 
     async def scenario() -> list[Any]:
         taker = SnapshotReceiver(directory, awaited)
-        taking: list[Any] = [taker.receive(call) for call in calls]
+        taking: list[Any] = [taker.receive(call, sender) for call in calls]
         return list(await asyncio.gather(*taking, return_exceptions=True))
 
     return asyncio.run(scenario())
@@ -132,6 +137,14 @@ def headless(chunks: Chunks) -> Chunks:
 
 def nothing(chunks: Chunks) -> Chunks:
     return []
+
+
+def test_a_database_in_the_name_of_another_member_is_refused_unread(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo]
+) -> None:
+    (error,) = receive(tmp_path, Call(chunks_of(sent)), sender=3)
+    assert str(error) == "member 3 sent a snapshot in the name of 1"
+    assert list(tmp_path.glob("*.tmp")) == []
 
 
 @pytest.mark.parametrize("damage", [cut_off, shorter, longer, flipped, headless, nothing])
@@ -217,7 +230,7 @@ def test_when_room_is_needed_it_is_given_up(tmp_path: Path, sent: tuple[Path, Sn
     async def scenario() -> object:
         taker = SnapshotReceiver(tmp_path, lambda index: False)
         call: Any = Call(chunks_of(sent)[:3], hangs=True)
-        receiving = asyncio.create_task(taker.receive(call))
+        receiving = asyncio.create_task(taker.receive(call, 1))
         await until(lambda: names(tmp_path))
         assert taker.give_up()
         assert not taker.give_up()
@@ -247,3 +260,154 @@ def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
         files.snapshot_path(tmp_path, index).touch()
     files.remove_received(tmp_path, 6)
     assert names(tmp_path) == [f"{7:016x}.snap.db", *kept]
+
+
+def resumable(sent: tuple[Path, SnapshotInfo], offset: int = 0, until_byte: int | None = None) -> Chunks:
+    """What a sender sends that goes on with broken streams; one that breaks is cut off there."""
+    header, *_ = chunks_of(sent)
+    header.sha256, header.offset_bytes = sent[1].sha256, offset
+    data = sent[0].read_bytes()[offset:until_byte]
+    pieces = [raft_pb2.SnapshotChunk(data=data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+    return [header, *pieces, *([] if until_byte else [raft_pb2.SnapshotChunk(sha256=sent[1].sha256)])]
+
+
+def question(info: SnapshotInfo) -> bytes:
+    return raft_pb2.SnapshotOffsetRequest(
+        index=info.index, term=info.term, size_bytes=info.size_bytes, sha256=info.sha256
+    ).SerializeToString()
+
+
+async def _offset(taker: SnapshotReceiver, info: SnapshotInfo) -> int:
+    answer = await taker._offset(question(info), None)
+    return raft_pb2.SnapshotOffsetResponse.FromString(answer).offset_bytes
+
+
+async def _take(taker: SnapshotReceiver, chunks: Chunks) -> object:
+    call: Any = Call(chunks)
+    return (await asyncio.gather(taker.receive(call, 1), return_exceptions=True))[0]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_broken_stream_is_gone_on_with_where_it_stopped(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
+
+    async def scenario() -> None:
+        taker = SnapshotReceiver(tmp_path, lambda index: False)
+        assert await _offset(taker, sent[1]) == 0
+        for end in (1, 9_000, 17_000):
+            have = await _offset(taker, sent[1])
+            error = await _take(taker, resumable(sent, have, end))
+            assert str(error) == "a snapshot ended early"
+            if restarted:
+                files.remove_leftovers(tmp_path)
+                taker = SnapshotReceiver(tmp_path, lambda index: False)
+                taker.start()
+            assert await _offset(taker, sent[1]) == end
+            assert await _offset(taker, replace(sent[1], sha256=bytes(32))) == 0, "another copy"
+        # Less than what is here is fine too; it is written again.
+        assert isinstance(await _take(taker, resumable(sent, 16_500)), Message)
+        taker.close()
+
+    asyncio.run(scenario())
+    assert names(tmp_path) == [PLACED]
+    assert (tmp_path / PLACED).read_bytes() == sent[0].read_bytes()
+
+
+def test_a_stream_that_goes_on_behind_what_is_here_is_refused(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
+    (error,) = receive(tmp_path, Call(resumable(sent, 100)))
+    assert str(error) == "a snapshot goes on at byte 100, of which 0 are here"
+    assert names(tmp_path) == []
+
+
+def test_bytes_that_a_power_cut_lost_are_found_missing(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file says that it has them: what it has is compared with the digest all the same, and all comes again."""
+    monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
+
+    async def scenario() -> None:
+        taker = SnapshotReceiver(tmp_path, lambda index: False)
+        await _take(taker, resumable(sent, 0, 17_000))
+        path = partials.partial_path(tmp_path, 30, 3, sent[1].size_bytes, sent[1].sha256)
+        data = bytearray(path.read_bytes())
+        data[8_192:12_288] = bytes(4_096)
+        path.write_bytes(data)
+        error = await _take(taker, resumable(sent, 17_000))
+        assert "damaged" in str(error)
+        assert await _offset(taker, sent[1]) == 0
+        assert isinstance(await _take(taker, resumable(sent)), Message)
+
+    asyncio.run(scenario())
+    assert names(tmp_path) == [PLACED]
+
+
+def test_the_next_stream_ends_one_that_is_not_known_to_be_dead(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
+
+    async def scenario() -> list[object]:
+        taker = SnapshotReceiver(tmp_path, lambda index: False)
+        dead: Any = Call(resumable(sent, 0, 20_000), hangs=True)
+        receiving = asyncio.create_task(taker.receive(dead, 1))
+        await until(lambda: dead._chunks == [])
+        assert await _offset(taker, sent[1]) == 20_000
+        second: Any = Call(resumable(sent, 20_000, 20_400), hangs=True)
+        replaced = asyncio.create_task(taker.receive(second, 1))
+        await until(lambda: second._chunks == [])
+        # Without a question too.
+        whole = await _take(taker, resumable(sent))
+        return [whole, *await asyncio.gather(receiving, replaced, return_exceptions=True)]
+
+    whole, *ended = asyncio.run(scenario())
+    assert isinstance(whole, Message)
+    assert [type(error) for error in ended] == [asyncio.CancelledError] * 2
+    assert names(tmp_path) == [PLACED]
+
+
+def test_what_is_left_of_a_database_goes_with_the_next_or_by_itself(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(sent[1], sha256=bytes(32))
+
+    async def scenario() -> None:
+        taker = SnapshotReceiver(tmp_path, lambda index: False)
+        await _take(taker, resumable((sent[0], other), 0, 20_000))
+        (kept,) = names(tmp_path)
+        await _take(taker, resumable(sent, 0, 20_000))
+        await until(lambda: len(names(tmp_path)) == 1)
+        assert names(tmp_path) != [kept]
+        assert taker.give_up(), "its room is needed"
+        await until(lambda: names(tmp_path) == [])
+        assert not taker.give_up()
+        monkeypatch.setattr(partials, "KEPT_S", 0.01)
+        await _take(taker, resumable(sent, 0, 20_000))
+        await until(lambda: names(tmp_path) == [])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("step", ["posix_fallocate", "pwrite", "fdatasync", "ftruncate", "fsync"])
+def test_a_disk_that_fills_up_leaves_nothing_behind(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
+    monkeypatch.setattr(copying, "SYNC_BYTES", 15_000)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario() -> None:
+        taker = SnapshotReceiver(tmp_path, lambda index: False)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, full)
+            error = await _take(taker, resumable(sent))
+        assert str(error) == f"cannot store a snapshot in {tmp_path}: No space left on device"
+        assert await _offset(taker, sent[1]) == 0
+        await until(lambda: names(tmp_path) == [])
+        assert isinstance(await _take(taker, resumable(sent)), Message)
+
+    asyncio.run(scenario())
+    assert names(tmp_path) == [PLACED]

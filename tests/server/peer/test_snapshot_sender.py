@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ from hypothesis import strategies as st
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import ConfState, Message, MessageType, SnapshotMeta
 from raftkv.rpc.status import Code, RpcError
-from raftkv.server.snapshots import files, sender
+from raftkv.server.snapshots import copies, files, sender
 from raftkv.server.snapshots.sender import SnapshotSender
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.mvcc import Store
+from tests.rpc.loop import until
 
 MAP_BYTES = 16 << 20
 META = SnapshotMeta(1, 1, ConfState(voters=(1, 2)))
@@ -61,9 +64,17 @@ class Stream:
 
 
 class Channel:
-    def __init__(self, ending: str) -> None:
+    """The connection to a member that has so much of every copy; None: it does not know the question."""
+
+    def __init__(self, ending: str, has_bytes: int | None = 0) -> None:
         self.ending = ending
+        self.has_bytes = has_bytes
         self.streams: list[Stream] = []
+
+    async def unary(self, *_: object, **__: object) -> bytes:
+        if self.has_bytes is None:
+            raise RpcError(Code.UNIMPLEMENTED, "unknown method SnapshotOffset")
+        return raft_pb2.SnapshotOffsetResponse(offset_bytes=self.has_bytes).SerializeToString()
 
     def stream(self, *_: object, **__: object) -> Stream:
         self.streams.append(Stream(self.ending))
@@ -83,6 +94,7 @@ class World:
         self.channels: dict[int, Channel | None] = {}
         self.reports: list[tuple[int, bool]] = []
         self.wanted = True
+        self.served: set[tuple[int, int]] = set()
         channel: Any = self.channels.get
         self.sender = SnapshotSender(
             self.store,
@@ -90,6 +102,7 @@ class World:
             channel,
             lambda to: (),
             lambda message: self.wanted,
+            lambda to, index: (to, index) in self.served,
             lambda to, ok: self.reports.append((to, ok)),
         )
 
@@ -133,7 +146,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(actions=ACTIONS)
 def test_every_send_ends_in_one_report_unless_another_follows(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, str]]
@@ -159,12 +172,14 @@ def test_every_send_ends_in_one_report_unless_another_follows(
             while world.sender._tasks:
                 await asyncio.sleep(0.001)
                 world.sender.give_up("a test says so")
+            world.sender.give_up("a test says so")
+            await world.sender.copies.close()
         for to in (2, 3):
             sequence = "".join(what[0] for peer, what in events if peer == to)
             assert "rr" not in sequence, "a report that nobody waits for"
             assert not sequence.startswith("r"), "a report that nobody waits for"
             assert not sequence.endswith("s"), f"member {to} would stay in SNAPSHOT for ever"
-        assert not world.sender.in_flight
+        assert not world.sender.holds_log()
         assert world.files == []
 
     run(tmp_path_factory.mktemp("send"), scenario)
@@ -207,7 +222,7 @@ def test_a_send_asked_for_by_the_report_of_the_last_is_made(tmp_path: Path) -> N
 
 
 def test_two_sends_to_one_member_do_not_share_a_file(tmp_path: Path) -> None:
-    names = {files.outgoing_path(tmp_path, 2) for _ in range(3)} | {files.incoming_path(tmp_path, 2) for _ in range(3)}
+    names = {files.outgoing_path(tmp_path) for _ in range(3)} | {files.incoming_path(tmp_path, 2) for _ in range(3)}
     assert len(names) == 6
 
 
@@ -220,5 +235,185 @@ def test_without_room_for_it_no_copy_is_begun(tmp_path: Path, monkeypatch: pytes
         await world.settled()
         assert world.reports == [(2, False)]
         assert channel.streams == []
+
+    run(tmp_path, scenario)
+
+
+async def _send(world: World, to: int, channel: Channel) -> Stream:
+    """One send, to its end."""
+    world.channels[to] = channel
+    world.sender.send(snapshot(to))
+    await world.settled()
+    return channel.streams[-1]
+
+
+def _data_bytes(stream: Stream) -> int:
+    return sum(len(chunk.data) for chunk in stream.sent)
+
+
+def test_after_a_break_the_same_copy_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        first = await _send(world, 2, Channel("breaks"))
+        assert world.sender.holds_log(), "the log behind the kept copy stays"
+        (name,) = world.files
+        whole = (tmp_path / name).read_bytes()
+        second = await _send(world, 2, Channel("takes", has_bytes=5_000))
+        header, digest = second.sent[0], second.sent[-1].sha256
+        assert (header.offset_bytes, header.sha256) == (5_000, digest)
+        assert first.sent[0].sha256 == digest
+        assert b"".join(chunk.data for chunk in second.sent) == whole[5_000:]
+        assert world.reports == [(2, False), (2, True)]
+        assert not world.sender.copies.held
+        await world.sender.copies.close()
+        assert world.files == []
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("has_bytes", [None, 1 << 40], ids=["an older version", "more than there is"])
+def test_a_member_that_cannot_go_on_is_sent_everything(tmp_path: Path, has_bytes: int | None) -> None:
+    async def scenario(world: World) -> None:
+        await _send(world, 2, Channel("breaks", has_bytes))
+        stream = await _send(world, 2, Channel("takes", has_bytes))
+        assert stream.sent[0].offset_bytes == 0
+        assert _data_bytes(stream) == stream.sent[0].size_bytes
+
+    run(tmp_path, scenario)
+
+
+def test_members_that_need_a_copy_at_once_share_it(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        hanging = Channel("hangs")
+        for to, channel in ((2, Channel("takes")), (3, Channel("takes")), (4, hanging)):
+            world.channels[to] = channel
+            world.sender.send(snapshot(to))
+        await until(lambda: len(world.reports) == 2 and hanging.streams)
+        assert sorted(world.reports) == [(2, True), (3, True)]
+        assert len(world.files) == 1
+        world.sender.give_up("a test says so")
+        await world.settled()
+        await world.sender.copies.close()
+        assert world.files == []
+
+    run(tmp_path, scenario)
+
+
+def test_a_copy_that_nobody_comes_for_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "KEPT_S", 0.02)
+
+    async def scenario(world: World) -> None:
+        await _send(world, 2, Channel("breaks"))
+        await until(lambda: not world.files and not world.sender.holds_log())
+
+    run(tmp_path, scenario)
+
+
+def test_a_kept_copy_is_given_up_when_its_room_is_needed(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await _send(world, 2, Channel("breaks"))
+        assert world.sender.give_up("the disk is full")
+        assert not world.sender.holds_log()
+        assert not world.sender.give_up("the disk is full")
+        await world.sender.copies.close()
+        assert world.files == []
+
+    run(tmp_path, scenario)
+
+
+def test_a_copy_that_is_too_old_is_made_anew(tmp_path: Path) -> None:
+    """The log was replaced by a newer database since: entries behind the copy are gone."""
+
+    async def scenario(world: World) -> None:
+        await _send(world, 2, Channel("breaks"))
+        world.store.set_applied(20, 1)
+        newer = Channel("takes")
+        world.channels[2] = newer
+        world.sender.send(Message(MessageType.SNAPSHOT, to=2, from_=1, term=1, snapshot=SnapshotMeta(15, 1)))
+        await world.settled()
+        assert newer.streams[0].sent[0].message.snapshot.index == 20
+
+    run(tmp_path, scenario)
+
+
+def test_a_copy_under_way_ends_soon_when_its_room_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "COPY_SHARE", 1e-9)
+    monkeypatch.setattr(copies, "REST_MAX_S", 1_000.0)
+    monkeypatch.setattr("raftkv.storage.snapshot._CHUNK_BYTES", 1)
+
+    async def scenario(world: World) -> None:
+        world.channels[2] = Channel("takes")
+        world.sender.send(snapshot(2))
+        await until(lambda: world.files)
+        assert world.sender.give_up("the disk is full")
+        await world.settled()
+        await world.sender.copies.close()
+        assert world.reports == [(2, False)]
+        assert world.files == []
+
+    run(tmp_path, scenario)
+
+
+def test_a_kept_copy_goes_when_the_member_does_not_need_it_any_more(tmp_path: Path) -> None:
+    """It had all of it, and died before it could say so."""
+
+    async def scenario(world: World) -> None:
+        await _send(world, 2, Channel("breaks"))
+        await _send(world, 3, Channel("breaks"))
+        world.served |= {(2, 7), (3, 6)}
+        assert world.sender.holds_log()
+        world.served.add((3, 7))
+        assert not world.sender.holds_log()
+        await world.sender.copies.close()
+        assert world.files == []
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("way", ["catches up", "is sent another", "takes too long", "log grows too long"])
+def test_the_log_is_held_until_the_member_has_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Were it cut while the database is installed, the member would need the next one, and so on under many writes."""
+    monkeypatch.setattr(sender, "CATCH_UP_S", 0.0 if way == "takes too long" else 60.0)
+
+    async def scenario(world: World) -> None:
+        world.channels[2] = Channel("takes")
+        world.sender.send(snapshot(2))
+        await until(lambda: world.sender._holding)
+        world.store.set_applied(30, 1)  # written while it was sent
+        await world.settled()
+        if way != "takes too long":
+            world.served |= {(2, 7), (2, 29)}
+            assert world.sender.holds_log()
+        if way == "catches up":
+            world.served.add((2, 30))
+        elif way == "is sent another":
+            world.wanted = False
+            world.sender.send(snapshot(2))
+            await world.settled()
+        elif way == "log grows too long":
+            world.sender.give_up("too much")
+        await until(lambda: not world.sender.holds_log())
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("step", ["pwrite", "fdatasync"])
+def test_a_disk_that_fills_up_under_a_copy_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario(world: World) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, step, full)
+            channel = world.channels[2] = Channel("takes")
+            world.sender.send(snapshot(2))
+            await world.settled()
+        assert world.reports == [(2, False)]
+        assert channel.streams == []
+        assert not world.sender.holds_log()
+        assert world.files == []
+        await _send(world, 2, Channel("takes"))
+        assert world.reports == [(2, False), (2, True)]
 
     run(tmp_path, scenario)

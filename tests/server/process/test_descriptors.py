@@ -42,7 +42,7 @@ def crowd(port: int, first: bytes) -> Iterator[list[socket.socket]]:
     sockets: list[socket.socket] = []
     try:
         for _ in range(IDLE):
-            sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+            sock = socket.create_connection(("127.0.0.1", port), timeout=60)
             sockets.append(sock)
             with contextlib.suppress(ConnectionError):
                 sock.sendall(first)

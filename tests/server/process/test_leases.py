@@ -27,7 +27,7 @@ WATCH = "/etcdserverpb.Watch/Watch"
 FLAGS = ["--snapshot-count", "50", "--snapshot-catchup-entries", "10", "--lease-min-ttl", "1"]
 REQUEST_TIMEOUT_S = 7.0
 OK = Answer("OK", "", None)
-KEEP_ALIVE_TIMEOUT_S = 20.0
+KEEP_ALIVE_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,8 @@ def test_a_dead_leader_takes_no_time_with_it_and_gives_none(wire: Wire, cluster:
     cluster.members[old].kill()
     wait_for(lambda: leader_of(wire, survivor) not in (-1, old), "a new leader")
     left_s = time_to_live(wire, lease_id, survivor).TTL
-    assert 0 < left_s <= 27, "not reset to 30"
+    # A new leader adds half a second to what it knows, and the answer is rounded up.
+    assert 0 < left_s <= 28, "not reset to 30"
     for member in (survivor, (old + 2) % 3):
         assert keep_alive(wire, [lease_id], member) == (OK, [(lease_id, 30)])
     assert value_of(wire, "kept", survivor) == b"v"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import http.client
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
-from tests.procs import RAFTKV, Cluster, wait_for
+from tests.procs import RAFTKV, Cluster, free_port, wait_for
 from tests.server.process.process import RANGE, must_put, value_of
 
 pytestmark = pytest.mark.xdist_group("process-settings")
 
+METRICS_PORT = free_port()
 FLAGS = [
     "--auto-compaction-retention=1s",
     "--host-whitelist=127.0.0.1,good.example",
@@ -26,7 +28,8 @@ def cluster() -> Iterator[Cluster]:
     cluster = Cluster(RAFTKV, flags=FLAGS)
     (member,) = cluster.members
     urls = f"http://127.0.0.1:{member.client_port},unix://socket:1"
-    member.flags += [f"--listen-client-urls={urls}"]
+    member.flags += [f"--listen-client-urls={urls}", f"--listen-metrics-urls=http://127.0.0.1:{METRICS_PORT}"]
+    member.flags += [f"--audit-log={cluster.directory / 'audit.log'}", "--audit-level=all"]
     with cluster:
         yield cluster
 
@@ -57,9 +60,12 @@ def test_history_is_forgotten_by_the_clock(cluster: Cluster) -> None:
         ({"Origin": "http://b.example:80"}, 200, None),
     ],
 )
-def test_hosts_and_origins(cluster: Cluster, headers: dict[str, str], status: int, origin: str | None) -> None:
-    host, _, port = cluster.endpoints[0].rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=5)
+@pytest.mark.parametrize("listener", ["clients", "metrics"])
+def test_hosts_and_origins(
+    cluster: Cluster, headers: dict[str, str], status: int, origin: str | None, listener: str
+) -> None:
+    port = METRICS_PORT if listener == "metrics" else int(cluster.endpoints[0].rpartition(":")[2])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", "/health", headers=headers)
         answer = connection.getresponse()
@@ -73,3 +79,17 @@ def test_a_unix_socket(cluster: Cluster) -> None:
     with Wire([f"unix:{cluster.directory / 'socket:1'}"]) as wire:
         must_put(wire, "unix", b"1")
         assert value_of(wire, "unix") == b"1"
+
+
+def test_who_asked_for_what_is_noted(cluster: Cluster) -> None:
+    with Wire(cluster.endpoints) as wire:
+        revision = must_put(wire, "noted", b"s3cret")
+        assert wire.call(RANGE, rpc_pb2.RangeRequest(key=b"noted")).code == "OK"
+    path = cluster.directory / "audit.log"
+    wait_for(lambda: path.read_text().count('"key":"noted"') == 2, "the lines")
+    assert path.stat().st_mode & 0o777 == 0o600
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    put, read = (line for line in lines if line.get("request") == {"key": "noted"})
+    assert (put["method"], put["outcome"], put["revision"]) == ("etcdserverpb.KV/Put", "OK", revision)
+    assert read["method"] == "etcdserverpb.KV/Range"
+    assert "s3cret" not in path.read_text()

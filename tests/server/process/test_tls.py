@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import grpc
 import pytest
 
-from raftkv.client.local.process import READY_TIMEOUT_S, is_healthy
+from raftkv.client.local.process import is_healthy
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import CHANNEL_OPTIONS, Wire
-from tests.procs import RAFTKV, Cluster, Member, free_port, http_get, wait_for
+from tests.procs import PATIENCE_S, RAFTKV, Cluster, http_get, wait_for
 from tests.rpc.conftest import Certificates
+from tests.secure import SecureMember, secured
 from tests.server.process.process import PUT, STATUS, log_of, start_quietly
 
 pytestmark = pytest.mark.xdist_group("process-tls")
-
-
-@dataclass
-class SecureMember(Member):
-    """A member whose URLs are https, but for one on which it tells its health."""
-
-    metrics_port: int = 0
-
-    def command(self) -> list[str]:
-        """See `Member`."""
-        secure = [word.replace("http://", "https://") for word in super().command()]
-        return [*secure, "--listen-metrics-urls", f"http://127.0.0.1:{self.metrics_port}"]
-
-    @property
-    def health_endpoint(self) -> str:
-        return f"127.0.0.1:{self.metrics_port}"
-
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """See `Member`."""
-        wait_for(lambda: is_healthy(self.health_endpoint) or not self.is_running(), "health", timeout_s)
-        assert self.is_running(), self.log_tail()
 
 
 def _flags(certificates: Certificates) -> list[str]:
@@ -46,20 +24,10 @@ def _flags(certificates: Certificates) -> list[str]:
     return [*flags, "--client-cert-auth", "--peer-client-cert-auth"]
 
 
-def _secured(cluster: Cluster) -> None:
-    cluster.members = [
-        SecureMember(
-            **{field.name: getattr(member, field.name) for field in dataclasses.fields(member)},
-            metrics_port=free_port(),
-        )
-        for member in cluster.members
-    ]
-
-
 @pytest.fixture(scope="module")
 def secure(certificates: Certificates) -> Iterator[Cluster]:
     cluster = Cluster(RAFTKV, size=3, flags=_flags(certificates))
-    _secured(cluster)
+    secured(cluster)
     with cluster:
         yield cluster
 
@@ -73,7 +41,7 @@ def _channel(endpoint: str, certificates: Certificates, name: str | None) -> grp
 def _put(channel: grpc.Channel) -> bytes:
     with channel:
         request = rpc_pb2.PutRequest(key=b"a", value=bytes(100_000)).SerializeToString()
-        answer: bytes = channel.unary_unary(f"/{PUT}")(request, timeout=15)
+        answer: bytes = channel.unary_unary(f"/{PUT}")(request, timeout=PATIENCE_S)
         return answer
 
 
@@ -120,7 +88,7 @@ def test_a_metrics_address_serves_no_data(secure: Cluster) -> None:
 
 def test_a_member_with_a_strange_certificate_never_joins(certificates: Certificates) -> None:
     cluster = Cluster(RAFTKV, size=3, flags=[*_flags(certificates), "--tls-min-version=TLS1.3"])
-    _secured(cluster)
+    secured(cluster)
     stranger = cluster.members[2]
     stranger.flags += [f"--peer-cert-file={certificates.path('stranger.crt')}"]
     stranger.flags += [f"--peer-key-file={certificates.path('stranger.key')}"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any, cast
 
 from raftkv import errors
@@ -34,7 +35,7 @@ from raftkv.server.watch.hub import WatchHub
 from tests.apply.machine import Machine
 
 TURNS_MAX = 1_000
-CALL = cast(UnaryCall, object())
+CALL = cast(UnaryCall, SimpleNamespace(caller=None))
 """Recipes only hand the call to admission."""
 
 
@@ -48,7 +49,7 @@ class Granted:
         """Whether a key may be attached to it."""
         return lease_id in self.ids
 
-    async def grant(self, ttl_s: int) -> int:
+    async def grant(self, ttl_s: int, caller: object) -> int:
         """Grant the next."""
         lease_id = 1_000 + len(self.ids)
         self.ids.add(lease_id)
@@ -65,14 +66,14 @@ class ManualNode(AwaitableNode):
         self.reading: list[Reader] = []
         self.stopped = False
 
-    def submit(self, kind: int, body: bytes, waiter: Waiter) -> int:
+    def submit(self, kind: int, body: bytes, waiter: Waiter, caller: object) -> int:
         """See ``Node``."""
         if self.stopped:
             raise errors.StoppedError
         self.proposed.append((kind, body, waiter))
         return 1
 
-    def read(self, reader: Reader) -> None:
+    def read(self, reader: Reader, staleness_s_max: float | None = None) -> None:
         """See ``Node``."""
         if self.stopped:
             raise errors.StoppedError
@@ -83,6 +84,9 @@ class NoAdmission:
     """Admits everything."""
 
     def check_read(self, call: object, serializable: bool) -> None:
+        """See ``Admission``."""
+
+    def check_bounded_read(self, call: object, serializable: bool) -> None:
         """See ``Admission``."""
 
     def check_write(self, call: object, kind: int, data: bytes, request: Any) -> None:

@@ -23,7 +23,7 @@ class FakeCall:
     def send_buffer_size(self) -> int:
         return sum(map(len, self.queued))
 
-    def send_frames_nowait(self, frames: bytes) -> None:
+    def send_frames_nowait(self, frames: bytes, count: int) -> None:
         position = 0
         while position < len(frames):
             flag, size = PREFIX.unpack_from(frames, position)

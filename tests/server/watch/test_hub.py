@@ -14,16 +14,19 @@ from raftkv.errors import StoppedError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.stream import StreamCall
+from raftkv.server.auth.live import LiveCalls
 from raftkv.server.node.admission import Admission
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import stream as stream_module
 from raftkv.server.watch.hub import WatchHub
+from raftkv.server.watch.index import Watcher, WatcherIndex
 from raftkv.server.watch.service import REQUESTS_PER_PASS, WatchService
 from raftkv.server.watch.stream import WatchStream
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 from raftkv.storage.record import CorruptRecordError
+from tests.rpc.loop import until
 from tests.server.watch.fakes import FakeCall
 
 
@@ -389,3 +392,52 @@ def test_a_pass_of_the_loop_takes_few_requests_of_all_streams_together(world: Wo
 
     asyncio.run(run())
     assert world.hub.watcher_count == 0
+
+
+class Rights:
+    """The stream of a client that may watch nothing."""
+
+    recheck: object = None
+
+    def of(self, call: object) -> Rights:
+        return self
+
+    def read_refusal(self, key: bytes, range_end: bytes) -> str:
+        return "etcdserver: permission denied"
+
+
+def test_who_listens_for_refusals_hears_what_may_not_be_watched(world: World) -> None:
+    heard: list[tuple[object, bytes, bytes, str]] = []
+
+    async def run() -> None:
+        guard, admission, live = cast(LeaderGuard, Guard()), cast(Admission, Admitted()), cast(LiveCalls, Rights())
+        service = WatchService(
+            world.hub,
+            admission,
+            guard,
+            live,
+            fragment_bytes=1000,
+            progress_interval_s=0,
+            on_refused=lambda *refused: heard.append(refused),
+        )
+        call = Flood(2)
+        task = asyncio.get_running_loop().create_task(service.watch(cast(StreamCall, call)))
+        await until(lambda: len(heard) == 2)
+        task.cancel()
+        assert heard == [(call, key, b"", "etcdserver: permission denied") for key in (b"1", b"0")]
+
+    asyncio.run(run())
+
+
+def test_a_special_watcher_is_in_no_group_but_its_own() -> None:
+    index, stream = WatcherIndex(), cast(WatchStream, object())
+    plain, first, second = Watcher(stream, 1, b"a"), Watcher(stream, 2, b"b"), Watcher(stream, 3, b"c")
+    index.add(plain, special=False)
+    index.add(first, special=True)
+    index.add(second, special=True)
+    assert [list(index.groups(key)[0].special) for key in (b"a", b"b", b"c")] == [[], [first], [second]]
+    assert index.remove(first)
+    assert not index.groups(b"b")
+    assert second in index
+    assert index.pop().pop() is second
+    assert plain in index

@@ -332,4 +332,4 @@ def _limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("_limits")
 def test_every_watcher_gets_exactly_its_events() -> None:
-    run_state_machine_as_test(HubMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(HubMachine, settings=settings(max_examples=30, stateful_step_count=40, deadline=None))

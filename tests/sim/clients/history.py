@@ -7,13 +7,16 @@ writes, every answer carries the revision of the state it was taken from, so a r
     a write answered failed   is not in the log, or refused there in the same words
     a read answered ok        equals the replayed state at the answer's revision, or the one it asked for
     real time                 an operation called after another returned has no smaller revision
+    a read with a bound       has no smaller revision than what was answered longer before its call (K11)
 """
 
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from jepsen import ops
@@ -60,6 +63,8 @@ class Operation:
 
     path: str
     request: Any
+    staleness_s_max: float | None = None
+    """How old the state of a read may be; None: the request says it."""
 
     @property
     def is_read(self) -> bool:
@@ -68,8 +73,8 @@ class Operation:
 
     @property
     def is_stale(self) -> bool:
-        """Whether it is a read of whatever a member has."""
-        return self.is_read and self.request.serializable
+        """Whether it is a read of a state that may be old."""
+        return self.is_read and (self.request.serializable or self.staleness_s_max is not None)
 
 
 @dataclass(slots=True)
@@ -83,6 +88,8 @@ class Invocation:
     returned: int = NEVER
     status: Status = Status.UNKNOWN
     outcome: Outcome | None = None
+    called_at: float = 0.0
+    returned_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -92,16 +99,17 @@ class History:
     invocations: list[Invocation] = field(default_factory=list)
     _position: int = 0
 
-    def call(self, client: int, operation: Operation, request_id: int = 0) -> Invocation:
+    def call(self, client: int, operation: Operation, request_id: int = 0, now: float = 0.0) -> Invocation:
         """Note that ``client`` asks for ``operation``."""
         self._position += 1
-        invocation = Invocation(operation, client, self._position, request_id)
+        invocation = Invocation(operation, client, self._position, request_id, called_at=now)
         self.invocations.append(invocation)
         return invocation
 
-    def end(self, invocation: Invocation, outcome: Outcome) -> None:
+    def end(self, invocation: Invocation, outcome: Outcome, now: float = 0.0) -> None:
         """Note a definite answer."""
         self._position += 1
+        invocation.returned_at = now
         invocation.returned = self._position
         invocation.outcome = outcome
         invocation.status = Status.FAILED if outcome.error else Status.OK
@@ -119,6 +127,7 @@ def check_history(invocations: Sequence[Invocation], replay: Replay) -> None:
         else:
             _check_write(invocation, replay)
     _check_real_time(invocations)
+    _check_staleness(invocations)
 
 
 def _check_write(invocation: Invocation, replay: Replay) -> None:
@@ -173,3 +182,19 @@ def _check_real_time(invocations: Sequence[Invocation]) -> None:
         is_stale = invocation.operation.is_stale
         if not is_stale and invocation.outcome is not None and invocation.outcome.revision < newest:
             raise ViolationError("K3", f"stale: {invocation} was called after the return of {newest_by}")
+
+
+def _check_staleness(invocations: Sequence[Invocation]) -> None:
+    """A read with a bound has everything that had been answered so long before it was called."""
+    done = [each for each in invocations if each.outcome is not None and not each.outcome.error]
+    done.sort(key=lambda invocation: invocation.returned_at)
+    returned_at = [invocation.returned_at for invocation in done]
+    newest = list(accumulate((each.outcome.revision for each in done if each.outcome is not None), max))
+    for invocation in done:
+        bound_s = invocation.operation.staleness_s_max
+        if bound_s is None or invocation.outcome is None:
+            continue
+        before = bisect_left(returned_at, invocation.called_at - bound_s)
+        if before and invocation.outcome.revision < newest[before - 1]:
+            text = f"{invocation} is older than {bound_s} s: revision {newest[before - 1]} had been shown before"
+            raise ViolationError("K11", text)

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from raftkv.client.errors import from_status
+from raftkv.client.rpc.methods import staleness_metadata
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.status import RpcError
 from tests.sim.clients.history import History, Invocation, Operation, Outcome
+from tests.sim.clients.users import ROOT, USERS
 from tests.sim.cluster import Cluster
+from tests.sim.devices.calls import CALLER
 from tests.sim.replay import result_of
 
 _METHODS = {
@@ -53,10 +56,14 @@ class WorkloadParameters:
     stale_weight: int = 1
     past_weight: int = 1
     compact_weight: float = 0.2
+    bounded_weight: float = 0.0
     to_leader: float = 0.3
+    operators_count: int = 0
     owners_count: int = 1
     ttl_s_max: int = 3
     watchers_count: int = 2
+    admins_count: int = 0
+    """Who change what users may do; the clients are users then."""
 
 
 class Workload:
@@ -84,6 +91,7 @@ class Workload:
             self._read_stale: parameters.stale_weight,
             self._read_past: parameters.past_weight,
             self._compact: parameters.compact_weight,
+            self._read_bounded: parameters.bounded_weight,
         }
         self._makers, self._weights = list(chances), list(chances.values())
 
@@ -100,7 +108,7 @@ class Workload:
         self, client: int, member_id: int, operation: Operation, then: Callable[[Outcome | None], None]
     ) -> Invocation:
         """Ask once and note call and answer in the history; ``then`` gets the answer, None if it says nothing."""
-        invocation = self.history.call(client, operation)
+        invocation = self.history.call(client, operation, now=self._scheduler.now)
         journal, member = self._cluster.journal, self._cluster.members[member_id]
         data = operation.request.SerializeToString()
         journal.record("ask", member_id, client, operation.path, data.hex())
@@ -109,7 +117,7 @@ class Workload:
             journal.record("answer", member_id, client, (message or b"").hex(), str(error))
             outcome = _outcome(operation.path, message, error)
             if outcome is not None:
-                self.history.end(invocation, outcome)
+                self.history.end(invocation, outcome, self._scheduler.now)
                 self.newest_revision = max(self.newest_revision, outcome.revision)
             then(outcome)
 
@@ -117,8 +125,15 @@ class Workload:
             if not operation.is_read:
                 invocation.request_id = request_id
 
-        member.ask(operation.path, data, answered, proposed)
+        metadata = {CALLER: self._user_of(client)} if self._cluster.parameters.has_users else None
+        if operation.staleness_s_max is not None:
+            metadata = {**(metadata or {}), **dict(staleness_metadata(operation.staleness_s_max))}
+        member.ask(operation.path, data, answered, proposed, metadata)
         return invocation
+
+    def _user_of(self, client: int) -> str:
+        """The user that a client is; who keeps leases, and the end of the run, are root."""
+        return USERS[client % len(USERS)] if client < self.parameters.clients_count else ROOT
 
     # -- operations -----------------------------------------------------------------------------------------
 
@@ -170,6 +185,10 @@ class Workload:
 
     def _read_stale(self) -> Operation:
         return Operation(RANGE, rpc_pb2.RangeRequest(key=self._key(), serializable=True))
+
+    def _read_bounded(self) -> Operation:
+        bound_s = self._rng.choice((0.0, 0.01, 0.1, 1.0))
+        return Operation(RANGE, rpc_pb2.RangeRequest(key=self._key()), bound_s)
 
     def _read_past(self) -> Operation:
         revision = max(1, self.newest_revision - self._rng.randrange(20))

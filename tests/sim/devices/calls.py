@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.errors import StatusError
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 Answer = Callable[[bytes | None, RpcError | None], None]
 ROOM_BYTES = 1 << 30
+
+
+CALLER = "sim-user"
+"""Metadata that names the user."""
 
 
 class Handlers:
@@ -93,12 +98,13 @@ class Call:
         metadata: of the caller.
     """
 
-    headers: tuple[tuple[bytes, bytes], ...] = ()
     peer = "simulated"
     severed = cancelled = False
+    caller: Caller | None = None
 
     def __init__(self, outbox: Outbox, answer: Answer, metadata: dict[str, str] | None = None) -> None:
         self.metadata = metadata or {}
+        self.headers = tuple((name.encode(), value.encode()) for name, value in self.metadata.items())
         self.done = False
         self._outbox = outbox
         self._answer = answer
@@ -138,6 +144,7 @@ class Stream:
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
     peer = "simulated"
+    caller = MEMBER
     crowded = False
     connection_send_buffer_size = 0
 
@@ -169,7 +176,7 @@ class Stream:
             if data is not None:
                 listener(data)
 
-    def send_frames_nowait(self, frames: bytes) -> None:
+    def send_frames_nowait(self, frames: bytes, count: int) -> None:
         if self.is_stalled:
             self._unread.append(frames)
         else:

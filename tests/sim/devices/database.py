@@ -17,7 +17,7 @@ from raftkv.errors import StorageError
 from raftkv.raft.types import SnapshotMeta
 from raftkv.server.snapshots import snapshot_path
 from raftkv.storage import schema
-from raftkv.storage.backend.base import Backend, WriteBatch
+from raftkv.storage.backend.base import Backend, Defragmentation, WriteBatch
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.backend.writer import Done, Job
 from raftkv.storage.failpoints import failpoint
@@ -68,9 +68,14 @@ class Directory:
 class Database(MemoryBackend):
     """The engine: see ``Backend``."""
 
+    noted: list[WriteBatch] | None = None
+    """Batches since a copy was made that is to take this one's place."""
+
     def commit(self, batch: WriteBatch) -> None:
         failpoint("beforeCommit")
         super().commit(batch)
+        if self.noted is not None:
+            self.noted.append(batch)
         failpoint("afterCommit")
 
     def copy_to(self, path: File) -> None:
@@ -79,11 +84,57 @@ class Database(MemoryBackend):
     def open_copy(self, path: File) -> Backend:
         return path.directory.files[path.name]
 
-    def replace(self, path: File, timeout_s: float = 0.0) -> None:
+    def defragment(self, path: File) -> Defragmentation:
+        return SimulatedDefragmentation(self, path)
+
+    def replace(self, path: File) -> None:
+        failpoint("replaceBeforeRename")
         if self._readers:
             raise StorageError("the database is being read")
+        self.noted = None
         other = path.directory.files.pop(path.name)
         self.buckets, self._size_bytes = other.buckets, other._size_bytes
+
+
+class SimulatedDefragmentation:
+    """Implements ``Defragmentation``: every change since the copy is noted, and brought over."""
+
+    def __init__(self, database: Database, path: File) -> None:
+        self._database = database
+        self._path = path
+        self._copy: MemoryBackend | None = None
+
+    def copy(self) -> None:
+        failpoint("defragBeforeCopy")
+        self._copy = self._path.directory.files[self._path.name] = self._database.clone()
+        self._database.noted = []
+        failpoint("defragAfterCopy")
+
+    def catch_up(self) -> int:
+        noted = self._database.noted
+        if noted is None or self._copy is None:
+            raise StorageError("the database was exchanged")
+        self._database.noted = []
+        for batch in noted:
+            self._copy.commit(batch)
+        return len(noted)
+
+    def finish(self) -> None:
+        self.catch_up()
+        failpoint("defragBeforeRename")
+        copy = self._path.directory.files.pop(self._path.name)
+        self._database.buckets, self._database._size_bytes = copy.buckets, copy._size_bytes
+        failpoint("defragAfterRename")
+
+    def adopt(self) -> None:
+        self._database.noted = None
+
+    def give_up(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._database.noted = None
+        self._path.unlink()
 
 
 def applied_meta(database: MemoryBackend) -> SnapshotMeta:

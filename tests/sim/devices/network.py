@@ -137,6 +137,8 @@ class Network:
         target = self._members.get(link[1])
         if link in self.cut:  # a cut also loses what is under way
             self._lose(link)
+        elif target is not None and target.alive and not target.hears(link[0]):
+            self._scheduler.after(self._delay_s(), self._members[link[0]].refused, target)
         elif target is not None and target.alive:
             self.delivered_count += 1
             target.deliver([clone(message) for message in messages])
@@ -150,7 +152,7 @@ class Network:
 
     def _carried(self, link: Link, arrive: Callable[[Member], None], lose: Action, is_lost: bool) -> None:
         target = self._members.get(link[1])
-        if is_lost or link in self.cut or target is None or not target.alive:
+        if is_lost or link in self.cut or target is None or not target.alive or not target.hears(link[0]):
             self.lost_count += 1
             lose()
         else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raftkv.raft.types import Message, MessageType, SnapshotMeta, StateRole
 from raftkv.server.snapshots import SnapshotSender, snapshot_path
+from raftkv.server.snapshots.copies import Copy
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.snapshot import SnapshotInfo
 from tests.sim.devices.database import Database, applied_meta
@@ -35,26 +36,33 @@ class SnapshotCarrier(SnapshotSender):
             cast(Any, lambda peer: member.cluster.network),
             lambda peer: (),
             self._is_still_wanted,
+            self._is_caught_up,
             self._report_end,
         )
+        self.copies.write = self._write
 
     def _is_still_wanted(self, message: Message) -> bool:
         node = self._member.running
         return node.role == StateRole.LEADER and node.term == message.term
 
+    def _is_caught_up(self, peer: int, index: int) -> bool:
+        node = self._member.running
+        return node.role != StateRole.LEADER or node.has_log(peer, index)
+
     def _report_end(self, peer: int, ok: bool) -> None:
         if self._member.node is not None:
             self._member.node.report_snapshot(peer, ok)
 
-    async def _copy(self, path: Path) -> SnapshotInfo:
+    async def _write(self, path: Path, stop: object) -> SnapshotInfo:
         flushed = asyncio.Event()
-        self._store.flush(flushed.set)
+        self._member.store.flush(flushed.set)
         await flushed.wait()
-        self._store.backend.copy_to(path)
+        self._member.store.backend.copy_to(path)
         meta = applied_meta(self._member.directory.files[path.name])
         return SnapshotInfo(meta.index, meta.term, meta.conf_state, 0, b"")
 
-    async def _stream(self, channel: Any, message: Message, info: SnapshotInfo, path: Path) -> None:
+    async def _stream(self, channel: Any, message: Message, copy: Copy) -> None:
+        info, path = copy.info, copy.path
         meta = SnapshotMeta(info.index, info.term, info.conf_state)
         envelope = Message(MessageType.SNAPSHOT, message.to, message.from_, message.term, snapshot=meta)
         arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()

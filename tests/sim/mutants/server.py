@@ -10,9 +10,10 @@ from raftkv.apply.applier import Applier
 from raftkv.apply.leases import Leases
 from raftkv.raft.types import HardState, Ready
 from raftkv.server import wiring
+from raftkv.server.node import node as node_module
 from raftkv.server.node.applying import Applying
 from raftkv.server.node.disk import Mark as MarkBatch
-from raftkv.server.node.housekeeping import Housekeeping
+from raftkv.server.node.log_cut import LogCut
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Proposals, Waiter
 from raftkv.server.node.reads import ReadQueue
@@ -24,6 +25,7 @@ from tests.sim.corners import (
     divergence_corner,
     lease_corner,
     read_corner,
+    replica_corner,
     snapshot_corner,
 )
 from tests.sim.devices.database import Mark
@@ -105,15 +107,15 @@ def _acknowledged_uninstalled(patches: Patches) -> None:
 
 @mutant("log cut beyond the database", "the log forgets only what the database has (R5)", crash_corner)
 def _cut_too_far(patches: Patches) -> None:
-    def cut_log(housekeeping: Housekeeping) -> None:
-        store = housekeeping._store
+    def step(log_cut: LogCut) -> None:
+        store = log_cut._store
         durable, store.durable_index = store.durable_index, store.applied_index
         try:
-            original(housekeeping)
+            original(log_cut)
         finally:
             store.durable_index = durable
 
-    original = patches.set(Housekeeping, "_cut_log", cut_log)
+    original = patches.set(LogCut, "step", step)
 
 
 @mutant("marker of a snapshot goes back", "a newer snapshot may come while one is installed", snapshot_corner)
@@ -157,10 +159,10 @@ def _wrong_caller(patches: Patches) -> None:
 
 @mutant("timed out means refused", "what was sent may still happen (K1)", crash_corner)
 def _definite_timeout(patches: Patches) -> None:
-    def timeout_error(node: Node, started_at: float, now: float, sent: bool) -> errors.StatusError:
+    def timeout_error(*_: object) -> errors.StatusError:
         return errors.TooManyRequestsError()
 
-    patches.set(Node, "_timeout_error", timeout_error)
+    patches.set(node_module, "timeout_error", timeout_error)
     patches.set(assembly.NodeSettings, "request_timeout_s", property(lambda settings: settings.election_s / 2))
 
 
@@ -184,6 +186,37 @@ def _confirms_itself(patches: Patches) -> None:
             reads._round = None
 
     original = patches.set(ReadQueue, "start", start)
+
+
+@mutant("freshness counts from the confirmation", "a state is as new as the begin of its round (K11)", replica_corner)
+def _fresh_at_confirmation(patches: Patches) -> None:
+    def confirm(reads: ReadQueue, context: bytes, index: int, applied: int, now: float) -> None:
+        if reads._round is not None:
+            reads._round.started_at = now
+        original(reads, context, index, applied, now)
+
+    original = patches.set(ReadQueue, "confirm", confirm)
+
+
+@mutant("freshness before it is applied", "a confirmed index says nothing until it is applied (K11)", replica_corner)
+def _fresh_unapplied(patches: Patches) -> None:
+    def confirm(reads: ReadQueue, context: bytes, index: int, applied: int, now: float) -> None:
+        if reads._round is not None and context in reads._round.contexts:
+            reads._fresh_at = reads._round.started_at
+        original(reads, context, index, applied, now)
+
+    original = patches.set(ReadQueue, "confirm", confirm)
+
+
+@mutant("freshness outlives a pause", "time in which the member stood still counts (K11)", replica_corner)
+def _fresh_for_ever(patches: Patches) -> None:
+    def add_within(reads: ReadQueue, reader: Any, staleness_s_max: float, now: float) -> None:
+        if reads._fresh_at > 0 and staleness_s_max >= 0.1:
+            reader.ready()
+        else:
+            original(reads, reader, staleness_s_max, now)
+
+    original = patches.set(ReadQueue, "add_within", add_within)
 
 
 # -- applying ---------------------------------------------------------------------------------------------------

@@ -14,11 +14,14 @@ from raftkv.storage.overlay import Overlay
 from raftkv.storage.wal import wal as wal_module
 from raftkv.storage.wal.wal import WAL
 from tests.sim.corners import (
+    batch_corner,
     compaction_corner,
     crash_corner,
+    defragment_corner,
     divergence_corner,
     lease_corner,
 )
+from tests.sim.devices.database import SimulatedDefragmentation
 from tests.sim.mutants.registry import Patches, mutant, nothing
 
 # -- the store --------------------------------------------------------------------------------------------------
@@ -29,7 +32,9 @@ from tests.sim.mutants.registry import Patches, mutant, nothing
 )
 def _holes(patches: Patches) -> None:
     def drop(compactor: Compactor, job: Any, dropped: list[bytes], is_on_disk: bool) -> bool:
-        job.to_delete += [key for key in dropped if not compactor._overlay.discard(key)]
+        for key in dropped:
+            if not compactor._overlay.discard(key):
+                job.deletions.add(key)
         return False
 
     patches.set(Compactor, "_drop", drop)
@@ -78,7 +83,7 @@ def _stamp_ahead(patches: Patches) -> None:
     original = patches.set(Overlay, "_fill", fill)
 
 
-@mutant("batch closed in the middle of an entry", "an entry is in one batch, whole (K9)", compaction_corner)
+@mutant("batch closed in the middle of an entry", "an entry is in one batch, whole (K9)", batch_corner)
 def _torn_unit(patches: Patches) -> None:
     def fill(overlay: Overlay) -> Any:
         changing, overlay.is_changing = overlay.is_changing, False
@@ -121,3 +126,21 @@ def _released_too_far(patches: Patches) -> None:
         return count
 
     patches.set(WAL, "release", release)
+
+
+# -- defragmentation --------------------------------------------------------------------------------------------
+
+
+@mutant("copy in use without what came meanwhile", "a copy is caught up before it is used (S1)", defragment_corner)
+def _not_caught_up(patches: Patches) -> None:
+    patches.set(SimulatedDefragmentation, "catch_up", lambda defragmentation: 0)
+
+
+@mutant("copy from before the last commits", "a copy is caught up with all that is committed (S1)", defragment_corner)
+def _caught_up_too_early(patches: Patches) -> None:
+    def finish(defragmentation: SimulatedDefragmentation) -> None:
+        if defragmentation._database.noted:
+            defragmentation._database.noted.pop()
+        original(defragmentation)
+
+    original = patches.set(SimulatedDefragmentation, "finish", finish)

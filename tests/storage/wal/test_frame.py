@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.storage.wal import frame as framing
+from raftkv.storage.wal import tail
 from raftkv.storage.wal.frame import MAGIC, SECTOR_BYTES, Frame, encode_frame, frame_size, read_frame
 
 bodies = st.one_of(
@@ -83,3 +84,13 @@ def test_an_absurd_length_with_a_right_checksum_is_no_frame_and_allocates_nothin
         header = fields + framing._pack_check(framing.extend(9, fields), framing._HEADER_END)
         assert framing.read_header(header, 0, 9) is not None
         assert read_frame(header + bytes(4064), 0, 9) is None
+
+
+@given(st.integers(0, 40), st.lists(st.integers(0, 39), max_size=2), st.integers(0, 50), st.integers(0, 50))
+def test_zeros_are_found_whatever_the_run_that_is_compared(size: int, ones: list[int], start: int, end: int) -> None:
+    data = bytes(1 if position in ones else 0 for position in range(size))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tail, "_ZEROS", bytes(7))
+        found = tail.is_zero(data, start, end)
+    end = min(end, size)
+    assert found == (start <= end and not any(data[start:end]))

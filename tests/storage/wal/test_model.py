@@ -183,4 +183,4 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogMachine = LogMachine.TestCase
-TestLogMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestLogMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

@@ -389,12 +389,12 @@ def test_another_format_version_is_refused_by_name(disk: SimDisk) -> None:
     path = last_segment(disk)
     data = disk.names[path].data
     body = bytearray(data[32 : 32 + int.from_bytes(data[4:8], "little")])
-    body[8:12] = (2).to_bytes(4, "little")
+    body[8:12] = bytes((2, 0, 7, 0))  # format 2, which raftkv 0.7 reads
     previous = int.from_bytes(data[16:20], "little")
     frame = b"".join(encode_frame(bytes(body), 0, 0, previous, 0)[0])
     data[: len(frame)] = frame
     with pytest.raises(
-        WALVersionError, match="has format version 2, and this program reads version 1: start the raftkv"
+        WALVersionError, match=r"has format 2, and raftkv .* reads format 1: run raftkv 0\.7 or later on"
     ):
         recover(disk)
 

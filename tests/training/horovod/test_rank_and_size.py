@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftkv.client.control.records import RecordError
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError
 from raftkv.pb import kv_pb2, rpc_pb2
-from raftkv.training.errors import RecordError
 from raftkv.training.horovod.scopes import NO_SLOT, Scopes, Slot
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import RUNNING, GenerationRecord, Member, State
@@ -31,6 +31,9 @@ class _Store:
     async def confirm(self) -> None:
         pass
 
+    def let_in(self, _call: object, **_keys: object) -> None:
+        pass
+
     def find(self, request: rpc_pb2.RangeRequest) -> list[kv_pb2.KeyValue]:
         value = self.values.get(request.key)
         return [] if value is None else [kv_pb2.KeyValue(key=request.key, value=value, mod_revision=7)]
@@ -38,7 +41,7 @@ class _Store:
 
 def slot(current: bytes, host: str, local_rank: int, state: bytes = State(7, RUNNING).encode()) -> Slot:
     store: Any = _Store(current, state)
-    return asyncio.run(Scopes(store, "job").slot(host, local_rank))
+    return asyncio.run(Scopes(store, "job").slot(None, host, local_rank))
 
 
 @given(MEMBERS)

@@ -28,6 +28,9 @@ class _Recipe:
     async def confirm(self) -> None:
         pass
 
+    def let_in(self, _call: object, **_keys: object) -> None:
+        pass
+
     def find(self, request: rpc_pb2.RangeRequest) -> list[kv_pb2.KeyValue]:
         if not request.range_end:
             return []
@@ -43,7 +46,7 @@ class _Recipe:
 
 def _finish(ranks: int) -> _Recipe:
     recipe: Any = _Recipe(ranks)
-    asyncio.run(Scopes(recipe, "run").finish("global", "0"))
+    asyncio.run(Scopes(recipe, "run").finish(None, "global", "0"))
     found: _Recipe = recipe
     return found
 

@@ -16,8 +16,9 @@ from raftkv.training.process import exit_watch
 from raftkv.training.process.exit_watch import WorkerWatch
 from raftkv.training.process.faults import End, MemoryEvents, Worker, end_of
 from raftkv.training.records import EXIT, OUT_OF_MEMORY, SIGNAL
+from tests.procs import wait_for
 
-WAIT_S = 30
+WAIT_S = 90
 RUN = "job-of-test-workers"
 Starter = Callable[..., subprocess.Popen[bytes]]
 
@@ -42,12 +43,19 @@ def start() -> Iterator[Starter]:
         environment = {"RANK": str(rank), "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": run_id, **more}
         process = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, env=environment)
         started.append(process)
+        wait_for(lambda: shows_its_environment(process.pid), "the end of its exec")
         return process
 
     yield start
     for process in started:
         process.kill()
         process.communicate()
+
+
+def shows_its_environment(pid: int) -> bool:
+    """Popen returns while the kernel is still making the new process image: its environment is empty until then."""
+    has_ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    return has_ended or b"RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
 
 
 def let_go(worker: subprocess.Popen[bytes]) -> None:
@@ -127,6 +135,22 @@ def test_children_are_found_without_the_kernels_list_of_them(
     with WorkerWatch(ends.put, run_id=RUN, proc=proc) as other:
         assert other.look() == 1
     assert watch.look() == 1
+
+
+def test_a_child_before_its_exec_shows_the_environment_of_its_parent_and_is_looked_at_again(
+    ends: queue.Queue[End], start: Starter, tmp_path: Path
+) -> None:
+    worker = start(rank=3)
+    for pid in ("self", str(worker.pid)):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "environ").write_bytes(b"HOME=/root\0")
+    (tmp_path / "self" / "task").mkdir()
+    (tmp_path / str(worker.pid) / "stat").write_bytes(Path(f"/proc/{worker.pid}/stat").read_bytes())
+    with WorkerWatch(ends.put, run_id=RUN, proc=tmp_path) as watch:
+        assert watch.look() == 0
+        real = Path(f"/proc/{worker.pid}/environ").read_bytes()
+        (tmp_path / str(worker.pid) / "environ").write_bytes(real)
+        assert watch.look() == 1
 
 
 def test_elsewhere_nothing_is_watched(watch: WorkerWatch, start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from raftkv.client.control.control import OnEvents, OnLost
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
-from raftkv.training.control import OnEvents, OnLost
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import RUNNING, GenerationRecord, State
 from raftkv.training.rendezvous.record_cache import RecordCache

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.training.errors import RecordError
-from raftkv.training.records import CAUSES, PHASES, Fault, GenerationRecord, Member, Node, Record, State
+from raftkv.client.control.records import Record, RecordError
+from raftkv.training.records import CAUSES, PHASES, Fault, GenerationRecord, Member, Node, State
 
 TEXTS = st.text(max_size=12)
 TIMES = st.floats(0, 2e9)

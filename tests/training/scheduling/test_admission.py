@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError
-from raftkv.training.errors import RecordError
 from raftkv.training.keys import check_cluster
 from raftkv.training.scheduling.admission import PASSED_OVER_MAX, admit, capacity, claim, forget, release, why
 from raftkv.training.scheduling.record import Ledger, Need, read_hosts, slots_by_host

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from raftkv.client.control.records import RecordError
 from raftkv.client.kv.compares import version
 from raftkv.client.kv.operations import Put
 from raftkv.errors import StatusError
-from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
 from raftkv.training.scheduling.ledger import ClusterAdmission, SlotGrant
 from raftkv.training.scheduling.record import ClusterKeys, HostRecord, Ledger

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from raftkv.aio import connect
+from raftkv.client.control.records import RecordError
 from raftkv.client.local.cluster import LocalCluster
 from raftkv.errors import ConfigError
-from raftkv.training.errors import RecordError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import Fault
 from raftkv.training.scheduling.admission import admit, claim

@@ -19,8 +19,7 @@ from raftkv.training.errors import JoinTimeout, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import EXIT, Fault
 from raftkv.training.rendezvous.participant import Participant
-
-from .network import Link, SimControl
+from tests.virtual_store.network import Link, SimControl
 
 if TYPE_CHECKING:
     from raftkv.training.rendezvous.world import World

@@ -26,9 +26,9 @@ from raftkv.training.rendezvous.ranks import placements
 
 if TYPE_CHECKING:
     from raftkv.training.rendezvous.world import World
+    from tests.virtual_store.cluster import Cluster
 
     from .agent import Agent
-    from .cluster import Cluster
 
 TAKEN_OVER = "started anew"
 """Reason of a state with which a node takes over a run that nobody is in."""

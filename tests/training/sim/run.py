@@ -22,11 +22,11 @@ from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import CLOSED, RUNNING
 from tests.virtual_loop import NodeLoop, Scheduler
+from tests.virtual_store.cluster import Cluster
+from tests.virtual_store.network import Link, Weather
 
 from .agent import Agent, Habits
 from .checkers import RunChecker
-from .cluster import Cluster
-from .network import Link, Weather
 
 RUN_ID = "job"
 LOOK_S = 0.5

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from raftkv.training.config import RunConfig
+from tests.virtual_store.network import Weather
 
 from .agent import Agent, Habits
 from .faults import Faults
-from .network import Weather
 from .run import RUN_ID, Settings, Simulation
 
 CALLS_PER_GENERATION = 6

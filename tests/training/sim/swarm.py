@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Final
 
 from raftkv.training.config import APPEND, FILL, TOPOLOGY, RunConfig
+from tests.virtual_store.network import Weather
 
 from . import faults
 from .agent import Habits
 from .faults import Faults
-from .network import Weather
 from .run import RUN_ID, Outcome, Settings, Simulation
 
 TTLS_S: Final = (1, 1, 1, 2, 3)

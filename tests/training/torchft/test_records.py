@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftkv.client.control.records import RecordError
 from raftkv.pb import torchft_pb2
-from raftkv.training.errors import RecordError
 from raftkv.training.torchft.records import MEMBER_BYTES_MAX, JobKeys, MemberRecord, QuorumRecord, make_ask
 from raftkv.training.torchft.rules import Ask
 

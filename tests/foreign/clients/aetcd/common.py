@@ -14,7 +14,7 @@ from report import WAIT_S, Report, text
 @asynccontextmanager
 async def connect(report: Report, **options: Any) -> AsyncIterator[aetcd.Client]:
     """Give a client of the first endpoint; `report.base` becomes the store's revision."""
-    async with aetcd.Client(host=report.host, port=report.port, timeout=10, **options) as client:
+    async with aetcd.Client(host=report.host, port=report.port, timeout=60, **options) as client:
         report.base = (await client.get_prefix(b"\x00none")).header.revision
         yield client
 

@@ -46,10 +46,12 @@ def alarms(report: Report) -> None:
 
 
 def maintenance(report: Report) -> None:
-    """The hash of a store answers."""
+    """The hash of a store answers, and a defragmentation leaves what it holds."""
     client = connect(report)
     client.put(report.key("a"), "1")
     report.step("hash", client.hash() > 0)
+    client.defragment()
+    report.step("defragmented", client.get(report.key("a"))[0])
 
 
 def users(report: Report) -> None:

@@ -13,7 +13,7 @@ from report import WAIT_S, Report, text
 
 def connect(report: Report, **options: Any) -> etcd3.Etcd3Client:
     """Return a client of the first endpoint; `report.base` becomes the store's revision."""
-    client = etcd3.client(host=report.host, port=report.port, timeout=10, **options)
+    client = etcd3.client(host=report.host, port=report.port, timeout=60, **options)
     report.base = client.get_response("any").header.revision
     return client
 

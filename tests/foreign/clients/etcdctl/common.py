@@ -60,13 +60,18 @@ class Running:
         self.report = report
         self.process = process
         self._lines: queue.Queue[str | None] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._complaints: list[str] = []
+        for read in (self._read, self._read_complaints):
+            threading.Thread(target=read, daemon=True).start()
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
             self._lines.put(normalized(self.report, line.rstrip("\n")))
         self._lines.put(None)
+
+    def _read_complaints(self) -> None:
+        for line in self.process.stderr or ():
+            self._complaints.append(line.rstrip("\n"))
 
     def line(self) -> str:
         """Return the next line.
@@ -75,7 +80,8 @@ class Running:
         """
         line = self._lines.get(timeout=WAIT_S)
         if line is None:
-            raise EOFError("the command ended")
+            status = self.process.wait(WAIT_S)
+            raise EOFError(f"the command ended with {status}: {self._complaints[-3:]}")
         return line
 
     def lines(self, count: int) -> list[str]:
@@ -105,7 +111,7 @@ def running(report: Report, *words: str, endpoints: list[str] | None = None) -> 
         command(report, *words, endpoints=endpoints),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "ETCDCTL_API": "3"},
     )

@@ -1,0 +1,82 @@
+"""The chaos of checkpoints finds what is wrong, and a few of its trials hold. No bar of time: CI is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from bench.checkpoint.chaos.main import chaos
+from bench.checkpoint.chaos.oracle import State, strays
+from bench.checkpoint.chaos.points import AFTER_PREPARE, BEFORE_COMMIT, POINTS, Points
+from bench.checkpoint.chaos.registry_ranks import problems_of, stop_after_the_manifest
+from bench.checkpoint.chaos.shards import Shard, read_shard, write_shard
+from bench.checkpoint.chaos.trial import COORDINATOR, FREEZE, LEADER, LEADER_AND_COORDINATOR, RANK, Cell
+from raftkv.checkpoint import Checkpoint, FileRecord, digest, registry
+from raftkv.checkpoint.commit.manifest import NAME, Manifest
+from raftkv.checkpoint.records import AttemptRecord, Prepared
+
+
+def _nothing() -> None:
+    pass
+
+
+@pytest.mark.long
+def test_a_trial_at_every_point_holds() -> None:
+    cells = [Cell(kill, point, 1) for point, kill in zip(POINTS, itertools.cycle((RANK, FREEZE, COORDINATOR)))]
+    cells += [Cell(LEADER, BEFORE_COMMIT, 1), Cell(LEADER_AND_COORDINATOR, AFTER_PREPARE, 1)]
+    tallies = list(chaos(cells))
+    assert [tally.problems for tally in tallies] == [[]] * len(cells)
+    assert sum(tally.new_step + tally.previous_step for tally in tallies) == len(cells)
+    assert min(tally.zombie_writes for tally in tallies) > 0
+
+
+def test_the_coordinator_stops_behind_its_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+
+    async def write(uri: str, data: bytes) -> None:
+        done.append((uri, data))
+
+    monkeypatch.setattr(registry, "write_manifest", write)  # raises if the registry writes it elsewhere
+    points = Points(MagicMock())
+    monkeypatch.setattr(points, "reach", done.append)
+    stop_after_the_manifest(points)
+    asyncio.run(registry.write_manifest("somewhere", b"manifest"))
+    assert done == [("somewhere", b"manifest"), BEFORE_COMMIT]
+
+
+def _committed(directory: Path) -> Checkpoint:
+    """A checkpoint of one rank that is as it should be."""
+    attempt = AttemptRecord(10, 3, 1, "files", 1, str(directory))
+    data = write_shard(directory / "rank-0.bin", Shard(0, 10, 3), _nothing, fsync=False)
+    part = Prepared(0, (FileRecord("rank-0.bin", len(data), digest.of_bytes(data)),))
+    manifest = Manifest.of(attempt, {0: part})
+    (directory / NAME).write_bytes(manifest.encoded)
+    return Checkpoint(
+        "run", 10, 3, 1, "files", 1, str(directory), manifest.digest, manifest.root, 1, manifest.size_bytes
+    )
+
+
+def test_a_shard_that_is_cut_off_or_of_another_generation_is_found(tmp_path: Path) -> None:
+    checkpoint = _committed(tmp_path)
+    assert problems_of(checkpoint) == []
+    path = tmp_path / "rank-0.bin"
+    write_shard(path, Shard(0, 10, 4), _nothing, fsync=False)
+    assert read_shard(path) == Shard(0, 10, 4)  # a loader would take it
+    assert [text.partition(": ")[2] for text in problems_of(checkpoint)] == ["rank-0.bin is not what was prepared"]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert read_shard(path) is None
+    assert len(problems_of(checkpoint)) == 1
+    (tmp_path / NAME).write_bytes(b"")
+    assert [text.partition(": ")[2] for text in problems_of(checkpoint)] == ["the manifest is not what was committed"]
+
+
+def test_a_takeover_must_commit_what_is_whole_and_nothing_else(tmp_path: Path) -> None:
+    assert State(frozenset({10}), 10, ((20, 1, True),), frozenset()).expected == 20
+    assert State(frozenset({10}), 10, ((20, 1, False),), frozenset()).expected == 10
+    (tmp_path / "step-1").mkdir()
+    assert strays(State(frozenset(), 0, (), frozenset({"step-1"})), tmp_path) == []
+    assert strays(State(frozenset(), 0, (), frozenset()), tmp_path) == ["step-1"]

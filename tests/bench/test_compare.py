@@ -1,0 +1,17 @@
+"""The large table beside etcd: each of its rows can be measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.compare import ROWS, Setting, run_round
+from tests.procs import RAFTKV
+
+
+@pytest.mark.long
+def test_every_row_is_measured() -> None:
+    found = run_round(RAFTKV, ROWS, 0.002, Setting())
+    assert list(found) == [row.name for row in ROWS]
+    for name, summary in found.items():
+        assert not summary["errors"], name
+        assert min(summary[key] for key in ("rate", "units", "generator_us", "p50_ms")) > 0, name

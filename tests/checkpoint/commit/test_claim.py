@@ -1,0 +1,82 @@
+"""Claims: one for a generation, whoever asks first, and none before it is of any use."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.errors import FenceBroken
+from raftkv.client.control.records import RecordError
+from raftkv.client.kv.compares import Compare, mod_revision
+from raftkv.errors import ConfigError
+from tests.checkpoint.world import KEYS, World, files_of, play
+
+
+class WorldOver(Exception):
+    """The error of a run's own fence."""
+
+
+@dataclass(frozen=True)
+class WorldFence:
+    revision: int
+
+    @property
+    def conditions(self) -> tuple[Compare, ...]:
+        return (mod_revision("round") == self.revision,)
+
+    def broken(self) -> Exception:
+        return WorldOver("the generation is over")
+
+
+def test_all_ranks_of_a_generation_get_one_claim() -> None:
+    async def story() -> None:
+        world = World()
+        world.put("round", "7")
+        fence = WorldFence(world.store.revision)
+        ranks = [world.registry(seed=seed) for seed in range(8)]
+        claims = await asyncio.gather(*(rank.claim_run(7, fence.revision, fence) for rank in ranks))
+        assert {(claim.generation, claim.revision) for claim in claims} == {(7, claims[0].revision)}
+        world.put("round", "8")
+        later = WorldFence(world.store.revision)
+        with pytest.raises(WorldOver):
+            await ranks[0].claim_run(7, fence.revision, fence)
+        attempt = ranks[0].begin(claims[0], 100)
+        with pytest.raises(WorldOver):
+            await attempt
+        assert (await ranks[0].claim_run(3, later.revision, later)).generation == 8  # it always grows
+
+    play(story())
+
+
+def test_a_claim_ends_all_before_and_can_be_handed_on() -> None:
+    async def story() -> None:
+        registry = World().registry()
+        first = await registry.claim("a")
+        assert await registry.claim("a") == first
+        second = await registry.claim()
+        attempt = await registry.begin(Claim.from_token(second.token), 100)
+        await attempt.prepare(0, files_of(0))
+        with pytest.raises(FenceBroken, match="generation 1 of the checkpoints of run 'job' is over"):
+            await registry.begin(first, 200)
+        assert (await registry.claim("a")).generation == 3
+
+    play(story())
+
+
+@pytest.mark.parametrize("token", ["", "[]", "1", '["job",1]', '["job","1",2]', '["job",1,null]', "[" * 100_000])
+def test_a_token_that_is_none_is_refused(token: str) -> None:
+    with pytest.raises(ConfigError, match="is no token of a claim"):
+        Claim.from_token(token)
+
+
+def test_a_fence_that_somebody_else_wrote_is_named() -> None:
+    async def story() -> None:
+        world = World()
+        world.put(KEYS.fence, b"\xff")
+        with pytest.raises(RecordError, match="not a fence record: /raftkv/checkpoint/run/job/fence"):
+            await world.registry().claim()
+
+    play(story())

@@ -1,0 +1,111 @@
+"""Takeover: a later generation commits what is whole, gives up the rest, and the dead ones come too late."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raftkv.checkpoint.errors import FenceBroken
+from tests.checkpoint.world import KEYS, KIND, World, files_of, play, prepared, saved
+
+
+def test_what_all_ranks_have_prepared_is_committed_and_the_rest_given_up() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        old = await registry.claim()
+        await prepared(registry, old, 300, ranks=3, but=(2,))
+        whole = await prepared(registry, old, 200, ranks=3)
+        await prepared(registry, old, 100, ranks=1)
+        new = await registry.claim()
+        taken = await registry.take_over(new)
+        assert [(each.attempt.step, each.checkpoint is not None, each.reason) for each in taken] == [
+            (100, True, ""),
+            (200, True, ""),
+            (300, False, "2 of 3 ranks had prepared when generation 1 ended"),
+        ]
+        assert (await registry.latest()).id == whole.record.id
+        assert await whole.outcome() == await registry.latest()
+        assert world.keys(KEYS.attempts) == []
+        assert len(world.keys(KEYS.deletings)) == 1
+        assert await registry.take_over(new) == []
+        with pytest.raises(FenceBroken):
+            await registry.take_over(old)
+
+    play(story())
+
+
+def test_ranks_that_all_take_over_agree() -> None:
+    async def story() -> None:
+        for seed in range(20):
+            world = World()
+            registry = world.registry(seed=seed)
+            old = await registry.claim()
+            await prepared(registry, old, 100)
+            await prepared(registry, old, 200, but=(0,))
+            ranks = [world.registry(seed=seed * 3 + number) for number in range(3)]
+            claim = await registry.claim("all")
+            results = await asyncio.gather(*(rank.take_over(claim) for rank in ranks))
+            for taken in results:
+                outcomes = {each.attempt.step: each.checkpoint is not None for each in taken}
+                assert outcomes.items() <= {100: True, 200: False}.items()
+            assert (await registry.latest()).step == 100
+
+    play(story())
+
+
+def test_what_cannot_be_committed_is_given_up_with_its_reason() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        old = await registry.claim()
+        await prepared(registry, old, 100)
+        await prepared(registry, old, 150)
+        await saved(registry, old, 200)
+        spoilt = await prepared(registry, old, 300)
+        world.put(f"{KEYS.attempt(KIND, spoilt.record.id).rank(1)}", b'{"rank":0}')
+        clash = await registry.begin(old, 400, world_size=2)
+        for rank in range(2):
+            await clash.prepare(rank, files_of(7))
+        odd = await prepared(registry, old, 500, but=(1,))
+        world.put(f"{KEYS.attempt(KIND, odd.record.id).ranks}000000x", b"{}")  # counted, but nobody's
+        taken = await registry.take_over(await registry.claim())
+        assert [each.checkpoint for each in taken] == [None] * 5
+        reasons = [each.reason for each in taken]
+        assert [reason.split(" of run")[0] for reason in reasons[:2]] == ["step 100", "step 150"]
+        assert "is of rank 0" in reasons[2]
+        assert "both have a file '7.bin'" in reasons[3]
+        assert reasons[4] == "1 of 2 ranks had prepared when generation 1 ended"
+        assert (await registry.latest()).step == 200
+
+    play(story())
+
+
+def test_the_world_may_change_its_size_between_generations() -> None:
+    async def story() -> None:
+        registry = World().registry()
+        old = await registry.claim()
+        await prepared(registry, old, 100, ranks=5)
+        new = await registry.claim()
+        (taken,) = await registry.take_over(new)
+        assert taken.checkpoint is not None
+        assert taken.checkpoint.world_size == 5
+        assert (await saved(registry, new, 200, ranks=2)).world_size == 2
+
+    play(story())
+
+
+def test_a_coordinator_that_slept_through_the_takeover_hears_that_its_claim_is_over() -> None:
+    """Not that its attempt was given up: the later claim has committed it."""
+
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        attempt = await prepared(registry, await registry.claim(), 100)
+        assert len(await attempt.prepared()) == 2
+        await registry.take_over(await registry.claim())
+        with pytest.raises(FenceBroken):
+            await attempt.prepared()
+
+    play(story())

@@ -1,0 +1,202 @@
+"""Lookups: what is there is found, whatever else lies beside it, and however much."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from raftkv.checkpoint.errors import CheckpointNotFound
+from raftkv.checkpoint.find import lookup as lookup_module
+from raftkv.checkpoint.find.lookup import MAX, MIN
+from raftkv.checkpoint.keys import RegistryKeys
+from raftkv.checkpoint.records import Reference
+from raftkv.client.control.records import RecordError
+from raftkv.errors import ConfigError
+from tests.checkpoint.world import KEYS, KIND, World, play, saved
+
+
+def test_latest_by_kind_step_and_tag() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        for kind, steps in (("dcp", (100, 300)), ("safetensors", (200, 300))):
+            for step in steps:
+                await saved(registry, claim, step, kind=kind)
+        world.put(KEYS.tag("a/b"), Reference("job", "dcp", 100).encode())
+        newest = await registry.latest(), await registry.latest("safetensors")
+        assert [(found.kind, found.step) for found in newest] == [("dcp", 300), ("safetensors", 300)]
+        assert (await registry.at(200)).kind == "safetensors"
+        assert (await registry.tagged("a/b")).step == 100
+        for missing in (
+            registry.at(100, "safetensors"),
+            registry.tagged("c"),
+            registry.latest("orbax"),
+            registry.at(7),
+        ):
+            with pytest.raises(CheckpointNotFound):
+                await missing
+        with pytest.raises(CheckpointNotFound, match="run 'other' has no checkpoint"):
+            await world.registry("other").latest()
+
+    play(story())
+
+
+def test_the_clock_does_not_decide_which_is_the_latest() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        await saved(registry, claim, 100, kind="dcp")
+        world.time_s = 1.0
+        await saved(registry, claim, 200, kind="dcp")
+        world.time_s = 2_000_000_000.0
+        await saved(registry, claim, 150, kind="orbax")
+        await saved(registry, claim, 200, kind="safetensors")
+        assert (await registry.latest()).kind == "dcp"
+        assert (await registry.latest()).duration_s == 0.0
+
+    play(story())
+
+
+def test_many_are_found_a_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(lookup_module, "PAGE", 7)
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        steps = list(range(1, 41))
+        for step in steps:
+            await saved(registry, claim, step, {"loss": float(step % 10)})
+        found = registry.checkpoints
+        assert [each.step for each in await found()] == steps
+        assert [each.step for each in await found(newest_first=True)] == steps[::-1]
+        assert [each.step for each in await found(limit=15)] == steps[:15]
+        assert [each.step for each in await found(KIND, limit=15, newest_first=True)] == steps[:-16:-1]
+        best = await registry.lookup.best("job", "loss", MIN, count=200)
+        assert [each.metrics["loss"] for each in best] == sorted(float(step % 10) for step in steps)
+        assert (await registry.best("loss", MAX)).step == 39
+        for number in range(20):
+            other = world.registry(f"run/{number}")
+            await saved(other, await other.claim(), number + 1, {"loss": -number})
+        assert len(await registry.runs()) == 21
+        assert (await registry.runs())[5].run_id.startswith("run/")
+        assert [each.run_id for each in await registry.lookup.best_of_all("loss", MIN, count=2)] == ["run/19", "run/18"]
+
+    play(story())
+
+
+def test_more_than_a_txn_may_hold_is_read_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        first = await saved(registry, claim, 1, {"loss": 1.0})
+        for step in range(2, 251):
+            world.put(KEYS.record(KIND, step), replace(first, step=step).encode())
+            world.put(KEYS.metric(KIND, "loss", 1.0, step), b"")
+        control, original = registry.control, type(registry.control).txn
+
+        async def limited(self: object, compares: object, then: list[object], otherwise: object = ()) -> object:
+            assert len(then) <= 128, "etcdserver: too many operations in txn request"
+            return await original(control, compares, then, otherwise)
+
+        monkeypatch.setattr(type(control), "txn", limited)
+        assert len(await registry.lookup.best("job", "loss", MIN, count=250)) == 250
+
+    play(story())
+
+
+def test_what_is_deleted_between_two_reads_hides_nothing_else() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        for step in range(1, 6):
+            await saved(registry, claim, step, {"loss": float(step)})
+        for step in (1, 2):
+            world.delete(KEYS.record(KIND, step))  # the index is as it was read before
+        assert (await registry.best("loss")).step == 3
+        other = world.registry("other")
+        await saved(other, await other.claim(), 9, {"loss": 7.0})
+        assert [each.step for each in await registry.lookup.best_of_all("loss", MIN)] == [9]
+
+    play(story())
+
+
+def test_a_record_that_nobody_can_read_hides_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        for step in (1, 2, 3):
+            await saved(registry, claim, step, {"loss": float(step)})
+        bad = RegistryKeys("bad")
+        for key, value in (
+            (bad.latest(KIND), b"{"), (bad.latest("x"), b"[]"), (f"{bad.latest_all}\udcff", b"null"),
+            ("/raftkv/checkpoint/latest/%", b"1"), ("/raftkv/checkpoint/latest/", b"1"),
+            ("/raftkv/checkpoint/latest/x/y/z", b'{"step":"1"}'),
+            (KEYS.record(KIND, 2), b'{"step":1e999}'), (f"{KEYS.records_of(KIND)}x", b"\xff"),
+            (f"{KEYS.metric_of(KIND, 'loss')}zz/000000000001", b""), (f"{KEYS.metric_of(KIND, 'loss')}0/x", b""),
+        ):  # fmt: skip
+            world.put(key.encode(errors="surrogateescape"), value)
+        with caplog.at_level(logging.WARNING):
+            assert [found.run_id for found in await registry.runs()] == ["job"]
+            assert [found.step for found in await registry.checkpoints()] == [1, 3]
+            assert (await registry.best("loss")).step == 1
+            assert (await registry.lookup.best_of_all("loss", MAX))[0].step == 3
+            await registry.set_metrics(3, KIND, {"loss": 0.5})
+        assert "/raftkv/checkpoint/latest/bad/files" in caplog.text
+        with pytest.raises(RecordError, match="/raftkv/checkpoint/run/job/record/files/000000000002"):
+            await registry.at(2, KIND)
+        with pytest.raises(RecordError, match="/raftkv/checkpoint/latest/bad/files"):
+            await registry.lookup.summary("bad", KIND)
+
+    play(story())
+
+
+def test_a_pointer_to_nothing_is_an_answer_and_no_loop() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        await saved(registry, await registry.claim(), 1)
+        world.delete(KEYS.record(KIND, 1))
+        with pytest.raises(CheckpointNotFound):
+            await registry.latest()
+
+    play(story())
+
+
+@pytest.mark.parametrize("run_id", ["", "..", "a/..", "a//b", "/a", "a\0b", "a\nb", "\ud800", "x" * 201, "a\\b"])
+def test_a_run_id_that_cannot_be_used_is_refused(run_id: str) -> None:
+    with pytest.raises(ConfigError):
+        World().registry(run_id)
+
+
+def test_names_that_are_no_text_are_refused_by_lookups() -> None:
+    async def story() -> None:
+        registry = World().registry()
+        for look in (registry.tagged("\ud800"), registry.lookup.latest("\ud800"), registry.lookup.at("a\udcff", 1)):
+            with pytest.raises(ConfigError):
+                await look
+
+    play(story())
+
+
+def test_lineage_ends_where_nothing_is_left() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        first = await saved(registry, claim, 1)
+        second = await saved(registry, claim, 2, parent=first.reference)
+        third = await saved(registry, claim, 3, parent=second.reference)
+        assert await registry.lineage(third) == [third, second, first]
+        world.put(KEYS.record(KIND, 1), world.store.items[KEYS.record(KIND, 3).encode()].value)  # a circle
+        assert len(await registry.lineage(third)) == 3
+        world.delete(KEYS.record(KIND, 2))
+        assert await registry.lineage(third) == [third]
+
+    play(story())

@@ -1,0 +1,219 @@
+"""Ranks that take ranges: in the committed history every sample is used once, whoever dies, and whatever gets lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftkv.checkpoint import positions
+from raftkv.checkpoint.commit.claim import Claim, claim_generation
+from raftkv.checkpoint.errors import FenceBroken
+from raftkv.checkpoint.keys import RegistryKeys
+from raftkv.checkpoint.positions.intervals import overlaps, size
+from raftkv.checkpoint.positions.ledger import Lease, Ledger, RangeLost, State, Used
+from raftkv.client.control.records import RecordError
+from raftkv.client.sync.loop import LoopThread
+from raftkv.errors import ConfigError
+from tests.virtual_store.direct import StoreWorld
+
+RUN = "job"
+
+
+class Story:
+    """A run of some ranks, with a model that counts how often each sample went into it."""
+
+    def __init__(self, seed: int, length: int, range_size: int, lost: float) -> None:
+        self.rng = random.Random(seed)
+        self.world = StoreWorld()
+        self.control = self.world.control(seed, lost)
+        self.ledger = Ledger(self.control, RUN)
+        self.range_size = range_size
+        self.length = length
+        self.model = [0] * length
+        self.saved = (Used.begin(length), list(self.model))
+        self.leases: dict[int, Lease | None] = {}
+        self.claims: list[Claim] = []
+
+    @property
+    def claim(self) -> Claim:
+        return self.claims[-1]
+
+    async def begin(self, world_size: int) -> None:
+        """A new generation goes on from the checkpoint: all its ranks open the ledger."""
+        source = f"round/{len(self.claims)}"
+        self.claims.append(await claim_generation(self.control, RUN, source, now=lambda: 0.0))
+        used, model = self.saved
+        self.model = list(model)
+        self.leases = dict.fromkeys(range(world_size))
+        again = Used.decode(used.encode())
+        await asyncio.gather(
+            *(self.ledger.open(self.claim, again, range_size=self.range_size) for _ in range(world_size))
+        )
+
+    async def work(self, rank: int) -> None:
+        lease = self.leases[rank]
+        if lease is None or lease.done == lease.end:
+            self.leases[rank] = await self.ledger.take(self.claim, rank)
+            return
+        if self.rng.random() < 0.1:
+            self.leases[rank] = None
+            await self.ledger.give_back(self.claim, lease)
+            return
+        upto = self.rng.randint(lease.done + 1, lease.end)
+        for sample in range(lease.done, upto):
+            self.model[sample] += 1
+        self.leases[rank] = await self.ledger.mark(self.claim, lease, upto)
+
+    async def step(self) -> None:
+        """Several ranks work side by side."""
+        ranks = self.rng.sample(sorted(self.leases), self.rng.randint(1, len(self.leases)))
+        await asyncio.gather(*(self.work(rank) for rank in ranks))
+
+    async def commit(self) -> None:
+        self.saved = (await self.ledger.used(), list(self.model))
+        assert size(self.saved[0].done) == sum(self.model)
+
+    async def zombie(self) -> None:
+        """A rank of a generation that is over wakes up: it changes nothing."""
+        old = self.rng.choice(self.claims[:-1])
+        before = dict(self.world.store.items)
+        with pytest.raises(FenceBroken):
+            await self.rng.choice(
+                [
+                    lambda: self.ledger.take(old, 0),
+                    lambda: self.ledger.mark(old, Lease(0, 5, 0, 0, 0), 5),
+                    lambda: self.ledger.give_back(old, Lease(0, 5, 0, 0, 0)),
+                    lambda: self.ledger.open(old, Used.begin(self.length), range_size=1),
+                    lambda: self.ledger.next_epoch(old, 5),
+                ]
+            )()
+        assert self.world.store.items == before
+
+    def check(self) -> None:
+        """Free, taken and done ranges are the epoch, and do not overlap."""
+        base = f"{RegistryKeys(RUN).base}position/train/"
+        items = {key.decode(): item.value for key, item in self.world.store.items.items()}
+        state = State.decode(items[f"{base}state"])
+        taken = [Lease.decode(value) for key, value in items.items() if key.startswith(f"{base}taken/")]
+        all_ranges = [*state.free, *state.done, *((lease.first, lease.end) for lease in taken)]
+        assert not overlaps(all_ranges)
+        assert size(all_ranges) == state.length
+        assert max(self.model, default=0) <= 1
+
+
+async def _run(seed: int, length: int, range_size: int, lost: float = 0.0) -> None:
+    story = Story(seed, length, range_size, lost)
+    await story.begin(story.rng.randint(1, 5))
+    for _ in range(story.rng.randint(0, 60)):
+        event = story.rng.random()
+        if event < 0.1:
+            await story.commit()
+        elif event < 0.18:
+            await story.begin(story.rng.randint(1, 5))
+        elif event < 0.22 and len(story.claims) > 1:
+            await story.zombie()
+        else:
+            await story.step()
+        story.check()
+    while not await story.ledger.is_over():
+        await story.step()
+    await story.commit()
+    assert story.model == [1] * length
+    assert story.saved[0].remaining == 0
+    await asyncio.gather(*(story.ledger.next_epoch(story.claim, 1) for _ in story.leases))
+    assert await story.ledger.used() == Used(1, length, ())
+    for late in list(story.world.sent):  # copies of everything that was ever sent arrive again
+        late()
+    assert await story.ledger.used() == Used(1, length, ())
+    story.model = [0] * length
+    story.check()
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**9), st.integers(0, 60), st.integers(1, 12))
+def test_every_sample_of_the_committed_history_is_used_once(seed: int, length: int, range_size: int) -> None:
+    asyncio.run(_run(seed, length, range_size))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_answers_use_nothing_twice(seed: int) -> None:
+    asyncio.run(_run(seed, 30, 6, lost=0.03))
+
+
+def _alone(act: Any) -> None:
+    async def run() -> None:
+        control = StoreWorld().control()
+        claim = await claim_generation(control, RUN, "claim/a", now=lambda: 0.0)
+        await act(Ledger(control, RUN), claim)
+
+    asyncio.run(run())
+
+
+def test_a_range_that_was_given_back_is_lost() -> None:
+    async def act(ledger: Ledger, claim: Claim) -> None:
+        await ledger.open(claim, Used.begin(10), range_size=6)
+        lease = await ledger.take(claim, 3)
+        assert lease is not None
+        half = await ledger.mark(claim, lease, 4)
+        assert await ledger.mark(claim, lease, 4) == half  # as after a lost answer
+        await ledger.give_back(claim, half)
+        for attempt in (ledger.mark(claim, half, 5), ledger.mark(claim, half, 6), ledger.give_back(claim, half)):
+            with pytest.raises(RangeLost, match="samples 0 to 6 of epoch 0 are not rank 3's"):
+                await attempt
+        assert (await ledger.used()).done == ((0, 4),)
+        again = await ledger.take(claim, 1)
+        assert again is not None
+        assert (again.first, again.end) == (4, 10)
+
+    _alone(act)
+
+
+def test_what_cannot_be_is_refused_in_one_line() -> None:
+    async def act(ledger: Ledger, claim: Claim) -> None:
+        with pytest.raises(ConfigError, match=r"not open: call open\(\)"):
+            await ledger.take(claim, 0)
+        with pytest.raises(ConfigError, match="at least one sample"):
+            await ledger.open(claim, Used.begin(10), range_size=0)
+        await ledger.open(claim, Used.begin(10), range_size=6)
+        lease = await ledger.take(claim, 0)
+        assert lease is not None
+        for upto in (-1, 7):
+            with pytest.raises(ConfigError, match="used up to 0"):
+                await ledger.mark(claim, lease, upto)
+        with pytest.raises(ConfigError, match="10 samples are left"):
+            await ledger.next_epoch(claim, 1)
+
+    _alone(act)
+    with pytest.raises(ConfigError):
+        Ledger(StoreWorld().control(), RUN, "a/..")
+
+
+def test_programs_without_an_event_loop_have_the_same() -> None:
+    loop = LoopThread("ledger")
+    control = StoreWorld().control()
+    registry: Any = SimpleNamespace(target=lambda: (loop, SimpleNamespace(control=control, run_id=RUN)))
+    claim = loop.run(claim_generation(control, RUN, "claim/a", now=lambda: 0.0))
+    ledger = positions.Ledger(registry, "train")
+    ledger.open(claim, Used.begin(10), range_size=4)
+    found = []
+    while (lease := ledger.take(claim, 0)) is not None:
+        found.append((lease.first, ledger.mark(claim, lease, lease.end).done))
+    assert found == [(0, 4), (4, 8), (8, 10)]
+    assert ledger.is_over()
+    ledger.next_epoch(claim, 1, 7, "v2")
+    assert ledger.used() == Used(1, 7, (), "v2")
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    "done", ["7", "[[0]]", "[[0,1,2]]", "[[3,2]]", "[[-1,2]]", "[[0,3],[2,4]]", '[["a",2]]', "[[0,99]]", "[[true,2]]"]
+)
+def test_used_samples_that_cannot_be_are_refused(done: str) -> None:
+    with pytest.raises(RecordError):
+        Used.decode(f'{{"epoch":0,"length":10,"done":{done}}}'.encode())

@@ -1,0 +1,245 @@
+"""What dead attempts have left: which bytes are nobody's, and which only look like it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raftkv.checkpoint.errors import StorageError
+from raftkv.checkpoint.keys import AttemptId
+from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.records import Deleting
+from raftkv.checkpoint.retention import marks
+from raftkv.checkpoint.retention.policy import Policy
+from raftkv.checkpoint.storage.place import Place
+from tests.checkpoint.retention.kept import Kept
+from tests.checkpoint.world import KEYS, play
+
+OLD = AttemptId(4, 0, 77)
+
+
+def _orphan(world: Kept, name: str = OLD.directory) -> str:
+    Place(f"{world.uri}/{name}").write("late.bin", b"of a zombie")
+    return f"{world.uri}/{name}"
+
+
+def test_the_bytes_of_an_attempt_that_was_given_up_go(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        whole, file = await world.begin(1)
+        await whole.prepare(0, [file])
+        half, file = await world.begin(2, world_size=2)
+        await half.prepare(0, [file])
+        assert (await world.collect()).given_up == []  # nobody has decided them yet
+        await world.next_generation()
+        live, _ = await world.begin(3)
+        done = await world.collect()
+        assert (done.given_up, world.steps()) == ([half.uri], [1])
+        assert world.directories() == sorted(attempt.uri.rpartition("/")[2] for attempt in (whole, live))
+        assert world.keys(KEYS.attempts) == [KEYS.attempt(FILES, live.record.id).head]
+
+    play(story())
+
+
+def test_a_late_copy_of_a_beginning_is_not_committed_when_its_bytes_are_gone(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        attempt, file = await world.begin(1)
+        keys = KEYS.attempt(FILES, attempt.record.id)
+        await attempt.prepare(0, [file])
+        prepared = world.store.items[keys.rank(0).encode()].value
+        await attempt.abort("changed its mind")
+        world.put(keys.head, attempt.record.encode())
+        world.put(keys.rank(0), prepared)
+        await world.collect()
+        assert (world.keys(KEYS.attempts), world.keys(KEYS.deletings), world.directories()) == ([], [], [])
+
+    play(story())
+
+
+def test_bytes_of_a_checkpoint_stay_whatever_a_deletion_says(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = await world.save(1)
+        world.put(KEYS.deleting(FILES, saved.id), Deleting(saved.uri, "wrong").encode())
+        await world.collect()
+        assert Place(saved.uri).exists("sub/a.bin")
+        assert world.keys(KEYS.deletings) == []
+
+    play(story())
+
+
+def test_a_deletion_of_anything_but_the_attempts_own_directory_deletes_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        await world.save(1)
+        for uri in (world.uri, f"{world.uri}/{OLD.directory}/..", "memory://", "", _orphan(world, "precious")):
+            world.put(KEYS.deleting(FILES, OLD), Deleting(uri).encode())
+            done = await world.collect()
+            assert (done.kept_bytes, world.keys(KEYS.deletings)) == ([uri], [])
+        assert Place(world.uri).names()[-2:] == [
+            "raftkv-run-" + world.store.items[KEYS.mark.encode()].value.decode(),
+            world.directories()[0],
+        ]
+        assert Place(f"{world.uri}/precious").exists("late.bin")
+
+    play(story())
+
+
+def test_what_a_zombie_has_written_late_goes(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = await world.save(1)
+        orphan = _orphan(world)
+        planned = await world.collect(dry_run=True)
+        assert (planned.orphans, len(world.directories())) == ([orphan], 2)
+        assert (await world.collect()).orphans == [orphan]
+        assert world.directories() == [saved.uri.rpartition("/")[2]]
+
+    play(story())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        AttemptId(4, 1, 77).directory,  # of the present generation: its head may be written in a moment
+        AttemptId(4, 9, 77).directory,
+        "step-000000000004.g0.077",
+        "step-4.g0.77",
+        f"{OLD.directory}.backup",
+        f"copy-of-{OLD.directory}",
+        "step-000000000004",
+        "notes",
+    ],
+)
+def test_directories_that_are_not_surely_ours_stay(name: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        await world.save(1)
+        orphan = _orphan(world, name)
+        assert (await world.collect()).orphans == []
+        assert Place(orphan).exists("late.bin")
+
+    play(story())
+
+
+def test_directories_that_a_key_names_stay(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = await world.save(1)
+        undecided, _ = await world.begin(2)
+        for _ in range(2):
+            await world.registry().claim()  # another generation, which has not taken over yet
+        assert (await world.collect()).orphans == []
+        assert world.directories() == sorted(each.uri.rpartition("/")[2] for each in (saved, undecided))
+
+    play(story())
+
+
+def test_where_others_write_too_no_directory_is_taken_for_an_orphan(tmp_path: Path) -> None:
+    """Another run, or another cluster, with the same place: what it has saved is not ours to delete."""
+
+    async def story() -> None:
+        world, other = Kept(tmp_path), Kept(tmp_path)
+        theirs = await other.save(1)
+        for _ in range(3):
+            await world.next_generation()
+        await world.save(2)
+        assert (await world.collect()).orphans == []
+        assert Place(theirs.uri).exists("sub/a.bin")
+
+    play(story())
+
+
+def test_where_no_mark_is_left_no_directory_is_taken_for_an_orphan(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        await world.save(1)
+        orphan = _orphan(world)
+        world.delete(KEYS.mark)
+        assert (await world.collect()).orphans == []
+        world.put(KEYS.mark, b"other")
+        assert (await world.collect()).orphans == []
+        assert Place(orphan).exists("late.bin")
+
+    play(story())
+
+
+def test_a_whole_checkpoint_that_the_store_does_not_know_stays(tmp_path: Path) -> None:
+    """Play a restore of the store from a backup: what was committed since can still be imported."""
+
+    async def story() -> None:
+        world = Kept(tmp_path)
+        await world.save(1)
+        lost = [await world.save(step) for step in (2, 3)]
+        for each in lost:
+            world.delete(KEYS.record(FILES, each.step))
+        await world.next_generation()
+        Place(lost[1].uri).delete("sub/a.bin")  # not whole any more
+        done = await world.collect()
+        assert (done.unknown, done.orphans) == ([lost[0].uri], [lost[1].uri])
+        assert Place(lost[0].uri).exists("sub/a.bin")
+        assert not Place(lost[1].uri).list()
+
+    play(story())
+
+
+def test_a_mark_is_left_before_anything_else_is_written(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        attempt = await world.registry().begin(await world.registry().claim(), 1)
+        (mark,) = Place(world.uri).names()
+        assert mark == marks.PREFIX + world.store.items[KEYS.mark.encode()].value.decode()
+        assert Place(world.uri).read(mark) == b"job\n"
+        await world.registry().begin(await world.registry().claim(), 2)
+        assert Place(world.uri).names() == [mark]
+        assert not Place(attempt.uri).list()
+
+    play(story())
+
+
+def test_what_cannot_be_deleted_is_named_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        for step in (1, 2, 3):
+            await world.save(step)
+        delete_tree = Place.delete_tree
+
+        def refuse(place: Place) -> None:
+            if "step-000000000001" in place.uri:
+                raise StorageError(f"cannot delete {place.uri}: Permission denied")
+            delete_tree(place)
+
+        monkeypatch.setattr(Place, "delete_tree", refuse)
+        registry = world.registry()
+        done = await registry.collect(Policy(keep_last=1))
+        assert [each.step for each in done.deleted] == [1, 2]
+        assert [line.rpartition(": ")[2] for line in done.failures] == ["Permission denied"]
+        assert (world.steps(), len(world.directories())) == ([3], 2)
+        monkeypatch.undo()
+        assert len((await registry.collect(Policy(keep_last=1))).given_up) == 1
+        assert (len(world.directories()), world.keys(KEYS.deletings)) == (1, [])
+
+    play(story())
+
+
+def test_values_of_somebody_else_stop_no_collection(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        for step in (1, 2, 3):
+            await world.save(step)
+        hostile = [
+            f"{KEYS.deletings}files", f"{KEYS.deletings}files/1.2", KEYS.deleting(FILES, OLD), f"{KEYS.attempts}x",
+            KEYS.record(FILES, 9), f"{KEYS.records_of(FILES)}x", KEYS.latest("dcp"), f"{KEYS.holds}x/y", KEYS.tag("x"),
+        ]  # fmt: skip
+        for key in hostile:
+            world.put(key, b"[]")
+        hostile.append(KEYS.record(FILES, 8))
+        world.put(hostile[-1], world.store.items[KEYS.record(FILES, 1).encode()].value)  # a record of another step
+        done = await world.collect(Policy(keep_last=1))
+        assert ([each.step for each in done.deleted], len(done.failures)) == ([1, 2], 3)
+        assert world.latest().count == 1
+        assert set(hostile) <= set(world.keys(""))
+
+    play(story())

@@ -1,0 +1,169 @@
+"""Tags and pins: what they keep, how they move, what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import raftkv
+from raftkv.checkpoint import Policy, Registry
+from raftkv.checkpoint.errors import CheckpointNotFound, PinLost
+from raftkv.checkpoint.keys import PIN, TAG
+from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.records import Checkpoint, Reference
+from raftkv.checkpoint.storage.place import Place
+from raftkv.errors import ConfigError
+from tests.checkpoint.retention.kept import Kept
+from tests.checkpoint.world import KEYS, RUN, play
+
+PATIENCE_S = 90.0
+
+
+def test_a_tag_moves_with_its_hold(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        one, two = [await world.save(step) for step in (1, 2)]
+        registry = world.registry()
+        for checkpoint in (one, one, two):
+            await registry.tag("release candidate", checkpoint)
+            assert await registry.tags() == {"release candidate": checkpoint.reference}
+            assert await registry.tagged("release candidate") == checkpoint
+            held = [(info.checkpoint, info.why, info.name) for info in await registry.holds()]
+            assert held == [(checkpoint.reference, TAG, "release candidate")]
+        assert [await registry.untag("release candidate") for _ in range(2)] == [True, False]
+        assert (world.keys(KEYS.holds), world.keys(KEYS.tags)) == ([], [])
+
+    play(story())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tags_that_move_at_once_leave_one_hold(seed: int, tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = [await world.save(step) for step in (1, 2, 3)]
+        moving = (world.registry(seed=seed * 10 + each.step, lost=0.03).tag("a", each) for each in saved)
+        await asyncio.gather(*moving, world.registry(seed=seed).untag("a"))
+        tags = await world.registry().tags()
+        assert [info.checkpoint for info in await world.registry().holds()] == list(tags.values())
+
+    play(story())
+
+
+def test_a_tag_may_be_on_a_checkpoint_of_another_run(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        one = await world.save(1)
+        await world.save(2)
+        registry = world.registry("served")
+        await registry.tag("live", one)
+        await world.registry().tag("live", one)
+        assert await registry.tagged("live") == one
+        await world.registry().untag("live")
+        assert (await world.collect(Policy(keep_last=1))).deleted == []
+        await registry.untag("live")
+        assert (await world.collect(Policy(keep_last=1))).deleted == [one]
+
+    play(story())
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\nb", "x" * 201])
+def test_names_that_cannot_be_used_are_refused(name: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = await world.save(1)
+        registry = world.registry()
+        for use in (
+            registry.tag(name, saved), registry.untag(name), registry.pin_for(saved, name, 0),
+            registry.unpin(saved, name),
+        ):  # fmt: skip
+            with pytest.raises(ConfigError, match="cannot be used"):
+                await use
+        with pytest.raises(ConfigError, match="cannot be used"):
+            registry.pin(saved, name)
+        assert world.keys(KEYS.holds) == []
+
+    play(story())
+
+
+def test_pins_of_one_reader_hold_each_for_itself(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = await world.save(1)
+        registry = world.registry()
+        await registry.pin_for(saved, "reader", 0)
+        await registry.pin_for(saved, "reader", 60)
+        await registry.pin_for(saved, "reader2", 60)
+        assert [(info.name, info.lease > 0) for info in await registry.pins()] == [
+            ("reader", False), ("reader", True), ("reader2", True),
+        ]  # fmt: skip
+        world.store.revoke((await registry.pins())[1].lease)
+        assert [(info.name, info.lease > 0) for info in await registry.pins()] == [("reader", False), ("reader2", True)]
+        assert await registry.unpin(saved.reference, "reader") == 1
+        assert [(info.name, info.why) for info in await registry.pins()] == [("reader2", PIN)]
+        with pytest.raises(ConfigError, match="not -1 s"):
+            await registry.pin_for(saved, "reader", -1)
+
+    play(story())
+
+
+def test_a_pin_on_another_checkpoint_of_the_step_is_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = await world.save(1)
+        other = Checkpoint(RUN, 1, 1, saved.number + 1, FILES, 1, "", "", "", 0, 0)
+        with pytest.raises(CheckpointNotFound):
+            await world.registry().pin_for(other, "reader", 0)
+        assert world.keys(KEYS.holds) == []
+
+    play(story())
+
+
+# ---- on real members
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[raftkv.LocalCluster]:
+    with raftkv.local(size=1) as one:
+        yield one
+
+
+def _save(registry: Registry, step: int) -> Checkpoint:
+    attempt = registry.begin(registry.claim(), step)
+    attempt.prepare(0, [Place(attempt.uri).write("a", b"1")])
+    return attempt.commit()
+
+
+def test_a_pin_holds_while_its_block_lasts(cluster: raftkv.LocalCluster, tmp_path: Path) -> None:
+    with raftkv.connect(cluster.endpoints) as kv:
+        registry = Registry(kv, "pinned", uri=str(tmp_path))
+        one, _ = _save(registry, 1), _save(registry, 2)
+        with registry.pin(one, "reader", 5) as pin:
+            pin.check()
+            assert registry.collect(Policy(keep_last=1)).deleted == []
+            assert [(info.checkpoint, info.name) for info in registry.pins()] == [
+                (Reference("pinned", FILES, 1), "reader")
+            ]
+        assert registry.collect(Policy(keep_last=1)).deleted == [one]
+        with pytest.raises(CheckpointNotFound):
+            registry.pin(one, "reader").take()
+        assert kv.leases() == []
+
+
+def test_a_lost_pin_is_known_to_its_reader(cluster: raftkv.LocalCluster, tmp_path: Path) -> None:
+    def read(registry: Registry, checkpoint: Checkpoint, kv: raftkv.Client) -> None:
+        with registry.pin(checkpoint, "reader", 1) as pin:
+            (info,) = registry.pins()
+            kv.revoke(info.lease)  # as the cluster does when this process was frozen for longer than the TTL
+            assert pin.lost.wait(PATIENCE_S)
+            with pytest.raises(PinLost, match="read it again"):
+                pin.check()
+
+    with raftkv.connect(cluster.endpoints) as kv:
+        registry = Registry(kv, "lost", uri=str(tmp_path))
+        one, _ = _save(registry, 1), _save(registry, 2)
+        with pytest.raises(PinLost, match="this process was away for longer than 1 s"):
+            read(registry, one, kv)
+        assert registry.collect(Policy(keep_last=1)).deleted == [one]

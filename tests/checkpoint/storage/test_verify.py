@@ -1,0 +1,200 @@
+"""Whether bytes are those that were committed: every kind of damage is found, and no wrong byte is handed out."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raftkv.checkpoint import digest
+from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.manifest import Manifest
+from raftkv.checkpoint.errors import DigestMismatch, StorageError
+from raftkv.checkpoint.keys import AttemptId
+from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Prepared
+from raftkv.checkpoint.storage import verify as module
+from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import (
+    load_manifest,
+    open_verified,
+    read_verified,
+    stream_verified,
+    verify,
+)
+
+DATA = {"a.bin": b"a" * 1000, "sub/b.bin": b"b" * 2000, "empty": b""}
+
+
+def saved(place: Place, data: dict[str, bytes], *, algorithm: str = digest.SHA256) -> Checkpoint:
+    """A committed checkpoint without a store: files, manifest, and the record that vouches for both."""
+    files = []
+    for name, content in data.items():
+        with place.open_writer(name, digest=algorithm) as file:
+            file.write(content)
+        files.append(file.record)
+    attempt = AttemptRecord(7, 1, 1, FILES, 1, place.uri)
+    manifest = Manifest.of(attempt, {0: Prepared(0, tuple(files))})
+    place.write(MANIFEST, manifest.encoded)
+    return Checkpoint("job", 7, 1, 1, FILES, 1, place.uri, manifest.digest, manifest.root, len(files), 3000)
+
+
+@pytest.fixture(params=["local", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return Place(str(tmp_path / "job") if request.param == "local" else f"memory://{tmp_path}/job")
+
+
+@pytest.mark.parametrize("algorithm", sorted(digest.ALGORITHMS))
+def test_a_whole_checkpoint_is_whole(place: Place, algorithm: str) -> None:
+    checkpoint = saved(place, DATA, algorithm=algorithm)
+    told: list[tuple[int, int]] = []
+    report = verify(checkpoint, on_progress=lambda done, total: told.append((done, total)))
+    assert report.is_whole
+    assert (report.file_count, report.size_bytes) == (3, 3000)
+    assert told[-1] == (3000, 3000)
+    assert sorted(told) == told
+    for name, data in DATA.items():
+        assert read_verified(checkpoint, name) == data
+        with open_verified(checkpoint, name) as file:
+            file.seek(min(5, len(data)))
+            assert file.read(10) == data[5:15]
+
+
+def test_every_kind_of_damage_is_named(place: Place) -> None:
+    names = [f"{number:02d}" for number in range(12)]
+    checkpoint = saved(place, {name: bytes(5000) for name in names})
+    place.delete("03")
+    place.write("04", bytes(4999))
+    place.write("05", bytes(4999) + b"1")
+    place.write("06", b"1" + bytes(4999))
+    place.write("extra/file", b"1")
+    report = verify(checkpoint)
+    assert not report.is_whole
+    assert (report.missing, report.wrong_size, report.wrong_digest) == (("03",), ("04",), ("05", "06"))
+    assert (report.extra, report.unreadable, report.file_count) == (("extra/file",), (), 8)
+    for name, why in {"04": "another size", "05": "other contents", "06": "other contents"}.items():
+        with pytest.raises(DigestMismatch, match=why) as caught:
+            open_verified(checkpoint, name)
+        assert caught.value.name == name
+    with pytest.raises(StorageError, match="cannot read"):
+        open_verified(checkpoint, "03")
+    with pytest.raises(DigestMismatch, match="is no file of this checkpoint"):
+        open_verified(checkpoint, "extra/file")
+
+
+def test_an_error_of_one_file_hides_no_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = saved(place, DATA)
+    opened = Place._open
+
+    def refuse(own: Place, name: str) -> object:
+        if name == "a.bin":
+            raise OSError(5, "Input/output error")
+        return opened(own, name)
+
+    monkeypatch.setattr(Place, "_open", refuse)
+    report = verify(checkpoint)
+    assert not report.is_whole
+    ((name, why),) = report.unreadable
+    assert (name, report.file_count) == ("a.bin", 2)
+    assert why.endswith("a.bin: [Errno 5] Input/output error")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data + b"\n",
+        lambda data: data.replace(b"a.bin", b"b.bin"),
+        lambda data: b"",
+    ],
+)
+def test_a_manifest_that_was_changed_is_refused(place: Place, damage: Callable[[bytes], bytes]) -> None:
+    checkpoint = saved(place, DATA)
+    place.write(MANIFEST, damage(place.read(MANIFEST)))
+    for look in (load_manifest, verify, lambda one: open_verified(one, "a.bin")):
+        with pytest.raises(DigestMismatch, match="is not the one that was committed"):
+            look(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../outside"])
+def test_a_manifest_never_leads_out_of_the_directory(place: Place, name: str) -> None:
+    """Even one whose digest the record has: whoever wrote the record wrote the manifest."""
+    Place(place.uri.removesuffix("/job")).write("outside", b"secret")
+    checkpoint = saved(place, DATA)
+    hostile = place.read(MANIFEST).replace(b"a.bin", name.encode())
+    place.write(MANIFEST, hostile)
+    with pytest.raises(DigestMismatch, match="cannot be read"):
+        verify(replace(checkpoint, manifest=digest.of_bytes(hostile)))
+
+
+def test_an_algorithm_of_a_later_version_is_no_match(place: Place) -> None:
+    checkpoint = saved(place, DATA)
+    changed = place.read(MANIFEST).replace(b"sha256:", b"sha999:", 1).replace(b'"sha256:', b'"sha999:')
+    place.write(MANIFEST, changed)
+    report = verify(replace(checkpoint, manifest=digest.of_bytes(changed)))
+    assert not report.is_whole
+    assert "'sha999' is no algorithm of a digest" in report.unreadable[0][1]
+
+
+def test_without_a_manifest_it_says_where_it_looked(place: Place) -> None:
+    checkpoint = saved(place, DATA)
+    place.delete(MANIFEST)
+    with pytest.raises(StorageError, match=f"cannot read .*job/{MANIFEST}"):
+        verify(checkpoint)
+
+
+def test_a_large_file_is_checked_before_it_is_handed_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL_BYTES", 100)
+    checkpoint = saved(place, DATA)
+    with open_verified(checkpoint, "a.bin") as file:
+        assert file.read() == DATA["a.bin"]
+    place.write("a.bin", b"x" + DATA["a.bin"][1:])
+    with pytest.raises(DigestMismatch):
+        open_verified(checkpoint, "a.bin")
+
+
+def test_a_stream_says_at_its_end_that_it_was_wrong(place: Place) -> None:
+    checkpoint = saved(place, DATA)
+    (record,) = [file for _, file in load_manifest(checkpoint).files if file.name == "a.bin"]
+    assert b"".join(stream_verified(place, record)) == DATA["a.bin"]
+    place.write("a.bin", DATA["a.bin"][:-1] + b"x")
+    stream = stream_verified(place, record)
+    assert next(stream) == DATA["a.bin"][:-1] + b"x"
+    with pytest.raises(DigestMismatch):
+        next(stream)
+
+
+def test_a_reader_during_a_deletion_gets_the_right_bytes_or_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SMALL_BYTES", 100)
+    place = Place(str(tmp_path / AttemptId(7, 1, 1).directory))
+    checkpoint = saved(place, DATA)
+    with open_verified(checkpoint, "a.bin") as file:
+        place.delete_tree()
+        assert file.read() == DATA["a.bin"]  # it is open: the disk keeps it until it is closed
+    with pytest.raises(StorageError, match="cannot read"):
+        open_verified(checkpoint, "sub/b.bin")
+
+
+def test_memory_is_bounded_whatever_the_size_of_a_file(tmp_path: Path) -> None:
+    place, size = Place(str(tmp_path / "job")), 96 << 20
+    piece = os.urandom(1 << 20)
+    tracemalloc.start()
+    try:
+        with place.open_writer("large") as file:
+            for _ in range(size >> 20):
+                file.write(piece)
+        manifest = Manifest.of(AttemptRecord(7, 1, 1, FILES, 1, place.uri), {0: Prepared(0, (file.record,))})
+        place.write(MANIFEST, manifest.encoded)
+        checkpoint = Checkpoint("job", 7, 1, 1, FILES, 1, place.uri, manifest.digest, manifest.root, 1, size)
+        assert verify(checkpoint).is_whole
+        with open_verified(checkpoint, "large") as opened:
+            assert opened.read(100) == piece[:100]
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,372 @@
+"""Checkpoints come and go: exports, imports, copies, directories that are adopted; cut off anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raftkv.checkpoint import exchange
+from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, StaleStep, StorageError
+from raftkv.checkpoint.keys import RegistryKeys
+from raftkv.checkpoint.kinds import TORCH_SAVE
+from raftkv.checkpoint.records import Checkpoint, FileRecord, Reference
+from raftkv.checkpoint.registry import Registry
+from raftkv.checkpoint.retention.holds import HoldInfo
+from raftkv.checkpoint.retention.policy import Policy
+from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import verify
+from raftkv.client.control.control import Grant
+from raftkv.errors import ConfigError
+from tests.checkpoint.retention.kept import Kept
+from tests.checkpoint.world import play
+from tests.virtual_store.direct import FakeControl
+
+LAST = Policy(keep_last=1)
+
+
+class _Lease:
+    silent_s = 0.0
+
+    def __init__(self, lease_id: int, ttl_s: int) -> None:
+        self.id, self.ttl_s = lease_id, ttl_s
+
+
+class Leasing(FakeControl):
+    """A control that grants leases, which nobody needs to keep alive."""
+
+    def __init__(self, world: Kept) -> None:
+        super().__init__(world, world.control()._rng, 0.0)
+        self.granted: list[int] = []
+
+    async def grant(self, ttl_s: int, grace_s: float, on_lost: Any) -> Grant:
+        self.granted.append(self._world.store.grant(ttl_s))
+        return _Lease(self.granted[-1], ttl_s)
+
+    async def end(self, grant: Grant, *, revoke: bool) -> None:
+        self._world.store.revoke(grant.id)
+
+
+def leasing(world: Kept, run_id: str = "job") -> Registry:
+    return world.registry(run_id, control=Leasing(world))
+
+
+def test_an_export_is_imported_in_another_cluster(tmp_path: Path) -> None:
+    async def story() -> None:
+        world, other = Kept(tmp_path / "a"), Kept(tmp_path / "b")
+        saved = await world.save(7, {"loss": 0.5})
+        told: list[tuple[int, int]] = []
+        uri = f"memory://{tmp_path}/export"
+        await leasing(world).export(saved, uri, on_progress=lambda *one: told.append(one))
+        assert told == [(1000, 1000)]
+        assert [found.name for found in Place(uri).list()] == [exchange.RECORD, MANIFEST, "sub/a.bin"]
+        assert world.keys("/raftkv/checkpoint/run/job/hold") == []
+
+        registry = other.registry("copy")
+        taken = await registry.import_export(await registry.claim(), uri)
+        assert verify(taken).is_whole
+        assert (taken.step, taken.kind, taken.metrics, taken.root) == (7, saved.kind, saved.metrics, saved.root)
+        assert (taken.parent, taken.metadata) == (None, {exchange.ORIGIN: "job@7 (files)"})
+        with pytest.raises(StaleStep):
+            await registry.import_export(await registry.claim(), uri, step=6)
+        assert (await registry.import_export(await registry.claim(), uri, step=8)).step == 8
+
+    play(story())
+
+
+def test_an_export_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        attempt, first = await world.begin(1)
+        files = [first, *(Place(attempt.uri).write(f"{number}", bytes(2000)) for number in range(5))]
+        await attempt.prepare(0, files)
+        saved = await attempt.commit()
+        uri, registry = f"memory://{tmp_path}/export", leasing(world)
+        open_writer, written = Place.open_writer, list[str]()
+
+        def stumble(place: Place, name: str, **more: Any) -> Any:
+            if len(written) == 4:
+                raise StorageError("killed")
+            written.append(name)
+            return open_writer(place, name, **more)
+
+        monkeypatch.setattr(Place, "open_writer", stumble)
+        with pytest.raises(StorageError, match="killed"):
+            await registry.export(saved, uri)
+        with pytest.raises(
+            ConfigError, match=f"is no export of a checkpoint, or one that was cut off: .*{exchange.RECORD}"
+        ):
+            await registry.import_export(await registry.claim(), uri, step=2)
+        whole = [name for name in written if name != MANIFEST]
+        Place(uri).fs.pipe_file(Place(uri).path(whole[0]), bytes(len(Place(uri).read(whole[0])) - 1) + b"x")
+        written.clear()
+        monkeypatch.setattr(
+            Place, "open_writer", lambda *one, **more: (written.append(one[1]), open_writer(*one, **more))[1]
+        )
+        await registry.export(saved, uri)
+        assert set(whole[1:]).isdisjoint(written)  # those are right already
+        assert whole[0] in written
+        assert exchange.RECORD in written
+        taken = await registry.import_export(await registry.claim(), uri, step=2)
+        assert verify(taken).is_whole
+
+    play(story())
+
+
+def test_nothing_is_exported_over_another_checkpoint(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        one, two = [await world.save(step) for step in (1, 2)]
+        registry, uri = leasing(world), f"memory://{tmp_path}/export"
+        await registry.export(one, uri)
+        with pytest.raises(ConfigError, match="another checkpoint lies at"):
+            await registry.export(two, uri)
+        with pytest.raises(ConfigError, match="has the name of a directory that collectors delete"):
+            await registry.export(one, two.uri)
+        with pytest.raises(ConfigError, match="is where job@1"):
+            await registry.export(one, one.uri + "/")
+        assert verify(one).is_whole
+        assert verify(two).is_whole
+
+    play(story())
+
+
+@pytest.mark.parametrize("name", [exchange.RECORD, MANIFEST, "sub/a.bin"])
+def test_a_damaged_export_is_not_imported(name: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        uri, registry = f"memory://{tmp_path}/export", leasing(world)
+        await registry.export(await world.save(1), uri)
+        Place(uri).write(name, b"x" * 1000)
+        claim = await registry.claim()
+        with pytest.raises(DigestMismatch):
+            await registry.import_export(claim, uri, step=2)
+        await world.collect()
+        assert (world.steps(), len(world.directories())) == ([1], 1)  # what was copied of it is gone
+
+    play(story())
+
+
+def test_a_copy_descends_from_what_it_is_a_copy_of(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        one = await world.save(1, {"loss": 1.0})
+        await world.save(2)
+        registry = leasing(world, "tuned")
+        claim = await registry.claim()
+        copy = await registry.copy_from(claim, one, step=50)
+        assert (copy.parent, copy.step, copy.metrics) == (one.reference, 50, {"loss": 1.0})
+        assert verify(copy).is_whole
+        assert (await world.collect(LAST)).deleted == []
+        free = await registry.copy_from(claim, one, step=51, is_parent=False)
+        assert free.parent is None
+        await registry.collect(LAST)
+        assert (await world.collect(LAST)).deleted == [one]
+        with pytest.raises(CheckpointNotFound):
+            await registry.copy_from(claim, one, step=52)
+
+    play(story())
+
+
+def test_what_is_copied_is_pinned_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        one = await world.save(1)
+        await world.save(2)
+        seen: list[list[HoldInfo]] = []
+        save_copy = exchange.save_copy
+
+        async def look(*given: Any) -> Checkpoint:
+            seen.append(await world.registry().pins())
+            assert (await world.collect(LAST)).deleted == []
+            return await save_copy(*given)
+
+        monkeypatch.setattr(exchange, "save_copy", look)
+        registry = leasing(world, "tuned")
+        await registry.copy_from(await registry.claim(), one, is_parent=False)
+        assert [info.checkpoint for info in seen[0]] == [one.reference]
+        assert await world.registry().pins() == []
+
+    play(story())
+
+
+def test_a_copy_that_is_cancelled_stops_and_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        one = await world.save(1)
+        registry = leasing(world, "tuned")
+        claim = await registry.claim()
+        pieces: list[str] = []
+        begun, go_on = asyncio.Event(), __import__("threading").Event()
+        chunks, loop = Place.chunks, asyncio.get_running_loop()
+
+        def slow(place: Place, name: str, *more: Any) -> Any:
+            loop.call_soon_threadsafe(begun.set)
+            go_on.wait(20.0)
+            for _ in range(100):  # a long file
+                yield from chunks(place, name, *more)
+                pieces.append(name)
+
+        monkeypatch.setattr(Place, "chunks", slow)
+        copying = asyncio.ensure_future(registry.copy_from(claim, one))
+        await begun.wait()
+        copying.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        assert len(pieces) < 100
+        keys = RegistryKeys("tuned")
+        assert (world.keys(keys.records), world.keys(keys.attempts)) == ([], [])
+        assert len(world.keys(keys.deletings)) == 1
+        assert await world.registry().pins() == []
+
+    play(story())
+
+
+# ---- directories of others
+
+
+def _foreign(path: Path) -> Path:
+    (path / "sub").mkdir(parents=True)
+    (path / "model.pt").write_bytes(b"m" * 3000)
+    (path / "sub" / "optimizer.pt").write_bytes(b"o" * 100)
+    return path
+
+
+def test_a_directory_is_taken_in_as_a_copy(tmp_path: Path) -> None:
+    async def story() -> None:
+        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+        registry = world.registry()
+        taken = await registry.adopt(
+            await registry.claim(), str(old), 5, kind=TORCH_SAVE, metadata={"by": "hand"}, metrics={"loss": 1.0}
+        )
+        assert verify(taken).is_whole
+        assert (taken.step, taken.kind, taken.file_count, taken.size_bytes) == (5, TORCH_SAVE, 2, 3100)
+        assert (taken.metadata, taken.metrics) == ({"by": "hand"}, {"loss": 1.0})
+        assert taken.uri.startswith(world.uri)
+        assert sorted(os.listdir(old)) == ["model.pt", "sub"]
+
+    play(story())
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_directory_in_place_goes_only_if_it_was_handed_over(owned: bool, tmp_path: Path) -> None:
+    async def story() -> None:
+        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+        registry = world.registry()
+        claim = await registry.claim()
+        taken = await registry.adopt(claim, str(old), 5, in_place=True, owned=owned)
+        assert (taken.uri, verify(taken).is_whole) == (str(old), True)
+        (old / "sub" / "later.txt").write_bytes(b"not the checkpoint's")
+        with pytest.raises(ConfigError, match="is a checkpoint of a registry already"):
+            await registry.adopt(claim, str(old), 6, in_place=True)
+        copy = await registry.adopt(claim, str(old), 6)
+        done = await registry.collect(LAST)
+        assert (done.deleted, done.failures) == ([taken], [])
+        if owned:
+            assert (done.kept_bytes, done.freed_bytes) == ([], 3100)
+            assert [str(path.relative_to(old)) for path in sorted(old.rglob("*"))] == ["sub", "sub/later.txt"]
+        else:
+            assert (done.kept_bytes, done.freed_bytes) == ([str(old)], 0)
+            assert (old / "model.pt").read_bytes() == b"m" * 3000
+        assert verify(copy).is_whole
+
+    play(story())
+
+
+def test_a_directory_in_place_that_was_not_committed_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+        registry = world.registry()
+        await world.save(9)
+        claim = await registry.claim()
+
+        def refuse(*given: Any, **more: Any) -> Any:
+            raise StorageError("killed")
+
+        monkeypatch.setattr(exchange, "digest_files", refuse)
+        with pytest.raises(StorageError, match="killed"):
+            await registry.adopt(claim, str(old), 10, in_place=True, owned=True)
+        done = await registry.collect(LAST)
+        assert (done.given_up, done.kept_bytes) == ([str(old)], [str(old)])
+        assert sorted(os.listdir(old)) == ["model.pt", "sub"]
+
+    play(story())
+
+
+def test_owned_files_are_not_deleted_by_another_manifest(tmp_path: Path) -> None:
+    async def story() -> None:
+        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+        registry = world.registry()
+        taken = await registry.adopt(await registry.claim(), str(old), 5, in_place=True, owned=True)
+        (old / MANIFEST).write_bytes((old / MANIFEST).read_bytes().replace(b"model.pt", b"other.pt"))
+        (old / "other.pt").write_bytes(b"1")
+        await world.save(9)
+        done = await world.collect(LAST)
+        assert done.deleted == [taken]
+        assert len(done.failures) == 1
+        assert sorted(os.listdir(old)) == ["model.pt", "other.pt", MANIFEST, "sub"]
+
+    play(story())
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_links_in_a_directory_that_is_taken_in(in_place: bool, tmp_path: Path) -> None:
+    async def story() -> None:
+        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+        (tmp_path / "blob").write_bytes(b"blob")
+        os.symlink(tmp_path / "blob", old / "linked.bin")
+        registry = world.registry()
+        claim = await registry.claim()
+        if in_place:
+            with pytest.raises(ConfigError, match=r"linked\.bin is a link, .*; take in a copy"):
+                await registry.adopt(claim, str(old), 1, in_place=True)
+        else:
+            taken = await registry.adopt(claim, str(old), 1)
+            assert Place(taken.uri).read("linked.bin") == b"blob"
+        os.symlink(tmp_path, old / "directory")
+        with pytest.raises(StorageError, match="is a link to no file"):
+            await registry.adopt(claim, str(old), 2, in_place=in_place)
+
+    play(story())
+
+
+def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        registry = world.registry()
+        with pytest.raises(ConfigError, match="there are no files at"):
+            await registry.adopt(await registry.claim(), str(tmp_path / "nothing"), 1)
+
+    play(story())
+
+
+def test_many_files_are_prepared_in_parts() -> None:
+    files = [FileRecord(f"{number:05d}-{'x' * 900}", number, "") for number in range(1000)]
+    parts = exchange.in_parts(files)
+    assert [file for part in parts for file in part] == files
+    assert len(parts) == 5
+    assert exchange.in_parts([]) == [[]]
+
+
+def test_a_checkpoint_of_many_files_is_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "PREPARED_MAX_BYTES", 1000)
+
+    async def story() -> None:
+        world, old = Kept(tmp_path), tmp_path / "old"
+        old.mkdir()
+        for number in range(20):
+            (old / f"{number}.bin").write_bytes(b"1")
+        registry = world.registry()
+        taken = await registry.adopt(await registry.claim(), str(old), 1, parent=Reference("job", "files", 0))
+        assert (taken.file_count, verify(taken).is_whole) == (20, True)
+        assert taken.world_size > 1
+
+    play(story())

@@ -1,0 +1,81 @@
+"""Keys and values that are not raftkv's: no call of the registry fails with anything but an error of one line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import pytest
+
+from raftkv.checkpoint.keys import RegistryKeys
+from raftkv.checkpoint.registry import Registry
+from raftkv.checkpoint.retention.policy import Policy
+from raftkv.errors import RaftKVError
+from tests.checkpoint.world import KEYS, KIND, World, play, prepared, saved
+
+VALUES: Final = (
+    b"", b"\xff", b"null", b"[]", b"{}", b'{"step":null}', b"[" * 5000, b'{"step":1e999,"generation":-1}',
+    b'{"uri":7,"run_id":{},"kind":"x"}', b"1" * 5000,
+)  # fmt: skip
+NAMES: Final = (
+    "", "/", "x", "x/y", "x/y/z", "dcp/x", f"{KIND}/1", f"{KIND}/000000000001x", f"{KIND}/1.1", f"{KIND}/1.1.1/head",
+    f"{KIND}/000000000009.1.1/rank/x", f"{KIND}/000000000009.1.1", f"{KIND}/000000000009.1.1/head", "\udcff/\udcff",
+    f"{KIND}/99999999999999999999.1.1/head", f"{KIND}/1/pin", f"{KIND}/000000000001/pin/%zz", f"{KIND}/loss/z/x",
+)  # fmt: skip
+
+PREFIXES: Final = (
+    KEYS.latest_all, KEYS.records, KEYS.attempts, KEYS.deletings, KEYS.holds, KEYS.tags, f"{KEYS.base}metric/",
+    RegistryKeys("%zz").latest_all, "/raftkv/checkpoint/latest/",
+)  # fmt: skip
+
+Ask = Callable[[Registry], Awaitable[Any]]
+
+ALWAYS: Final[dict[str, Ask]] = {
+    "latest": lambda registry: registry.latest(KIND),
+    "at": lambda registry: registry.at(2, KIND),
+    "best": lambda registry: registry.best("loss", kind=KIND),
+    "checkpoints": lambda registry: registry.checkpoints(KIND),
+    "runs": lambda registry: registry.runs(),
+    "set_metrics": lambda registry: registry.set_metrics(2, KIND, {"loss": 0.0}),
+}
+"""They find what is there all the same."""
+ANSWERED: Final[dict[str, Ask]] = {
+    "latest of any kind": lambda registry: registry.latest(),
+    "tagged": lambda registry: registry.tagged("x"),
+    "holds": lambda registry: registry.holds(),
+    "tags": lambda registry: registry.tags(),
+    "collect": lambda registry: registry.collect(Policy(keep_last=1)),
+}
+"""They may refuse, in one line."""
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_calls_survive_what_others_wrote(value: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        for step in (1, 2):
+            await saved(registry, claim, step, {"loss": 1.0})
+        await prepared(registry, claim, 3)
+        for prefix in PREFIXES:
+            for name in NAMES:
+                key = f"{prefix}{name}".encode(errors="surrogateescape")
+                if key not in world.store.items:
+                    world.put(key, value)
+        for name, ask in ALWAYS.items():
+            assert await ask(registry) is not None, name
+        commits = registry.watch(KIND, start_revision=1)
+        assert [(await anext(commits)).checkpoint.step for _ in range(2)] == [1, 2]
+        commits.cancel()
+        for ask in ANSWERED.values():
+            with contextlib.suppress(RaftKVError):
+                await ask(registry)
+        taken = await registry.take_over(await registry.claim())
+        assert [each.attempt.step for each in taken] == [3]
+        assert (await registry.latest(KIND)).step == 3
+
+    with caplog.at_level(logging.CRITICAL):
+        play(story())

@@ -1,0 +1,106 @@
+"""One process that saves by itself: what it commits, what it leaves when it fails, and who is fenced out."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+import raftkv.checkpoint
+from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, StaleStep
+from raftkv.checkpoint.retention.policy import Best, Policy
+from raftkv.checkpoint.saver import Saver
+from raftkv.checkpoint.storage import local
+from raftkv.checkpoint.storage.local import local_directory
+from raftkv.checkpoint.storage.verify import verify
+from raftkv.errors import ConfigError
+from tests.checkpoint.importers import fabricated as made
+
+
+@pytest.fixture
+def registry(raftkv_client, tmp_path) -> raftkv.checkpoint.Registry:
+    return raftkv.checkpoint.Registry(raftkv_client, "job", uri=str(tmp_path / "registry"))
+
+
+def test_what_lies_below_the_uri_at_the_end_is_committed(registry):
+    saver = Saver(registry)
+    assert saver.newest() is None
+    with saver.saving(4, kind="torch_save", metrics={"loss": 1.0}) as saving:
+        made.write(Path(saving.uri), {"model.pt": b"m", "ranks/0/state.pt": b"s"})
+        saving.metrics["loss"] = 0.5
+    newest = saver.newest()
+    assert newest == saving.checkpoint
+    assert (newest.file_count, newest.size_bytes, newest.metrics) == (2, 2, {"loss": 0.5})
+    assert verify(newest).is_whole
+
+
+@pytest.mark.parametrize("is_same_disk", [True, False])
+def test_a_directory_is_moved(registry, tmp_path, monkeypatch, is_same_disk):
+    def rename(old, new):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    if not is_same_disk:
+        monkeypatch.setattr(local.os, "rename", rename)
+    folder = made.write(tmp_path / "out/checkpoint-4", made.trainer(4))
+    done = Saver(registry).save_directory(4, str(folder))
+    assert not folder.exists()
+    assert {name: (Path(done.uri) / name).read_bytes() for name in made.trainer(4)} == made.trainer(4)
+    assert verify(done).is_whole
+
+
+def test_a_block_that_raises_commits_nothing_and_the_step_can_be_saved_again(registry):
+    saver = Saver(registry)
+    with pytest.raises(KeyError, match="boom"), saver.saving(4) as saving:
+        raise KeyError("boom")
+    assert saving.checkpoint is None
+    assert saver.newest() is None
+    with saver.saving(4):
+        pass
+    with pytest.raises(StaleStep), saver.saving(3):
+        pass
+
+
+def test_a_saver_of_before_is_fenced_out_in_the_middle_of_its_save(registry):
+    def save(data: bytes, meanwhile=None) -> None:
+        with Saver(registry).saving(4) as saving:
+            made.write(Path(saving.uri), {"model.pt": data})
+            if meanwhile:
+                meanwhile()
+
+    with pytest.raises(FenceBroken):
+        save(b"old", meanwhile=lambda: save(b"new"))
+    assert (Path(registry.latest().uri) / "model.pt").read_bytes() == b"new"
+
+
+def test_a_checkpoint_as_a_directory_of_this_machine(registry, tmp_path, raftkv_client):
+    with Saver(registry).saving(4) as saving:
+        made.write(Path(saving.uri), {"a/model.pt": b"m"})
+    assert local_directory(saving.checkpoint) == saving.uri
+    (Path(saving.uri) / "a/model.pt").write_bytes(b"x")
+    with pytest.raises(DigestMismatch, match=r"a/model\.pt"):
+        local_directory(saving.checkpoint)
+
+
+def test_a_checkpoint_of_elsewhere_is_downloaded_once(raftkv_client, tmp_path):
+    remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri="memory://bucket/far")
+    folder = made.write(tmp_path / "out", {"model.pt": b"m", "a/b": b""})
+    done = Saver(remote).save_directory(4, str(folder))
+    with pytest.raises(ConfigError, match="is no local disk; name a directory"):
+        local_directory(done)
+    path = Path(local_directory(done, str(tmp_path / "cache")))
+    assert ((path / "model.pt").read_bytes(), (path / "a/b").read_bytes()) == (b"m", b"")
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [path.name]
+    os.utime(path / "model.pt", (1, 1))
+    assert local_directory(done, str(tmp_path / "cache")) == str(path)
+    assert (path / "model.pt").stat().st_mtime == 1
+
+
+def test_what_the_policy_does_not_keep_goes_after_each_commit(registry):
+    saver = Saver(registry, policy=Policy(keep_last=1, keep_best=[Best("loss")]))
+    for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75), (4, 0.5)):
+        with saver.saving(step, metrics={"loss": loss}) as saving:
+            made.write(Path(saving.uri), {"model.pt": b"m"})
+    assert [found.step for found in registry.checkpoints()] == [2, 4]
+    assert len(list(Path(registry.uri).glob("step-*"))) == 2

@@ -1,0 +1,240 @@
+"""`raftkv backup` of a running cluster: verified, pruned, restored; what fails or is killed leaves no backup."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raftkv.cli.backup import command, take
+from raftkv.cli.backup.place import Place
+from raftkv.cli.backup.report import Report
+from tests.cli.programs import Running
+from tests.cli.runner import Ran, run_ctl, run_server, run_utl
+from tests.cli.test_programs import BIN
+from tests.procs import RAFTKV, Cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(RAFTKV) as running:
+        for number in range(20):
+            put(running, f"k{number}")
+        yield running
+
+
+def put(cluster: Cluster, key: str) -> None:
+    assert run_ctl(["put", key, "v" * 100, "--endpoints", ",".join(cluster.endpoints)]).code == 0
+
+
+def hash_of(cluster: Cluster, revision: int) -> int:
+    words = ["endpoint", "hashkv", "--rev", str(revision), "-w", "json", "--endpoints", cluster.endpoints[0]]
+    return json.loads(run_ctl(words).output)[0]["HashKV"]["hash"]
+
+
+def backup(cluster: Cluster, *words: str) -> Ran:
+    return run_server(["backup", *words, "--endpoints", ",".join(cluster.endpoints)])
+
+
+def rows(ran: Ran) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ran.output.splitlines()]
+
+
+def test_a_backup_is_verified_listed_and_restored(cluster: Cluster, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/b"
+    (taken,) = rows(backup(cluster, url, "--once", "--json"))
+    assert taken["hash"] == hash_of(cluster, taken["revision"])
+    assert rows(run_server(["backup", "list", url, "--json"]))[0]["name"] == taken["name"]
+    assert taken["name"].encode() in run_server(["backup", "list", url]).output
+    ran = run_server(["backup", "verify", url])
+    assert (ran.code, ran.output.count(b"\n")) == (0, 1)
+    target = str(tmp_path / "m")
+    assert run_server(["backup", "restore", url, "--data-dir", target]).code == 0
+    found = run_utl(["hashkv", target, "-w", "json"])
+    assert json.loads(found.output)["hash"] == taken["hash"]
+
+
+def test_a_lost_member_is_passed_over_and_no_member_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    words = ["backup", str(tmp_path / "b"), "--once", "--endpoints"]
+    ran = run_server([*words, f"127.0.0.1:1,{cluster.endpoints[0]}"])
+    assert (ran.code, ran.errors) == (0, "")
+    ran = run_server([*words, "127.0.0.1:1"])
+    assert (ran.code, ran.output, ran.errors.count("\n")) == (1, b"", 1)
+    assert ran.errors.startswith("raftkv: no member gives a snapshot: 127.0.0.1:1: ")
+
+
+def test_a_compaction_meanwhile_costs_another_snapshot(cluster: Cluster, tmp_path: Path, monkeypatch) -> None:
+    real, revisions = take._save, []
+
+    async def save(kv: Any, path: Path, progress: Any) -> Any:
+        member = await real(kv, path, progress)
+        if len(revisions) < 2:
+            await kv.put("moving", "on")
+            revisions.append((await kv.get("moving")).mod_revision)
+            await kv.compact(revisions[-1] - len(revisions) % 2)
+        return member
+
+    monkeypatch.setattr(take, "_save", save)
+    (taken,) = rows(backup(cluster, str(tmp_path / "b"), "--once", "--json"))
+    assert len(revisions) == 2
+    assert taken["revision"] == revisions[-1]
+    monkeypatch.setattr(take, "TRIES", 0)
+    ran = backup(cluster, str(tmp_path / "b"), "--once")
+    assert (ran.code, "was compacted 0 times" in ran.errors) == (1, True)
+
+
+def test_a_hash_that_is_not_the_clusters_is_a_failure(cluster: Cluster, tmp_path: Path, monkeypatch) -> None:
+    real = take.read_contents
+
+    def read_contents(path: Path) -> Any:
+        found = real(path)
+        return replace(found, hash=found.hash ^ 1)
+
+    monkeypatch.setattr(take, "read_contents", read_contents)
+    ran = backup(cluster, str(tmp_path / "b"), "--once")
+    assert (ran.code, ran.output, ran.errors.count("\n")) == (1, b"", 1)
+    assert "one of them is damaged" in ran.errors
+    assert not (tmp_path / "b").exists()
+
+
+def test_what_is_damaged_on_its_way_is_no_backup(cluster: Cluster, tmp_path: Path, monkeypatch) -> None:
+    real = Place.upload
+
+    def upload(self: Place, source: Path, name: str, advance: Any) -> None:
+        data = bytearray(source.read_bytes())
+        data[5000] ^= 1
+        source.write_bytes(data)
+        real(self, source, name, advance)
+
+    monkeypatch.setattr(Place, "upload", upload)
+    ran = backup(cluster, str(tmp_path / "b"), "--once")
+    assert (ran.code, "is damaged" in ran.errors) == (1, True)
+    assert list((tmp_path / "b").iterdir()) == []
+
+
+class Killed(BaseException):
+    """The end of the process."""
+
+
+STEPS = ("upload", "download", "finish", "write", "delete", "remove", "names")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_killed_at_any_step_nothing_looks_whole_that_is_not(
+    step: str, moment: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{tmp_path}"
+    assert backup(cluster, url, "--once").code == 0
+    real = getattr(Place, step)
+
+    def killed(*arguments: Any) -> Any:
+        if moment == "after":
+            real(*arguments)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, step, killed)
+        place, values = Place(url), values_of(cluster, keep=1)
+        try:
+            asyncio.run(command.take_one(place, values, Report(json=True)))
+        except Killed:
+            pass
+    verified = run_server(["backup", "verify", url])
+    assert (verified.code, verified.errors) == (0, "")
+    assert backup(cluster, url, "--once", "--keep", "1").code == 0
+    assert len(Place(url).backups()) == 1
+
+
+def values_of(cluster: Cluster, **settings: Any) -> dict[str, Any]:
+    given = {flag.name: flag.initial() for flag in command.TAKE_FLAGS}
+    return {**given, "endpoints": ",".join(cluster.endpoints), "json": True, **settings}
+
+
+def test_the_schedule_goes_on_after_a_failure_and_keeps_what_it_is_told(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "RETRY_S", 0.01)
+    place, failures = Place(f"memory://{tmp_path}/s"), iter([True, False, True])
+    real, taken = command.take_one, []
+
+    async def take_one(*arguments: Any) -> Any:
+        if next(failures, False):
+            raise command.CommandError("the network is away")
+        put_revision(taken)
+        taken.append(await real(*arguments))
+        if len(taken) == 4:
+            raise Killed
+        return taken[-1]
+
+    def put_revision(done: list[Any]) -> None:
+        monkeypatch.setattr(command.time, "time", lambda: 1_790_000_000.0 + 10 * len(done))
+
+    monkeypatch.setattr(command, "take_one", take_one)
+    with pytest.raises(Killed):
+        asyncio.run(command._schedule(place, values_of(cluster, every=0.01, keep=2)))
+    events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
+    assert (events.count("failed"), events.count("taken"), events.count("deleted")) == (2, 4, 2)
+    assert [one.name for one in place.backups()] == [one.name for one in taken[-2:]]
+
+
+def test_a_signal_ends_it_and_leaves_whole_backups(cluster: Cluster, tmp_path: Path) -> None:
+    url = str(tmp_path / "b")
+    words = [str(BIN / "raftkv"), "backup", url, "--every", "1ms", "--endpoints", cluster.endpoints[0]]
+    with Running(words) as program:
+        program.wait_printed(b"verified")
+        assert program.stop().code == 0
+    assert run_server(["backup", "verify", url]).code == 0
+
+
+@pytest.mark.long
+def test_kill_9_at_any_moment_leaves_whole_backups(cluster: Cluster, tmp_path: Path) -> None:
+    url = str(tmp_path / "b")
+    words = [str(BIN / "raftkv"), "backup", url, "--every", "1ms", "--keep", "3", "--endpoints", cluster.endpoints[0]]
+    for _ in range(8):
+        with Running(words) as program:
+            program.wait_printed(b"verified")
+            program.process.send_signal(signal.SIGKILL)
+            program.process.wait()
+    assert run_server(["backup", "verify", url]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        ("", 2, "backup takes one URL; see raftkv backup --help"),
+        ("a b", 2, "backup takes one URL; see raftkv backup --help"),
+        ("list", 2, "backup list takes one URL; see raftkv backup --help"),
+        ("/tmp/x --every soon", 2, "--every must be a duration such as 300ms, 1.5s or 2m (set to 'soon')"),
+        ("/tmp/x --every 0s", 2, "--every must be longer than 0"),
+        ("/tmp/x --keep -1", 2, "--keep and --keep-days must not be negative"),
+        ("list {} --nothing", 2, "unknown flag: --nothing"),
+        ("verify {}", 1, "there are no backups in {}"),
+        ("restore {}", 1, 'required flag(s) "data-dir" not set'),
+        ("restore {} --data-dir x", 1, "there is no backup in {}"),
+        ("restore {} --data-dir x --backup y", 1, "there is no backup y in {}"),
+        ("restore {} --data-dir x --to-revision 3", 128, "--to-revision and --to-time need --wal-archive-dir"),
+        ("restore {} --data-dir x --wal-archive-dir a --to-revision 3 --to-time t", 128,
+         "--to-revision and --to-time exclude each other"),
+        ("restore {} --data-dir x --wal-archive-dir a --to-time noon", 128,
+         "--to-time must be a time such as 2026-01-31T12:00:00Z: Invalid isoformat string: 'noon'"),
+        ("restore {} --data-dir x --wal-archive-dir a --to-time 2026-01-31T12:00:00", 128,
+         "--to-time must be a time such as 2026-01-31T12:00:00Z: 2026-01-31T12:00:00 has no offset from UTC: add Z or "
+         "+00:00"),
+    ],
+)  # fmt: skip
+def test_bad_words_are_one_line(words: str, code: int, line: str, tmp_path: Path) -> None:
+    ran = run_server(["backup", *words.format(tmp_path).split()])
+    assert (ran.code, ran.output, ran.errors) == (code, b"", f"raftkv: {line.format(tmp_path)}\n")
+
+
+def test_help() -> None:
+    ran = run_server(["backup", "--help"])
+    assert ran.code == 0
+    assert all(f"--{flag.name}" in ran.output.decode() for flag in (*command.TAKE_FLAGS, *command.RESTORE_FLAGS))

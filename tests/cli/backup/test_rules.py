@@ -1,0 +1,115 @@
+"""Backups without a cluster: names, which are deleted, what a place does when it fails or is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftkv.cli.backup.manifest import DAY_S, Manifest, name_of, not_needed, time_of
+from raftkv.cli.backup.place import LEFT_OVER_S, Place
+from raftkv.cli.backup.take import preferred
+from raftkv.cli.exits import CommandError
+from raftkv.client.values import EndpointStatus
+
+NOW_S = 1_790_000_000.0
+
+
+def backup(taken_s: float, revision: int = 1) -> Manifest:
+    return Manifest(name_of(taken_s, revision), taken_s, revision, -1, 7, 1, 3, "ab", 1, 2, "h:1", taken_s)
+
+
+def put(place: Place, one: Manifest, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"abc")
+    place.upload(tmp_path / "source", one.name + ".db")
+    place.finish(one.name + ".db")
+    place.write(one.name + ".json", one.text())
+
+
+@given(st.lists(st.integers(0, 100), unique=True, max_size=30), st.integers(0, 10), st.integers(0, 3))
+def test_the_rules_keep_what_they_say_and_always_the_newest(ages: list[int], keep: int, keep_days: int) -> None:
+    backups = [backup(NOW_S - age * DAY_S / 10) for age in ages]
+    gone = {one.name for one in not_needed(backups, keep, keep_days, NOW_S)}
+    newest_first = sorted(backups, key=lambda one: -one.taken_s)
+    for number, one in enumerate(newest_first):
+        is_young = bool(keep_days) and NOW_S - one.taken_s < keep_days * DAY_S
+        kept = number == 0 or number < keep or is_young or not (keep or keep_days)
+        assert (one.name not in gone) == kept
+
+
+def test_names_tell_their_time_and_sort_by_it() -> None:
+    names = [name_of(NOW_S + step, 9 - step) for step in range(9)]
+    assert names == sorted(names)
+    assert time_of(names[3] + ".db.part") == NOW_S + 3
+    assert time_of("something.db") is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "name": "a"}', "\0"])
+def test_what_is_no_manifest(text: str, tmp_path: Path) -> None:
+    place, one = Place(str(tmp_path / "b")), backup(NOW_S)
+    put(place, one, tmp_path)
+    place.write(one.name + ".json", text)
+    with pytest.raises(CommandError, match=r"cannot read raftkv-.*json"):
+        place.backups()
+
+
+@pytest.mark.parametrize("url", ["{}/b", "file://{}/b", "memory://{}/b"])
+def test_a_place_gives_back_what_it_got(url: str, tmp_path: Path) -> None:
+    place, one = Place(url.format(tmp_path)), backup(NOW_S)
+    assert (place.names(), place.backups()) == ([], [])
+    put(place, one, tmp_path)
+    place.download(one.name + ".db", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"abc"
+    assert place.backups() == [one]
+    place.remove(one)
+    place.remove(one)
+    assert place.names() == []
+
+
+def test_only_what_has_both_files_is_a_backup_and_leftovers_go(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "b"))
+    old, new = backup(NOW_S - LEFT_OVER_S - 1), backup(NOW_S)
+    whole = backup(NOW_S - 2 * LEFT_OVER_S)
+    put(place, whole, tmp_path)
+    for one in (old, new):
+        place.upload(tmp_path / "source", one.name + ".db")
+    place.write(backup(NOW_S - LEFT_OVER_S - 9).name + ".json", old.text())
+    (tmp_path / "b" / "notes.txt").write_text("somebody's")
+    assert place.backups() == [whole]
+    gone = place.remove_leftovers(NOW_S)
+    assert sorted(gone) == sorted([old.name + ".db.part", backup(NOW_S - LEFT_OVER_S - 9).name + ".json"])
+    assert set(place.names()) == {whole.name + ".db", whole.name + ".json", new.name + ".db.part", "notes.txt"}
+
+
+@pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        ("nothing://x", "cannot use nothing://x: Protocol not known: nothing"),
+        ("/proc/1/nowhere", "cannot write to /proc"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_one_line(url: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"abc")
+    with pytest.raises(CommandError) as caught:
+        Place(url).upload(tmp_path / "source", "a")
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_fsspec_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
+    with pytest.raises(CommandError, match=r"pip install 'raftkv\[backup\]'"):
+        Place("/tmp")
+
+
+def test_followers_are_asked_first() -> None:
+    def one(name: str, member: int, applied: int, *, learner: bool = False, error: str = "") -> EndpointStatus:
+        return EndpointStatus(
+            name, error, member_id=member, leader_id=1, raft_applied_index=applied, is_learner=learner
+        )
+
+    asked = [one("leader", 1, 9), one("late", 2, 5), one("dead", 0, 0, error="gone"), one("new", 3, 9),
+             one("learner", 4, 9, learner=True)]  # fmt: skip
+    assert [member.endpoint for member in preferred(asked)] == ["new", "late", "learner", "leader", "dead"]

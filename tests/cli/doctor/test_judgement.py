@@ -1,0 +1,161 @@
+"""What the doctor makes of the answers of members."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from raftkv.cli.doctor.finding import Finding, Level, at_most
+from raftkv.cli.doctor.judgement import FRAGMENTED_BYTES, LAG_MAX, Answer, Picture, judge
+from raftkv.config import ServerConfig
+from raftkv.pb import rpc_pb2
+
+GIB = 1024**3
+
+
+def status(member_id: int, **fields) -> rpc_pb2.StatusResponse:
+    usual = {"leader": 1, "raftTerm": 3, "version": "3.6.14", "dbSize": GIB, "dbSizeInUse": GIB, "dbSizeQuota": 2 * GIB}
+    return rpc_pb2.StatusResponse(header=rpc_pb2.ResponseHeader(member_id=member_id), **(usual | fields))
+
+
+def answer(member_id: int, **fields) -> Answer:
+    measured = {"rtt_ms": 0.5, "clock_s": (-0.6, 0.5), "fsync_p99_ms": 2.0, "peers_p99_ms": 1.0}
+    return Answer(f"m{member_id}:1", status(member_id, **fields), program="raftkv/0.2.0", **measured)
+
+
+def picture(size: int = 3, silent: int = 0) -> Picture:
+    members = [rpc_pb2.Member(ID=at, name=f"m{at}", clientURLs=[f"http://m{at}:1"]) for at in range(1, size + 1)]
+    answers = [answer(at) for at in range(1, size + 1 - silent)]
+    answers += [Answer(f"m{at}:1", error="connection refused") for at in range(size + 1 - silent, size + 1)]
+    return Picture(members, answers=answers, peers=[(f"m{at}", f"http://m{at}:2", 0.4) for at in range(1, size + 1)])
+
+
+def levels(found: Picture, timing: ServerConfig | None = None) -> dict[str, Level]:
+    return {one.subject: one.level for one in judge(found, timing)}
+
+
+def of(found: Picture, subject: str) -> Finding:
+    return next(one for one in judge(found) if one.subject.startswith(subject))
+
+
+def test_a_healthy_cluster_has_nothing_to_say():
+    assert set(levels(picture()).values()) == {Level.OK}
+    assert all(not one.advice for one in judge(picture()))
+
+
+def test_everything_that_is_not_well_says_what_to_do():
+    bad = picture(silent=1)
+    bad.alarms = [(1, "NOSPACE")]
+    bad.answers[0] = answer(1, leader=0, dbSizeInUse=2 * GIB, raftIndex=LAG_MAX + 1)
+    bad.peers = [("m1", "http://m1:2", None)]
+    for one in judge(bad):
+        assert bool(one.advice) == (one.level >= Level.WARNING), one
+        assert "\n" not in one.figure + one.advice
+
+
+@pytest.mark.parametrize(
+    ("size", "silent", "level"),
+    [
+        (1, 0, Level.WARNING),
+        (2, 0, Level.WARNING),
+        (3, 0, Level.OK),
+        (3, 1, Level.WARNING),
+        (3, 2, Level.FAILURE),
+        (4, 0, Level.WARNING),
+        (5, 1, Level.OK),
+        (5, 2, Level.WARNING),
+        (5, 3, Level.FAILURE),
+    ],
+)
+def test_quorum(size: int, silent: int, level: Level):
+    assert of(picture(size, silent), "quorum").level == level
+
+
+def test_learners_are_no_part_of_the_quorum():
+    found = picture(4)
+    found.members[3].isLearner = True
+    assert of(found, "quorum").figure == "3 of 3 voters answer, 2 are needed"
+
+
+def test_leaders():
+    found = picture()
+    found.answers[0] = answer(1, leader=2)
+    assert of(found, "leader").level == Level.WARNING
+    found.answers = [answer(at, leader=0) for at in (1, 2, 3)]
+    assert of(found, "leader").level == Level.FAILURE
+
+
+def test_mixed_versions():
+    found = picture()
+    found.answers[0] = replace(answer(1), program="raftkv/0.1.0")
+    assert of(found, "versions").level == Level.WARNING
+    assert of(found, "versions").figure == "raftkv/0.1.0 (1), raftkv/0.2.0 (2)"
+    found.answers = [replace(answer(at), program="") for at in (1, 2, 3)]
+    assert of(found, "versions").figure == "etcd 3.6.14 (3)"
+
+
+@pytest.mark.parametrize(
+    ("in_use", "size", "level"),
+    [
+        (GIB, GIB, Level.OK),
+        (int(1.7 * GIB), 2 * GIB, Level.WARNING),
+        (int(1.95 * GIB), 2 * GIB, Level.FAILURE),
+        (GIB // 4, GIB, Level.WARNING),
+        (0, FRAGMENTED_BYTES // 2, Level.OK),
+    ],
+)
+def test_space(in_use: int, size: int, level: Level):
+    found = picture(1)
+    found.answers = [answer(1, dbSizeInUse=in_use, dbSize=size)]
+    assert of(found, "database").level == level
+
+
+@pytest.mark.parametrize(
+    ("clock_s", "level"),
+    [((-0.9, 0.2), Level.OK), ((0.5, 1.6), Level.OK), ((1.5, 2.6), Level.WARNING), ((-3.1, -2.0), Level.WARNING)],
+)
+def test_a_clock_that_may_be_right_is_not_called_wrong(clock_s: tuple[float, float], level: Level):
+    found = picture(1)
+    found.answers = [replace(answer(1), clock_s=clock_s)]
+    assert of(found, "clock").level == level
+    found.answers = [replace(answer(1), clock_s=None)]
+    assert of(found, "clock").level == Level.SKIPPED
+
+
+def test_elections_and_round_trips():
+    found = picture()
+    found.peers[0] = ("m1", "http://m1:2", 60.0)
+    assert of(found, "network").level == Level.OK
+    assert levels(found, ServerConfig(election_timeout_s=0.5))["network"] == Level.WARNING
+    found.peers[0] = ("m1", "http://m1:2", 150.0)
+    assert of(found, "network").advice.startswith("--election-timeout 1500, --heartbeat-interval 150")
+
+
+def test_what_members_have_measured():
+    found = picture()
+    found.answers[1] = replace(answer(2), fsync_p99_ms=16.0, peers_p99_ms=128.0)
+    assert of(found, "disks of members").level == of(found, "round trips of members").level == Level.WARNING
+    assert of(found, "disks of members").figure == "up to 16 ms, at m2:1"
+    found.answers = [replace(answer(1), fsync_p99_ms=None, peers_p99_ms=None)]
+    assert of(found, "disks of members").level == of(found, "round trips of members").level == Level.SKIPPED
+
+
+def test_who_never_came_and_who_cannot_be_reached():
+    found = picture()
+    del found.members[2].clientURLs[:]
+    found.peers[1] = ("m2", "http://m2:2", None)
+    assert of(found, "member 3").level == Level.WARNING
+    assert of(found, "peer port of m2").level == Level.WARNING
+
+
+def test_no_answer_at_all_is_no_guess():
+    nobody = Picture(error="no answer", answers=[Answer("a:1", error="refused")])
+    assert levels(nobody) == {"member at a:1": Level.FAILURE}
+    unnamed = Picture(error="permission denied", answers=[answer(1)])
+    assert of(unnamed, "quorum").level == Level.SKIPPED
+
+
+def test_limits_of_a_figure():
+    kinds = [at_most("x", value, "ms", warning=10, failure=100, advice="a").level for value in (9, 10, 99, 100)]
+    assert kinds == [Level.OK, Level.WARNING, Level.WARNING, Level.FAILURE]

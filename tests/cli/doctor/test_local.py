@@ -1,0 +1,181 @@
+"""The doctor's look at this machine, at directories and at certificates: nothing is left behind, nothing is changed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from raftkv.cli.doctor import command, disk, machine
+from raftkv.cli.doctor.certificates import check_certificates, check_files
+from raftkv.cli.doctor.finding import Level
+from raftkv.cli.exits import CommandError
+from raftkv.cli.main import main as raftkv
+from raftkv.config import ServerConfig, TLSFiles
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "SYNCS", 5)
+
+
+def by_subject(found) -> dict[str, tuple[Level, str]]:
+    return {one.subject: (one.level, one.figure) for one in found}
+
+
+def test_a_directory_is_tried_without_a_trace(tmp_path: Path):
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    before = os.stat(data).st_mtime_ns
+    found = by_subject(disk.check_disk(str(data)))
+    assert found["data directory"] == (Level.OK, f"{data}, mode 0700")
+    assert found["data directory: fdatasync"][1].endswith(" of 5")
+    assert list(data.iterdir()) == []
+    assert os.stat(data).st_mtime_ns == before
+
+
+def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    real = os.open
+
+    def without(path, flags, *rest, **more):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(95, "Operation not supported")
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", without)
+    assert len(disk.sync_times_ms(tmp_path)) == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rights_of_a_directory(tmp_path: Path):
+    tmp_path.chmod(0o770)
+    assert by_subject(disk.check_disk(str(tmp_path)))["data directory"][0] == Level.FAILURE
+    tmp_path.chmod(0o755)
+    assert by_subject(disk.check_disk(str(tmp_path)))["data directory"][0] == Level.WARNING
+    there = by_subject(disk.check_disk(str(tmp_path / "not" / "there")))
+    assert there["data directory"][0] == Level.SKIPPED
+    assert there["data directory: free space"][1]
+
+
+def test_a_directory_without_a_member_in_it_is_named(tmp_path: Path):
+    tmp_path.chmod(0o700)
+    (tmp_path / "member").mkdir()
+    level, figure = by_subject(disk.check_disk(str(tmp_path)))["data directory: member"]
+    assert (level, "\n" in figure) == (Level.FAILURE, False)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "kind"),
+    [
+        ("1 0 9:9 / / rw - ext4 /dev/sda rw\n", "ext4"),
+        ("1 0 9:9 / / rw - ext4 /dev/sda rw\n2 1 9:8 / {above} rw shared:1 - tmpfs tmpfs rw\n", "tmpfs"),
+        ("1 0 9:9 / / rw - ext4 /dev/sda rw\n2 1 9:8 / {above}x rw - nfs4 host rw\n", "ext4"),
+        ("", ""),
+    ],
+)
+def test_kinds_of_file_systems(tmp_path: Path, mounts: str, kind: str):
+    listed = tmp_path / "mountinfo"
+    listed.write_text(mounts.replace("{above}", os.path.realpath(tmp_path)))
+    assert disk.kind_of(tmp_path, listed) == kind
+
+
+def test_limits_of_control_groups(tmp_path: Path):
+    group = tmp_path / "sys/fs/cgroup/a/b"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    assert machine.cgroup_limit(tmp_path) is None
+    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
+    (group / "memory.max").write_text("max\n")
+    assert machine.cgroup_limit(tmp_path) is None
+    (group.parent / "memory.max").write_text("4096\n")
+    assert machine.cgroup_limit(tmp_path) == 4096
+
+
+def test_machines(tmp_path: Path):
+    (tmp_path / "proc").mkdir()
+    huge = tmp_path / "sys/kernel/mm/transparent_hugepage"
+    huge.mkdir(parents=True)
+    (huge / "enabled").write_text("[always] madvise never\n")
+    (tmp_path / "proc/meminfo").write_text(
+        "MemTotal: 1000000 kB\nMemAvailable: 1000 kB\nSwapTotal: 2000000 kB\nSwapFree: 1000 kB\n"
+    )
+    found = by_subject(machine.check_machine(tmp_path))
+    assert [found[name][0] for name in ("memory", "swap", "transparent huge pages")] == [Level.WARNING] * 3
+    nothing = by_subject(machine.check_machine(tmp_path / "nothing"))
+    assert [nothing[name][0] for name in ("memory", "swap", "transparent huge pages")] == [Level.SKIPPED] * 3
+    assert nothing["libraries"][0] == Level.OK
+
+
+def test_clocks_and_files():
+    assert machine.check_clock(lambda: (0, 1500)).figure == "yes, within 1.5 ms"
+    assert machine.check_clock(lambda: (5, 0)).level == Level.WARNING
+    assert machine.check_clock(lambda: (-1, 0)).level == Level.SKIPPED
+    assert [machine.check_files(hard).level for hard in (-1, 1024, 65536)] == [Level.OK, Level.WARNING, Level.OK]
+
+
+def test_versions_of_libraries():
+    def version_of(name: str) -> str:
+        if name == "lmdb":
+            raise importlib.metadata.PackageNotFoundError
+        return "0.15.0"
+
+    wanted = ["h11<1,>=0.16", "lmdb>=1", "click>=0.15", 'torch>=2; extra == "torch"', "rich"]
+    _, libraries = machine.check_versions((3, 11), wanted, version_of)
+    assert (libraries.level, libraries.figure) == (Level.FAILURE, "h11 0.15.0 is older than 0.16; lmdb is missing")
+    assert libraries.advice == "pip install --upgrade h11 lmdb"
+    assert machine.check_versions((3, 10), [], version_of)[0].level == Level.FAILURE
+
+
+def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    assert raftkv(["certs", str(tmp_path / "tls"), "a=10.0.0.1", "--days", "60"]) == 0
+    capsys.readouterr()
+    folder = tmp_path / "tls" / "members" / "a"
+    names = {path.name: str(path) for path in folder.iterdir()}
+    files = TLSFiles(names["server.crt"], names["server.key"], trusted_ca_file=names["ca.crt"])
+    assert {level for level, _ in by_subject(check_files("x", files, ["10.0.0.1", "localhost"])).values()} == {Level.OK}
+    assert by_subject(check_files("x", files, ["10.0.0.2"]))["x: names"][0] == Level.FAILURE
+    now = time.time()
+    for days, level in ((40, Level.WARNING), (61, Level.FAILURE)):
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda days=days: now + days * 86_400)
+            assert by_subject(check_files("x", files))["x: certificate"][0] == level
+    os.chmod(names["server.key"], 0o644)
+    (private,) = check_files("x", files)
+    assert (private.level, "chmod 0600" in private.figure) == (Level.FAILURE, True)
+    (missing,) = check_files("x", TLSFiles("/nowhere", "/nowhere"))
+    assert missing.level == Level.FAILURE
+    assert check_certificates(ServerConfig()) == []
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    tmp_path.chmod(0o700)
+    assert command.main(["--data-dir", str(tmp_path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["level"] in ("ok", "warning")
+    assert {"subject", "level", "figure", "advice"} == set(report["findings"][0])
+    tmp_path.chmod(0o777)
+    assert command.main(["--data-dir", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert f"chmod 0700 {tmp_path}" in printed
+    assert "1 failures" in printed
+    settings = tmp_path / "raftkv.yml"
+    settings.write_text(
+        f"data-dir: {tmp_path}/d\nclient-transport-security:\n  cert-file: /no.crt\n  key-file: /no.key\n"
+    )
+    monkeypatch.setattr(command, "_check_cluster", lambda *given: [])
+    assert command.main([f"--config-file={settings}"]) == 1
+    assert "/no.crt" in capsys.readouterr().out
+    for words in (["--nothing"], ["--config-file=/nowhere"], ["word"]):
+        with pytest.raises(CommandError) as raised:
+            command.main(words)
+        assert raised.value.code == 2
+    assert command.main(["--help"]) == 0
+
+
+def test_backups(tmp_path: Path):
+    empty = command._check_backup(str(tmp_path))
+    assert (empty.level, empty.figure) == (Level.FAILURE, f"there is none in {tmp_path}")

@@ -1,0 +1,142 @@
+"""``raftkv certs``: a cluster's certificates in one command, which the members it prints flags for can use."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raftkv.cli.certs import command
+from raftkv.cli.exits import CommandError
+from raftkv.cli.server.options import read_options
+from raftkv.config import TLSFiles
+from raftkv.rpc.status import Code
+from raftkv.server.tls.context import Rules
+from raftkv.server.tls.ports import Ports
+from raftkv.server.tls.revocation import Revocations
+from raftkv.server.tls.security import PortSecurity
+from tests.rpc.loop import failure, on_loop
+from tests.server.tls.room import asked, serving
+
+
+@pytest.fixture
+def made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    words = [str(tmp_path / "tls"), "a=127.0.0.1", "b=127.0.0.1,b.example", "--client", "alice,bob", "--json"]
+    assert command.main(words) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def _client(folder: Path, name: str) -> PortSecurity:
+    path = folder / "tls" / "clients" / name
+    files = TLSFiles(f"{path}.crt", f"{path}.key", trusted_ca_file=str(folder / "tls" / "ca.crt"))
+    return PortSecurity("client", files, Rules())
+
+
+@on_loop
+async def test_members_start_with_the_printed_flags_and_clients_have_names(
+    made: dict[str, Any], tmp_path: Path
+) -> None:
+    a, b = (Ports.of(read_options(made["start"][name][1:], {}).config, lambda: ["127.0.0.1"]) for name in "ab")
+    async with serving(a.client) as clients, serving(a.peer) as peers:
+        assert await asked(clients.target, _client(tmp_path, "alice").dialing) == "alice"
+        assert await asked(peers.target, b.peer.dialing) == "b"
+        # A client is no peer, a peer is no user, and a member's certificate for clients is neither.
+        for target, caller in (
+            (peers.target, _client(tmp_path, "alice").dialing),
+            (clients.target, b.peer.dialing),
+            (clients.target, a.client.dialing),
+        ):
+            assert (await failure(asked(target, caller))).code is Code.UNAVAILABLE
+        assert len(clients.certificates) == len(peers.certificates) == 1
+
+
+def test_files_are_private_and_nothing_is_written_over(
+    made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tls"
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.rglob("*")))
+    assert len(files) == 4 + 2 * 6 + 2 * 2
+    for words in (["a=127.0.0.2"], ["c=127.0.0.3", "--client", "bob"], ["c=not a host"], ["../x=127.0.0.1"]):
+        with pytest.raises(CommandError) as raised:
+            command.main([str(folder), *words])
+        assert "\n" not in str(raised.value)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
+    # What is new is added under the same authorities.
+    assert command.main([str(folder), "c=127.0.0.3", "--client", "carol"]) == 0
+    assert {path: path.read_bytes() for path in files} == files
+    assert shlex.join(made["start"]["a"]).startswith("raftkv --name a --listen-client-urls https://127.0.0.1:2379 ")
+    assert "raftkv --name c " in capsys.readouterr().out
+
+
+@on_loop
+async def test_a_renewed_member_is_the_same_to_everybody(
+    made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "tls")
+    a = Ports.of(read_options(made["start"]["a"][1:], {}).config)
+    async with serving(a.client) as clients:
+        assert await asked(clients.target, _client(tmp_path, "bob").dialing) == "bob"
+        old = a.client.ends["server"].time_s
+        assert command.main(["renew", folder, "--member", "a", "--client", "bob", "--days", "700"]) == 0
+        assert await asked(clients.target, _client(tmp_path, "bob").dialing) == "bob"
+        assert a.client.ends["server"].time_s > old + 300 * 86_400, "taken up without a restart"
+    assert "127.0.0.1,localhost,::1" in capsys.readouterr().out
+
+
+@on_loop
+async def test_revoked_clients_and_members(made: dict[str, Any], tmp_path: Path) -> None:
+    folder = str(tmp_path / "tls")
+    bob = _client(tmp_path, "bob")
+    assert command.main(["revoke", folder, "--client", "bob", "--member", "b"]) == 0
+    assert command.main(["revoke", folder, "--client", "alice"]) == 0
+    words = [*made["start"]["a"][1:], f"--client-crl-file={folder}/ca.crl", f"--peer-crl-file={folder}/peer-ca.crl"]
+    a = Ports.of(read_options(words, {}).config)
+    assert isinstance(a.client.revocations, Revocations)
+    assert len(a.client.revocations._issuers) == 3, "bob, the server certificate of b, and alice"
+    async with serving(a.client) as clients:
+        assert (await failure(asked(clients.target, bob.dialing))).code is Code.UNAVAILABLE
+        # The name can be given again, and what was revoked stays so.
+        assert command.main([folder, "--client", "bob"]) == 0
+        assert await asked(clients.target, _client(tmp_path, "bob").dialing) == "bob"
+
+
+def test_listing(made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["list", str(tmp_path / "tls"), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["certificates"]
+    assert listed == made["certificates"]
+    assert [one["kind"] for one in listed] == ["authority"] * 2 + ["server", "peer"] * 2 + ["client"] * 2
+    assert command.main(["list", str(tmp_path / "tls")]) == 0
+    assert "| authority |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        ([], 2, "certs takes a directory; see raftkv certs --help"),
+        (["DIR", "a"], 2, "certs: 'a' is not NAME=HOST[,HOST...]"),
+        (["DIR", "a=x", "a=y"], 2, "certs: member a is given twice"),
+        (["DIR", "--days", "0"], 2, "--days and --ca-days must be from 1 to 99999"),
+        (["renew", "DIR"], 2, "certs renew: --member or --client says which"),
+        (
+            ["renew", "DIR", "--client", "x"],
+            1,
+            "certs: there is no DIR/clients/x.crt; `raftkv certs list` shows what is",
+        ),
+        (["DIR", "a b=x"], 1, "certs: 'a b' cannot be a name: letters, digits and . _ @ -, at most 64"),
+    ],
+)
+def test_refusals(tmp_path: Path, words: list[str], code: int, line: str) -> None:
+    with pytest.raises(CommandError) as raised:
+        command.main([word.replace("DIR", str(tmp_path)) for word in words])
+    assert raised.value.code == code
+    assert str(raised.value).startswith(line.replace("DIR", str(tmp_path)))
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--help"]) == 0
+    assert "raftkv certs renew DIRECTORY" in capsys.readouterr().out

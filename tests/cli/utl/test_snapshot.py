@@ -1,0 +1,88 @@
+"""raftkvutl snapshot status and restore: etcdutl's output, and every bad input as one line and etcdutl's code."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from raftkv.storage.wal import WAL
+from tests.cli.runner import run_utl
+from tests.offline.etcd.files import file_of, make_database, saved
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    with closing(make_database(tmp_path / "source")) as backend:
+        path.write_bytes(saved(backend))
+    return path
+
+
+def said(*words: object) -> str:
+    ran = run_utl([str(word) for word in words])
+    assert (ran.code, ran.errors) == (0, "")
+    return ran.output.decode()
+
+
+def test_status_in_each_format(tmp_path: Path, file: Path) -> None:
+    fields = json.loads(said("snapshot", "status", file, "-w", "json"))
+    assert (fields["revision"], fields["totalKey"], fields["version"]) == (9, 5, "3.6.0")
+    assert fields["totalSize"] == file.stat().st_size - 32
+    text = f"{fields['hash']:x}"
+    assert said("snapshot", "status", file) == f"{text}, 9, 5, 1.5 MB, 3.6.0\n"
+    assert f"| {text} |        9 |" in said("snapshot", "status", file, "-w", "table")
+    assert said("snapshot", "status", file, "-w", "fields").startswith(f'"Hash" : {fields["hash"]}\n"Revision" : 9\n')
+
+
+def test_restore_says_what_it_made(tmp_path: Path, file: Path) -> None:
+    ran = run_utl(["snapshot", "restore", str(file), "--data-dir", str(tmp_path / "data")])
+    assert (ran.code, ran.output) == (0, b"")
+    assert f"restored {file} to {tmp_path}/data: member 8e9e05c52164694d of cluster" in ran.errors
+    assert "users and roles are kept, and users are asked for" in ran.errors
+    assert WAL.exists(str(tmp_path / "data" / "member" / "wal"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        ("status", 128, "snapshot status requires exactly one argument"),
+        ("status none", 1, "stat none: no such file or directory"),
+        ("status foreign", 1, "foreign is not a sound database of etcd: invalid database"),
+        (
+            "status short",
+            1,
+            "short is not a sound database of etcd: 1504 bytes are too short for 4 pages of 4096 bytes",
+        ),
+        ("status sound -w protobuf", 4, "protobuf not supported as output format"),
+        ("restore", 128, "snapshot restore requires exactly one argument"),
+        ("restore a b", 128, "snapshot restore requires exactly one argument"),
+        ("restore sound --bump-revision 5", 128, "--mark-compacted required if --revision-bump > 0"),
+        ("restore sound --mark-compacted", 128, "--mark-compacted required if --revision-bump > 0"),
+        ("restore none", 1, "stat none: no such file or directory"),
+        ("restore foreign", 1, "snapshot missing hash but --skip-hash-check=false"),
+        ("restore foreign --skip-hash-check", 1, "foreign is not a sound database of etcd: invalid database"),
+        ("restore sound --data-dir full", 1, 'data-dir "full" not empty or could not be read'),
+        ("restore sound --wal-dir full", 1, 'wal-dir "full" exists'),
+        ("restore sound --name x", 1, 'couldn\'t find local name "x" in the initial cluster configuration'),
+        (
+            "restore sound --initial-advertise-peer-urls x",
+            1,
+            "URL scheme must be http, https, unix, or unixs: x",
+        ),
+    ],
+)
+def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: int, reason: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = file_of({b"key": {}})
+    (tmp_path / "sound").write_bytes(data)
+    (tmp_path / "short").write_bytes(data[:1504])
+    (tmp_path / "foreign").write_bytes(b"PK\x03\x04" * 1_000)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    before = sorted(tmp_path.rglob("*"))
+    ran = run_utl(["snapshot", *words.split()])
+    assert (ran.code, ran.output, ran.errors) == (code, b"", f"Error: {reason}\n")
+    assert sorted(tmp_path.rglob("*")) == before

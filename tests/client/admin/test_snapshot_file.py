@@ -1,0 +1,86 @@
+"""Saving a snapshot: whole and private under its name, or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from raftkv.client.snapshot import SavedSnapshot, save
+from raftkv.errors import NoLeaderError, StorageError
+from raftkv.pb import rpc_pb2
+
+DATA = bytes(range(256)) * 256
+
+
+def messages(blobs: Sequence[bytes]) -> list[rpc_pb2.SnapshotResponse]:
+    total = sum(map(len, blobs))
+    found = []
+    for blob in blobs:
+        total -= len(blob)
+        found.append(rpc_pb2.SnapshotResponse(remaining_bytes=total, blob=blob, version="3.6.0"))
+    return found
+
+
+WHOLE = messages([DATA[:32768], DATA[32768:], hashlib.sha256(DATA).digest()])
+
+
+async def sent(
+    parts: Sequence[rpc_pb2.SnapshotResponse], error: Exception | None = None
+) -> AsyncIterator[rpc_pb2.SnapshotResponse]:
+    for part in parts:
+        yield part
+    if error is not None:
+        raise error
+
+
+def test_a_whole_snapshot_is_saved_with_its_hash(tmp_path: Path) -> None:
+    path, shown = tmp_path / "file", list[tuple[int, int]]()
+    (tmp_path / "file.part").write_bytes(b"left by a crash")
+    os.chmod(tmp_path / "file.part", 0o666)
+    saved = asyncio.run(save(sent(WHOLE), path, lambda received, total: shown.append((received, total))))
+    assert saved == SavedSnapshot(path, len(DATA) + 32, "3.6.0")
+    assert path.read_bytes() == DATA + hashlib.sha256(DATA).digest()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert shown == [(32768, 65568), (65536, 65568), (65568, 65568)]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([], r"^sha256 checksum not found \[bytes: 0\]$"),
+        (WHOLE[:-1], r"^sha256 checksum not found \[bytes: 65536\]$"),
+        (WHOLE[1:], "is wrong: the snapshot was damaged"),
+    ],
+)
+def test_what_is_not_whole_leaves_the_old_file(
+    tmp_path: Path, parts: Sequence[rpc_pb2.SnapshotResponse], reason: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(StorageError, match=reason):
+        asyncio.run(save(sent(parts), path))
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_member_that_gives_up_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(NoLeaderError):
+        asyncio.run(save(sent(WHOLE[:1], NoLeaderError()), tmp_path / "file"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"^could not open .*/none/file.part \(no such file or directory\)$"):
+        asyncio.run(save(sent(WHOLE), tmp_path / "none" / "file"))
+    (tmp_path / "file").mkdir()
+    with pytest.raises(StorageError, match=r"^could not rename .*/file.part to .*/file \(is a directory\)$"):
+        asyncio.run(save(sent(WHOLE), tmp_path / "file"))
+    (tmp_path / "full.part").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="no space left on device"):
+        asyncio.run(save(sent(WHOLE), tmp_path / "full"))

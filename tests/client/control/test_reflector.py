@@ -1,0 +1,280 @@
+"""The reflector beside a model: it ends where the store is and reports each change once, whatever gets lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftkv.client.control import reflector as reflector_module
+from raftkv.client.control.reflector import Reflector, below
+from raftkv.client.errors import CLIENT_CLOSED, UnknownStatus, WatchCanceled
+from raftkv.client.kv.operations import Delete, GetRange, Put
+from raftkv.client.values import DELETE, PUT, Event, KeyValue
+from raftkv.errors import CANCELED, PermissionDeniedError
+from tests.virtual_store.direct import FakeControl, StoreWorld
+
+PREFIX = "run/"
+KEYS = ["run/a", "run/b", "run/c", "runs", "ru"]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.sampled_from(KEYS)),
+        st.tuples(st.just("delete"), st.sampled_from(KEYS)),
+        st.tuples(st.sampled_from(["compact", "lose", "refuse", "list", "old list", "wait"]), st.just("")),
+    ),
+    max_size=40,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_pauses() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reflector_module, "REFUSED_PAUSE_MAX_S", 0.001)
+        yield
+
+
+class Observer:
+    """A reflector, and what it has reported: the changes must lead from nothing to its items, each of them once."""
+
+    def __init__(self, control: FakeControl, *, deletes: bool = True) -> None:
+        self.known: dict[bytes, KeyValue] = {}
+        self.reported: list[Event] = []
+        self.refused: list[Exception] = []
+        self.deletes = deletes
+        self.last_revision = 0
+        self.reflector = Reflector(
+            control, below(PREFIX), self._on_changes, deletes=deletes, on_refused=self.refused.append
+        )
+
+    def _on_changes(self, changes: Sequence[Event]) -> None:
+        for event in changes:
+            if event.type == DELETE:
+                assert event.key in self.known, "a key that was not there has gone"
+                del self.known[event.key]
+            else:
+                before = self.known.get(event.key)
+                assert before is None or before.mod_revision < event.revision, (
+                    "an old change, or one for the second time"
+                )
+                self.known[event.key] = event.kv
+        self.reported += changes
+        assert self.reflector.revision >= self.last_revision, "it went back"
+        self.last_revision = self.reflector.revision
+        if self.deletes:
+            assert self.known == self.reflector.items
+
+
+def there(world: StoreWorld) -> dict[bytes, KeyValue]:
+    return {key: item for key, item in world.store.items.items() if key.startswith(PREFIX.encode())}
+
+
+async def settle() -> None:
+    for _ in range(60):
+        await asyncio.sleep(0)
+
+
+def play(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, 30.0))
+
+
+@given(STEPS, st.integers(0, 1000), st.booleans())
+def test_it_ends_where_the_store_is_and_reports_every_change_once(
+    steps: list[tuple[str, str]], seed: int, deletes: bool
+) -> None:
+    async def story() -> None:
+        world = StoreWorld()
+        world.store.txn((), (Put("run/a", b"before"),))
+        control = world.control(seed)
+        observer = Observer(control, deletes=deletes)
+        observer.reflector.start()
+        lists = [(list(there(world).values()), world.store.revision)]
+        for number, (kind, key) in enumerate(steps):
+            if kind == "put":
+                world.store.txn((), (Put(key, str(number).encode()),))
+            elif kind == "delete":
+                world.store.txn((), (Delete(key),))
+            elif kind == "compact":
+                world.store.compact()
+            elif kind in ("lose", "refuse") and control.watches:
+                control.lose_watch(PermissionDeniedError() if kind == "refuse" else None)
+            elif kind == "list":
+                lists.append((list(there(world).values()), world.store.revision))
+                observer.reflector.load(*lists[-1])
+            elif kind == "old list":
+                observer.reflector.load(*lists[seed % len(lists)])
+            else:
+                await settle()
+        async with asyncio.timeout(20.0):
+            await observer.reflector.ready()
+        await settle()
+        if deletes:
+            assert observer.reflector.items == there(world)
+        else:
+            assert observer.reflector.items == {}
+            assert {key: observer.known[key] for key in there(world)} == there(world)
+        observer.reflector.close()
+        await settle()
+        assert not world.store.on_commit
+
+    play(story())
+
+
+def test_a_list_that_the_caller_has_read_is_not_reported_and_not_read_again() -> None:
+    async def story() -> None:
+        world = StoreWorld()
+        world.store.txn((), (Put("run/a", b"1"),))
+        control = world.control()
+        observer = Observer(control)
+        page = (await control.txn((), (GetRange(PREFIX, prefix=True),))).results[0]
+        asked = world.txns
+        observer.reflector.start(page, page.revision)
+        observer.known = dict(observer.reflector.items)
+        world.store.txn((), (Put("run/b", b"2"),))
+        await settle()
+        assert [event.key for event in observer.reported] == [b"run/b"]
+        assert world.txns == asked
+
+    play(story())
+
+
+def test_what_was_put_and_deleted_before_anybody_asked_is_seen_from_an_old_revision() -> None:
+    async def story() -> None:
+        world = StoreWorld()
+        began = world.store.revision
+        for operation in (Put("run/a", b"1"), Delete("run/a"), Put("run/b", b"2")):
+            world.store.txn((), (operation,))
+        observer = Observer(world.control(), deletes=False)
+        observer.reflector.start(revision=began)
+        await settle()
+        assert [(event.type, event.value) for event in observer.reported] == [(PUT, b"1"), (PUT, b"2")]
+        assert observer.reflector.items == {}
+
+    play(story())
+
+
+def test_an_outage_of_any_length_is_waited_for_and_is_no_refusal() -> None:
+    async def story() -> None:
+        world = StoreWorld()
+        control = world.control(seed=3, lost=0.5)
+        observer = Observer(control)
+        observer.reflector.start()
+        world.store.txn((), (Put("run/a", b"1"),))
+        await observer.reflector.ready()
+        await settle()
+        assert observer.reflector.items == there(world)
+        assert observer.refused == []
+
+    play(story())
+
+
+def test_a_refusal_is_reported_and_the_owner_may_take_it_for_the_end() -> None:
+    async def story() -> None:
+        world = StoreWorld()
+        control = world.control()
+        observer = Observer(control)
+        observer.reflector.start()
+        await observer.reflector.ready()
+        control.lose_watch(WatchCanceled("the client is closed"))
+        assert [str(error) for error in observer.refused] == ["the client is closed"]
+        assert not observer.reflector.is_following
+        observer.reflector.close()
+        await settle()
+        tasks = [task for task in asyncio.all_tasks() if "Reflector" in repr(task)]
+        assert not tasks, "it would list again"
+
+    play(story())
+
+
+def test_a_client_that_is_closed_ends_it() -> None:
+    async def story() -> None:
+        control = StoreWorld().control()
+        asked = 0
+
+        async def closed(*_: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            raise UnknownStatus(CANCELED, "the client is closed", definite=True)
+
+        control.txn = closed
+        observer = Observer(control)
+        observer.reflector.start()
+        await settle()
+        assert asked == len(observer.refused) == 1
+        assert not [task for task in asyncio.all_tasks() if "Reflector" in repr(task)]
+
+    play(story())
+
+
+def test_a_refusal_is_logged_once_for_owners_that_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        world = StoreWorld()
+        control = world.control()
+        reflector = Reflector(control, below(PREFIX), lambda _: None)
+        reflector.start()
+        for _ in range(3):
+            await reflector.ready()
+            control.lose_watch(PermissionDeniedError())
+        assert len(caplog.records) == 1
+        assert "run/" in caplog.text
+        reflector.close()
+
+    play(story())
+
+
+def test_a_revision_can_be_waited_for() -> None:
+    async def story() -> None:
+        world = StoreWorld()
+        observer = Observer(world.control())
+        observer.reflector.start()
+        await observer.reflector.ready()
+        waits = [asyncio.ensure_future(observer.reflector.reached(world.store.revision + ahead)) for ahead in (2, 1)]
+        world.store.txn((), (Put("run/a", b"1"),))
+        await waits[1]
+        assert not waits[0].done()
+        world.store.txn((), (Put("run/a", b"2"),))
+        await waits[0]
+        await observer.reflector.reached(1)
+
+    play(story())
+
+
+def test_that_the_client_was_closed_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    """A watch, a list, and what lies between both end with it, and nobody wants to read that in a log."""
+
+    def closed(*_: object, **__: object) -> Any:
+        raise WatchCanceled(CLIENT_CLOSED)
+
+    async def story() -> None:
+        control = StoreWorld().control()
+        watching = Reflector(control, below(PREFIX), lambda changes: None)
+        watching.start()
+        await watching.ready()
+
+        async def txn(*_: object) -> object:
+            raise UnknownStatus(CANCELED, CLIENT_CLOSED, definite=True)
+
+        control.txn = txn  # type: ignore[method-assign, assignment]
+        control.lose_watch(WatchCanceled(CLIENT_CLOSED))
+        listing = Reflector(control, below(PREFIX), lambda changes: None)
+        listing.start()
+        await settle()
+        await asyncio.sleep(0.02)
+        await settle()
+        between = StoreWorld().control()
+        between.watch = closed  # type: ignore[method-assign]
+        Reflector(between, below(PREFIX), lambda changes: None).start()
+        await settle()
+        gc.collect()
+        assert caplog.text == ""
+        control.watches.clear()
+        other = Reflector(control, below(PREFIX), lambda changes: None)
+        other.start(revision=1)
+        control.lose_watch(PermissionDeniedError())
+        assert "cannot be followed" in caplog.text
+
+    play(story())

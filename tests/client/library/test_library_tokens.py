@@ -1,0 +1,85 @@
+"""Tokens that end under what is held and watched: JSON web tokens by the clock, simple ones by a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from raftkv import errors
+from raftkv.aio import connect
+from tests.procs import RAFTKV, Cluster
+from tests.rpc.loop import on_loop
+
+pytestmark = pytest.mark.long
+FAST = "--bcrypt-cost=4"
+
+
+async def ask_for_users(endpoint: str) -> None:
+    async with connect(endpoint) as kv:
+        await kv.users.add("root", "pw")
+        await kv.users.grant_role("root", "root")
+        await kv.users.enable_auth()
+
+
+def jwt_flag(folder: Path, ttl: str) -> str:
+    key, public = folder / "key.pem", folder / "public.pem"
+    make = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(key)]
+    subprocess.run(make, check=True, capture_output=True)
+    key.chmod(0o600)
+    subprocess.run(["openssl", "ec", "-in", key, "-pubout", "-out", public], check=True, capture_output=True)
+    return f"--auth-token=jwt,pub-key={public},priv-key={key},sign-method=ES256,ttl={ttl}"
+
+
+@on_loop
+async def test_a_token_that_ends_is_renewed_before_and_nobody_notices(tmp_path: Path) -> None:
+    with Cluster(RAFTKV, flags=(FAST, jwt_flag(tmp_path, "2s"))) as cluster:
+        (endpoint,) = cluster.endpoints
+        await ask_for_users(endpoint)
+        async with connect(endpoint, user="root", password="pw") as kv, kv.watch("k") as watch, kv.lock("l") as lock:
+            tokens, number = set(), 0
+            while len(tokens) < 3:
+                await kv.put("k", str(number), fence=lock)
+                assert (await asyncio.wait_for(anext(watch), 30)).value == str(number).encode()
+                tokens.add(await kv.scope.core.fetch_token(5))
+                number += 1
+        await with_one_that_nobody_renews(endpoint, await fresh(endpoint))
+
+
+async def fresh(endpoint: str) -> str:
+    async with connect(endpoint, user="root", password="pw") as kv:
+        return await kv.scope.core.fetch_token(5)
+
+
+async def with_one_that_nobody_renews(endpoint: str, token: str) -> None:
+    """Its watch ends with it, and tells its reader why."""
+    async with connect(endpoint, token=token) as kv, kv.watch("k") as watch:
+        with pytest.raises(errors.InvalidAuthTokenError):
+            await asyncio.wait_for(anext(watch), 30)
+        with pytest.raises(errors.InvalidAuthTokenError):
+            await kv.get("k")
+
+
+@on_loop
+async def test_a_member_that_forgot_its_tokens_costs_a_login_and_nothing_else() -> None:
+    with Cluster(RAFTKV, flags=(FAST,)) as cluster:
+        (endpoint,) = cluster.endpoints
+        await ask_for_users(endpoint)
+        async with (
+            connect(endpoint, user="root", password="pw", timeout_s=30) as kv,
+            kv.watch("k") as watch,
+            kv.lease(ttl=30) as lease,
+            kv.lock("l", lease=lease) as lock,
+        ):
+            await kv.put("k", "1", fence=lock)
+            first = await kv.scope.core.fetch_token(5)
+            # What is in the database is not applied from the log again: with it goes the grant of the token.
+            await kv.compact((await kv.get("k")).mod_revision, physical=True)
+            await asyncio.to_thread(cluster.members[0].kill)
+            await asyncio.to_thread(cluster.members[0].restart)
+            await kv.put("k", "2", fence=lock)
+            assert await kv.scope.core.fetch_token(5) != first
+            assert [(await asyncio.wait_for(anext(watch), 30)).value for _ in range(2)] == [b"1", b"2"]
+            assert (await lease.info()).ttl > 0

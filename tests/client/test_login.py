@@ -1,0 +1,350 @@
+"""Tokens: when a client asks for one, who waits for it, what it survives, and that nothing shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import pickle
+import time
+from pathlib import Path
+
+import pytest
+
+import raftkv
+from raftkv import errors
+from raftkv.client import Client, ClientOptions
+from raftkv.client.credentials import Secret, announce_settings, client_settings
+from raftkv.client.errors import AuthenticationFailed, EndpointsFailed
+from raftkv.client.rpc import methods
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.status import RpcError
+from tests.client.fakes import FakeCluster
+
+GOT = rpc_pb2.RangeResponse(count=1).SerializeToString()
+READ = rpc_pb2.RangeRequest(key=b"k")
+INVALID = RpcError(errors.UNAUTHENTICATED, errors.InvalidAuthTokenError.text)
+OLD = RpcError(errors.INVALID_ARGUMENT, errors.AuthOldRevisionError.text)
+WRONG = RpcError(errors.INVALID_ARGUMENT, errors.AuthFailedError.text)
+USER = ClientOptions(user="alice", password="canary-pw")
+
+
+def jwt(name: str, ends_in_s: float) -> str:
+    claims = json.dumps({"username": name, "exp": time.time() + ends_in_s, "revision": 3}).encode()
+    return f"e30.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.{name}"
+
+
+class Members:
+    """One member that hands out ``t1``, ``t2``, ... and takes the tokens of ``good``; all are good at first."""
+
+    def __init__(self, make=lambda count: f"t{count}"):
+        self.cluster = FakeCluster(a=[self.answer])
+        self.logins = []
+        self.carried = []
+        self.refusals = []
+        self.bad = set()
+        self.make = make
+
+    def answer(self, path, message, metadata):
+        if path == methods.AUTHENTICATE.path:
+            self.logins.append(rpc_pb2.AuthenticateRequest.FromString(message).password)
+            assert metadata == ()
+            return rpc_pb2.AuthenticateResponse(token=self.make(len(self.logins))).SerializeToString()
+        token = dict(metadata).get("token", "")
+        self.carried.append(token)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        if token in self.bad:
+            raise RpcError(INVALID.code, INVALID.text)
+        return GOT
+
+    def run(self, scenario, options=USER):
+        async def main():
+            async with Client(["a"], options, open_transport=self.cluster.open) as client:
+                await asyncio.wait_for(scenario(client), 20)
+
+        asyncio.run(main())
+
+
+async def get(client, timeout_s=5.0, method=methods.RANGE, request=READ):
+    return await client.call(method, request, timeout_s=timeout_s)
+
+
+def test_a_token_that_says_when_it_ends_is_renewed_before():
+    members = Members(lambda count: jwt(f"t{count}", 0.2 if count == 1 else 600))
+
+    async def scenario(client):
+        await get(client)
+        client._login.renew_at -= 0.2  # as 0.2 s later
+        await get(client)
+
+    members.run(scenario)
+    assert [token.rpartition(".")[2] for token in members.carried] == ["t1", "t2"]
+
+
+def test_a_token_that_seems_to_have_ended_is_used_until_a_member_refuses_it():
+    members = Members(lambda count: jwt("t", -600))
+
+    async def scenario(client):
+        for _ in range(3):
+            await get(client)
+
+    members.run(scenario)
+    assert len(members.logins) == 1
+
+
+def test_a_renewal_that_nobody_answers_leaves_the_token_that_is_still_good():
+    members = Members(lambda count: jwt("t", 600))
+
+    async def scenario(client):
+        await get(client)
+        client._login.renew_at = 0.0
+        answer = members.cluster.members["a"].answers[0]
+        gone = RpcError(errors.UNAVAILABLE, "gone")
+
+        def script(path, *rest):
+            if path == methods.AUTHENTICATE.path:
+                raise gone
+            return answer(path, *rest)
+
+        members.cluster.members["a"].answers[0] = script
+        await get(client, 0.2)
+
+    members.run(scenario)
+    assert len(members.carried) == 2
+
+
+def test_rights_that_change_meanwhile_are_no_reason_to_log_in_again():
+    members = Members()
+    members.refusals = [RpcError(OLD.code, OLD.text) for _ in range(3)]
+
+    async def scenario(client):
+        await get(client, method=methods.PUT, request=rpc_pb2.PutRequest(key=b"k"))
+
+    members.run(scenario)
+    assert (members.carried, len(members.logins)) == (["t1"] * 4, 1)
+
+
+def test_a_jwt_that_has_old_rights_in_it_is_renewed():
+    members = Members(lambda count: jwt(f"t{count}", 600))
+    members.refusals = [RpcError(OLD.code, OLD.text) for _ in range(2)]
+    members.run(get)
+    assert [token.rpartition(".")[2] for token in members.carried] == ["t1", "t2", "t3"]
+
+
+def test_rights_that_never_settle_end_the_call_at_its_deadline():
+    members = Members()
+    members.refusals = [RpcError(OLD.code, OLD.text) for _ in range(99)]
+
+    async def scenario(client):
+        with pytest.raises((errors.AuthOldRevisionError, EndpointsFailed)):
+            await get(client, 0.2)
+
+    members.run(scenario)
+
+
+def test_who_is_known_by_a_certificate_is_tried_again_when_rights_change_and_never_logs_in():
+    members = Members()
+    members.refusals = [RpcError(OLD.code, OLD.text)]
+    members.run(get, ClientOptions())
+    members.refusals = [INVALID]
+
+    async def scenario(client):
+        with pytest.raises(errors.InvalidAuthTokenError):
+            await get(client)
+
+    members.run(scenario, ClientOptions())
+    assert (members.carried, members.logins) == (["", "", ""], [])
+
+
+def test_a_token_of_a_function_is_asked_for_again_when_it_is_refused():
+    members, made = Members(), []
+    members.bad = {"j1"}
+
+    async def vault():
+        made.append(f"j{len(made) + 1}")
+        return made[-1]
+
+    members.run(get, ClientOptions(token=Secret(vault)))
+    assert (members.carried, members.logins) == (["j1", "j2"], [])
+
+
+def test_a_function_that_fails_is_named_without_what_it_said():
+    def vault():
+        raise OSError("canary-pw")
+
+    async def scenario(client):
+        with pytest.raises(AuthenticationFailed, match=r"^the function that returns a secret failed: OSError$"):
+            await get(client)
+
+    Members().run(scenario, ClientOptions(user="alice", password=Secret(vault)))
+
+
+def test_a_password_in_a_file_is_read_for_each_login(tmp_path: Path):
+    file = tmp_path / "pw"
+    file.write_text("one\n")
+    members = Members()
+
+    async def scenario(client):
+        await get(client)
+        file.write_text("two\n")
+        members.bad = {"t1"}
+        await get(client)
+
+    members.run(scenario, ClientOptions(user="alice", password=Secret(file)))
+    assert members.logins == ["one", "two"]
+
+
+def test_who_waits_for_anothers_login_waits_no_longer_than_its_own_deadline():
+    release = asyncio.Event()
+
+    class Slow:
+        async def unary(self, path, message, timeout_s=None, metadata=()):
+            if path == methods.AUTHENTICATE.path:
+                await release.wait()
+                return rpc_pb2.AuthenticateResponse(token="t").SerializeToString()
+            return GOT
+
+        async def close(self):
+            return
+
+    async def main():
+        async with Client(["a"], USER, open_transport=lambda endpoint, options: Slow()) as client:
+            first = asyncio.create_task(get(client, 5.0))
+            await asyncio.sleep(0)
+            with pytest.raises(EndpointsFailed) as caught:
+                await get(client, 0.05)
+            assert caught.value.definite
+            release.set()
+            await first
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_gives_up_does_not_take_the_login_of_the_others_with_it():
+    members = Members()
+
+    async def scenario(client):
+        first = asyncio.create_task(get(client))
+        others = [asyncio.create_task(get(client)) for _ in range(3)]
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(*others)
+
+    members.run(scenario)
+    asked = [path for path, *_ in members.cluster.members["a"].calls if path == methods.AUTHENTICATE.path]
+    assert (len(asked), members.carried) == (2, ["t1"] * 3)
+
+
+def test_a_wrong_password_is_asked_about_once_for_all_who_wait():
+    cluster = FakeCluster(a=[WRONG])
+
+    async def main():
+        async with Client(["a"], USER, open_transport=cluster.open) as client:
+            done = await asyncio.gather(*(get(client) for _ in range(9)), return_exceptions=True)
+            assert [type(one) for one in done] == [AuthenticationFailed] * 9
+
+    asyncio.run(main())
+    assert len(cluster.members["a"].calls) == 1
+
+
+def test_the_token_of_one_stream_does_not_end_the_newer_one():
+    members = Members()
+
+    async def scenario(client):
+        await get(client)
+        assert client.forget_token(errors.InvalidAuthTokenError(), "t1")
+        await get(client)
+        assert client.forget_token(errors.InvalidAuthTokenError(), "t1")  # of another stream, which was slower
+        await get(client)
+
+    members.run(scenario)
+    assert members.carried == ["t1", "t2", "t2"]
+
+
+def shown(error: BaseException, seen: set[int]) -> str:
+    """Everything that a tool may print of an exception: texts, and what the frames held, all the way back."""
+    if id(error) in seen:
+        return ""
+    seen.add(id(error))
+    parts, trace = [repr(error), repr(error.__dict__)], error.__traceback__
+    while trace is not None:
+        if "raftkv/client" in trace.tb_frame.f_code.co_filename:
+            parts.append(repr(trace.tb_frame.f_locals))
+        trace = trace.tb_next
+    following = (error.__context__, error.__cause__, getattr(error, "cause", None))
+    return "\n".join(parts + [shown(one, seen) for one in following if one is not None])
+
+
+@pytest.mark.parametrize("script", [[WRONG], [RpcError(errors.UNAVAILABLE, "gone")], [lambda *_: b"\xff"]])
+def test_no_error_and_no_frame_of_it_holds_the_password(script):
+    cluster = FakeCluster(a=script)
+
+    async def main():
+        async with Client(["a"], USER, open_transport=cluster.open) as client:
+            (caught,) = await asyncio.gather(get(client, 0.1), return_exceptions=True)
+            assert isinstance(caught, Exception)
+            return shown(caught, set())
+
+    assert "canary-pw" not in asyncio.run(main())
+
+
+def test_no_object_shows_a_password_or_a_token():
+    kv = raftkv.connect("h:1", user="alice", password="canary-pw")
+    both = ClientOptions(user="a", password=Secret("canary-pw"), token="canary-pw")
+    for thing in (kv, kv._make, kv.target()[1].scope.core.options, both, Secret("canary-pw"), kv.__reduce__()):
+        assert "canary-pw" not in f"{thing!r} {thing}"
+    copy = pickle.loads(pickle.dumps(kv))
+    assert copy.target()[1].scope.core.options.password == "canary-pw"
+    kv.close()
+    copy.close()
+    with pytest.raises(raftkv.ConfigError) as caught:
+        raftkv.connect("h:1", password="canary-pw")
+    assert "canary-pw" not in shown(caught.value, set())
+
+
+ENVIRONMENTS = [
+    ({"RAFTKV_USER": "ann:se:cret"}, {"user": "ann", "password": Secret("se:cret")}),
+    ({"RAFTKV_USER": "ann", "RAFTKV_PASSWORD": "pw"}, {"user": "ann", "password": Secret("pw")}),
+    ({"RAFTKV_USER": "ann", "RAFTKV_PASSWORD_FILE": "/f"}, {"user": "ann", "password": Secret(Path("/f"))}),
+    ({"RAFTKV_TOKEN_FILE": "/f", "RAFTKV_CACERT": "ca"}, {"token": Secret(Path("/f")), "ca_file": "ca"}),
+    ({"RAFTKV_CERT": "c", "RAFTKV_KEY": "k"}, {"cert_file": "c", "key_file": "k"}),
+    ({"RAFTKV_USER": ""}, {}),
+]
+
+
+@pytest.mark.parametrize(("environment", "settings"), ENVIRONMENTS)
+def test_the_environment_says_who_one_is_and_hands_it_on(environment, settings):
+    assert client_settings(environment) == settings
+    handed: dict[str, str] = {}
+    announce_settings(settings, handed)
+    assert client_settings(handed) == settings
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"RAFTKV_PASSWORD": "canary-pw"}, "RAFTKV_USER is not"),
+        ({"RAFTKV_USER": "a:canary-pw", "RAFTKV_PASSWORD": "canary-pw"}, "give it once"),
+        ({"RAFTKV_TOKEN": "canary-pw", "RAFTKV_TOKEN_FILE": "f"}, "give one"),
+    ],
+)
+def test_an_environment_that_contradicts_itself_is_refused_without_its_secrets(environment, text):
+    with pytest.raises(errors.ConfigError, match=text) as caught:
+        client_settings(environment)
+    assert "canary-pw" not in str(caught.value)
+
+
+def test_connect_is_who_the_environment_says_unless_it_is_told(monkeypatch):
+    monkeypatch.setenv("RAFTKV_USER", "ann:pw")
+    with raftkv.connect("h:1") as kv:
+        assert repr(kv) == "<raftkv Client of h:1 as ann>"
+    with raftkv.connect("h:1", user="") as kv:
+        assert repr(kv) == "<raftkv Client of h:1>"
+    with raftkv.connect("h:1", user="bob", password="x") as kv:
+        assert repr(kv) == "<raftkv Client of h:1 as bob>"
+
+
+def test_a_file_that_cannot_be_read_is_refused_at_once(tmp_path):
+    with pytest.raises(raftkv.ConfigError, match=r"cannot read the file of a secret, .*/none: no such file"):
+        raftkv.connect("h:1", user="alice", password=tmp_path / "none")

@@ -1,0 +1,37 @@
+"""Random users, roles and requests on etcd 3.5.1 and on raftkv: the same answers, but for the holes of 3.5.1.
+
+The holes are listed in ``auth_requests.HOLES``. A large run, of 20,000 requests and more, is that module as a command.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.compat.differential.auth_requests import HOLES, AuthPlayer
+from tests.compat.wire import Wire
+from tests.long import long_except
+from tests.procs import ETCD_FAST, RAFTKV, Cluster
+
+SEED = 20_261_123
+SHORT, LONG = 600, 2_500
+CHEAP = ("--bcrypt-cost", "4")
+
+
+@pytest.mark.parametrize(("members", "steps"), long_except([(1, SHORT), (3, LONG)], [(1, SHORT)]))
+def test_users_are_answered_as_by_etcd(members: int, steps: int) -> None:
+    with (
+        Cluster(ETCD_FAST.with_flags(*CHEAP)) as etcd,
+        Cluster(RAFTKV.with_flags(*CHEAP), size=members) as raftkv,
+        Wire(etcd.endpoints) as oracle,
+        Wire(raftkv.endpoints) as tested,
+    ):
+        player = AuthPlayer(oracle, tested, SEED + members)
+        player.run(steps)
+    report = player.report
+    print(report.describe())
+    assert report.differences == [], report.describe()
+    assert report.codes["OK "] > steps // 5
+    assert report.codes["PERMISSION_DENIED etcdserver: permission denied"] > steps // 20
+    assert report.holes.keys() <= HOLES.keys()
+    if steps == LONG:
+        assert len(report.holes) > len(HOLES) // 2

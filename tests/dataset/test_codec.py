@@ -1,0 +1,151 @@
+"""Chunks and nodes: what goes in comes out, and no bytes make a reader fail otherwise than with a typed error."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raftkv.dataset import entry as entry_module
+from raftkv.dataset import shuffle as shuffle_module
+from raftkv.dataset.codec import blob, chunk, node
+from raftkv.dataset.entry import NUMBER_MAX, Entry, check_entry
+from raftkv.dataset.errors import ChunkCorrupted, InvalidEntry
+from raftkv.dataset.tree import Builder
+
+NAMES = st.text(
+    st.characters(exclude_characters="/\\", exclude_categories=("Cc", "Cs")), min_size=1, max_size=8
+).filter(lambda name: name not in (".", ".."))
+PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
+NUMBERS = st.one_of(st.just(0), st.integers(0, 300), st.integers(0, NUMBER_MAX))
+ENTRIES = st.builds(
+    Entry, PATHS, NUMBERS, st.sampled_from(["", "a.tar", "s3://b/ü.tar"]), NUMBERS, st.binary(max_size=64)
+)
+
+
+def packed(entries: list[Entry]) -> bytes:
+    columns = chunk.Columns()
+    for each in entries:
+        columns.add(each)
+    raw = columns.encode()
+    assert len(raw) <= columns.raw_bytes
+    return raw
+
+
+@given(st.lists(ENTRIES, min_size=1, max_size=30, unique_by=lambda each: each.path))
+def test_a_chunk_holds_what_was_put_in(found: list[Entry]) -> None:
+    found.sort()
+    for each in found:
+        check_entry(each)
+    read = chunk.decode("d", packed(found))
+    assert list(read) == found
+    assert [read[at] for at in range(len(read))] == found
+    assert all(read.find(each.path) == each for each in found)
+    assert read.find(found[0].path + "\0") is None
+
+
+@given(st.lists(ENTRIES, min_size=1, max_size=10, unique_by=lambda each: each.path), st.data())
+@settings(max_examples=120)
+def test_no_bytes_break_a_reader(found: list[Entry], data: st.DataObject) -> None:
+    raw = bytearray(packed(sorted(found)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    damaged = bytes(raw[: data.draw(st.integers(0, len(raw)))])
+    for decode in (chunk.decode, node.decode):
+        try:
+            read = decode("d", damaged)
+        except ChunkCorrupted:
+            continue
+        if isinstance(read, chunk.Chunk):  # some damage gives another chunk: what it holds is harmless
+            assert not any(part in ("", ".", "..") for each in read for part in each.path.split("/"))
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (Entry("", 1), "path"),
+        (Entry("/etc/passwd", 1), "path"),
+        (Entry("a/../b", 1), "path"),
+        (Entry("..", 1), "path"),
+        (Entry("a//b", 1), "path"),
+        (Entry("a/", 1), "path"),
+        (Entry("./a", 1), "path"),
+        (Entry("a\nb", 1), "path"),
+        (Entry("a\0b", 1), "path"),
+        (Entry("\ud800", 1), "path"),
+        (Entry("ü" * 2049, 1), "too long"),
+        (Entry("a", -1), "size"),
+        (Entry("a", NUMBER_MAX + 1), "size"),
+        (Entry("a", True), "size"),
+        (Entry("a", 1.0), "size"),
+        (Entry("a", 1, "../x.tar"), "shard"),
+        (Entry("a", 1, "x" * 1025), "shard"),
+        (Entry("a", 1, "", -1), "offset"),
+        (Entry("a", 1, "", 0, b"x" * 65), "digest"),
+        (Entry(b"a", 1), "path"),
+    ],
+)
+def test_what_cannot_be_published_is_refused_in_one_line(found: Entry, why: str) -> None:
+    with pytest.raises(InvalidEntry, match=why) as error:
+        check_entry(found)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_the_largest_entries_fit_into_chunks_that_can_be_stored() -> None:
+    builder = Builder()
+    random_like = "".join(chr(0x4E00 + (at * 7919) % 20000) for at in range(1300))
+    sealed = []
+    for number in range(600):
+        large = Entry(f"{number:06d}{random_like}", NUMBER_MAX, f"{number}" + "\\" * 900, NUMBER_MAX, b"%64d" % number)
+        sealed += builder.add(large)
+    sealed += builder.finish()
+    assert builder.chunks > 3
+    assert max(len(stored) for _, stored in sealed) <= blob.BLOB_BYTES_MAX
+    assert sum(len(chunk.decode(digest, blob.unseal(digest, stored))) for digest, stored in sealed[: builder.chunks])
+
+
+def test_a_bomb_is_not_unpacked() -> None:
+    digest, stored = blob.seal(b"C" + b"0" * (64 * 1024 * 1024))
+    assert len(stored) < blob.BLOB_BYTES_MAX
+    with pytest.raises(ChunkCorrupted, match="unpacks to more"):
+        blob.unseal(digest, stored)
+
+
+def test_bytes_of_another_digest_are_refused_before_they_are_unpacked() -> None:
+    digest, stored = blob.seal(b"C")
+    with pytest.raises(ChunkCorrupted, match="rewrite=True"):
+        blob.unseal(digest, stored[:-1])
+    behind = stored + b"x"
+    with pytest.raises(ChunkCorrupted, match="behind"):
+        blob.unseal(blob.digest_of(behind), behind)
+    no_zlib = b"no zlib"
+    with pytest.raises(ChunkCorrupted):
+        blob.unseal(blob.digest_of(no_zlib), no_zlib)
+
+
+@pytest.mark.parametrize("paths", [["a", "../b"], ["b", "a"], ["a", "a"], ["/a"], ["a//b"], ["a/./b"], ["a/.."], [""]])
+def test_a_hostile_chunk_leads_nowhere(paths: list[str]) -> None:
+    text = "\0".join(paths).encode()
+    head = {"count": len(paths), "shards": [""], "offsets": False, "widths": "00000"}
+    with pytest.raises(ChunkCorrupted):
+        chunk.decode("d", b"C" + json.dumps(head).encode() + b"\n" + text)
+
+
+def test_a_chunk_whose_paths_grow_without_end_is_refused() -> None:
+    count = chunk.ENTRIES_MAX
+    head = {"count": count, "shards": [""], "offsets": False, "widths": "I0000"}
+    shared = (2**31).to_bytes(4, "little") * count
+    raw = b"C" + json.dumps(head).encode() + b"\n" + shared + b"\0".join([b"x" * 20] * count)
+    assert len(zlib.compress(raw)) < blob.BLOB_BYTES_MAX
+    with pytest.raises(ChunkCorrupted, match="too long"):
+        chunk.decode("d", raw)
+
+
+def test_examples_of_the_documentation() -> None:
+    for module in (entry_module, shuffle_module):
+        assert doctest.testmod(module, optionflags=doctest.IGNORE_EXCEPTION_DETAIL).failed == 0

@@ -1,0 +1,125 @@
+"""The directory that processes share: whole files or none, bounded, and nothing in it is believed unverified."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from raftkv.dataset.cache import directory as directory_module
+from raftkv.dataset.cache.directory import SharedDirectory
+from raftkv.dataset.cache.memory import Memory
+from raftkv.dataset.codec.blob import digest_of
+
+
+def blobs(count: int, size: int = 1000) -> dict[str, bytes]:
+    made = [number.to_bytes(4, "big") * (size // 4) for number in range(count)]
+    return {digest_of(each): each for each in made}
+
+
+def test_files_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
+    shared = SharedDirectory(tmp_path, 10_000)
+    for at, (digest, each) in enumerate(blobs(40).items()):
+        shared.put(digest, each)
+        os.utime(tmp_path / digest, (at, at))
+    shared.trim()
+    kept = [digest for digest in blobs(40) if shared.get(digest)]
+    assert kept == list(blobs(40))[-10:]
+
+
+@pytest.mark.parametrize("planted", ["cut off", "other bytes", "a link", "a pipe", "a folder"])
+def test_what_is_not_the_file_is_read_from_the_store(tmp_path: Path, planted: str) -> None:
+    ((digest, each),) = blobs(1).items()
+    path = tmp_path / digest
+    shared = SharedDirectory(tmp_path, 10_000)
+    if planted == "a link":
+        (tmp_path / "target").write_bytes(each)
+        path.symlink_to(tmp_path / "target")
+    elif planted == "a pipe":
+        os.mkfifo(path)
+    elif planted == "a folder":
+        path.mkdir()
+    else:
+        path.write_bytes(each[:-1] if planted == "cut off" else each + b"x")
+
+    async def read() -> bytes:
+        return each
+
+    assert asyncio.run(shared.once(digest, read)) == each
+    assert asyncio.run(shared.once(digest, read)) == each
+
+
+def test_a_holder_that_hangs_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_module, "WAIT_S", 0.02)
+    ((digest, each),) = blobs(1).items()
+    shared = SharedDirectory(tmp_path, 10_000)
+
+    async def read() -> bytes:
+        return each
+
+    with (tmp_path / "locks" / digest[:3]).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert asyncio.run(shared.once(digest, read)) == each
+    assert shared.get(digest) == each
+
+
+def test_a_failed_read_lets_the_next_one_try(tmp_path: Path) -> None:
+    ((digest, each),) = blobs(1).items()
+    shared = SharedDirectory(tmp_path, 10_000)
+    calls = 0
+
+    async def read() -> bytes:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise OSError("the store is away")
+        return each
+
+    async def both() -> list[bytes | BaseException]:
+        return list(await asyncio.gather(*(shared.once(digest, read) for _ in range(3)), return_exceptions=True))
+
+    results = asyncio.run(both())
+    assert sum(isinstance(result, OSError) for result in results) == 1
+    assert calls == 2
+
+
+def test_a_directory_that_is_gone_costs_sharing_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ((digest, each),) = blobs(1).items()
+    shared = SharedDirectory(tmp_path / "gone", 10_000)
+    (tmp_path / "gone" / "locks").rmdir()
+    (tmp_path / "gone").rmdir()
+
+    async def read() -> bytes:
+        return each
+
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(shared.once(digest, read)) == each
+    assert "cannot be shared" in caplog.text
+
+
+def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
+    shared = SharedDirectory(tmp_path, 10_000)
+    ((digest, each),) = blobs(1).items()
+    left = tmp_path / f".{digest}.99999"
+    left.write_bytes(each[:10])
+    os.utime(left, (0, 0))
+    shared.put(digest, each)
+    shared.trim()
+    assert not left.exists()
+    assert shared.get(digest) == each
+
+
+def test_memory_keeps_what_was_used_last() -> None:
+    cache: Memory[str] = Memory(30)
+    for name in "abc":
+        cache.put(name, name, 10)
+    assert cache.get("a") == "a"
+    cache.put("d", "d", 10)
+    assert (cache.get("b"), cache.get("a"), cache.size_bytes) == (None, "a", 30)
+    cache.put("a", "A", 5)
+    cache.put("large", "x", 31)
+    assert (cache.get("a"), cache.get("large"), cache.size_bytes, len(cache)) == ("A", None, 25, 3)

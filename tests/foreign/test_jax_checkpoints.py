@@ -1,0 +1,109 @@
+"""Checkpoints of JAX itself: trees of arrays, one process with several devices, and two processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from raftkv.client.local.cluster import LocalCluster
+from tests.foreign.test_jax import ended, start
+
+ALONE = """
+import json, os, sys
+from collections import namedtuple
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import raftkv, raftkv.checkpoint, raftkv.jax
+
+Pair = namedtuple("Pair", "a b")
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+def same(one, other):
+    leaves = zip(jax.tree_util.tree_leaves(one), jax.tree_util.tree_leaves(other), strict=True)
+    plain = lambda leaf: jax.random.key_data(leaf) if hasattr(leaf, "dtype") and "key" in str(leaf.dtype) else leaf
+    return all(type(a) is type(b) and np.array_equal(plain(a), plain(b)) for a, b in leaves)
+
+mesh = NamedSharding(Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y")), P("x", "y"))
+other = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+spread = jax.device_put(jnp.arange(64.0).reshape(8, 8), mesh)
+tree = {
+    "params": {"w": spread, "half": jnp.ones((3, 1), jnp.bfloat16), "empty": jnp.zeros((0, 4))},
+    "opt": [jnp.int32(7), (None, jnp.array([True, False]))], "step": 3, "rate": 0.5, "key": jax.random.key(5),
+}
+with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
+    registry = raftkv.checkpoint.Registry(kv, "alone", uri=sys.argv[1])
+    result = {}
+    with raftkv.jax.CheckpointManager(registry, save_interval_steps=2, max_to_keep=3, best_metric="loss") as manager:
+        result["empty"] = [manager.latest_step(), manager.best_step(), manager.all_steps()]
+        result["saved"] = [manager.save(step, tree, metrics={"loss": -step}) for step in (0, 1, 2, 2, 4)]
+        result["unwritable"] = error_of(lambda: manager.save(6, {"name": "x"}))
+        result["steps"] = [manager.save(7, Pair(spread, 1), metrics={"loss": 9}, is_forced=True)]
+    result["steps"] += [manager.latest_step(), manager.best_step(), manager.all_steps()]
+    with raftkv.jax.CheckpointManager(registry) as after:
+        result["same"] = same(after.restore(2), tree) and list(after.restore(2)) == sorted(tree)
+        result["class"] = error_of(after.restore)
+        like = Pair(jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=other), 0)
+        back = after.restore(like=like)
+        result["sharding"] = [type(back).__name__, back.a.sharding == other, same(back, Pair(spread, 1))]
+        result["shape"] = error_of(lambda: after.restore(like=Pair(jnp.ones(3), 0)))
+        result["other"] = error_of(lambda: after.restore(like={"a": spread, "b": 1}))
+        manager.__init__(registry)
+        after.save(8, tree)
+        result["fenced"] = error_of(after.wait_until_finished)
+    manager.close()
+    file = next(p for p in os.scandir(registry.at(4).uri) if p.name.startswith("arrays"))
+    with open(file.path, "r+b") as damaged:
+        damaged.seek(-1, 2), damaged.write(b"!")
+    result["damaged"] = error_of(lambda: manager.restore(4))
+print(json.dumps(result))
+"""
+TOGETHER = """
+import os, sys
+import jax, jax.numpy as jnp, numpy as np
+import raftkv, raftkv.checkpoint, raftkv.jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+jax.distributed.initialize()
+sharding = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+spread = jax.make_array_from_callback((4, 2), sharding, lambda index: np.arange(8.0).reshape(4, 2)[index])
+with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
+    registry = raftkv.checkpoint.Registry(kv, "together", uri=sys.argv[1])
+    with raftkv.jax.CheckpointManager(registry) as manager:
+        for step in (1, 2):
+            manager.save(step, {"spread": spread, "all": np.arange(3)})
+        back = manager.restore(like={"spread": spread, "all": np.zeros(3)})
+    own = [shard.data.tolist() for shard in back["spread"].addressable_shards]
+    print("RESULT", jax.process_index(), manager.all_steps(), own, back["all"].tolist())
+"""
+
+
+@pytest.mark.long
+def test_trees_of_arrays_come_back_as_they_were(raftkv_cluster: LocalCluster, tmp_path: Path):
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    result = json.loads(ended(start(raftkv_cluster, ALONE, str(tmp_path), **flags)))
+    assert result["empty"] == [None, None, []]
+    assert result["saved"] == [True, False, True, False, True]
+    assert result["unwritable"] == "ConfigError: ['name'] is a str; save arrays of numbers, and numbers"
+    assert result["steps"] == [True, 7, 4, [2, 4, 7]]
+    assert result["same"]
+    assert result["class"].startswith("ConfigError: the checkpoint has nodes of a class")
+    assert result["sharding"] == ["Pair", True, True]
+    assert result["shape"] == "ConfigError: .a has the shape (8, 8) in the checkpoint, and (3,) is wanted"
+    assert result["other"].startswith("ConfigError: the tree is another than that of the checkpoint: only one of them")
+    assert result["fenced"].startswith("FenceBroken: ")
+    assert result["damaged"].startswith("DigestMismatch: ")
+
+
+@pytest.mark.long
+def test_each_process_writes_its_shards(raftkv_cluster: LocalCluster, tmp_path: Path):
+    settings = {"RAFTKV_NNODES": "2", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+    processes = [start(raftkv_cluster, TOGETHER, str(tmp_path), **settings) for _ in range(2)]
+    lines = sorted(line for process in processes for line in ended(process).splitlines() if line.startswith("RESULT"))
+    assert lines == [
+        "RESULT 0 [1, 2] [[[0.0, 1.0], [2.0, 3.0]]] [0, 1, 2]",
+        "RESULT 1 [1, 2] [[[4.0, 5.0], [6.0, 7.0]]] [0, 1, 2]",
+    ]

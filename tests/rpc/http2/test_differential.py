@@ -1,0 +1,30 @@
+"""A short run of the differential (``differential``), and connections that once differed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rpc.http2.differential import Differential
+
+FRAMES = 4000
+LONG_FRAMES = 150_000
+
+
+def _run(is_server: bool, frames: int, seed: int) -> None:
+    differential = Differential(is_server)
+    while differential.frames < frames:
+        differential.run(seed)
+        seed += 1
+    assert not differential.found
+    assert differential.asked < frames / 1000, "h2 has to be asked too often: the reasons do not hold any more"
+
+
+@pytest.mark.parametrize("is_server", [True, False], ids=["server", "client"])
+def test_other_engines_make_the_same_of_the_same_frames(is_server: bool) -> None:
+    _run(is_server, FRAMES, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("is_server", [True, False], ids=["server", "client"])
+def test_other_engines_make_the_same_of_many_frames(is_server: bool) -> None:
+    _run(is_server, LONG_FRAMES, 1_000_000)

@@ -1,0 +1,99 @@
+"""TLS over a transport: what a peer may make it do without sending data, and the end of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from raftkv.rpc import Channel
+from raftkv.rpc.encrypted import ANSWERS_MAX_BYTES, READ_MAX_BYTES, EncryptedTransport
+from tests.rpc import services as s
+from tests.rpc.conftest import Certificates
+from tests.rpc.loop import failure, on_loop, until
+
+
+def _tls_of(echo: s.EchoServer) -> EncryptedTransport:
+    (connection,) = echo.server.connections
+    transport: Any = connection._transport
+    assert isinstance(transport, EncryptedTransport)
+    return transport
+
+
+@asynccontextmanager
+async def connected(certificates: Certificates) -> AsyncIterator[tuple[s.EchoServer, EncryptedTransport]]:
+    """A server that has answered a call, and its end of the connection."""
+    async with (
+        s.echo_server(ssl=certificates.server_context()) as echo,
+        Channel(echo.target, certificates.client_context()) as channel,
+    ):
+        assert await channel.unary(s.UNARY, b"x", 10) == b"x"
+        yield echo, _tls_of(echo)
+
+
+@on_loop
+async def test_a_read_full_of_what_is_no_data_ends_the_connection(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Act as a flood of changes of keys: thousands in one read, each some microseconds of OpenSSL's."""
+    async with connected(certificates) as (echo, tls):
+        monkeypatch.setattr(tls, "_deliver", lambda: READ_MAX_BYTES // 8 - 1)
+        tls.buffer_updated(READ_MAX_BYTES - 1)  # less than a full read may be the half of a record
+        assert not tls.is_closing()
+        tls.buffer_updated(READ_MAX_BYTES)
+        assert tls.is_closing()
+        await until(lambda: not echo.server.connections)
+
+
+@on_loop
+async def test_answers_of_tls_itself_do_not_pile_up(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(certificates) as (_, tls):
+        monkeypatch.setattr(tls, "get_write_buffer_size", lambda: 1)
+        for _ in range(ANSWERS_MAX_BYTES // 1000):
+            tls._outgoing.write(bytes(1000))
+            assert not tls.is_closing()
+            tls._answer()
+        tls._outgoing.write(bytes(1000))
+        tls._answer()
+        assert tls.is_closing()
+
+
+@on_loop
+async def test_a_change_of_keys_is_answered(certificates: Certificates) -> None:
+    """openssl's ``K``: new keys, and a wish for new ones in return."""
+    async with s.echo_server(ssl=certificates.server_context()) as echo:
+        words = ["openssl", "s_client", "-connect", echo.target, "-tls1_3", "-alpn", "http/1.1"]
+        client = await asyncio.create_subprocess_exec(
+            *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert client.stdin is not None
+        assert client.stdout is not None
+        await client.stdout.readuntil(b"SSL handshake")
+        for _ in range(3):
+            client.stdin.write(b"K\n")
+            await client.stdin.drain()
+            await client.stdout.readuntil(b"KEYUPDATE")
+        client.stdin.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await client.stdout.readuntil(b"HTTP/1.1 ")
+        client.kill()
+        await client.wait()
+
+
+@on_loop
+async def test_a_connection_that_is_cut_within_tls_fails_its_calls(certificates: Certificates) -> None:
+    async with (
+        s.echo_server(ssl=certificates.server_context()) as echo,
+        Channel(echo.target, certificates.client_context()) as channel,
+    ):
+        call = channel.unary(s.HANG, b"x", 10)
+        await until(lambda: echo.hanging)
+        _tls_of(echo)._below.write(bytes(100))  # no record of TLS
+        error = await failure(call)
+        assert error.code == 14
+        await until(lambda: not echo.server.connections)

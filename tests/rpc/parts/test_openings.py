@@ -1,0 +1,53 @@
+"""Each request has its own deadline, also where what its header asks for was found out for another."""
+
+from __future__ import annotations
+
+import asyncio
+
+from raftkv.rpc.deadlines import DeadlineWheel
+from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.server.budget import AnswerBudget
+from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.server.core import Environment, Peer, ServerCore
+from raftkv.rpc.server.router import Route, Router
+from tests.rpc import raw
+
+NOW_S = 1000.0
+
+
+def _core(calls: list[UnaryCall]) -> ServerCore:
+    router, limits = Router(), ServerLimits()
+    router.add(Route("/test.Echo/Unary", UnaryCall, lambda call, message: calls.append(call)))
+    environment = Environment(
+        clock=lambda: NOW_S,
+        wheel=DeadlineWheel(lambda when: None),
+        spawn=asyncio.ensure_future,
+        report=lambda path, error: None,
+        translate=lambda error: None,
+        answers=AnswerBudget(limits),
+    )
+    core = ServerCore(router, limits, environment, Peer(), lambda: None)
+    core.receive(raw.PREFACE + raw.settings())
+    return core
+
+
+def _ask(stream_id: int, *timeouts: bytes) -> bytes:
+    fields = raw.grpc_headers("/test.Echo/Unary", *((b"grpc-timeout", timeout) for timeout in timeouts))
+    return raw.headers(stream_id, fields) + raw.message(stream_id, bytes(5), raw.END_STREAM)
+
+
+def test_deadlines_of_one_kind() -> None:
+    calls: list[UnaryCall] = []
+    core = _core(calls)
+    for number, timeouts in enumerate(((b"1S",), (b"2S",), (), (b"3S",))):
+        core.receive(_ask(2 * number + 1, *timeouts))
+    assert [call.deadline for call in calls] == [NOW_S + 1, NOW_S + 2, None, NOW_S + 3]
+    assert [dict(call.headers).get(b"grpc-timeout") for call in calls] == [b"1S", b"2S", None, b"3S"]
+
+
+def test_a_malformed_timeout_of_a_kind_that_is_known() -> None:
+    calls: list[UnaryCall] = []
+    core = _core(calls)
+    core.receive(_ask(1, b"1S") + _ask(3, b"soon"))
+    assert [call.stream_id for call in calls if not call.done] == [1]
+    assert b"malformed grpc-timeout" in core.pull(1 << 20)

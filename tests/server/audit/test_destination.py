@@ -1,0 +1,121 @@
+"""The file of the audit log: its rights, its rotation, and what happens when the disk or somebody else interferes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from raftkv.errors import ConfigError
+from raftkv.server.audit import destination
+from raftkv.server.audit.destination import AuditFile, open_destination
+from raftkv.server.line_file import LineStream
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_only_its_owner_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    umask = os.umask(0)
+    try:
+        file = AuditFile(str(path), max_bytes=10)
+        file.write(b"first line\n")
+        file.write(b"second line\n")
+        assert (mode(path), mode(tmp_path / "audit.log.1")) == (0o600, 0o600)
+        file.close()
+    finally:
+        os.umask(umask)
+    path.chmod(0o644)
+    AuditFile(str(path)).close()
+    assert mode(path) == 0o600
+
+
+def test_it_is_rotated_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    file = AuditFile(str(path), max_bytes=20, keep=2)
+    for number in range(8):
+        file.write(b"line %04d\n" % number)
+    file.close()
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {
+        "audit.log": b"line 0006\nline 0007\n",
+        "audit.log.1": b"line 0004\nline 0005\n",
+        "audit.log.2": b"line 0002\nline 0003\n",
+    }
+    again = AuditFile(str(path), max_bytes=20, keep=0)
+    again.write(b"line 0008\n")
+    again.close()
+    assert path.read_bytes() == b"line 0008\n"
+    assert (tmp_path / "audit.log.1").read_bytes() == b"line 0004\nline 0005\n"
+
+
+def test_it_is_never_rotated_without_a_size(tmp_path: Path) -> None:
+    file = AuditFile(str(tmp_path / "a"))
+    file.write(b"x" * 100_000 + b"\n")
+    file.write(b"y\n")
+    file.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_file_that_was_moved_or_deleted_is_opened_anew(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    file = AuditFile(str(path))
+    file.write(b"1\n")
+    path.rename(tmp_path / "moved")
+    file.write(b"2\n")
+    path.unlink()
+    file.write(b"3\n")
+    file.close()
+    assert (path.read_bytes(), (tmp_path / "moved").read_bytes()) == (b"3\n", b"1\n")
+
+
+def test_what_a_full_disk_cuts_off_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "audit.log"
+    file = AuditFile(str(path), max_bytes=1000)
+    room = [5]
+
+    def write(descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        size = min(room[0], len(data))
+        room[0] -= size
+        return os_write(descriptor, data[:size])
+
+    os_write = os.write
+    monkeypatch.setattr(destination.os, "write", write)
+    with pytest.raises(OSError, match="No space"):
+        file.write(b"first line\n")
+    with pytest.raises(OSError, match="No space"):
+        file.write(b"second line\n")
+    room[0] = 1000
+    file.write(b"third line\n")
+    file.close()
+    assert path.read_bytes() == b"first line\nsecond line\nthird line\n"
+
+
+def test_what_cannot_be_a_file_is_refused_in_a_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for name, reason in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "no" / "such", "No such file or directory"),
+        (tmp_path / "fifo", "No such device or address"),
+        (Path("/dev/null"), "it is not a file"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            open_destination(str(name), 0, 1)
+        assert str(caught.value) == f"cannot write the audit log to {name}: {reason}"
+
+
+def test_standard_output_and_error() -> None:
+    assert isinstance(open_destination("-", 0, 0), LineStream)
+    assert isinstance(open_destination("stderr", 0, 0), LineStream)
+    reader, writer = os.pipe()
+    stream = LineStream(writer)
+    stream.write(b"line\n")
+    stream.close()
+    assert os.read(reader, 100) == b"line\n"
+    os.close(reader)
+    os.close(writer)

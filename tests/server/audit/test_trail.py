@@ -1,0 +1,144 @@
+"""The queue of the audit log: nothing is lost while there is room, and what is lost is counted where it is missing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raftkv.server.audit import trail as trail_module
+from raftkv.server.audit.lines import Record
+from raftkv.server.audit.trail import RECORD_BYTES, AuditTrail
+from tests.procs import wait_for
+
+
+class Memory:
+    """A destination in memory, which can be held and can fail."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.rest = b""
+        self.full = False
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Event()
+        self.closed = False
+
+    def write(self, lines: bytes) -> None:
+        self.entered.set()
+        self.open.wait(30)
+        self.rest += lines
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.data, self.rest = self.data + self.rest, b""
+
+    def close(self) -> None:
+        self.closed = True
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.data.splitlines()]
+
+
+def metrics(trail: AuditTrail) -> dict[str, float]:
+    return {sample.name: sample.value for family in trail.collect() for sample in family.samples}
+
+
+def record(number: int, request: bytes | None = None) -> Record:
+    return Record(1.0, "call", f"a:{number}", request=request)
+
+
+def test_all_is_written_in_order_before_the_end() -> None:
+    memory = Memory()
+    trail = AuditTrail(memory, "m1")
+    for number in range(2000):
+        trail.add(record(number))
+    trail.close()
+    assert [line["remote"] for line in memory.lines] == [f"a:{number}" for number in range(2000)]
+    assert memory.closed
+    assert (trail.written, trail.dropped, trail.waiting_bytes) == (2000, 0, 0)
+
+
+def test_lines_are_written_while_the_member_runs() -> None:
+    memory = Memory()
+    trail = AuditTrail(memory, "m1")
+    for number in range(3):
+        trail.add(record(number))
+        wait_for(lambda number=number: len(memory.lines) == number + 1, "the line")
+    trail.close()
+
+
+def test_what_finds_no_room_is_dropped_and_named_where_it_is_missing() -> None:
+    memory = Memory()
+    memory.open.clear()
+    trail = AuditTrail(memory, "m1", waiting_bytes_max=3 * RECORD_BYTES + 100)
+    trail.add(record(0))
+    memory.entered.wait(30)
+    for number in range(1, 7):
+        trail.add(record(number))
+    trail.add(record(7, b"x" * 101))
+    assert metrics(trail) == {
+        "raftkv_audit_lines_total": 0.0,
+        "raftkv_audit_dropped_lines_total": 5.0,
+        "raftkv_audit_waiting_bytes": 3.0 * RECORD_BYTES,
+    }
+    memory.open.set()
+    wait_for(lambda: not trail.waiting_bytes, "the lines")
+    trail.add(record(8))
+    trail.close()
+    seen = [line.get("remote") or line["request"] for line in memory.lines]
+    assert seen == ["a:0", "a:1", "a:2", {"lines": 5}, "a:8"]
+
+
+def test_a_full_disk_costs_nothing_but_room(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(trail_module, "RETRY_S", 0.001)
+    memory = Memory()
+    memory.full = True
+    trail = AuditTrail(memory, "m1")
+    with caplog.at_level(logging.WARNING, "raftkv"):
+        for number in range(10):
+            trail.add(record(number))
+        wait_for(lambda: bool(memory.rest), "the first attempt")
+        memory.full = False
+        wait_for(lambda: len(memory.lines) == 10, "the lines")
+        trail.close()
+    assert [line["remote"] for line in memory.lines] == [f"a:{number}" for number in range(10)]
+    assert [message.split(";")[0] for message in caplog.messages] == [
+        "cannot write the audit log: No space left on device",
+        "the audit log is written again",
+    ]
+
+
+def test_a_stop_does_not_wait_for_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
+    memory = Memory()
+    memory.full = True
+    trail = AuditTrail(memory, "m1")
+    trail.add(record(1))
+    trail.close()
+    assert memory.closed
+    assert "the last 1 lines of the audit log could not be written" in caplog.messages
+
+
+def test_a_record_that_makes_no_line_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    line: Callable[[Record, str], bytes] = trail_module.line
+
+    def broken(one: Record, member: str) -> bytes:
+        if one.remote == "a:1":
+            raise ZeroDivisionError
+        return line(one, member)
+
+    monkeypatch.setattr(trail_module, "line", broken)
+    memory = Memory()
+    trail = AuditTrail(memory, "m1")
+    for number in range(3):
+        trail.add(record(number))
+    trail.close()
+    assert [line["remote"] for line in memory.lines] == ["a:0", "a:2"]
+    assert "a line of the audit log cannot be made: call " in caplog.messages

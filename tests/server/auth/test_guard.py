@@ -1,0 +1,243 @@
+"""Who is let in: tokens, certificates, nobody; and what refused calls are answered, as etcd does it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from raftkv import errors
+from raftkv.pb import rpc_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.rpc.server.router import Kind
+from raftkv.server.auth import guard
+from raftkv.server.auth.guard import AHEAD_CALLS_MAX
+from raftkv.server.auth.simple_tokens import digest_of
+from raftkv.server.auth.table import OPEN, TABLE, row_of
+from tests.server.auth.world import World, stop, until
+
+PUT, RANGE = "etcdserverpb.KV/Put", "etcdserverpb.KV/Range"
+NOBODY = (errors.INVALID_ARGUMENT, "etcdserver: user name is empty")
+DENIED = (errors.PERMISSION_DENIED, "etcdserver: permission denied")
+BAD_TOKEN = (errors.UNAUTHENTICATED, "etcdserver: invalid auth token")
+LET_IN = (errors.OK, "")
+
+
+def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test on a loop of its own."""
+
+    @wraps(test)
+    def run(**arguments: Any) -> None:
+        asyncio.run(test(**arguments))
+
+    return run
+
+
+def world_of_alice() -> World:
+    world = World()
+    world.user("alice", ("READWRITE", b"a", b"b"))
+    world.enable()
+    return world
+
+
+def put(key: bytes = b"a1") -> rpc_pb2.PutRequest:
+    return rpc_pb2.PutRequest(key=key, value=b"v")
+
+
+async def outcome(world: World, method: str, request: Any, token: str | None = None, **more: Any) -> tuple[int, str]:
+    code, text, _ = await world.call(method, request, token, **more)
+    return code, text
+
+
+@on_loop
+async def test_without_users_anybody_may_do_anything() -> None:
+    world = World()
+    assert await outcome(world, PUT, put()) == LET_IN
+    assert await outcome(world, PUT, put(), "no token of anybody's") == LET_IN
+
+
+@on_loop
+async def test_a_token_says_who_calls() -> None:
+    world = world_of_alice()
+    token = world.token("alice")
+    assert await outcome(world, PUT, put(), token) == LET_IN
+    assert await outcome(world, PUT, put(b"b1"), token) == DENIED
+    assert await outcome(world, PUT, put()) == NOBODY
+    for wrong in ("", "x", "x.y", "x.1", token[1:], token + "0" * 99, token.swapcase(), "x" * 24 + ".1"):
+        assert await outcome(world, PUT, put(), wrong) == BAD_TOKEN, wrong
+
+
+@on_loop
+async def test_a_token_may_come_as_authorization() -> None:
+    world = world_of_alice()
+    token = world.token("alice")
+    for value in (token, f"Bearer {token}"):
+        assert await outcome(world, PUT, put(), headers={"authorization": value}) == LET_IN
+    assert await outcome(world, PUT, put(), "x.1", headers={"authorization": token}) == BAD_TOKEN
+
+
+@on_loop
+async def test_a_verified_certificate_says_who_calls_where_no_token_does() -> None:
+    world = world_of_alice()
+    assert await outcome(world, PUT, put(), cn="alice") == LET_IN
+    assert await outcome(world, PUT, put(b"b1"), cn="alice") == DENIED
+    assert await outcome(world, PUT, put(), cn="stranger") == DENIED
+    assert await outcome(world, PUT, put(), "x.1", cn="alice") == BAD_TOKEN
+    # CVE-2018-16886: what a gateway passes on shows the gateway's own certificate.
+    assert await outcome(world, PUT, put(), cn="alice", headers={"grpcgateway-accept": "*/*"}) == NOBODY
+
+
+@on_loop
+async def test_what_is_wrong_with_a_request_is_said_first() -> None:
+    world = world_of_alice()
+    empty = (errors.INVALID_ARGUMENT, "etcdserver: key is not provided")
+    assert await outcome(world, PUT, put(b""), "x.1") == empty
+    assert await outcome(world, RANGE, rpc_pb2.RangeRequest()) == empty
+
+
+@on_loop
+async def test_a_token_whose_entry_is_not_applied_yet_is_waited_for() -> None:
+    world = world_of_alice()
+    secret = "y" * 24
+    call = world.start(PUT, put(), f"{secret}.{world.node.applied + 1}")
+    stream = world.start(
+        "etcdserverpb.KV/RangeStream", rpc_pb2.RangeRequest(key=b"a1"), f"{secret}.{world.node.applied + 1}"
+    )
+    await asyncio.sleep(0.01)
+    assert not call.done
+    world.node.applied += 1
+    world.users.granted(b"alice", digest_of(secret.encode()), world.node.applied)
+    async with asyncio.timeout(5):
+        await call.over
+        await stream.over
+    assert (call.status, stream.status) == (LET_IN, LET_IN)
+
+
+@on_loop
+async def test_tokens_of_the_future_are_waited_for_by_some_calls_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "AHEAD_MAX_S", 0.3)
+    world = world_of_alice()
+    token = "y" * 24 + ".99999999999999999999"
+    watching = rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"a1"))
+    ahead = [world.start(PUT, put(), token) for _ in range(AHEAD_CALLS_MAX - 1)]
+    ahead.append(world.start("etcdserverpb.KV/RangeStream", rpc_pb2.RangeRequest(key=b"a1"), token))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    late = [
+        world.start(PUT, put(), token),
+        world.start("etcdserverpb.KV/RangeStream", rpc_pb2.RangeRequest(key=b"a1"), token),
+    ]
+    watch_call = world.start("etcdserverpb.Watch/Watch", watching, token)
+    await until(lambda: all(call.done for call in late) and bool(watch_call.answers))
+    assert not any(call.done for call in ahead)
+    await until(lambda: all(call.done for call in ahead))
+    assert {call.status for call in (*ahead, *late)} == {BAD_TOKEN}
+    await stop(watch_call)
+
+
+@on_loop
+async def test_a_read_that_waited_is_checked_again() -> None:
+    world = world_of_alice()
+    token = world.token("alice")
+    world.node.is_held = True
+    calls = [
+        world.start(RANGE, rpc_pb2.RangeRequest(key=b"a1"), token),
+        world.start("etcdserverpb.KV/Txn", rpc_pb2.TxnRequest(compare=[rpc_pb2.Compare(key=b"a1")]), token),
+    ]
+    world.change(role_delete=rpc_pb2.AuthRoleDeleteRequest(role="role-alice"))
+    world.node.let_go()
+    assert [call.status for call in calls] == [DENIED, DENIED]
+
+
+@on_loop
+async def test_a_write_that_waited_is_checked_again() -> None:
+    world = world_of_alice()
+    token = world.token("alice")
+    world.node.is_held = True
+    call = world.start(PUT, put(), token)
+    world.change(role_delete=rpc_pb2.AuthRoleDeleteRequest(role="role-alice"))
+    world.node.let_go()
+    assert call.status == (errors.INVALID_ARGUMENT, "etcdserver: revision of auth store is old")
+    assert world.machine.store.revision == 1
+
+
+def test_every_method_of_the_client_ports_has_a_row_and_no_other_has() -> None:
+    served = {name: set(methods) for name, methods in SERVICES.items() if name != "raftkvpb.Peer"}
+    assert {name: set(rows) for name, rows in TABLE.items()} == served
+
+
+def test_a_method_without_a_row_stops_the_start() -> None:
+    with pytest.raises(errors.ConfigError, match=r"^/pkg.New/Method has no row in raftkv.server.auth.table: nobody"):
+        row_of("/pkg.New/Method")
+
+
+def test_what_is_open_is_named_here_too() -> None:
+    found = {f"{service}/{name}" for service, rows in TABLE.items() for name, row in rows.items() if row is OPEN}
+    assert found == {"etcdserverpb.Auth/Authenticate", "grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch"}
+
+
+@on_loop
+async def test_an_open_method_is_not_wrapped() -> None:
+    def handler(call: object, data: bytes) -> None:
+        raise AssertionError
+
+    around = World().users.guard.around
+    assert around("/grpc.health.v1.Health/Check", Kind.UNARY, handler) is handler
+
+
+@on_loop
+async def test_a_watch_ends_with_the_right_to_it() -> None:
+    world = world_of_alice()
+    call = world.start("etcdserverpb.Watch/Watch", watch(b"a1", b""), world.token("alice"))
+    call.ask(watch(b"a", b"\0"))
+    call.ask(watch(b"b", b""))
+    await settled(call, 3)
+    first, second, third = answers(call)
+    assert (first.created, first.canceled, first.watch_id) == (True, False, 0)
+    reason = "rpc error: code = PermissionDenied desc = etcdserver: permission denied"
+    for refused in (second, third):
+        assert (refused.created, refused.canceled, refused.watch_id, refused.cancel_reason) == (True, True, -1, reason)
+    world.change(role_delete=rpc_pb2.AuthRoleDeleteRequest(role="role-alice"))
+    # What is written in the same turn, after the right went, is not for the watcher.
+    world.put(b"a1")
+    world.node.let_go()
+    await settled(call, 4)
+    last = answers(call)[-1]
+    assert (last.canceled, last.watch_id, last.cancel_reason, len(last.events)) == (True, 0, reason, 0)
+    await stop(call)
+
+
+@on_loop
+async def test_an_ended_watch_is_freed_without_the_collector() -> None:
+    world = world_of_alice()
+    gc.collect()
+    gc.disable()
+    try:
+        call = world.start("etcdserverpb.Watch/Watch", watch(b"a1", b""), world.token("alice"))
+        await settled(call, 1)
+        live = weakref.ref(next(iter(world.users.live._calls)))
+        await stop(call)
+        del call
+        await asyncio.sleep(0)
+        assert live() is None
+    finally:
+        gc.enable()
+
+
+def watch(key: bytes, range_end: bytes) -> rpc_pb2.WatchRequest:
+    return rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=key, range_end=range_end))
+
+
+def answers(call: Any) -> list[rpc_pb2.WatchResponse]:
+    return [rpc_pb2.WatchResponse.FromString(answer) for answer in call.answers]
+
+
+async def settled(call: Any, count: int) -> None:
+    await until(lambda: len(call.answers) >= count)

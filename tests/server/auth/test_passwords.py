@@ -1,0 +1,95 @@
+"""bcrypt in its threads: what is refused, what takes as long as something else, what etcd does beyond 72 bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import bcrypt
+import pytest
+
+from raftkv import errors
+from raftkv.server.auth import passwords as module
+from raftkv.server.auth.passwords import Passwords, is_hash
+from tests.server.auth.test_guard import on_loop
+from tests.server.auth.world import until
+
+COST = 4
+
+
+@on_loop
+async def test_a_hash_is_one_that_etcd_takes() -> None:
+    passwords = Passwords(COST)
+    hashed = await passwords.hash("secret")
+    assert hashed.startswith(b"$2a$04$")
+    assert is_hash(hashed)
+    assert await passwords.matches("secret", hashed)
+    assert not await passwords.matches("Secret", hashed)
+    assert not await passwords.matches("", hashed)
+
+
+@on_loop
+async def test_72_bytes_count_as_in_go() -> None:
+    passwords = Passwords(COST)
+    hashed = await passwords.hash("x" * 72)
+    # etcd 3.5.1 let in whoever had the first 72 bytes right, and so its hashes are compared.
+    assert await passwords.matches("x" * 72 + "more", hashed)
+    assert not await passwords.matches("x" * 71, hashed)
+    for password in ("x" * 73, "ä" * 37):
+        with pytest.raises(errors.PasswordTooLongError, match=r"^bcrypt: password length exceeds 72 bytes$"):
+            await passwords.hash(password)
+
+
+@on_loop
+async def test_a_password_has_a_length() -> None:
+    passwords = Passwords(COST, 8)
+    with pytest.raises(errors.InvalidPasswordError, match="must have at least 8 characters") as error:
+        await passwords.hash("canary7")
+    assert "canary" not in str(error.value)
+    await passwords.hash("canary78")
+
+
+@on_loop
+async def test_who_does_not_exist_is_found_out_after_the_same_work() -> None:
+    passwords, compared = Passwords(COST), []
+    real = bcrypt.checkpw
+
+    def counting(password: bytes, hashed: bytes) -> bool:
+        compared.append(hashed[:7])
+        return real(password, hashed)
+
+    bcrypt.checkpw = counting
+    try:
+        hashed = await passwords.hash("secret")
+        assert await passwords.matches("secret", hashed)
+        assert not await passwords.matches("secret", None)
+        assert not await passwords.matches("nobody", None)
+        assert not await passwords.matches("secret", b"no hash at all")
+        # A hash of a cost that takes hours is not looked at.
+        assert not await passwords.matches("secret", b"$2a$31$" + hashed[7:])
+    finally:
+        bcrypt.checkpw = real
+    assert compared == [b"$2a$04$"] * 5
+
+
+@on_loop
+async def test_what_waits_is_bounded_and_what_is_given_up_makes_room() -> None:
+    go = threading.Event()
+    passwords = Passwords(COST, threads=1)
+    waiting: list[asyncio.Task[Any]] = []
+    try:
+        waiting += [asyncio.create_task(passwords._run(go.wait)) for _ in range(module.WAITING_MAX)]
+        await until(lambda: passwords._waiting == module.WAITING_MAX)
+        with pytest.raises(errors.TooManyRequestsError):
+            await passwords.matches("secret", None)
+        waiting[-1].cancel()
+        await asyncio.wait([waiting[-1]])
+        again = asyncio.create_task(passwords.matches("secret", None))
+        await until(lambda: passwords._waiting == module.WAITING_MAX)
+    finally:
+        go.set()
+    assert not await again
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert passwords._waiting == 0
+    passwords.close()

@@ -1,0 +1,269 @@
+"""The Auth service: logging in, changes and questions, and where passwords do not go."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import bcrypt
+import pytest
+
+from raftkv import errors
+from raftkv.pb import auth_pb2, rpc_pb2
+from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, on_loop, outcome, put
+from tests.server.auth.world import World, until
+
+AUTH = "etcdserverpb.Auth"
+CANARY = "canary-in-a-coal-mine"
+FAILED = (errors.INVALID_ARGUMENT, "etcdserver: authentication failed, invalid user ID or password")
+
+
+async def with_passwords(**settings: Any) -> World:
+    """Root and Alice, who have passwords, and Bob, who has none."""
+    world = World(**settings)
+    for name in ("root", "alice"):
+        request = rpc_pb2.AuthUserAddRequest(name=name, password=f"{CANARY}-{name}")
+        assert await outcome(world, f"{AUTH}/UserAdd", request) == LET_IN
+    world.change(user_grant_role=rpc_pb2.AuthUserGrantRoleRequest(user="root", role="root"))
+    world.change(role_add=rpc_pb2.AuthRoleAddRequest(name="a"))
+    world.permit("a", "READWRITE", b"a", b"b")
+    world.change(user_grant_role=rpc_pb2.AuthUserGrantRoleRequest(user="alice", role="a"))
+    world.user("bob", role="a")
+    world.enable()
+    return world
+
+
+def login(name: str, password: str | None = None) -> rpc_pb2.AuthenticateRequest:
+    return rpc_pb2.AuthenticateRequest(name=name, password=f"{CANARY}-{name}" if password is None else password)
+
+
+async def token_of(world: World, name: str) -> str:
+    code, text, answer = await world.call(f"{AUTH}/Authenticate", login(name))
+    assert (code, text) == LET_IN
+    token: str = answer.token
+    return token
+
+
+@on_loop
+async def test_a_password_gives_a_token() -> None:
+    world = await with_passwords()
+    token = await token_of(world, "alice")
+    assert int(token.partition(".")[2]) == world.node.applied
+    assert await outcome(world, "etcdserverpb.KV/Put", put(), token) == LET_IN
+    assert await token_of(world, "alice") != token
+
+
+@on_loop
+async def test_who_is_not_let_in_does_not_learn_why() -> None:
+    world = await with_passwords()
+    for request in (login("alice", "wrong"), login("nobody", "x"), login("alice", ""), login("", "x")):
+        assert await outcome(world, f"{AUTH}/Authenticate", request) == FAILED
+    no_password = "auth: authentication failed, password was given for no password user"
+    assert await outcome(world, f"{AUTH}/Authenticate", login("bob", "x")) == (errors.UNKNOWN, no_password)
+    off = (errors.FAILED_PRECONDITION, "etcdserver: authentication is not enabled")
+    assert await outcome(World(), f"{AUTH}/Authenticate", login("alice", "x")) == off
+
+
+@on_loop
+async def test_users_that_change_meanwhile_cost_no_second_comparison_unless_the_password_did() -> None:
+    world = await with_passwords()
+    compared = 0
+    passwords: Any = world.users._passwords
+    real = passwords.matches
+
+    async def matches(password: str, hashed: bytes | None) -> bool:
+        nonlocal compared
+        compared += 1
+        if compared == 1:
+            world.change(role_add=rpc_pb2.AuthRoleAddRequest(name="new"))
+        found: bool = await real(password, hashed)
+        return found
+
+    passwords.matches = matches
+    await token_of(world, "alice")
+    assert compared == 1
+
+    async def changing(password: str, hashed: bytes | None) -> bool:
+        found: bool = await real(password, hashed)
+        new = base64.b64encode(bcrypt.hashpw(b"new", bcrypt.gensalt(4))).decode()
+        change = rpc_pb2.AuthUserChangePasswordRequest(name="alice", hashedPassword=new)
+        world.change(user_change_password=change)
+        return found
+
+    passwords.matches = changing
+    assert await outcome(world, f"{AUTH}/Authenticate", login("alice")) == FAILED
+
+
+@on_loop
+async def test_a_new_password_ends_the_tokens() -> None:
+    world = await with_passwords()
+    token, root = await token_of(world, "alice"), await token_of(world, "root")
+    change = rpc_pb2.AuthUserChangePasswordRequest(name="alice", password="new")
+    assert await outcome(world, f"{AUTH}/UserChangePassword", change, token) == DENIED
+    assert await outcome(world, f"{AUTH}/UserChangePassword", change, root) == LET_IN
+    assert await outcome(world, "etcdserverpb.KV/Put", put(), token) == BAD_TOKEN
+    assert await outcome(world, f"{AUTH}/Authenticate", login("alice")) == FAILED
+    assert await outcome(world, f"{AUTH}/Authenticate", login("alice", "new")) == LET_IN
+
+
+@on_loop
+async def test_after_a_change_to_no_password_none_is_right() -> None:
+    """An empty one must not be: whoever knew the name would be in."""
+    world = await with_passwords()
+    root = await token_of(world, "root")
+    change = rpc_pb2.AuthUserChangePasswordRequest(name="alice")
+    assert await outcome(world, f"{AUTH}/UserChangePassword", change, root) == LET_IN
+    for password in ("", f"{CANARY}-alice"):
+        assert await outcome(world, f"{AUTH}/Authenticate", login("alice", password)) == FAILED
+    change.password = "new"
+    assert await outcome(world, f"{AUTH}/UserChangePassword", change, root) == LET_IN
+    assert await outcome(world, f"{AUTH}/Authenticate", login("alice", "new")) == LET_IN
+
+
+@on_loop
+async def test_disabling_ends_all_tokens() -> None:
+    world = await with_passwords()
+    root = await token_of(world, "root")
+    assert await outcome(world, f"{AUTH}/AuthDisable", rpc_pb2.AuthDisableRequest(), root) == LET_IN
+    assert await outcome(world, "etcdserverpb.KV/Put", put()) == LET_IN
+    world.enable()
+    assert await outcome(world, "etcdserverpb.KV/Put", put(), root) == BAD_TOKEN
+
+
+@on_loop
+async def test_changes_that_are_made_at_once_all_happen() -> None:
+    world = await with_passwords()
+    root = await token_of(world, "root")
+    calls = [world.call(f"{AUTH}/RoleAdd", rpc_pb2.AuthRoleAddRequest(name=f"r{number}"), root) for number in range(20)]
+    assert [(code, text) for code, text, _ in await asyncio.gather(*calls)] == [LET_IN] * 20
+
+
+@on_loop
+async def test_users_see_themselves_and_their_roles() -> None:
+    world = await with_passwords()
+    alice = await token_of(world, "alice")
+    _, _, answer = await world.call(f"{AUTH}/UserGet", rpc_pb2.AuthUserGetRequest(name="alice"), alice)
+    assert list(answer.roles) == ["a"]
+    _, _, answer = await world.call(f"{AUTH}/RoleGet", rpc_pb2.AuthRoleGetRequest(role="a"), alice)
+    assert list(answer.perm) == [auth_pb2.Permission(permType="READWRITE", key=b"a", range_end=b"b")]
+    for method, request in (
+        ("UserGet", rpc_pb2.AuthUserGetRequest(name="root")),
+        ("UserGet", rpc_pb2.AuthUserGetRequest(name="nobody")),
+        ("RoleGet", rpc_pb2.AuthRoleGetRequest(role="root")),
+        ("RoleGet", rpc_pb2.AuthRoleGetRequest(role="none")),
+        ("UserList", rpc_pb2.AuthUserListRequest()),
+        ("RoleList", rpc_pb2.AuthRoleListRequest()),
+        ("AuthStatus", rpc_pb2.AuthStatusRequest()),
+    ):
+        assert await outcome(world, f"{AUTH}/{method}", request, alice) == DENIED, method
+        assert await outcome(world, f"{AUTH}/{method}", request) == NOBODY, method
+
+
+@on_loop
+async def test_root_sees_all() -> None:
+    world = await with_passwords()
+    root = await token_of(world, "root")
+    _, _, users = await world.call(f"{AUTH}/UserList", rpc_pb2.AuthUserListRequest(), root)
+    _, _, roles = await world.call(f"{AUTH}/RoleList", rpc_pb2.AuthRoleListRequest(), root)
+    _, _, status = await world.call(f"{AUTH}/AuthStatus", rpc_pb2.AuthStatusRequest(), root)
+    assert (list(users.users), list(roles.roles)) == (["alice", "bob", "root"], ["a"])
+    assert (status.enabled, status.authRevision) == (True, world.auth.revision)
+    missing = rpc_pb2.AuthRoleGetRequest(role="root")
+    not_found = (errors.FAILED_PRECONDITION, "etcdserver: role name not found")
+    assert await outcome(world, f"{AUTH}/RoleGet", missing, root) == not_found
+
+
+@on_loop
+async def test_a_hash_may_come_in_place_of_a_password() -> None:
+    world = World()
+    hashed = base64.b64encode(bcrypt.hashpw(b"x", bcrypt.gensalt(4, b"2a"))).decode()
+    request = rpc_pb2.AuthUserAddRequest(name="carol", hashedPassword=hashed)
+    assert await outcome(world, f"{AUTH}/UserAdd", request) == LET_IN
+    assert bcrypt.checkpw(b"x", world.auth.users[b"carol"].password_hash)
+    for wrong in ("no base64!", base64.b64encode(b"x").decode(), base64.b64encode(b"$2a$31$" + b"x" * 53).decode()):
+        request = rpc_pb2.AuthUserAddRequest(name="dave", hashedPassword=wrong)
+        code, text = await outcome(world, f"{AUTH}/UserAdd", request)
+        assert (code, text.partition(" must be ")[0]) == (errors.INVALID_ARGUMENT, "raftkv: hashedPassword")
+
+
+@on_loop
+async def test_no_password_and_no_token_is_in_any_entry_or_record_or_text() -> None:
+    world = World()
+    entries: list[bytes] = []
+    apply = world.node.apply
+
+    def noting(kind: int, body: bytes) -> Any:
+        entries.append(body)
+        return apply(kind, body)
+
+    node: Any = world.node
+    node.apply = noting
+    await outcome(world, f"{AUTH}/UserAdd", rpc_pb2.AuthUserAddRequest(name="root", password=f"{CANARY}-root"))
+    world.change(user_grant_role=rpc_pb2.AuthUserGrantRoleRequest(user="root", role="root"))
+    world.enable()
+    token = await token_of(world, "root")
+    change = rpc_pb2.AuthUserChangePasswordRequest(name="root", password=f"{CANARY}-new")
+    assert await outcome(world, f"{AUTH}/UserChangePassword", change, token) == LET_IN
+    kept = (
+        b"".join(entries)
+        + repr([dict(each) for each in world.machine.backend.__dict__.values() if isinstance(each, dict)]).encode()
+    )
+    assert CANARY.encode() not in kept
+    assert token.partition(".")[0].encode() not in kept
+    assert CANARY not in repr(world.users.__dict__) + repr(world.auth.users)
+
+
+@on_loop
+async def test_a_short_password_is_refused_where_a_length_is_set() -> None:
+    world = World(auth_min_password_length=8)
+    request = rpc_pb2.AuthUserAddRequest(name="alice", password="canary7")
+    code, text = await outcome(world, f"{AUTH}/UserAdd", request)
+    assert (code, text) == (errors.INVALID_ARGUMENT, "raftkv: a password must have at least 8 characters")
+
+
+@on_loop
+async def test_streams_of_nobody_end_when_users_are_asked_for() -> None:
+    world = World()
+    keeping = world.start("etcdserverpb.Lease/LeaseKeepAlive", rpc_pb2.LeaseKeepAliveRequest(ID=200))
+    watching = world.start(
+        "etcdserverpb.Watch/Watch",
+        rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"a")),
+    )
+    await until(lambda: len(keeping.answers) == len(watching.answers) == 1)
+    world.enable()
+    world.node.let_go()
+    await until(lambda: keeping.done and len(watching.answers) == 2)
+    assert keeping.status == NOBODY
+    last = rpc_pb2.WatchResponse.FromString(watching.answers[-1])
+    assert last.cancel_reason == "rpc error: code = InvalidArgument desc = etcdserver: user name is empty"
+
+
+@pytest.mark.parametrize("method", ["etcdserverpb.Lease/LeaseKeepAlive", "etcdserverpb.Watch/Watch"])
+def test_streams_end_with_a_signed_token(tmp_path: Any, method: str) -> None:
+    @on_loop
+    async def main() -> None:
+        secret = tmp_path / "secret"
+        secret.write_bytes(b"x" * 32)
+        secret.chmod(0o600)
+        world = World(auth_token=f"jwt,priv-key={secret},sign-method=HS256,ttl=1s")
+        world.user("alice", ("READWRITE", b"a", b"b"))
+        world.enable()
+        signer: Any = world.users._signed
+        request: Any = rpc_pb2.LeaseKeepAliveRequest(ID=200)
+        if method.endswith("Watch"):
+            request = rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"a1"))
+        call = world.start(method, request, signer.sign(b"alice", world.auth.revision))
+        await until(lambda: len(call.answers) == 1)
+        # Users change, and the token is old: what is under way goes on, until the token ends.
+        world.change(role_add=rpc_pb2.AuthRoleAddRequest(name="new"))
+        world.node.let_go()
+        assert not call.done
+        await until(lambda: call.done or len(call.answers) == 2)
+        if method.endswith("Watch"):
+            last = rpc_pb2.WatchResponse.FromString(call.answers[-1])
+            assert last.cancel_reason == "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token"
+        else:
+            assert call.status == BAD_TOKEN
+
+    main()

@@ -1,0 +1,198 @@
+"""JSON of the gateway: what is read, what is written, and the texts of what is wrong, which are Go's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raftkv.pb import rpc_pb2
+from raftkv.server.gateway import decoder, odd
+from raftkv.server.gateway.decoder import Reader
+from raftkv.server.gateway.encoder import encode, encode_string
+from raftkv.server.gateway.syntax import JsonError
+
+
+def read(body: bytes, message_type: Any = rpc_pb2.RangeRequest, *, usual: bool = True) -> Any:
+    """What a body becomes; with ``usual`` as in a server, else by Go's rules alone."""
+    steps = Reader(body).next(message_type, is_last=usual)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
+
+
+ACCEPTED = [
+    (b'{"key":"Zm9v"}', {"key": b"foo"}),
+    (b' {"key" : "Zm9v" , "limit":"7"} trailing', {"key": b"foo", "limit": 7}),
+    (b'{"range_end":"YQ=="}', {"range_end": b"a"}),
+    (b'{"rangeEnd":"YQ=="}', {"range_end": b"a"}),
+    (b'{"rangeEnd":"Yg==","range_end":"YQ=="}', {"range_end": b"b"}),
+    (b'{"Key":"Zm9v","unknown":[{"a":[1,{}]}],"":0}', {}),
+    (b'{"key":null,"limit":null,"sort_order":null}', {}),
+    (b'{"limit":1,"limit":"2"}', {"limit": 2}),
+    (b'{"limit":-0}', {"limit": 0}),
+    (b'{"limit":"null"}', {"limit": 0}),
+    (b'{"limit":" 5 "}', {"limit": 5}),
+    (b'{"sort_order":"DESCEND","sort_target":3}', {"sort_order": 2, "sort_target": 3}),
+    (b'{"sort_order":99}', {"sort_order": 99}),
+    (b'{"key":[102,111]}', {"key": b"fo"}),
+    (b'{"key":"Zm9\\nv"}', {"key": b"foo"}),
+    (b'{"k\\u0065y":"Zm9v"}', {"key": b"foo"}),
+    (b'{"keys_only":true,"serializable":false}', {"keys_only": True}),
+    (b"null", {}),
+    (b"{}", {}),
+]
+
+REFUSED = [
+    (b"{", "unexpected EOF"),
+    (b'{"key":"Zm9v"', "unexpected EOF"),
+    (b'"a', "unexpected EOF"),
+    (b"[]", "json: cannot unmarshal array into Go value of type map[string]json.RawMessage"),
+    (b"12", "json: cannot unmarshal number into Go value of type map[string]json.RawMessage"),
+    (b"01", "json: cannot unmarshal number into Go value of type map[string]json.RawMessage"),
+    (b"tru", "unexpected EOF"),
+    (b"trux", "invalid character 'x' in literal true (expecting 'e')"),
+    (b"{key:1}", "invalid character 'k' looking for beginning of object key string"),
+    (b'{"key"1}', "invalid character '1' after object key"),
+    (b'{"key":1 2}', "invalid character '2' after object key:value pair"),
+    (b'{"key":[1 2]}', "invalid character '2' after array element"),
+    (b'{"key":[1,]}', "invalid character ']' looking for beginning of value"),
+    (b'{"limit":NaN}', "invalid character 'N' looking for beginning of value"),
+    (b'{"limit":-x}', "invalid character 'x' in numeric literal"),
+    (b'{"limit":1.x}', "invalid character 'x' after decimal point in numeric literal"),
+    (b'{"limit":1e+}', "invalid character '}' in exponent of numeric literal"),
+    (b'{"limit":01}', "invalid character '1' after object key:value pair"),
+    (b'{"key":"a\nb"}', "invalid character '\\n' in string literal"),
+    (b'{"key":"\\x"}', "invalid character 'x' in string escape code"),
+    (b'{"key":"\\u00g0"}', "invalid character 'g' in \\u hexadecimal character escape"),
+    (b"\xef\xbb\xbf{}", "invalid character '\u00ef' looking for beginning of value"),
+    (b"'", "invalid character '\\'' looking for beginning of value"),
+    (b'{"key":"Zm9"}', "illegal base64 data at input byte 0"),
+    (b'{"key":"Zm9vZm9"}', "illegal base64 data at input byte 4"),
+    (b'{"key":"Z-9v"}', "illegal base64 data at input byte 1"),
+    (b'{"key":"Zg==Zg=="}', "illegal base64 data at input byte 4"),
+    (b'{"key":7}', "json: cannot unmarshal number into Go value of type []uint8"),
+    (b'{"key":["a"]}', "json: cannot unmarshal string into Go value of type uint8"),
+    (b'{"key":[256]}', "json: cannot unmarshal number 256 into Go value of type uint8"),
+    (b'{"limit":1.5}', "json: cannot unmarshal number 1.5 into Go value of type int64"),
+    (b'{"limit":"x"}', "invalid character 'x' looking for beginning of value"),
+    (b'{"limit":""}', "unexpected end of JSON input"),
+    (b'{"limit":"1 2"}', "invalid character '2' after top-level value"),
+    (b'{"limit":9223372036854775808}', None),
+    (b'{"limit":{}}', "json: cannot unmarshal object into Go value of type int64"),
+    (b'{"keys_only":"true"}', "json: cannot unmarshal string into Go value of type bool"),
+    (b'{"sort_order":"UP"}', 'unknown value "\\"UP\\"" for enum etcdserverpb.RangeRequest.SortOrder'),
+    (b'{"sort_order":true}', "json: cannot unmarshal bool into Go value of type protoreflect.EnumNumber"),
+    # Of several faults the one of the field that is declared first counts.
+    (b'{"limit":"x","key":7}', "json: cannot unmarshal number into Go value of type []uint8"),
+    (b'{"limit":"' + b" " * 5000 + b'1"}', "json: cannot unmarshal string into Go value of type int64"),
+    (b"[" * 10_001, "invalid character '[' exceeded max depth"),
+    (b"[" * 10_000, "unexpected EOF"),
+]
+
+
+@pytest.mark.parametrize("usual", [True, False])
+@pytest.mark.parametrize(("body", "fields"), ACCEPTED)
+def test_accepted(body: bytes, fields: dict[str, Any], usual: bool) -> None:
+    assert read(body, usual=usual) == rpc_pb2.RangeRequest(**fields)
+
+
+@pytest.mark.parametrize(("body", "text"), REFUSED)
+def test_refused_with_gos_text(body: bytes, text: str | None) -> None:
+    with pytest.raises(JsonError) as caught:
+        read(body)
+    expected = text or "json: cannot unmarshal number 9223372036854775808 into Go value of type int64"
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_numbers_without_a_sign_have_none(usual: bool) -> None:
+    assert read(b'{"ID":0}', rpc_pb2.MemberRemoveRequest, usual=usual).ID == 0
+    with pytest.raises(JsonError, match="cannot unmarshal number -0 into Go value of type uint64"):
+        read(b'{"ID":-0}', rpc_pb2.MemberRemoveRequest, usual=usual)
+
+
+@pytest.mark.parametrize("usual", [True, False])
+def test_null_in_a_list_is_the_empty_value(usual: bool) -> None:
+    assert read(b'{"peerURLs":[null,"a"]}', rpc_pb2.MemberAddRequest, usual=usual).peerURLs == ["", "a"]
+
+
+@pytest.mark.parametrize("body", [b"", b" \n\t "])
+def test_an_empty_body_is_no_value(body: bytes) -> None:
+    assert read(body) is None
+
+
+def test_the_field_of_a_choice_that_is_declared_last_counts() -> None:
+    body = b'{"requestPut":{"key":"Zm9v"},"request_range":{"key":"Zm9v"}}'
+    assert read(body, rpc_pb2.RequestOp).WhichOneof("request") == "request_put"
+
+
+def test_bodies_of_many_parts_are_read_in_steps() -> None:
+    body = b'{"compare":[' + b",".join([b"{}"] * 20_000) + b"]}"
+    steps = Reader(body).next(rpc_pb2.TxnRequest, is_last=True)
+    pauses = sum(1 for _ in steps)
+    assert pauses > 100
+
+
+def test_arrays_of_bytes_are_read_in_steps() -> None:
+    steps = Reader(b'{"key":[' + b"1," * 20_000 + b"1]}").next(rpc_pb2.RangeRequest, is_last=True)
+    assert sum(1 for _ in steps) > 150
+
+
+def test_lists_of_too_many_elements_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(odd, "PARTS_MAX", 1000)
+    with pytest.raises(JsonError, match="more than 1000 elements"):
+        read(b'{"compare":[' + b"{}," * 5000 + b"{}]}", rpc_pb2.TxnRequest, usual=False)
+
+
+@pytest.mark.parametrize("text", [b"\\ud800", b"\xff", b"a\xff", b"\xe2\x82"])
+def test_long_texts_that_are_none_are_read_quickly(text: bytes) -> None:
+    name = read(b'{"name":"' + text * 100_000 + b'"}', rpc_pb2.AuthUserAddRequest).name
+    assert set(name) <= {"\ufffd", "a"}
+
+
+def test_strings_that_are_no_characters_are_replaced() -> None:
+    body = b'{"name":"a\\ud800b\xffc\\ud83d\\ude00"}'
+    assert read(body, rpc_pb2.AuthUserAddRequest).name == "a\ufffdb\ufffdc\U0001f600"
+
+
+def test_messages_nested_too_deep_are_refused() -> None:
+    body = b'{"success":[{"requestTxn":' * 200 + b"{}" + b"}]}" * 200
+    with pytest.raises(JsonError, match="nested"):
+        read(body, rpc_pb2.TxnRequest, usual=False)
+
+
+def test_what_is_written() -> None:
+    kv = {"key": b"a", "create_revision": 2**62, "version": 1}
+    response = rpc_pb2.RangeResponse(header={"cluster_id": 2**64 - 1}, kvs=[kv, {}], more=True)
+    assert encode(response) == (
+        '{"header":{"cluster_id":"18446744073709551615"},'
+        '"kvs":[{"key":"YQ==","create_revision":"4611686018427387904","version":"1"},{}],"more":true}'
+    )
+    alarms = [{"memberID": 1, "alarm": "NOSPACE"}, {"alarm": 77}]
+    assert encode(rpc_pb2.AlarmResponse(alarms=alarms)) == (
+        '{"alarms":[{"memberID":"1","alarm":"NOSPACE"},{"alarm":77}]}'
+    )
+    assert encode(rpc_pb2.HashResponse(hash=7)) == '{"hash":7}'
+
+
+def test_fields_are_written_in_the_order_of_their_declaration() -> None:
+    """``ListFields`` goes by number; so must the declarations, for Go goes by these."""
+    for file in (rpc_pb2.DESCRIPTOR,):
+        for message in file.message_types_by_name.values():
+            numbers = [field.number for field in message.fields]
+            assert numbers == sorted(numbers), message.full_name
+
+
+def test_strings_are_escaped_as_in_go() -> None:
+    assert encode_string('<a>&\b\f\n\\b\u2028\x7f\u00e4"') == (
+        '"\\u003ca\\u003e\\u0026\\u0008\\u000c\\n\\\\b\\u2028\x7f\u00e4\\""'
+    )
+
+
+def test_simple_parts_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "SIMPLE_BYTES", 0)
+    monkeypatch.setattr(decoder, "SIMPLE_PARTS", 0)
+    assert read(b'{"key":"Zm9v"}') == rpc_pb2.RangeRequest(key=b"foo")

@@ -1,0 +1,206 @@
+"""Unary paths of the gateway: one handler, the handlers of gRPC, statuses and headers of etcd 3.5."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.server.calls import UnaryCall
+from raftkv.rpc.server.http import HttpRequest, HttpResponse
+from raftkv.rpc.server.router import Kind
+from raftkv.rpc.server.server import Server
+from raftkv.rpc.status import RpcError
+from raftkv.server.gateway.handler import Gateway
+from raftkv.server.node.slices import Slices
+from tests.rpc.loop import on_loop, until
+
+RANGE = "/etcdserverpb.KV/Range"
+PUT = "/etcdserverpb.KV/Put"
+
+
+async def behind(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(200, b"behind " + request.path.encode())
+
+
+async def body_of(response: HttpResponse) -> bytes:
+    return response.body if isinstance(response.body, bytes) else b"".join([piece async for piece in response.body])
+
+
+class World:
+    """A server with a few methods, and its gateway."""
+
+    def __init__(self) -> None:
+        self.calls: list[UnaryCall] = []
+        self.around: list[str] = []
+        self.gateway = Gateway(behind, Slices())
+        self.server = Server(around=(self._around,))
+        self.server.unary(RANGE, self._range)
+        self.server.unary(PUT, self._put)
+        self.gateway.serve(self.server)
+
+    def _around(self, path: str, kind: Kind, handler: Any) -> Any:
+        def handle(call: UnaryCall, message: bytes) -> None:
+            self.around.append(f"{kind.value} {call.path}")
+            handler(call, message)
+
+        return handle
+
+    def _range(self, call: UnaryCall, message: bytes) -> None:
+        self.calls.append(call)
+        request = rpc_pb2.RangeRequest.FromString(message)
+        if request.key == b"bad":
+            raise RpcError(9, "etcdserver: not today")
+        if request.key == b"bug":
+            raise ZeroDivisionError("secret")
+        if request.key == b"pieces":
+            kv = rpc_pb2.RangeResponse(kvs=[{"key": b"a"}]).SerializeToString()
+            call.reply_many([kv, kv])
+        elif request.key != b"later":
+            call.reply(rpc_pb2.RangeResponse(count=7).SerializeToString())
+
+    def _put(self, call: UnaryCall, message: bytes) -> None:
+        self.calls.append(call)
+
+    async def ask(self, target: str, body: bytes = b"{}", method: str = "POST", **headers: str) -> HttpResponse:
+        """Answer of one request."""
+        fields = tuple((name.replace("_", "-"), value) for name, value in headers.items())
+        return await self.gateway.handle(HttpRequest(method, target, fields, body, certificate={"subject": ()}))
+
+
+@on_loop
+async def test_answers_come_from_the_handler_of_grpc_within_what_is_around_it() -> None:
+    world = World()
+    response = await world.ask("/v3/kv/range", b'{"key":"Zm9v"}')
+    assert (response.status, response.body) == (200, b'{"count":"7"}')
+    assert response.headers == (
+        ("content-type", "application/json"),
+        ("grpc-metadata-content-type", "application/grpc"),
+    )
+    assert world.around == [f"unary {RANGE}"]
+    assert world.server.answers.accounts == set(), "nothing is left"
+
+
+@on_loop
+async def test_an_answer_in_pieces_is_one_message() -> None:
+    response = await World().ask("/v3/kv/range", b'{"key":"cGllY2Vz"}')
+    assert await body_of(response) == b'{"kvs":[{"key":"YQ=="},{"key":"YQ=="}]}'
+
+
+@on_loop
+async def test_what_became_a_call_says_so_to_who_notes_requests() -> None:
+    world = World()
+    for body, is_call in (
+        (b'{"key":"Zm9v"}', True),
+        (b'{"key":"YmFk"}', True),
+        (b'{"key":"cGllY2Vz"}', True),
+        (b"x", False),
+    ):
+        assert (await world.ask("/v3/kv/range", body)).is_call is is_call
+    assert (await world.ask("/v3/kv/put", grpc_timeout="5m")).is_call
+
+
+@on_loop
+async def test_errors_have_etcds_status_and_body() -> None:
+    world = World()
+    response = await world.ask("/v3/kv/range", b'{"key":"YmFk"}')
+    text = b"etcdserver: not today"
+    assert (response.status, response.body) == (400, b'{"error":"%s","code":9,"message":"%s"}' % (text, text))
+    assert response.headers == (("content-type", "application/json"),)
+    response = await world.ask("/v3/kv/range", b'{"key":"Ynn=')
+    assert (response.status, response.body) == (
+        400,
+        b'{"error":"unexpected EOF","code":3,"message":"unexpected EOF"}',
+    )
+
+
+@on_loop
+async def test_messages_nested_too_deep_are_refused() -> None:
+    world = World()
+    world.server.unary("/etcdserverpb.KV/Txn", world._put)
+    world.gateway.serve(world.server)
+    body = b'{"success":[{"requestTxn":' * 2000 + b"{}" + b"}]}" * 2000
+    response = await world.ask("/v3/kv/txn", body)
+    assert (response.status, b"nested" in bytes(response.body)) == (400, True)
+
+
+@on_loop
+async def test_a_fault_of_a_handler_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    response = await World().ask("/v3/kv/range", b'{"key":"YnVn"}')
+    assert (response.status, response.body) == (
+        500,
+        b'{"error":"internal error","code":13,"message":"internal error"}',
+    )
+
+
+@on_loop
+async def test_paths_and_methods() -> None:
+    world = World()
+    assert (await world.ask("/v3beta/kv/range")).status == 200
+    assert (await world.ask("/v3/kv/%72ange?x=y")).status == 200
+    for path in ("/v3/kv/range/", "/v3/kv/nothing", "/v3/kv/rangestream", "/v3/"):
+        response = await world.ask(path)
+        assert (response.status, response.body) == (404, b"Not Found\n"), path
+    for method in ("GET", "PUT", "HEAD", "DELETE"):
+        assert (await world.ask("/v3/kv/range", method=method)).status == 405
+    for path in ("/v3alpha/kv/range", "/version", "/v3beta", "/v3x"):
+        assert (await world.ask(path)).body == b"behind " + path.encode()
+    for path, target in (("/v3", "/v3/"), ("/v3//kv///range", "/v3/kv/range")):
+        response = await world.ask(path)
+        assert (response.status, response.headers) == (301, (("location", target),))
+
+
+@on_loop
+async def test_the_document_of_the_paths_is_served() -> None:
+    world = World()
+    response = await world.ask("/v3/openapi.json", b"", "GET")
+    assert (response.status, bytes(response.body)[:19]) == (200, b'{"openapi":"3.0.3",')
+    assert (await world.ask("/v3/openapi.json")).status == 404
+
+
+@on_loop
+async def test_binary_metadata_is_looked_at() -> None:
+    world = World()
+    response = await world.ask("/v3/kv/range", grpc_metadata_a_bin="%%%")
+    text = b"invalid binary header Grpc-Metadata-A-Bin: illegal base64 data at input byte 0"
+    assert (response.status, response.body) == (400, b'{"error":"%s","code":3,"message":"%s"}' % (text, text))
+    assert (await world.ask("/v3/kv/range", grpc_metadata_a_bin="YQ")).status == 200
+    assert world.calls[0].metadata["a-bin"] == b"a"
+
+
+@on_loop
+async def test_what_is_passed_on_of_the_request() -> None:
+    world = World()
+    await world.ask("/v3/kv/range", authorization="secret", grpc_metadata_hasleader="true", user_agent="curl")
+    assert world.calls[0].headers == (
+        (b"grpcgateway-accept", b"*/*"),
+        (b"authorization", b"secret"),
+        (b"hasleader", b"true"),
+    )
+
+
+@on_loop
+async def test_a_call_that_nobody_answers_ends_at_its_timeout() -> None:
+    world = World()
+    response = await world.ask("/v3/kv/put", grpc_timeout="5m")
+    assert response.status == 504
+    assert b"context deadline exceeded" in bytes(response.body)
+    assert (await world.ask("/v3/kv/put", grpc_timeout="5x")).status == 400
+
+
+@on_loop
+async def test_a_client_that_leaves_cancels_its_call() -> None:
+    world = World()
+    task = asyncio.create_task(world.ask("/v3/kv/put"))
+    await until(lambda: bool(world.calls))
+    told: list[bool] = []
+    world.calls[0].on_cancel(lambda: told.append(world.calls[0].severed))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert told == [False]
+    assert world.calls[0].cancelled
+    world.calls[0].reply(b"")
+    assert world.server.answers.accounts == set()

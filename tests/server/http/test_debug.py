@@ -1,0 +1,202 @@
+"""What a member tells an operator about itself: who may ask, what it says, and that one profile is taken at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from raftkv import errors
+from raftkv.raft.progress import ProgressState
+from raftkv.raft.status import ProgressStatus, Status
+from raftkv.raft.types import ConfState, StateRole
+from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
+from raftkv.server.http import profiles
+from raftkv.server.http.debug import DebugService, raft_status
+from tests.server.auth.world import World
+
+PROGRESS = ProgressStatus(4, 5, ProgressState.REPLICATE, False, 0, True, False, 0, 0)
+STATUS = Status(0xA1, 2, 0xA1, 4, 4, 4, 0xA1, StateRole.LEADER, 0, ConfState(voters=(0xA1,)), {0xA1: PROGRESS})
+
+
+async def _else(_request: HttpRequest) -> HttpResponse:
+    return text_response(404, "404 page not found")
+
+
+class Nobody:
+    """Nobody is asked for."""
+
+    def check_root(self, request: HttpRequest) -> bytes:
+        return b""
+
+
+def service(users: object = Nobody(), *, pprof: bool = True) -> DebugService:
+    return DebugService(_else, users, lambda: STATUS, pprof=pprof)
+
+
+async def ask(debug: DebugService, target: str, method: str = "GET", token: str = "") -> HttpResponse:
+    headers = (("authorization", token),) if token else ()
+    return await debug.handle(HttpRequest(method, target, headers))
+
+
+def test_vars_have_etcds_form() -> None:
+    answer = asyncio.run(ask(service(pprof=False), "/debug/vars"))
+    assert (answer.status, dict(answer.headers)) == (200, {"content-type": "application/json; charset=utf-8"})
+    values = json.loads(answer.body)
+    assert list(values) == ["cmdline", "file_descriptor_limit", "memstats", "raft.status"]
+    assert values["cmdline"] == sys.orig_argv
+    assert values["memstats"]["Resident"] > 1_000_000
+    # As real etcd 3.5.1 showed it, but for the ids.
+    assert values["raft.status"] == {
+        "id": "a1",
+        "term": 2,
+        "vote": "a1",
+        "commit": 4,
+        "lead": "a1",
+        "raftState": "StateLeader",
+        "applied": 4,
+        "progress": {"a1": {"match": 4, "next": 5, "state": "StateReplicate"}},
+        "leadtransferee": "0",
+    }
+
+
+def test_every_role_and_state_has_a_name() -> None:
+    for role in StateRole:
+        for state in ProgressState:
+            progress = ProgressStatus(1, 2, state, False, 0, True, False, 0, 0)
+            status = Status(1, 1, 0, 1, 1, 1, 0, role, 0, ConfState(), {2: progress})
+            assert raft_status(status)["raftState"] == f"State{role.name.title().replace('_C', 'C')}"
+
+
+@pytest.mark.parametrize("path", ["/debug/pprof/", "/debug/pprof/cmdline", "/debug/pprof/goroutine"])
+def test_profiles_are_given_out_only_when_they_were_asked_for(path: str) -> None:
+    assert asyncio.run(ask(service(pprof=False), path)).status == 404
+    assert asyncio.run(ask(service(), path)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "status"),
+    [
+        ("/debug/vars", "POST", 405),
+        ("/debug/vars", "HEAD", 405),
+        ("/debug/vars/", "GET", 404),
+        ("/debug/pprof/", "HEAD", 200),
+        ("/debug/pprof/", "POST", 405),
+        ("/debug/pprof/nothing", "GET", 404),
+        ("/debug/pprof/profile?seconds=0", "GET", 400),
+        ("/debug/pprof/profile?seconds=61", "GET", 400),
+        ("/debug/pprof/profile?seconds=nan", "GET", 400),
+        ("/debug/pprof/profile?seconds=x", "GET", 400),
+        ("/debug/pprof/heap", "GET", 501),
+        ("/debug/other", "GET", 404),
+    ],
+)
+def test_what_is_refused(target: str, method: str, status: int) -> None:
+    assert asyncio.run(ask(service(), target, method)).status == status
+
+
+def test_a_profile_shows_what_the_loop_does() -> None:
+    async def busy() -> HttpResponse:
+        task = asyncio.ensure_future(ask(service(), "/debug/pprof/profile?seconds=0.5"))
+        begin_s = time.process_time()
+        while not task.done() or time.process_time() - begin_s < 0.5:
+            _spin()
+            await asyncio.sleep(0)
+        return await task
+
+    answer = asyncio.run(busy())
+    assert answer.status == 200
+    assert isinstance(answer.body, bytes)
+    parts = (line.rpartition(" ") for line in answer.body.decode().splitlines())
+    counts = {stack: int(count) for stack, _, count in parts}
+    assert any(stack.endswith("http/test_debug:_spin") for stack in counts), counts
+
+
+def _spin() -> None:
+    sum(range(20_000))
+
+
+def test_one_profile_at_a_time_which_ends_with_who_asked() -> None:
+    async def story() -> None:
+        debug = service()
+        first = asyncio.ensure_future(ask(debug, "/debug/pprof/profile?seconds=60"))
+        await asyncio.sleep(0)
+        for name in ("profile", "goroutine"):
+            assert (await ask(debug, f"/debug/pprof/{name}")).status == 503
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert (await ask(debug, "/debug/pprof/goroutine")).status == 200
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_nothing_is_left_of_a_profile() -> None:
+    assert asyncio.run(ask(service(), "/debug/pprof/profile?seconds=0.01")).status == 200
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+    signal.raise_signal(signal.SIGPROF)  # one that comes late ends nothing
+
+
+def test_a_loop_that_gets_no_signals_cannot_be_profiled() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: asyncio.run(ask(service(), "/debug/pprof/profile?seconds=1"))).result()
+    assert answer.status == 501
+
+
+def test_stacks_of_tasks_that_wait_at_the_same_place_are_one() -> None:
+    async def waits(event: asyncio.Event) -> None:
+        await event.wait()
+
+    async def story() -> str:
+        event = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(waits(event)) for _ in range(7)]
+            await asyncio.sleep(0)
+            text = profiles.stacks(tasks, 5)
+            event.set()
+        return text
+
+    text = asyncio.run(story())
+    assert "thread MainThread\n" in text
+    _, _, waiting = text.partition("5 tasks\n")
+    assert "in test_stacks_of_tasks_that_wait_at_the_same_place_are_one.<locals>.waits\n" in waiting
+    assert "in Event.wait\n" in waiting
+    assert text.endswith("2 more tasks\n")
+
+
+def test_the_heap_where_it_is_traced() -> None:
+    tracemalloc.start()
+    try:
+        kept = [bytes(100_000) for _ in range(100)]
+        answer = asyncio.run(ask(service(), "/debug/pprof/heap"))
+    finally:
+        tracemalloc.stop()
+    assert answer.status == 200
+    assert isinstance(answer.body, bytes)
+    largest = answer.body.decode().splitlines()[1]
+    assert int(largest.split()[0]) >= sum(map(len, kept))
+    assert "kept = [bytes(100_000)" in largest
+
+
+def test_root_alone_may_ask_where_users_are_asked_for() -> None:
+    async def story() -> None:
+        world = World()
+        debug = service(world.users)
+        assert (await ask(debug, "/debug/vars")).status == 200
+        world.user("alice", ("READ", b"a", b"b"))
+        world.enable()
+        for path in ("/debug/vars", "/debug/pprof/goroutine"):
+            assert (await ask(debug, path)).status == 403
+            assert (await ask(debug, path, token="nonsense")).status == 401
+            answer = await ask(debug, path, token=world.token("alice"))
+            assert (answer.status, answer.body) == (403, f"{errors.PermissionDeniedError.text}\n".encode())
+            answer = await ask(debug, path, token=f"Bearer {world.token('root')}")
+            assert (answer.status, answer.user) == (200, b"root")
+
+    asyncio.run(story())

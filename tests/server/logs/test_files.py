@@ -1,0 +1,133 @@
+"""Files of the log: rotated as lumberjack does it, found again when others move them."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import re
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from raftkv.config import LogRotation, ServerConfig
+from raftkv.errors import ConfigError
+from raftkv.server.line_file import LineFile, LineStream
+from raftkv.server.logs import files, outputs
+from raftkv.server.logs.files import RotatedFile, open_output
+
+LINE = b"x" * 99 + b"\n"
+
+
+class Small(LogRotation):
+    """One that rotates after a kilobyte."""
+
+    @property
+    def size_max_bytes(self) -> int:
+        return 1000
+
+
+def write(file: RotatedFile, lines: int) -> None:
+    for _ in range(lines):
+        file.write(LINE)
+    file.close()
+
+
+def rotated(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name != "raftkv.log")
+
+
+def test_a_file_is_rotated_before_it_gets_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """All in one millisecond, too: no rotated file takes the place of another."""
+    monkeypatch.setattr(time, "time_ns", lambda: 1_795_000_000_123_000_000)
+    file = RotatedFile(str(tmp_path / "raftkv.log"), Small())
+    for _ in range(25):
+        file.write(LINE)
+    file.close()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 2500
+    assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
+    for path in rotated(tmp_path):
+        assert re.fullmatch(r"raftkv-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}\.log", path.name)
+
+
+def past(folder: Path, days: float, suffix: str = ".log") -> Path:
+    moment = datetime.fromtimestamp(time.time() - days * files.DAY_S, UTC)
+    path = folder / f"raftkv-{moment:%Y-%m-%dT%H-%M-%S}.000{suffix}"
+    path.write_bytes(LINE)
+    return path
+
+
+def test_old_files_go_by_number_and_by_age(tmp_path: Path):
+    dated = [past(tmp_path, days) for days in (1, 2, 3)] + [past(tmp_path, 4, ".log.gz")]
+    stranger = tmp_path / "raftkv-yesterday.log"
+    stranger.touch()
+    RotatedFile(str(tmp_path / "raftkv.log"), LogRotation(maxage=3, maxbackups=0)).tidy()
+    assert [path.exists() for path in dated] == [True, True, False, False]
+    RotatedFile(str(tmp_path / "raftkv.log"), LogRotation(maxbackups=1)).tidy()
+    assert [path.exists() for path in dated] == [True, False, False, False]
+    assert stranger.exists()
+
+
+def test_what_was_rotated_is_compressed(tmp_path: Path):
+    write(RotatedFile(str(tmp_path / "raftkv.log"), Small(compress=True)), 11)
+    (packed,) = rotated(tmp_path)
+    assert packed.name.endswith(".log.gz")
+    assert gzip.decompress(packed.read_bytes()) == LINE * 10
+
+
+def test_the_next_file_can_be_read_by_those_who_could_read_this_one(tmp_path: Path):
+    path = tmp_path / "raftkv.log"
+    path.touch()
+    path.chmod(0o640)
+    before = os.umask(0o077)
+    try:
+        write(RotatedFile(str(path), Small()), 11)
+    finally:
+        os.umask(before)
+    assert [oct(each.stat().st_mode & 0o777) for each in (path, *rotated(tmp_path))] == ["0o640", "0o640"]
+
+
+def test_logrotate_needs_no_signal(tmp_path: Path):
+    path = tmp_path / "raftkv.log"
+    file = LineFile(str(path), "the log")
+    file.write(b"one\n")
+    path.rename(tmp_path / "moved")
+    file.write(b"two\n")
+    os.truncate(path, 0)  # copytruncate
+    file.write(b"three\n")
+    path.unlink()
+    file.write(b"four\n")
+    file.close()
+    assert ((tmp_path / "moved").read_text(), path.read_text()) == ("one\n", "four\n")
+
+
+def test_outputs(tmp_path: Path):
+    assert isinstance(open_output("default", None), LineStream)
+    assert isinstance(open_output("/dev/null", None), LineStream)
+    assert isinstance(open_output(str(tmp_path / "a"), None), LineFile)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for name, fault in (("/nowhere/log", "No such file or directory"), (str(pipe), "No such device or address")):
+        with pytest.raises(ConfigError, match=f"cannot write the log to {name}: {fault}"):
+            open_output(name, None)
+    with pytest.raises(ConfigError, match="single file path"):
+        ServerConfig(log_rotation=LogRotation())
+
+
+def test_several_outputs_get_every_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    root = logging.getLogger()
+    kept, level = list(root.handlers), root.level
+    path = tmp_path / "raftkv.log"
+    try:
+        outputs.configure(
+            ServerConfig(log_outputs=(str(path), "stdout"), log_rotation=LogRotation(), log_format="json")
+        )
+        logging.getLogger("x").info("a line")
+        outputs.close()
+    finally:
+        root.handlers[:] = kept
+        root.setLevel(level)
+    assert '"msg": "a line"' in path.read_text()
+    assert capfd.readouterr().out == path.read_text()

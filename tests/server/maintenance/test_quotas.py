@@ -1,0 +1,91 @@
+"""Quotas of prefixes on real members: by the library, by raftkvctl, over restarts, with leases, for clients of etcd."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+import raftkv
+from raftkv.errors import InvalidQuotaError, QuotaExceededError, QuotaNotFoundError
+from raftkv.pb import rpc_pb2
+from tests.cli.runner import run_ctl
+from tests.compat.wire import Wire
+from tests.procs import RAFTKV, Cluster, wait_for
+from tests.server.process.process import put
+
+pytestmark = pytest.mark.xdist_group("process-quotas")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(RAFTKV, size=3) as cluster:
+        yield cluster
+
+
+def _ctl(cluster: Cluster, *words: str) -> tuple[int, str, str]:
+    ran = run_ctl(["--endpoints", ",".join(cluster.endpoints), "quota", *words])
+    return ran.code, ran.output.decode(), ran.errors
+
+
+def test_the_library_sets_lists_and_meets_them(cluster: Cluster) -> None:
+    with raftkv.connect(cluster.endpoints) as kv:
+        kv.put("jobs/1", "one")
+        assert kv.set_quota("jobs/", keys_max=2, bytes_max=100) == raftkv.aio.PrefixQuota(b"jobs/", 100, 2, 9, 1)
+        kv.put("jobs/2", "two")
+        with pytest.raises(QuotaExceededError, match="prefix 'jobs/' exceeded: 2 of 2 keys used, 1 more wanted"):
+            kv.put("jobs/3", "three")
+        kv.delete("jobs/1")
+        kv.put("jobs/3", "three")
+        assert [(one.prefix, one.keys_used, one.bytes_used) for one in kv.quotas()] == [(b"jobs/", 2, 20)]
+        with pytest.raises(InvalidQuotaError):
+            kv.set_quota(bytes(300), keys_max=1)
+        kv.remove_quota("jobs/")
+        with pytest.raises(QuotaNotFoundError):
+            kv.remove_quota("jobs/")
+        kv.put("jobs/4", "four")
+
+
+def test_the_end_of_a_lease_gives_back_and_restarts_keep_count(cluster: Cluster) -> None:
+    with Wire(cluster.endpoints) as wire:
+        grant = wire.call("etcdserverpb.Lease/LeaseGrant", rpc_pb2.LeaseGrantRequest(TTL=600)).message
+        assert _ctl(cluster, "set", "leased/", "--keys=1")[0] == 0
+        request = rpc_pb2.PutRequest(key=b"leased/1", lease=grant.ID)
+        assert wire.call("etcdserverpb.KV/Put", request).code == "OK"
+        for member in cluster.members:
+            member.kill()
+        for member in cluster.members:
+            member.start()
+        cluster.wait_ready()
+        wire.reconnect()
+        for member in range(3):
+            answer = put(wire, "leased/2", member=member)
+            assert answer.code == "RESOURCE_EXHAUSTED"
+            assert answer.text.startswith(
+                "etcdserver: mvcc: database space exceeded (raftkv: quota of prefix 'leased/' "
+            )
+        assert wire.call("etcdserverpb.Lease/LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=grant.ID)).code == "OK"
+        wait_for(lambda: put(wire, "leased/2").code == "OK", "room")
+        assert _ctl(cluster, "remove", "leased/") == (0, "", "")
+
+
+def test_raftkvctl(cluster: Cluster) -> None:
+    code, output, errors = _ctl(cluster, "set", "a/", "--bytes=1KiB")
+    assert (code, errors) == (0, "")
+    assert output.splitlines()[1].split() == ["|", "PREFIX", "|", "BYTES", "|", "OF", "|", "KEYS", "|", "OF", "|"]
+    assert output.splitlines()[3].split() == ["|", "a/", "|", "0", "|", "1024", "|", "0", "|", "-", "|"]
+    assert json.loads(_ctl(cluster, "list", "--json")[1]) == [
+        {"prefix": "a/", "bytes_used": 0, "bytes_max": 1024, "keys_used": 0, "keys_max": 0}
+    ]
+    assert _ctl(cluster, "remove", "a/", "--json")[:2] == (0, "[]\n")
+    assert _ctl(cluster, "list") == (0, "", "")
+    assert _ctl(cluster, "remove", "a/") == (1, "", "Error: raftkv: no quota of this prefix\n")
+    assert _ctl(cluster, "set", "a/")[2] == "Error: quota set needs --bytes, --keys or both; 0 is no limit\n"
+    assert _ctl(cluster, "set", "a/", "--bytes=much")[2] == (
+        "Error: --bytes 'much' is no size: write 1000, 64KiB or 2GB\n"
+    )
+    assert _ctl(cluster, "set", "--keys=1")[2] == "Error: quota set takes one prefix; '' means all keys\n"
+    assert _ctl(cluster, "set", "a/", "--keys=-1")[2] == (
+        "Error: raftkv: a quota has a prefix of at most 256 bytes, and limits of 0 (none) or more\n"
+    )

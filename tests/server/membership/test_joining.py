@@ -1,0 +1,100 @@
+"""What a new member refuses before it starts: etcd's words, and why."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raftkv.config import ServerConfig
+from raftkv.errors import ConfigError
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.rpc.server.server import Server
+from raftkv.server.membership.joining import MEMBERS, assign, discover
+
+A, B, C = (f"http://127.0.0.1:{port}" for port in (1, 2, 3))
+
+
+def member(number: int, *urls: str, name: str = "") -> rpc_pb2.Member:
+    return rpc_pb2.Member(ID=number, peerURLs=urls, name=name)
+
+
+CLUSTER = [member(1, A, name="a"), member(2, B, C)]
+
+
+def test_a_member_is_found_by_its_urls_whatever_their_order_and_the_names() -> None:
+    assert assign(CLUSTER, {"x": (A,), "b": (C, B)}, "b").ID == 2
+    assert assign(CLUSTER, {"x": ("http://localhost:1",), "b": (B, C)}, "x").ID == 1
+
+
+@pytest.mark.parametrize(
+    ("local", "text"),
+    [
+        ({"b": (B, C)}, "member count is unequal: the cluster has 2"),
+        ({"a": (A,), "b": (B, C), "c": ("http://127.0.0.1:9",)}, "member count is unequal: the cluster has 2"),
+        ({"a": (A,), "b": (B,)}, "PeerURLs: no match found for existing member (2, [http://127.0.0.1:2 "),
+        ({"a": (A,), "b": ("http://127.0.0.1:9",)}, "PeerURLs: no match found for existing member (2, "),
+    ],
+)
+def test_other_members_are_refused(local: dict[str, tuple[str, ...]], text: str) -> None:
+    with pytest.raises(ConfigError, match="error validating peerURLs") as refused:
+        assign(CLUSTER, local, "b")
+    assert text in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def _config(peer: str, **settings: str) -> ServerConfig:
+    return ServerConfig(
+        name="b",
+        data_dir="/nowhere/b",
+        initial_cluster=f"a={peer},b={B}",
+        initial_cluster_state="existing",
+        **settings,
+    )
+
+
+def _discover(answer: raft_pb2.MembersResponse | None) -> object:
+    async def scenario() -> object:
+        server = Server()
+
+        async def members(_data: bytes, _call: object) -> bytes:
+            assert answer is not None
+            return answer.SerializeToString()
+
+        if answer is not None:
+            server.unary_async(MEMBERS.path, members)
+        ((_, port),) = await server.listen("127.0.0.1", 0)
+        peer = f"http://127.0.0.1:{port}"
+        try:
+            if answer is not None:
+                answer.members[0].peerURLs[:] = [peer]
+            return await discover(_config(peer), None)
+        finally:
+            await server.close(0.0)
+
+    return asyncio.run(scenario())
+
+
+def test_the_ids_are_those_of_the_cluster() -> None:
+    answer = raft_pb2.MembersResponse(cluster_id=77, members=[member(1, A, name="a"), member(2, B)])
+    origin = _discover(answer)
+    assert (origin.cluster_id, origin.member_id, origin.voters) == (77, 2, ())
+    assert [each.ID for each in origin.members] == [1, 2]
+
+
+def test_a_member_that_was_started_before_must_not_begin_anew() -> None:
+    answer = raft_pb2.MembersResponse(cluster_id=77, members=[member(1, A), member(2, B, name="b")])
+    answer.members[1].clientURLs.append("http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="member 2 has already been bootstrapped") as refused:
+        _discover(answer)
+    assert "raftkvctl member remove 2" in str(refused.value)
+
+
+def test_nobody_answers() -> None:
+    with pytest.raises(ConfigError, match="could not retrieve cluster information from the given URLs"):
+        asyncio.run(discover(_config("http://127.0.0.1:1"), None))
+
+
+def test_a_server_that_knows_no_such_question() -> None:
+    with pytest.raises(ConfigError, match="could not retrieve cluster information from the given URLs"):
+        _discover(None)

@@ -1,0 +1,275 @@
+"""Real processes: members come and go while clients write; the wrong ones are refused in one line."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import raftkv
+from raftkv.errors import MemberRemovedError
+from raftkv.pb import rpc_pb2
+from raftkv.storage.failpoints import ENVIRONMENT, PANIC_EXIT_STATUS
+from tests.compat.wire import Answer, Wire
+from tests.procs import RAFTKV, Cluster, Member, free_port, wait_for
+from tests.server.process.process import (
+    log_of,
+    must_put,
+    start_to_end,
+    status_of,
+    value_of,
+    wait_for_end,
+    wait_for_equal_hashes,
+)
+
+pytestmark = pytest.mark.xdist_group("process-members")
+
+FAST = ["--strict-reconfig-check=false", "--max-learners=2"]
+"""Without the five seconds that members must be connected before the next change."""
+
+
+def call(wire: Wire, name: str, request: Any, member: int = 0) -> Answer:
+    return wire.call(f"etcdserverpb.Cluster/Member{name}", request, member)
+
+
+def members_of(wire: Wire, member: int = 0) -> dict[str, rpc_pb2.Member]:
+    """The members by name; those not started yet by URL."""
+    answer = call(wire, "List", rpc_pb2.MemberListRequest(linearizable=True), member)
+    assert answer.code == "OK", answer
+    return {found.name or found.peerURLs[0]: found for found in answer.message.members}
+
+
+def new_member(cluster: Cluster, number: int, *flags: str) -> Member:
+    """A member with ports of its own, not added and not started."""
+    return Member(
+        name=f"m{number}",
+        directory=cluster.directory,
+        client_port=free_port(),
+        peer_port=free_port(),
+        flags=[*FAST, "--initial-cluster-state=existing", *flags],
+        server=RAFTKV,
+    )
+
+
+def add(wire: Wire, member: Member, learner: bool = False, asked: int = 0) -> Answer:
+    """Ask for a member, and give it the settings that the answer says."""
+    answer = call(wire, "Add", rpc_pb2.MemberAddRequest(peerURLs=[member.peer_url], isLearner=learner), asked)
+    if answer.code == "OK":
+        added = answer.message.member.ID
+        member.initial_cluster = ",".join(
+            f"{member.name if added == found.ID else found.name}={url}"
+            for found in answer.message.members
+            for url in found.peerURLs
+        )
+    return answer
+
+
+def join(cluster: Cluster, wire: Wire, member: Member, learner: bool = False, asked: int = 0) -> None:
+    """Add a member, start it and wait until it serves."""
+    answer = add(wire, member, learner, asked)
+    assert answer.code == "OK", answer
+    member.start()
+    cluster.members.append(member)
+    member.wait_ready()
+
+
+def remove(wire: Wire, name: str, asked: int = 0) -> Answer:
+    found = members_of(wire, asked)[name]
+    return call(wire, "Remove", rpc_pb2.MemberRemoveRequest(ID=found.ID), asked)
+
+
+class Writer:
+    """Writes a counter on a thread, by a client that goes on at the next endpoint."""
+
+    def __init__(self, endpoints: list[str]) -> None:
+        self._endpoints = endpoints
+        self.acknowledged: list[int] = []
+        self.failures: list[BaseException] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        with raftkv.connect(self._endpoints) as kv:
+            number = 0
+            while not self._stop.is_set():
+                try:
+                    kv.put(f"w/{number}", str(number))
+                    self.acknowledged.append(number)
+                except raftkv.RaftKVError as error:
+                    self.failures.append(error)  # in doubt: it counts as not acknowledged
+                number += 1
+
+    def __enter__(self) -> Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def check(self, endpoint: str) -> None:
+        """No acknowledged write is lost."""
+        with raftkv.connect(endpoint) as kv:
+            found = {int(item.value) for item in kv.range("w/", prefix=True)}
+        assert self.acknowledged
+        assert set(self.acknowledged) <= found
+
+
+def test_one_member_becomes_three_loses_its_founder_and_a_stale_one_stays_out() -> None:
+    with Cluster(RAFTKV, flags=FAST) as cluster:
+        founder, second, third = cluster.members[0], new_member(cluster, 1), new_member(cluster, 2)
+        endpoints = [founder.endpoint, second.endpoint, third.endpoint]
+        with Wire(endpoints) as wire:
+            must_put(wire, "k", b"before")
+            with Writer(endpoints) as writer:
+                join(cluster, wire, second)
+                join(cluster, wire, third)
+                assert sorted(members_of(wire)) == ["m0", "m1", "m2"]
+                # One that is away when it is removed learns it from the others, and so on each start with its old data.
+                third.kill()
+                assert remove(wire, "m2").code == "OK"
+                for _ in range(2):
+                    assert start_to_end(third).one_line(0).startswith(f"raftkv: {MemberRemovedError.text}: member ")
+                # The leader hands over before it goes.
+                assert remove(wire, "m0", asked=1).code == "OK"
+                assert wait_for_end(founder) == 0
+                acknowledged = len(writer.acknowledged)
+                wait_for(lambda: len(writer.acknowledged) > acknowledged + 10, "writes without the founder")
+            assert MemberRemovedError.text in log_of(founder).splitlines()[-1]
+            assert start_to_end(founder).one_line(0).startswith(f"raftkv: {MemberRemovedError.text}: member ")
+            assert value_of(wire, "k", 1) == b"before"
+            writer.check(second.endpoint)
+            assert list(members_of(wire, 1)) == ["m1"]
+            refusals = [line for line in log_of(second).splitlines() if "was removed" in line]
+            assert len(refusals) <= 2, refusals
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[tuple[Cluster, Wire]]:
+    """One member, to which each test adds what it removes again."""
+    with Cluster(RAFTKV, flags=FAST) as cluster, Wire(cluster.endpoints) as wire:
+        must_put(wire, "k", b"v")
+        yield cluster, wire
+
+
+def test_a_learner_follows_serves_no_writes_and_is_promoted_when_it_has_the_log(one: tuple[Cluster, Wire]) -> None:
+    cluster, wire = one
+    learner = new_member(cluster, 1)
+    join(cluster, wire, learner, learner=True)
+    with Wire([learner.endpoint]) as asked:
+        assert value_of(asked, "k", serializable=True) == b"v"
+        put = asked.call("etcdserverpb.KV/Put", rpc_pb2.PutRequest(key=b"k", value=b"x"))
+        assert (put.code, put.text) == ("FAILED_PRECONDITION", "etcdserver: rpc not supported for learner")
+        found = members_of(wire)["m1"]
+        assert found.isLearner
+        promote = rpc_pb2.MemberPromoteRequest(ID=found.ID)
+        assert call(asked, "Promote", promote).text == "etcdserver: rpc not supported for learner"
+        assert call(wire, "Promote", promote).code == "OK"
+        wait_for(lambda: not status_of(asked).isLearner, "the promotion at the promoted one")
+        assert call(wire, "Promote", promote).text == "etcdserver: can only promote a learner member"
+        must_put(asked, "k", b"v")
+        # A member that is asked for another's promotion passes it on to the leader.
+        assert call(asked, "Promote", rpc_pb2.MemberPromoteRequest(ID=1)).text == "etcdserver: member not found"
+    wait_for_equal_hashes(wire, status_of(wire).header.revision)
+    assert remove(wire, "m1").code == "OK"
+    assert wait_for_end(learner) == 0
+
+
+def test_two_changes_at_once_are_both_made(one: tuple[Cluster, Wire]) -> None:
+    _, wire = one
+    urls = [f"http://127.0.0.1:{port}" for port in (1, 2)]
+    answers: list[Answer] = []
+
+    def ask(url: str) -> None:
+        request = rpc_pb2.MemberAddRequest(peerURLs=[url], isLearner=True)
+        answers.append(call(wire, "Add", request))
+
+    threads = [threading.Thread(target=ask, args=(url,)) for url in urls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [answer.code for answer in answers] == ["OK", "OK"]
+    assert set(urls) <= set(members_of(wire))
+    for url in urls:
+        assert remove(wire, url).code == "OK"
+
+
+def test_a_member_that_does_not_fit_is_refused_in_one_line(one: tuple[Cluster, Wire]) -> None:
+    cluster, wire = one
+    stranger = new_member(cluster, 3)
+    founder = cluster.members[0]
+    stranger.initial_cluster = f"m0={founder.peer_url},m3={stranger.peer_url}"
+    assert "member count is unequal: the cluster has 1" in start_to_end(stranger).one_line()
+    other = new_member(cluster, 9)
+    assert add(wire, other, learner=True).code == "OK"
+    assert "PeerURLs: no match found for existing member (" in start_to_end(stranger).one_line()
+    stranger.initial_cluster = f"m0=http://127.0.0.1:1,m3={stranger.peer_url}"
+    line = start_to_end(stranger).one_line()
+    assert "could not retrieve cluster information from the given URLs (http://127.0.0.1:1: " in line
+    assert not stranger.data_dir.exists()
+    assert remove(wire, other.peer_url).code == "OK"
+
+
+def test_a_member_whose_data_is_lost_does_not_come_back_under_its_id(one: tuple[Cluster, Wire]) -> None:
+    cluster, wire = one
+    member = new_member(cluster, 4)
+    join(cluster, wire, member, learner=True)
+    member.kill()
+    # With its data the flags are ignored.
+    flags, member.initial_cluster = member.initial_cluster, "m4=http://127.0.0.1:1"
+    member.restart()
+    member.kill()
+    member.initial_cluster = flags
+    shutil.rmtree(member.data_dir)
+    line = start_to_end(member).one_line()
+    assert "has already been bootstrapped, and its data is not in" in line
+    assert remove(wire, "m4").code == "OK"
+    # Under a new id it may.
+    join(cluster, wire, member, learner=True)
+    with Wire([member.endpoint]) as asked:
+        assert value_of(asked, "k", serializable=True) == b"v"
+    assert remove(wire, "m4").code == "OK"
+    assert wait_for_end(member) == 0
+
+
+def test_a_member_may_be_removed_and_added_again_within_a_second(one: tuple[Cluster, Wire]) -> None:
+    cluster, wire = one
+    member = new_member(cluster, 9)
+    for _ in range(20):
+        assert add(wire, member, learner=True).code == "OK"
+        assert remove(wire, member.peer_url).code == "OK"
+
+
+@pytest.mark.parametrize("point", ["beforeApplyOneConfChange", "afterApplyOneConfChange"])
+def test_killed_in_the_middle_of_a_change(point: str) -> None:
+    """It was committed, so at the next start it is finished."""
+    with Cluster(RAFTKV, flags=FAST) as cluster, Wire(cluster.endpoints) as wire:
+        member, learner = cluster.members[0], new_member(cluster, 1)
+        member.kill()
+        member.environment = {ENVIRONMENT: f"{point}=panic"}
+        member.restart()
+        wire.reconnect()
+        assert add(wire, learner, learner=True).code != "OK"
+        assert wait_for_end(member) == PANIC_EXIT_STATUS
+        member.environment = {}
+        member.restart()
+        wire.reconnect()
+        assert sorted(found.isLearner for found in members_of(wire).values()) == [False, True]
+        # In the same second the new id is the old one too.
+        used = ("etcdserver: Peer URLs already exists", "etcdserver: member ID already exist")
+        assert add(wire, learner, learner=True).text in used
+        must_put(wire, "k")
+
+
+def test_a_founder_whose_data_is_lost_does_not_found_the_cluster_again() -> None:
+    with Cluster(RAFTKV, size=3, flags=FAST) as cluster, Wire(cluster.endpoints) as wire:
+        wait_for(lambda: all(found.clientURLs for found in members_of(wire).values()), "all members to be known")
+        lost = cluster.members[2]
+        lost.kill()
+        shutil.rmtree(lost.data_dir)
+        assert "has already been bootstrapped, and its data is not in" in start_to_end(lost).one_line()
+        must_put(wire, "k")

@@ -1,0 +1,44 @@
+"""What has a limit shows how much of it is used, by one pair of families."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from raftkv.rpc.server.server import Server
+from raftkv.server.metrics.budgets import BudgetMetrics
+
+
+def test_each_budget_has_a_use_and_a_limit() -> None:
+    async def main() -> dict[str, float]:
+        server = Server()
+        server.answers.used_bytes, server.answers.held_bytes = 10, 20
+        parts = {
+            "node": SimpleNamespace(proposals=SimpleNamespace(unsent_bytes=30), proposals_dropped=2),
+            "hub": SimpleNamespace(watcher_bytes=40),
+            "admission": SimpleNamespace(disk_free_bytes=50),
+            "transport": SimpleNamespace(
+                peers={number: SimpleNamespace(backlog_bytes=size) for number, size in enumerate((None, 60, 7))}
+            ),
+        }
+        metrics = BudgetMetrics(server.answers, {"client": server}, **cast("dict[str, Any]", parts))
+        samples = [sample for family in metrics.collect() for sample in family.samples]
+        return {"/".join((sample.name, *sample.labels.values())): sample.value for sample in samples}
+
+    found = asyncio.run(main())
+    used = {name.partition("/")[2]: value for name, value in found.items() if name.startswith("raftkv_budget_used")}
+    assert used == {
+        "responses": 10,
+        "unfinished_requests": 20,
+        "proposals": 30,
+        "watchers": 40,
+        "peer_messages": 60,
+    }
+    limits = {name.partition("/")[2]: value for name, value in found.items() if name.startswith("raftkv_budget_limit")}
+    assert limits.keys() == used.keys()
+    assert all(limit > 1 << 20 for limit in limits.values())
+    assert found["raftkv_connections/client"] == 0
+    assert found["raftkv_connections_limit/client"] == 10_000
+    assert found["raftkv_disk_free_bytes"] == 50
+    assert found["raftkv_proposals_dropped_total"] == 2

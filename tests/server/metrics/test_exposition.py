@@ -1,0 +1,82 @@
+"""The text of /metrics: Prometheus's format, in slices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from raftkv.server.histograms import Buckets, doubling, histogram_family
+from raftkv.server.metrics.exposition import Exposition, text_of
+from raftkv.server.metrics.families import counter, gauge
+
+
+def test_counters_keep_their_names() -> None:
+    text = text_of(counter("etcd_server_health_success", "Successes", {(): 2}))
+    assert text == "# HELP etcd_server_health_success Successes\n# TYPE etcd_server_health_success counter\n" + (
+        "etcd_server_health_success 2.0\n"
+    )
+    assert "# TYPE a_total counter\n" in text_of(counter("a_total", "", {(): 0}))
+
+
+def test_labels_and_help_are_escaped() -> None:
+    values = ('quo"te', "back\\slash", "new\nline", "", "plain")
+    text = text_of(gauge("a", "one\ntwo \\", {(value,): 1 for value in values}, ["key"]))
+    [family] = text_string_to_metric_families(text)
+    assert [sample.labels["key"] for sample in family.samples] == list(values)
+    assert family.documentation == "one\ntwo \\"
+
+
+def test_histograms_are_cumulative() -> None:
+    buckets = Buckets(doubling(0.001, 3))
+    for seconds, times in ((0.0005, 1), (0.001, 1), (0.003, 5), (1.0, 2)):
+        buckets.observe(seconds, times)
+    text = text_of(histogram_family("work_seconds", "Work", {("PUT",): buckets}, ["op"]))
+    [family] = text_string_to_metric_families(text)
+    found = {(sample.name, sample.labels.get("le")): sample.value for sample in family.samples}
+    assert [found["work_seconds_bucket", le] for le in ("0.001", "0.002", "0.004", "+Inf")] == [2, 2, 7, 9]
+    assert found["work_seconds_count", None] == buckets.count == 9
+    assert abs(found["work_seconds_sum", None] - 2.0165) < 1e-9
+
+
+class _Many(Collector):
+    """Families so many that their text takes long."""
+
+    def collect(self) -> Iterator[Metric]:
+        for number in range(200):
+            yield gauge(f"family_{number}", "", {(str(value),): value for value in range(100)}, ["number"])
+        yield gauge("empty", "Without a sample", {}, ["number"])
+
+
+def test_other_work_goes_on_while_a_scrape_is_answered() -> None:
+    async def main() -> tuple[bytes, int]:
+        registry, turns, loop = CollectorRegistry(), 0, asyncio.get_running_loop()
+        registry.register(_Many())
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            loop.call_soon(turn)
+
+        turn()
+        return await Exposition(registry)(), turns
+
+    text, turns = asyncio.run(main())
+    assert len(list(text_string_to_metric_families(text.decode()))) == 202
+    assert turns > 5
+    assert b"empty" not in text
+
+
+def test_scrapes_are_counted() -> None:
+    async def main() -> str:
+        exposition = Exposition(CollectorRegistry())
+        await exposition()
+        return (await exposition()).decode()
+
+    text = asyncio.run(main())
+    assert 'promhttp_metric_handler_requests_total{code="200"} 1.0\n' in text
+    assert "promhttp_metric_handler_requests_in_flight 1.0\n" in text

@@ -1,0 +1,134 @@
+"""Peers come, go and move while a member runs; one that was removed is refused with the words that end it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from raftkv.errors import MemberRemovedError
+from raftkv.pb import rpc_pb2
+from raftkv.raft.types import Message, MessageType
+from raftkv.rpc.server.server import Server
+from raftkv.server.peer import service, transport
+from raftkv.server.peer.service import PeerService
+from raftkv.server.peer.transport import Transport
+from raftkv.server.peer.versions import Versions
+from tests.rpc.loop import until
+
+CLUSTER, OWN, OTHER = 9, 1, 2
+
+
+class Receiver:
+    """The other end: a peer port with members that the test changes."""
+
+    def __init__(self) -> None:
+        self.members = SimpleNamespace(
+            members={OWN: rpc_pb2.Member(ID=OWN), OTHER: rpc_pb2.Member(ID=OTHER)},
+            removed=set(),
+            version_of=lambda _: "",
+        )
+        self.received: list[Message] = []
+        anything: Any = None
+        versions = Versions(self.members, OTHER)
+        self.service = PeerService(CLUSTER, OTHER, self.members, self.received.extend, anything, {}, versions)
+        self.server = Server()
+        self.service.register(self.server)
+
+    async def listen(self) -> str:
+        ((_, port),) = await self.server.listen("127.0.0.1", 0)
+        return f"http://127.0.0.1:{port}"
+
+    def remove(self, member_id: int) -> None:
+        del self.members.members[member_id]
+        self.members.removed.add(member_id)
+        self.service.follow(self.members.members, self.members.removed)
+
+
+def play(scenario: Callable[[Receiver, Transport, list[str]], Awaitable[None]]) -> None:
+    async def run() -> None:
+        receiver, refusals = Receiver(), []
+        network = Transport(CLUSTER, OWN, None, lambda peer: None, lambda message: None, refusals.append)
+        try:
+            await scenario(receiver, network, refusals)
+        finally:
+            await network.close()
+            await receiver.server.close(0.0)
+
+    asyncio.run(run())
+
+
+def member(url: str) -> dict[int, rpc_pb2.Member]:
+    return {
+        OWN: rpc_pb2.Member(ID=OWN, peerURLs=["http://127.0.0.1:1"]),
+        OTHER: rpc_pb2.Member(ID=OTHER, peerURLs=[url]),
+    }
+
+
+async def connected(network: Transport) -> None:
+    await until(lambda: network.connected_since(OTHER) is not None)
+
+
+def test_a_peer_that_moved_is_followed_to_its_new_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(receiver: Receiver, network: Transport, _: list[str]) -> None:
+        url = await receiver.listen()
+        network.follow(member("http://127.0.0.1:1"))
+        assert set(network.peers) == {OTHER}
+        before = network.peers[OTHER]
+        network.follow(member("http://127.0.0.1:1"))
+        assert network.peers[OTHER] is before, "nothing changed"
+        network.follow(member(url))
+        await connected(network)
+        network.send([Message(MessageType.HEARTBEAT, to=OTHER, from_=OWN, term=1)])
+        await until(lambda: bool(receiver.received))
+
+    play(scenario)
+
+
+def test_a_peer_that_left_is_sent_to_for_a_moment_and_then_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "LEAVING_S", 0.05)
+
+    async def scenario(receiver: Receiver, network: Transport, _: list[str]) -> None:
+        network.follow(member(await receiver.listen()))
+        await connected(network)
+        network.follow({OWN: rpc_pb2.Member(ID=OWN)})
+        network.follow({OWN: rpc_pb2.Member(ID=OWN)})
+        network.send([Message(MessageType.HEARTBEAT, to=OTHER, from_=OWN, term=1)])
+        await until(lambda: bool(receiver.received))
+        await until(lambda: not network.peers)
+        network.send([Message(MessageType.HEARTBEAT, to=OTHER, from_=OWN, term=1)])
+
+    play(scenario)
+
+
+def test_the_stream_of_a_removed_member_ends_with_the_words_that_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LEAVING_S", 0.05)
+
+    async def scenario(receiver: Receiver, network: Transport, refusals: list[str]) -> None:
+        network.follow(member(await receiver.listen()))
+        await connected(network)
+        receiver.remove(OWN)
+        # The end of the open stream, and the refusal of each new one.
+        await until(lambda: len(refusals) >= 2)
+        assert set(refusals) == {f"raftkv: {MemberRemovedError.text}"}
+
+    play(scenario)
+
+
+def test_a_member_that_is_removed_while_its_stream_opens_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "LEAVING_S", 0.05)
+
+    async def scenario(receiver: Receiver, network: Transport, refusals: list[str]) -> None:
+        def removed(_member_id: int, _urls: str) -> None:
+            if OWN in receiver.members.members:
+                receiver.remove(OWN)
+
+        monkeypatch.setattr(receiver.service, "_heard_of", removed)
+        network.follow(member(await receiver.listen()))
+        await until(lambda: bool(refusals))
+        assert refusals[0] == f"raftkv: {MemberRemovedError.text}"
+
+    play(scenario)

@@ -1,0 +1,73 @@
+"""A stream to a member speaks for one member alone: a message in another's name ends it, with a line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from raftkv.pb import rpc_pb2
+from raftkv.raft.types import Message, MessageType
+from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.client.stream import ClientStream
+from raftkv.rpc.status import Code
+from raftkv.server.peer.codec import BatchEncoder
+from raftkv.server.peer.transport import RAFT_PATH, peer_metadata
+from tests.rpc.loop import failure, on_loop, until
+from tests.server.peer.test_members_at_run_time import CLUSTER, OTHER, OWN, Receiver
+
+THIRD = 3
+VOTE = Message(MessageType.VOTE_RESPONSE, to=OTHER, from_=OWN, term=7)
+
+
+async def _stream(receiver: Receiver) -> tuple[Channel, ClientStream]:
+    receiver.members.members[THIRD] = rpc_pb2.Member(ID=THIRD)
+    channel = Channel((await receiver.listen()).removeprefix("http://"))
+    stream = channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, OWN, OTHER))
+    assert await stream.receive() == b""
+    return channel, stream
+
+
+def _batch(*messages: Message) -> bytes:
+    return b"".join(BatchEncoder().batches(messages))
+
+
+@pytest.mark.parametrize(
+    ("forged", "text"),
+    [
+        (Message(MessageType.VOTE_RESPONSE, to=OTHER, from_=THIRD, term=7), "VOTE_RESPONSE from 3 to 2"),
+        (Message(MessageType.APPEND, to=OTHER, from_=THIRD, term=7), "APPEND from 3 to 2"),
+        (Message(MessageType.HEARTBEAT, to=OTHER, from_=0, term=7), "HEARTBEAT from 0 to 2"),
+        (Message(MessageType.HEARTBEAT, to=THIRD, from_=OWN, term=7), "HEARTBEAT from 1 to 3"),
+        (Message(MessageType.PROPOSE, to=OTHER, from_=9), "PROPOSE from 9 to 2"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@on_loop
+async def test_a_message_in_another_name_ends_the_stream(
+    caplog: pytest.LogCaptureFixture, forged: Message, text: str
+) -> None:
+    receiver = Receiver()
+    channel, stream = await _stream(receiver)
+    await stream.send(_batch(VOTE, forged))
+    error = await failure(stream.receive())
+    assert error.code is Code.INVALID_ARGUMENT
+    assert error.text == f"raftkv: the stream of member 1 brought a message {text}"
+    assert receiver.received == [], "nothing of the batch is taken"
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert line.endswith(text)
+    await channel.close()
+    await receiver.server.close(0.0)
+
+
+@on_loop
+async def test_what_members_pass_on_for_each_other_is_taken() -> None:
+    receiver = Receiver()
+    channel, stream = await _stream(receiver)
+    kinds = (MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER)
+    await stream.send(_batch(VOTE, *(Message(kind, to=OTHER, from_=THIRD) for kind in kinds)))
+    async with asyncio.timeout(10):
+        await until(lambda: len(receiver.received) == 4)
+    await channel.close()
+    await receiver.server.close(0.0)

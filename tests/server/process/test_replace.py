@@ -1,0 +1,199 @@
+"""Admin.MemberReplace on real processes: a learner in the place of a voter, the leader too, in one change."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from raftkv.pb import admin_pb2, rpc_pb2
+from tests.compat.wire import Answer, Wire
+from tests.procs import RAFTKV, Cluster, Member, free_port, wait_for
+from tests.server.process.process import leader_of, log_of, must_put, status_of, value_of, wait_for_end
+
+pytestmark = pytest.mark.xdist_group("process-replace")
+
+LIST = "etcdserverpb.Cluster/MemberList"
+ADD = "etcdserverpb.Cluster/MemberAdd"
+REPLACE = "raftkvpb.Admin/MemberReplace"
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(RAFTKV, size=3, flags=["--max-learners", "2"]) as cluster:
+        yield cluster
+
+
+def add_learner(wire: Wire, cluster: Cluster, name: str = "fresh") -> tuple[Member, int]:
+    """Start a learner; the member and its id."""
+    fresh = Member(name, cluster.directory, client_port=free_port(), peer_port=free_port(), server=RAFTKV)
+    request = rpc_pb2.MemberAddRequest(peerURLs=[fresh.peer_url], isLearner=True)
+    added: list[Answer] = []
+
+    def is_added() -> bool:
+        added.append(wire.call(ADD, request))
+        return added[-1].code == "OK"
+
+    wait_for(is_added, "all members to be connected for a while")
+    cluster.members.append(fresh)
+    fresh.initial_cluster = ",".join(f"{member.name}={member.peer_url}" for member in cluster.members)
+    fresh.flags = ["--initial-cluster-state", "existing", "--max-learners", "2"]
+    fresh.restart()
+    return fresh, added[-1].message.member.ID
+
+
+def replace(wire: Wire, old: int, new: int, member: int = 0) -> Answer:
+    return wire.call(REPLACE, admin_pb2.MemberReplaceRequest(old_id=old, new_id=new), member)
+
+
+def test_the_leader_hands_over_and_leaves(cluster: Cluster) -> None:
+    with Wire(cluster.endpoints) as wire:
+        must_put(wire, "k", b"v")
+        fresh, new = add_learner(wire, cluster)
+        wait_for(lambda: leader_of(wire) >= 0, "a leader")
+        leader = leader_of(wire)
+        old = status_of(wire, leader).header.member_id
+        other = (leader + 1) % 3
+        for wrong in (replace(wire, 7, new, other), replace(wire, old, 7, other)):
+            assert (wrong.code, wrong.text) == ("NOT_FOUND", "etcdserver: member not found")
+        voter = status_of(wire, other).header.member_id
+        refused = replace(wire, old, voter, other)
+        assert (refused.code, refused.text) == (
+            "FAILED_PRECONDITION",
+            "etcdserver: can only promote a learner member",
+        )
+        answer = replace(wire, old, new, other)
+        assert answer.code == "OK", answer
+        voters = {member.ID for member in answer.message.members if not member.isLearner}
+        assert new in voters
+        assert old not in voters
+        assert len(voters) == 3
+        assert wait_for_end(cluster.members[leader]) == 0
+        assert "the member has been permanently removed from the cluster" in log_of(cluster.members[leader])
+        must_put(wire, "k", b"after", other)
+        with Wire([fresh.endpoint]) as joined:
+            assert value_of(joined, "k") == b"after"
+
+
+def test_the_only_voter_is_replaced() -> None:
+    with Cluster(RAFTKV) as single, Wire(single.endpoints) as wire:
+        must_put(wire, "k", b"v")
+        fresh, new = add_learner(wire, single)
+        old = status_of(wire).header.member_id
+        program = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", single.endpoints[0], "member", "replace"]
+        for words, status, output in (
+            (["1"], 128, "Error: member replace needs two IDs: the voter that goes and the learner that comes, "),
+            ([f"{old:x}", "7"], 1, "Error: etcdserver: member not found\n"),
+            ([f"{old:x}", f"{new:x}"], 0, f"Member {old:16x} replaced by {new:16x} in cluster"),
+        ):
+            ran = subprocess.run([*program, *words], capture_output=True, text=True, timeout=90, check=False)
+            assert ran.returncode == status, ran
+            assert output in ran.stdout + ran.stderr
+        assert wait_for_end(single.members[0]) == 0
+        with Wire([fresh.endpoint]) as joined:
+            wait_for(lambda: status_of(joined).leader == new, "the new member to lead")
+            assert value_of(joined, "k") == b"v"
+
+
+def run_replace(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", ",".join(cluster.endpoints), "member", "replace"]
+    return subprocess.run([*program, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_new_member_is_added_and_takes_the_place_once_it_is_started_and_in_sync() -> None:
+    with Cluster(RAFTKV) as single, Wire(single.endpoints) as wire:
+        must_put(wire, "k", b"v")
+        old = status_of(wire).header.member_id
+        (voter,) = single.members
+        fresh = Member("fresh", single.directory, client_port=free_port(), peer_port=free_port(), server=RAFTKV)
+        words = [f"{old:x}", "fresh", f"--peer-urls={fresh.peer_url}"]
+
+        # What can never be is refused before anybody is added.
+        for wrong, reason in (
+            ([*words[:2], f"--peer-urls={voter.peer_url}"], "with this peer URL is a voter already"),
+            (["7", *words[1:]], "etcdserver: member not found"),
+        ):
+            ran = run_replace(single, *wrong)
+            assert (ran.returncode, reason in ran.stderr) == (1, True), ran
+        assert len(wire.call(LIST, rpc_pb2.MemberListRequest()).message.members) == 1
+
+        ran = run_replace(single, *words, "--wait=1s")
+        assert ran.returncode == 1
+        learner = next(
+            each.ID for each in wire.call(LIST, rpc_pb2.MemberListRequest()).message.members if each.isLearner
+        )
+        step = f"waiting for learner {learner:x} to be started and to receive the data"
+        assert ran.stderr.splitlines() == [
+            f"raftkvctl: {step}",
+            f"Error: {step} took longer than --wait 1s: run the same command again to go on",
+        ]
+        settings = ran.stdout.partition("\n\n")[2]
+        name, members, *others = settings.splitlines()
+        assert name == 'ETCD_NAME="fresh"'
+        both = [f"fresh={fresh.peer_url}", f"{voter.name}={voter.peer_url}"]
+        assert members in [f'ETCD_INITIAL_CLUSTER="{",".join(order)}"' for order in (both, both[::-1])]
+        assert others == [
+            f'ETCD_INITIAL_ADVERTISE_PEER_URLS="{fresh.peer_url}"',
+            'ETCD_INITIAL_CLUSTER_STATE="existing"',
+        ]
+
+        # Run again, it goes on with the same learner, in whatever state it finds it.
+        program = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", single.endpoints[0], "member", "replace"]
+        with subprocess.Popen([*program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+            assert waiting.stderr is not None
+            assert waiting.stderr.readline() == f"raftkvctl: goes on with learner {learner:x}, which was added before\n"
+            assert waiting.stderr.readline() == f"raftkvctl: {step}\n"
+            single.members.append(fresh)
+            fresh.initial_cluster = f"{voter.name}={voter.peer_url},fresh={fresh.peer_url}"
+            fresh.flags = ["--initial-cluster-state", "existing"]
+            fresh.restart()
+            output, _ = waiting.communicate(timeout=90)
+        assert waiting.returncode == 0
+        assert settings in output
+        assert f"Member {old:16x} replaced by {learner:16x} in cluster" in output
+        assert wait_for_end(voter) == 0
+
+        # The third run finds nothing left to do.
+        single.members.remove(voter)
+        ran = run_replace(single, *words)
+        assert (ran.returncode, ran.stdout) == (0, output.splitlines(keepends=True)[-1])
+        with Wire([fresh.endpoint]) as joined:
+            assert value_of(joined, "k") == b"v"
+
+
+@pytest.mark.long
+def test_a_member_that_was_away_while_all_others_were_replaced_catches_up() -> None:
+    """All that it knows are gone, and all that there are it does not know."""
+    flags = ["--max-learners", "2", "--strict-reconfig-check=false"]
+    with Cluster(RAFTKV, size=3, flags=flags) as cluster, Wire(cluster.endpoints) as wire:
+        must_put(wire, "k", b"v")
+        ids = [status_of(wire, position).header.member_id for position in (0, 1)]
+        away = cluster.members[2]
+        away.kill()
+        fresh = [add_learner(wire, cluster, name) for name in ("d", "e")]
+        with Wire([fresh[0][0].endpoint, cluster.endpoints[1]]) as others:
+            assert replace(others, ids[0], fresh[0][1], 1).code == "OK"
+            wait_for(lambda: replace(others, ids[1], fresh[1][1], 0).code == "OK", "a leader")
+            for member in cluster.members[:2]:
+                assert wait_for_end(member) == 0
+            must_put(others, "k", b"after")
+        away.restart()
+        with Wire([away.endpoint]) as joined:
+            wait_for(lambda: value_of(joined, "k", serializable=True) == b"after", "the member that was away")
+
+
+def test_client_urls_that_change_are_published(cluster: Cluster) -> None:
+    moved = cluster.members[1]
+    moved.kill()
+    moved.flags += ["--advertise-client-urls", "http://moved.example:2379"]
+    moved.restart()
+
+    with Wire([cluster.endpoints[0]]) as wire:
+
+        def shown() -> list[str]:
+            members = wire.call(LIST, rpc_pb2.MemberListRequest(linearizable=True)).message.members
+            return next(list(member.clientURLs) for member in members if member.name == moved.name)
+
+        wait_for(lambda: shown() == ["http://moved.example:2379"], "the new URL")

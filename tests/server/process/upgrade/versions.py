@@ -1,0 +1,41 @@
+"""Versions of raftkv to run beside this one: those in the history of this checkout, unpacked where they can run."""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+from tests.procs import ROOT
+
+THIS = "this version"
+
+FIRST = "5a05069"
+"""The last commit of 0.1: members say nothing of their version, a broken copy begins anew, quotas are unknown."""
+
+
+def _git(*arguments: str) -> bytes:
+    """What git prints; nothing where there is no git, or no history."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return b""
+
+
+def versions() -> list[str]:
+    """Return all older versions that the history has; of a clone without one, this.
+
+    Members of this version alone do nothing in an upgrade that they do not do beside older ones.
+    """
+    tags = _git("tag", "--list", "v*").decode().split()
+    return [name for name in [FIRST, *tags] if _git("rev-parse", "--verify", f"{name}^{{commit}}")] or [THIS]
+
+
+def unpack(version: str, directory: Path) -> Path:
+    """Put a version where ``PYTHONPATH`` can name it, and return the place."""
+    if version == THIS:
+        return ROOT
+    with tarfile.open(fileobj=BytesIO(_git("archive", version))) as archive:
+        archive.extractall(directory, filter="tar")
+    return directory

@@ -1,0 +1,107 @@
+"""Files that are replaced while connections come: the new count from the next handshake on, broken ones never do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from raftkv.errors import ConfigError
+from raftkv.rpc import Channel, Code
+from raftkv.server.tls.security import PortSecurity
+from tests.rpc.loop import failure, on_loop
+from tests.server.tls.room import QUICK, WHO, Room, asked, serving
+
+
+def _serial(security: PortSecurity) -> str:
+    context = security.listening.context() if security.listening is not None else None
+    assert context is not None
+    return str(id(context))
+
+
+@on_loop
+async def test_a_new_certificate_and_a_new_authority_count_at_once(room: Room) -> None:
+    room.issue("server")
+    room.issue("alice")
+    security = room.security("server")
+    alice = room.security("alice")
+    async with serving(security) as served:
+        assert await asked(served.target, alice.dialing) == "alice"
+        room.issue("alice", common_name="bob")
+        assert await asked(served.target, alice.dialing) == "bob"
+        # The authority is replaced on both sides, and with it all certificates.
+        del room.authorities["ca"]
+        room.issue("server")
+        assert (await failure(asked(served.target, room.security("alice").dialing))).code is Code.UNAVAILABLE
+        room.issue("alice")
+        assert await asked(served.target, alice.dialing) == "alice"
+
+
+@pytest.mark.parametrize("damage", ["key of another", "not PEM", "gone", "open to others"])
+@on_loop
+async def test_what_cannot_be_used_changes_nothing(room: Room, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    room.issue("server")
+    security = room.security("server")
+    kept = room.read("server.key")
+    caplog.set_level(logging.INFO)
+    async with serving(security) as served:
+        room.issue("other")
+        room.damage("server.key", damage)
+        for _ in range(3):
+            assert await asked(served.target, room.security("other").dialing) == "other"
+        (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert line.startswith("TLS files of the peer port have changed and cannot be used, the old go on: ")
+        assert "\n" not in line
+        room.put("server.key", kept)
+        assert await asked(served.target, room.security("server").dialing) == "server"
+        assert caplog.records[-1].getMessage().endswith("the new ones are used from now on")
+
+
+@on_loop
+async def test_no_call_fails_while_files_change(room: Room) -> None:
+    """Calls over old connections and over new ones, with the certificate and the key replaced one after the other."""
+    room.issue("server")
+    room.issue("alice")
+    dialing = room.security("alice").dialing
+    done = 0
+    async with serving(room.security("server")) as served, Channel(served.target, dialing, QUICK) as old:
+
+        async def call() -> None:
+            nonlocal done
+            while done < 120:
+                assert await asked(served.target, dialing) == "alice"
+                assert await old.unary(WHO, b"", 20) == b"alice"
+                done += 1
+
+        async def replace() -> None:
+            rounds = 0
+            while done < 120:
+                await asyncio.sleep(0)
+                if done > 10 * rounds:
+                    rounds += 1
+                    room.issue("server" if rounds % 2 else "alice")
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(call())
+            group.create_task(replace())
+        assert served.security.rejected.count == 0
+
+
+def test_nothing_is_loaded_again_that_has_not_changed(room: Room) -> None:
+    room.issue("server")
+    security = room.security("server")
+    assert _serial(security) == _serial(security)
+    room.issue("server")
+    first = _serial(security)
+    assert first == _serial(security)
+
+
+def test_what_cannot_be_used_at_the_start_is_refused(room: Room) -> None:
+    room.issue("server")
+    with pytest.raises(ConfigError, match="No such file"):
+        room.security("nobody")
+    room.put("empty.crt", b"x")
+    with pytest.raises(ConfigError, match=r"cannot use certificate authorities .*empty\.crt"):
+        room.security("server", ca="", trusted_ca_file=room.path("empty.crt"))

@@ -1,0 +1,103 @@
+"""Members that trace, in one event loop on loopback ports, and the spans that they have sent."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from raftkv.config import ServerConfig, Tracing
+from raftkv.server.member import Member
+from raftkv.server.tracing import exporter
+from tests.procs import free_port
+
+PATIENCE_S = 60.0
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Have a test that is a coroutine run in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*given: Any, **named: Any) -> None:
+        asyncio.run(test(*given, **named))
+
+    return run
+
+
+class Spans(InMemorySpanExporter):
+    """What all members have sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
+        self._have_come = asyncio.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = super().export(spans)
+        self._loop.call_soon_threadsafe(self._have_come.set)
+        return result
+
+    @property
+    def all(self) -> Sequence[ReadableSpan]:
+        return self.get_finished_spans()
+
+    def of(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.all if span.name == name]
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._have_come.clear()
+                await self._have_come.wait()
+
+    def shutdown(self) -> None:
+        """Take spans as before: members share it, and the first that stops shuts it down."""
+
+
+@asynccontextmanager
+async def running(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tracing: Sequence[Tracing]
+) -> AsyncIterator[tuple[list[Member], list[str], Spans]]:
+    """Run a member for each setting; yield them, their endpoints and their spans."""
+    spans = Spans()
+    monkeypatch.setattr(exporter, "make_exporter", lambda address: spans)
+    monkeypatch.setattr(exporter, "GATHER_S", 0.01)
+    clients, peers = ([free_port() for _ in tracing] for _ in range(2))
+    cluster = ",".join(f"m{number}=http://127.0.0.1:{port}" for number, port in enumerate(peers))
+    members = [
+        Member(
+            ServerConfig(
+                name=f"m{number}",
+                data_dir=str(root / f"m{number}"),
+                listen_client_urls=(f"http://127.0.0.1:{clients[number]}",),
+                advertise_client_urls=(f"http://127.0.0.1:{clients[number]}",),
+                listen_peer_urls=(f"http://127.0.0.1:{peers[number]}",),
+                initial_advertise_peer_urls=(f"http://127.0.0.1:{peers[number]}",),
+                initial_cluster=cluster,
+                heartbeat_interval_s=0.05,
+                election_timeout_s=0.5,
+                tracing=setting,
+                unsafe_no_fsync=True,
+            )
+        )
+        for number, setting in enumerate(tracing)
+    ]
+    async with asyncio.TaskGroup() as group:
+        for member in members:
+            group.create_task(member.run())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                for member in members:
+                    await member.node.wait_until(lambda node=member.node: node.leader != 0 and node.applied > 1)
+            yield members, [f"127.0.0.1:{port}" for port in clients], spans
+        finally:
+            for member in members:
+                member.stop()

@@ -1,0 +1,148 @@
+"""One record a second for all who look: shared, dropped for the slow, stopped with the last."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from raftkv.server.ui import live as module
+from raftkv.server.ui.figures import Latencies, quantile
+from raftkv.server.ui.live import Live, TooManyViewersError
+from raftkv.server.ui.others import rates
+from tests.virtual_loop import NodeLoop, Scheduler
+
+
+class Collector:
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def __call__(self) -> dict[str, Any]:
+        self.asked += 1
+        if self.asked == 3:
+            raise ValueError("a figure that cannot be read")
+        return {"n": self.asked}
+
+
+def _run(story: Callable[[Live, Collector], Awaitable[None]]) -> None:
+    scheduler = Scheduler(random.Random(1))
+    loop = NodeLoop(scheduler)
+    collector = Collector()
+
+    async def tell() -> None:
+        live = Live(collector)
+        await story(live, collector)
+        live.close()
+
+    told = loop.create_task(tell())
+    scheduler.run_until(60.0, told.done)
+    scheduler.tear_down()
+    told.result()
+
+
+async def _next(records: AsyncIterator[bytes]) -> bytes:
+    return await anext(records)
+
+
+async def _opened(live: Live, may_look: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
+    records = live.look(may_look)
+    assert await _next(records) == b"retry: 1000\n\n"
+    return records
+
+
+async def _close(records: Any) -> None:
+    await records.aclose()
+
+
+def test_viewers_share_records_and_nobody_is_asked_for_nobody() -> None:
+    async def story(live: Live, collector: Collector) -> None:
+        await asyncio.sleep(5)
+        assert (collector.asked, live.is_running) == (0, False)
+        first, second = await _opened(live), await _opened(live)
+        assert [await _next(first), await _next(second)] == [b'data: {"n":1}\n\n'] * 2
+        assert await _next(first) is await _next(second)
+        await _close(first)
+        assert live.is_running
+        await _close(second)
+        assert (live.is_running, live.viewer_count) == (False, 0)
+        await asyncio.sleep(5)
+        assert collector.asked == 2
+
+    _run(story)
+
+
+def test_a_slow_viewer_misses_records_and_a_failure_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(live: Live, collector: Collector) -> None:
+        slow = await _opened(live)
+        await asyncio.sleep(4.5)
+        assert collector.asked == 5
+        assert await _next(slow) == b'data: {"n":5}\n\n'
+        assert await _next(slow) == b'data: {"n":6}\n\n'
+
+    _run(story)
+    assert "the dashboard's figures could not be read" in caplog.text
+
+
+def test_who_may_look_no_longer_is_cut_off_with_the_next_record() -> None:
+    async def story(live: Live, _collector: Collector) -> None:
+        allowed = True
+        records = await _opened(live, lambda: allowed)
+        await _next(records)
+        allowed = False
+        with pytest.raises(StopAsyncIteration):
+            await _next(records)
+        assert live.viewer_count == 0
+
+    _run(story)
+
+
+def test_viewers_are_bounded_and_end_with_the_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VIEWERS_MAX", 2)
+
+    async def story(live: Live, _collector: Collector) -> None:
+        never_read = live.look(lambda: True)
+        viewers = [await _opened(live), await _opened(live)]
+        with pytest.raises(TooManyViewersError):
+            live.look(lambda: True)
+        live.close()
+        for viewer in viewers:
+            with pytest.raises(StopAsyncIteration):
+                await _next(viewer)
+        assert not live.is_running
+        await _close(never_read)
+
+    _run(story)
+
+
+def test_quantiles_are_of_the_last_while() -> None:
+    now = 0.0
+    latencies = Latencies(lambda: now)
+    assert latencies.quantiles() is None
+    for hundredth in range(1, 101):
+        latencies.observe(hundredth / 100)
+    assert latencies.quantiles() == [0.5, 0.99]
+    now = 31.0
+    latencies.observe(2.0)
+    assert latencies.quantiles() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.2, 1), (0.21, 2), (0.5, 3), (0.99, 5), (1.0, 5)])
+def test_a_quantile_is_one_of_the_values(share: float, value: int) -> None:
+    assert quantile([1, 2, 3, 4, 5], share) == value
+
+
+def _figures() -> Iterator[tuple[dict[str, Any], float | None]]:
+    yield {"puts": 30, "uptime_s": 7}, 10.0
+    yield {"puts": 3, "uptime_s": 1}, None  # started again
+    yield {"uptime_s": 7}, None  # a version that does not count them
+
+
+@pytest.mark.parametrize(("figures", "rate"), list(_figures()))
+def test_rates_are_differences_of_one_run(figures: dict[str, Any], rate: float | None) -> None:
+    assert rates((1.0, {"puts": 10, "uptime_s": 5}), 3.0, figures)["puts_per_s"] == rate
+    assert rates(None, 3.0, figures)["puts_per_s"] is None

@@ -1,0 +1,102 @@
+"""Users of a simulated cluster: who there is at first, how a member lets them in, and who changes what they may do.
+
+Owns the part of a member that finds out who calls and asks for rights before it proposes: a few lines, in the place of
+tokens and passwords. What counts is the check of an entry when it is applied: the replay of the log has rules of its
+own (``auth_model``), and what takes effect against them is a revision that it does not have.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+from raftkv.apply.applier import Applier, Outcome
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.request import Kind
+from raftkv.errors import StatusError
+from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.storage.mvcc import Store
+from tests.sim.devices.calls import CALLER, Call
+
+ROOT: Final = "root"
+USERS: Final = ("u0", "u1", "u2")
+ROLES: Final = ("r0", "r1")
+# No two begin with one key; together they are all keys of the workload.
+INTERVALS: Final = ((b"k", b"k1"), (b"k0", b""), (b"k1", b"k2"), (b"k10", b"k3"), (b"k2", b"l"), (b"\0", b"\0"))
+CHANGE_S_MEAN: Final = 0.1
+
+_KV, _LEASE = SERVICES["etcdserverpb.KV"], SERVICES["etcdserverpb.Lease"]
+_KINDS: Final[dict[str, tuple[int, Any]]] = {
+    _KV["Put"].path: (Kind.PUT, rpc_pb2.PutRequest),
+    _KV["DeleteRange"].path: (Kind.DELETE_RANGE, rpc_pb2.DeleteRangeRequest),
+    _KV["Txn"].path: (Kind.TXN, rpc_pb2.TxnRequest),
+    _KV["Compact"].path: (Kind.COMPACT, rpc_pb2.CompactionRequest),
+    _LEASE["LeaseGrant"].path: (Kind.LEASE_GRANT, rpc_pb2.LeaseGrantRequest),
+    _LEASE["LeaseRevoke"].path: (Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest),
+}
+
+
+def beginning() -> list[raft_pb2.AuthChange]:
+    """How a cluster begins: each user has a role that may do everything."""
+    everything = auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=b"\0", range_end=b"\0")
+    changes: list[dict[str, Any]] = [{"user_add": {"name": name}} for name in (ROOT, *USERS)]
+    changes += [{"role_add": {"name": role}} for role in ROLES]
+    changes += [{"user_grant_role": {"user": ROOT, "role": ROOT}}]
+    changes += [{"role_grant_permission": {"name": role, "perm": everything}} for role in ROLES]
+    changes += [{"user_grant_role": {"user": name, "role": ROLES[0]}} for name in USERS]
+    return [raft_pb2.AuthChange(**change) for change in (*changes, {"enable": {}})]
+
+
+def found_users(store: Store) -> None:
+    """Write the users that a cluster begins with."""
+    auth = AuthStore(store)
+    for change in beginning():
+        auth.execute(change, 0)
+
+
+def may_ask(applier: Applier, path: str, data: bytes, call: Call) -> bool:
+    """Let a call in, or fail it: the caller is who the metadata says, by the users that are applied here."""
+    call.caller = Caller(str(call.metadata[CALLER]).encode(), applier.auth.revision)
+    try:
+        if path in _KINDS:
+            kind, parser = _KINDS[path]
+            applier.rights.check(kind, parser.FromString(data), call.caller)
+        elif path == _KV["Range"].path:
+            request = rpc_pb2.RangeRequest.FromString(data)
+            applier.rights.check_read(call.caller, request.key, request.range_end)
+    except StatusError as error:
+        call.fail(error.code, str(error))
+        return False
+    return True
+
+
+class Unheard:
+    """Waits for an answer that nobody looks at."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+
+    def finish(self, outcome: Outcome) -> None:
+        """Implement ``Waiter.finish``."""
+
+    def fail(self, error: BaseException) -> None:
+        """Implement ``Waiter.fail``."""
+
+
+def draw_change(rng: random.Random) -> raft_pb2.AuthChange:
+    """A change of what users may do."""
+    user, role = rng.choice(USERS), rng.choice(ROLES)
+    key, range_end = rng.choice(INTERVALS)
+    kind = rng.choice((auth_pb2.Permission.READ, *[auth_pb2.Permission.READWRITE] * 3))
+    permission = auth_pb2.Permission(permType=kind, key=key, range_end=range_end)
+    changes: list[dict[str, Any]] = [
+        {"user_grant_role": {"user": user, "role": role}},
+        {"user_grant_role": {"user": user, "role": role}},
+        {"user_revoke_role": {"name": user, "role": role}},
+        {"role_grant_permission": {"name": role, "perm": permission}},
+        {"role_grant_permission": {"name": role, "perm": permission}},
+        {"role_revoke_permission": {"role": role, "key": key, "range_end": range_end}},
+    ]
+    return raft_pb2.AuthChange(**rng.choice(changes))

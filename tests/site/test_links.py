@@ -1,0 +1,70 @@
+"""Every page is in the site's navigation, and every link and anchor of it leads somewhere, in a checkout too.
+
+``mkdocs build --strict`` (``test_build.py``) says the same of the site; this asks the files alone and takes no time.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pymdownx.slugs import slugify
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+PAGES = [*TOP, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+README_LINES_MAX = 60
+FOLDER_FILES_MAX = 20
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+slug = slugify(case="lower")
+
+
+def text_of(page: str) -> str:
+    """Return a page without its blocks of code."""
+    return FENCED.sub("", (ROOT / page).read_text(encoding="utf-8"))
+
+
+def anchors(page: str) -> set[str]:
+    """Return the anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.+?)(?: \{ *#([\w-]+) *\})?$", text_of(page), re.MULTILINE)
+    return {given or slug(heading.replace("`", ""), "-") for heading, given in headings}
+
+
+def links(page: str) -> list[tuple[str, str]]:
+    """Return the file and the anchor that each link inside the repository leads to."""
+    found = re.findall(r"\]\(([^)\s]+)\)|(?:href|src)=\"([^\"]+)\"", text_of(page))
+    inside = [one or other for one, other in found if "://" not in (one or other)]
+    return [(path or Path(page).name, anchor) for path, _, anchor in (link.partition("#") for link in inside)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_a_page_lead_somewhere(page: str) -> None:
+    for path, anchor in links(page):
+        target = (ROOT / page).parent / path
+        assert target.is_file(), f"{page}: {path}"
+        if anchor and target.suffix == ".md":
+            name = str(target.resolve().relative_to(ROOT))
+            assert anchor in anchors(name) or not name.startswith("docs/"), f"{page}: {path}#{anchor}"
+
+
+def test_every_page_is_in_the_navigation_and_has_one_title() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    named = re.findall(r"([\w/.-]+\.md)$", settings, re.MULTILINE)
+    pages = [page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")]
+    assert [page for page in pages if page not in named] == [], "name the page in mkdocs.yml, under nav"
+    titles = {page: len(re.findall(r"^# ", text_of(page), re.MULTILINE)) for page in PAGES}
+    assert {page: count for page, count in titles.items() if count != 1} == {}
+
+
+def test_the_figures_of_the_readme_are_those_of_the_bench() -> None:
+    rows = re.findall(r"\| ([\d,]+/s) \| ([\d,]+/s) \| \*\*([\d.]+)\*\* \|", (ROOT / "README.md").read_text("utf-8"))
+    measured = (ROOT / "docs/reference/performance.md").read_text("utf-8")
+    assert len(rows) == 3
+    assert [row for row in rows if f"| {row[0]} | {row[1]} | **{row[2]}** |" not in measured] == []
+
+
+def test_the_readme_is_one_screen_and_folders_stay_small() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES_MAX
+    folders = [path for path in (ROOT / "docs").rglob("*") if path.is_dir()]
+    assert {folder.name: count for folder in folders if (count := len(list(folder.iterdir()))) > FOLDER_FILES_MAX} == {}

@@ -1,0 +1,103 @@
+"""The exporter follows runs and checkpoints of a real cluster, by watch."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+import raftkv.aio
+from raftkv.checkpoint.keys import AttemptId, RegistryKeys
+from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Latest
+from raftkv.cli.runs.metrics import answer
+from raftkv.client.kv.operations import Delete, Put
+from raftkv.errors import PermissionDeniedError
+from raftkv.rpc.server.http import HttpRequest
+from raftkv.training.metrics import exporter as exporting
+from raftkv.training.metrics.exporter import Exporter
+from tests.procs import Cluster
+from tests.rpc.loop import until
+from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, encoded
+
+RUN = KEYS.run_id
+CHECKPOINTS = RegistryKeys(RUN)
+KIND = "files"
+TIMEOUT_S = 90.0
+
+
+def _value(exporter: Exporter, name: str) -> float | None:
+    text = generate_latest(exporter.registry).decode()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == name and sample.labels.get("run", RUN) == RUN:
+                return sample.value
+    return None
+
+
+def _head(number: int) -> str:
+    return CHECKPOINTS.attempt(KIND, AttemptId(100, 1, number)).head
+
+
+async def _write(kv: raftkv.aio.Client, first: int, end: int) -> None:
+    for name, content in SCRIPT[first:end]:
+        value = encoded(content)
+        await (kv.delete(KEYS.base + name) if value is None else kv.put(KEYS.base + name, value))
+
+
+async def _save(kv: raftkv.aio.Client) -> None:
+    """One attempt that is committed, one that is given up."""
+    for number in (1, 2):
+        record = AttemptRecord(100, 1, number, KIND, 2, "memory://")
+        await kv.put(_head(number), record.encode())
+    checkpoint = Checkpoint(RUN, 100, 1, 1, KIND, 2, "memory://", "", "", 1, 640, time=1.0, duration_s=0.5)
+    latest = Latest(100, 1, count=1, size_bytes=640, time=1.0)
+    operations = (
+        Delete(_head(1)),
+        Put(CHECKPOINTS.record(KIND, 100), checkpoint.encode()),
+        Put(CHECKPOINTS.latest(KIND), latest.encode()),
+    )
+    await kv.txn().then(*operations).commit()
+    await kv.delete(_head(2))
+
+
+async def _refused(kv: raftkv.aio.Client) -> list[str]:
+    raise PermissionDeniedError
+
+
+def test_runs_and_checkpoints_are_followed(raftkv_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use() -> None:
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            raftkv.aio.connect(raftkv_cluster.endpoints, timeout_s=TIMEOUT_S) as kv,
+        ):
+            await _write(kv, 0, GENERATION_2_RUNS)
+            async with Exporter(kv) as exporter:
+                await until(lambda: _value(exporter, "raftkv_run_generation") == 2)
+                assert _value(exporter, "raftkv_run_world_size") == 2
+                await _save(kv)
+                await _write(kv, GENERATION_2_RUNS, len(SCRIPT))
+                await until(lambda: _value(exporter, "raftkv_run_world_size") == 0)
+                await exporter.look()
+                await until(lambda: _value(exporter, "raftkv_checkpoint_commit_seconds_count") == 1)
+                await until(lambda: _value(exporter, "raftkv_checkpoint_attempts_aborted_total") == 1)
+                assert _value(exporter, "raftkv_checkpoint_last_step") == 100
+                assert _value(exporter, "raftkv_run_exporter_errors_total") == 0
+                # Who may not see clusters sees runs all the same; a value that nobody can read hides nothing else.
+                monkeypatch.setattr(exporting, "list_clusters", _refused)
+                await exporter.look()
+                assert _value(exporter, "raftkv_run_exporter_errors_total") == 0
+                await kv.put(CHECKPOINTS.latest("other"), b"junk")
+                await until(lambda: _value(exporter, "raftkv_run_exporter_errors_total") == 1)
+                assert _value(exporter, "raftkv_checkpoint_last_step") == 100
+                response = await answer(exporter, HttpRequest("GET", "/metrics"))
+                assert response.status == 200
+                assert (await answer(exporter, HttpRequest("POST", "/metrics"))).status == 405
+                assert (await answer(exporter, HttpRequest("GET", "/"))).status == 404
+                await kv.delete(KEYS.base, prefix=True)
+                await exporter.look()
+                assert _value(exporter, "raftkv_run_generation") is None
+            await kv.delete("/raftkv/checkpoint/", prefix=True)
+
+    asyncio.run(use())

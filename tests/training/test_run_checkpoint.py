@@ -1,0 +1,177 @@
+"""Checkpoints of a run: all ranks save one together, or none does; all go on from the same one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raftkv
+import raftkv.training
+from raftkv.checkpoint.errors import AttemptOver, DigestMismatch, StaleStep
+from raftkv.errors import ConfigError
+from raftkv.training import GenerationOver, Run
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[raftkv.LocalCluster]:
+    with raftkv.local() as one:
+        yield one
+
+
+@pytest.fixture
+def ranks(cluster: raftkv.LocalCluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Run]]:
+    """Two ranks in this process, by rank."""
+    options: dict[str, Any] = {"min_nodes": 2, "disconnect_grace_s": 0.05, "checkpoints": str(tmp_path)}
+    runs = in_all(range(2), lambda _: raftkv.training.join(request.node.name, endpoints=cluster.endpoints, **options))
+    runs.sort(key=lambda run: run.rank)
+    yield runs
+    for run in runs:
+        run.leave()
+
+
+def in_all(items: Any, what: Callable[[Any], Any]) -> list[Any]:
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(what, items, timeout=PATIENCE_S))
+
+
+def outcome(what: Callable[[], Any]) -> Any:
+    try:
+        return what()
+    except Exception as error:
+        return error
+
+
+def save(run: Run, step: int, **options: Any) -> Any:
+    with run.checkpoint(step, **options) as saving:
+        saving.write(f"model-{run.rank}.bin", f"{step}/{run.rank}".encode())
+        with saving.open(f"opened-{run.rank}") as file:
+            file.write(b"o")
+        Path(saving.path(f"rank-{run.rank}/deep/state.bin")).mkdir(parents=True)
+        Path(saving.path(f"rank-{run.rank}/deep/state.bin"), "part").write_bytes(b"p" * 1000)
+        saving.metrics["loss"] = 1 / step
+    return saving.checkpoint
+
+
+def test_all_ranks_save_one_checkpoint_and_go_on_from_it(ranks, tmp_path):
+    first, second = in_all(ranks, lambda run: save(run, 100, metadata={"who": "me"}))
+    assert first == second == ranks[0].checkpoints.latest()
+    assert (first.step, first.world_size, first.file_count, first.metrics) == (100, 2, 6, {"loss": 0.01})
+    assert first.uri.startswith(f"{tmp_path}/{ranks[0].run_id}/step-000000000100.g1.")
+
+    def resume(run: Run) -> tuple[Any, ...]:
+        with run.resume() as last:
+            assert last is not None
+            run.barrier("reading")
+            assert len(run.checkpoints.pins()) == 2
+            run.barrier("seen")
+            return last.step, last.read(f"model-{run.rank}.bin"), len(last.read(f"rank-{run.rank}/deep/state.bin/part"))
+
+    assert in_all(ranks, resume) == [(100, b"100/0", 1000), (100, b"100/1", 1000)]
+    assert ranks[0].checkpoints.pins() == []
+    Path(first.uri, "model-1.bin").write_bytes(b"100/2")
+    found = in_all(ranks, lambda run: outcome(lambda: resume(run)))
+    assert [type(each) for each in found] == [tuple, DigestMismatch]
+    assert "has other contents than were committed" in str(found[1])
+    assert ranks[0].checkpoints.pins() == []
+
+
+def test_nothing_was_saved_yet(ranks):
+    def resume(run: Run) -> Any:
+        with run.resume() as last:
+            return last
+
+    assert in_all(ranks, resume) == [None, None]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_fails_gives_it_up_for_all(ranks, failing):
+    def broken(run: Run) -> None:
+        with run.checkpoint(7) as saving:
+            saving.write(f"{run.rank}", b"")
+            if run.rank == failing:
+                raise ValueError("no room")
+
+    found = in_all(ranks, lambda run: outcome(lambda: broken(run)))
+    assert isinstance(found[failing], ValueError)
+    assert isinstance(found[1 - failing], AttemptOver)
+    assert ranks[0].checkpoints.checkpoints() == []
+    committed, _ = in_all(ranks, lambda run: save(run, 7))
+    assert committed.step == 7
+
+
+def test_an_error_of_rank_0_is_raised_by_all(ranks):
+    in_all(ranks, lambda run: save(run, 8))
+    assert [type(error) for error in in_all(ranks, lambda run: outcome(lambda: save(run, 7)))] == [StaleStep] * 2
+
+
+def test_who_does_not_wait_has_prepared(ranks):
+    committed, nothing = in_all(ranks, lambda run: save(run, 3, wait=False))
+    assert (committed.step, nothing) == (3, None)
+
+
+def test_a_rank_that_leaves_ends_the_wait(ranks):
+    def leave(run: Run) -> Any:
+        if run.rank == 1:
+            run.leave()
+        return outcome(lambda: save(run, 5)) if run.rank == 0 else None
+
+    assert isinstance(in_all(ranks, leave)[0], GenerationOver)
+
+
+def test_a_file_that_was_promised_and_is_not_there(ranks):
+    def promise(run: Run) -> None:
+        with run.checkpoint(1) as saving:
+            saving.path(f"{run.rank}.bin")
+            if run.rank == 0:
+                saving.write("0.json", b"{}")
+                with pytest.raises(ConfigError, match="is there already"):
+                    saving.write("0.json", b"")
+
+    found = in_all(ranks, lambda run: outcome(lambda: promise(run)))
+    assert any("was announced by path" in str(error) for error in found)
+    assert ranks[0].checkpoints.checkpoints() == []
+
+
+def test_without_a_place(cluster):
+    with raftkv.training.join("nowhere", endpoints=cluster.endpoints) as run:
+        with pytest.raises(ConfigError, match="no place for the checkpoints of run 'nowhere'"):
+            save(run, 1)
+        assert run.checkpoints.uri == ""
+
+
+def test_a_worker_of_an_agent_saves_under_the_fence_of_its_node(cluster, tmp_path, monkeypatch):
+    agent = raftkv.training.join("agent", endpoints=cluster.endpoints, disconnect_grace_s=0.05)
+    place = {"RUN_ID": "agent", "EPOCH": "1", "RANK": "0", "ENDPOINTS": ",".join(cluster.endpoints)}
+    for name, value in {**place, "CHECKPOINT_URI": str(tmp_path)}.items():
+        monkeypatch.setenv(f"RAFTKV_{name}", value)
+    with raftkv.training.join() as worker:
+        assert worker.is_worker
+        with worker.resume() as last:
+            assert last is None
+        assert save(worker, 1).uri.startswith(f"{tmp_path}/agent/step-000000000001.g1.")
+        agent.leave()
+        assert isinstance(outcome(lambda: save(worker, 2)), GenerationOver)
+
+
+def test_for_asyncio(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAFTKV_CHECKPOINT_URI", str(tmp_path))
+
+    async def main() -> None:
+        async with await raftkv.training.aio.join("aio", endpoints=cluster.endpoints) as run:
+            async with run.resume() as last:
+                assert last is None
+            async with run.checkpoint(1) as saving:
+                saving.write("a", b"1")
+            assert (await run.checkpoints.latest()) == saving.checkpoint
+            async with run.resume() as last:
+                assert last is not None
+                assert last.read("a") == b"1"
+
+    asyncio.run(main())

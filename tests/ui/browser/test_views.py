@@ -1,0 +1,57 @@
+"""Every view shows what is in a live cluster, is accessible in light and dark, and fits a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.procs import Cluster
+from tests.ui.browser.chromium import DESKTOP, PHONE, Chromium, Page
+from tests.ui.browser.world import RUN, VIEWS, World
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def page(chromium: Chromium, cluster: Cluster, world: World) -> Iterator[Page]:
+    """One tab for all views: they are left for one another, as people do."""
+    opened = chromium.page(f"http://{cluster.endpoints[0]}")
+    page = chromium.run(opened.__enter__)
+    yield page
+    chromium.run(opened.__exit__, None, None, None)
+
+
+@pytest.mark.parametrize("place", VIEWS)
+def test_a_view_shows_the_store_and_is_accessible(chromium: Chromium, page: Page, place: str) -> None:
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size(DESKTOP)
+    page.show(place)
+    for text in VIEWS[place]:
+        page.wait_text(text)
+    page.check_accessible(f"{place}, light")
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size(PHONE)
+    page.check_accessible(f"{place}, dark, on a phone")
+    page.check_fits(place)
+    assert not page.troubles, page.troubles
+
+
+def test_keys_lead_through_the_views(chromium: Chromium, page: Page) -> None:
+    page.set_viewport_size(DESKTOP)
+    page.show("#/cluster")
+    page.get_by_role("heading", name="Cluster").wait_for()
+    for keys, title in (("gr", "Runs"), ("gp", "Checkpoints"), ("go", "Locks and elections")):
+        for key in keys:
+            page.keyboard.press(key)
+        page.get_by_role("heading", name=title, exact=True).wait_for()
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    page.get_by_role("link", name=RUN, exact=True).first.wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("bert")
+    page.get_by_role("link", name="resnet-50").wait_for(state="detached")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name=RUN, exact=True).wait_for()
