@@ -5,8 +5,9 @@
     tokens.find(b"<secret>.<index>")                 # a Session, or None: unknown, or not used for too long
 
 A token lives as long as it is used at this member, or an open stream holds it, and ``ttl_s`` longer. A restart forgets
-all of them, as in etcd: clients authenticate anew. Unlike etcd's, a secret has 140 bits and what is kept and logged is
-its digest, by which it is found: the time of a search tells nothing of the secret.
+all of them but the newest, which are replayed with the log, as in etcd: clients authenticate anew. Unlike etcd's, a
+secret has 140 bits and what is kept and logged is its digest, by which it is found: the time of a search tells nothing
+of the secret.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -67,12 +68,16 @@ def test_a_user_without_rights_sees_what_to_do(chromium: Chromium, guarded: Clus
         page.get_by_text("No lock is held and no election runs here.").wait_for()
 
 
-def test_a_member_that_was_killed_comes_back_without_a_reload(chromium: Chromium, guarded: Cluster) -> None:
+def test_a_member_that_was_killed_comes_back_without_a_reload(
+    chromium: Chromium, guarded: Cluster, tmp_path: Path
+) -> None:
     with chromium.page(f"http://{guarded.endpoints[0]}", "#/runs") as page:
         page.allowed, page.allow_lost = REFUSED, True
         sign_in(page, "root", "secret")
         page.get_by_text("No run is known here.").wait_for()
         page.evaluate("window.isSame = true")
+        with raftkv.connect(guarded.endpoints[0], user="root", password="secret") as kv:
+            kv.snapshot(tmp_path / "db")  # what the database holds is not replayed, so the token will be forgotten
         guarded.members[0].kill()
         page.locator("#notice").get_by_text("does not answer").wait_for()
         guarded.members[0].restart()
