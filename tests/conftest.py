@@ -13,12 +13,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
 
-from tests import forked
+from tests import forked, procs
 
 # A busy machine is not a bug: examples are bounded by count, never by time.
 settings.register_profile("raftkv", deadline=None, print_blob=True, max_examples=60)
@@ -55,6 +55,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_named(item: pytest.Item, names: list[str]) -> bool:
     own = item.nodeid.partition("::")[2]
     return any(own == name or own.startswith((f"{name}[", f"{name}::")) for name in names)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let a failure tell of servers that ended though nobody had asked them to: their last words say why."""
+    report = yield
+    if report.failed:
+        report.sections += [("a server has ended", words) for words in procs.ended_members()]
+    return report
 
 
 @pytest.fixture

@@ -322,6 +322,21 @@ class Cluster:
         self.close()
 
 
+def ended_members() -> list[str]:
+    """Return how each member ended that did so by itself: status, what it panicked with, last lines of its log."""
+    members = [member for cluster in _clusters.values() for member in cluster.members]
+    return [
+        f"exit status {member.exit_status}\n{_panic(member.log_path)}\n{member.log_tail()}"
+        for member in members
+        if member.exit_status is not None
+    ]
+
+
+def _panic(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line[:300] for line in lines if "panic" in line or "fatal" in line), "it did not panic")
+
+
 @atexit.register
 def _close_all() -> None:
     for cluster in list(_clusters.values()):

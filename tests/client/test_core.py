@@ -167,3 +167,33 @@ def test_authentication_that_is_off_is_asked_about_once_and_may_be_switched_on()
     asyncio.run(run())
     paths = [path.rpartition("/")[2] for path, _, _ in cluster.members["a"].calls]
     assert paths == ["Authenticate", "Range", "Range", "Range", "Authenticate", "Range"]
+
+
+@pytest.mark.parametrize(
+    ("method", "is_cancelled"),
+    [(methods.RANGE, True), (methods.PUT, True), (methods.TXN, True), (methods.READ_TXN, False)],
+)
+def test_a_caller_that_is_cancelled_leaves_at_once_but_a_txn_that_only_reads_runs_on(method, is_cancelled):
+    """etcd 3.5.1 ends if such a txn is cancelled while it runs."""
+
+    async def run():
+        call = asyncio.get_running_loop().create_future()
+
+        class Transport:
+            def unary(self, path, message, timeout_s=None, metadata=()):
+                return call
+
+            async def close(self):
+                pass
+
+        async with Client(["a"], open_transport=lambda endpoint, options: Transport()) as client:
+            waiting = asyncio.create_task(client.call(method, rpc_pb2.TxnRequest(), timeout_s=5))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert call.cancelled() is is_cancelled
+            if not is_cancelled:
+                call.set_exception(RpcError(errors.UNAVAILABLE, "nobody waits for this"))
+
+    asyncio.run(run())

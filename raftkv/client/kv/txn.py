@@ -20,14 +20,11 @@ from raftkv.client.kv.compares import Compare
 from raftkv.client.kv.guards import FenceLike, LeaseLike, fence_compares, lost_lease
 from raftkv.client.kv.operations import Operation
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.methods import Method
 from raftkv.client.scope import Scope
 from raftkv.client.space import Space
 from raftkv.client.values import TxnResult
 from raftkv.errors import LeaseNotFoundError
 from raftkv.pb import rpc_pb2
-
-_READ_TXN = Method(methods.TXN.path, methods.TXN.response, True)
 
 
 class Txn:
@@ -85,7 +82,7 @@ class Txn:
         scope = self._scope
         if scope is None:
             raise TypeError("a txn without a client can only be an operation of another; begin with kv.txn()")
-        method = methods.TXN if self.writes else _READ_TXN
+        method = methods.TXN if self.writes else methods.READ_TXN
         try:
             answer = await scope.call(method, self._guarded(scope.space), timeout_s)
         except LeaseNotFoundError:

@@ -17,8 +17,9 @@ One event loop, no threads, no tasks of its own.
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
@@ -268,12 +269,18 @@ class Client:
         # The usual case costs one await: no task, no timer of its own, the same timeout in every header block.
         endpoint, token = endpoints[self._current % len(endpoints)], login.token
         try:
-            answer = await self._transport(endpoint).unary(method.path, body, timeout_s, login.metadata + metadata)
+            answer = await self._send(endpoint, method, body, timeout_s, login.metadata + metadata)
         except RpcError as error:
             explain = self.options.explain
             attempts = Attempts(deadline, timeout_s, explain=explain, token=token, metadata=metadata)
             answer = await self._recover(attempts, error, endpoint, endpoints, method, body)
         return _parse(method, answer)
+
+    def _send(
+        self, endpoint: Endpoint, method: Method[Any], body: bytes, timeout_s: float, metadata: Pairs = ()
+    ) -> Awaitable[bytes]:
+        call = self._transport(endpoint).unary(method.path, body, timeout_s, metadata)
+        return call if method.cancellable else asyncio.shield(call)
 
     def _too_large(self, size_bytes: int) -> StatusError:
         limit = self.options.max_request_bytes
@@ -321,11 +328,10 @@ class Client:
             await attempts.pause(len(endpoints))
             endpoint = endpoints[self._current % len(endpoints)]
             try:
-                transport = self._transport(endpoint)
                 if isinstance(body, LoginRequest):
-                    return await transport.unary(method.path, body.to_bytes(), attempts.remaining_s())
+                    return await self._send(endpoint, method, body.to_bytes(), attempts.remaining_s())
                 attempts.token, metadata = self._login.token, self._login.metadata + attempts.metadata
-                return await transport.unary(method.path, body, attempts.remaining_s(), metadata)
+                return await self._send(endpoint, method, body, attempts.remaining_s(), metadata)
             except RpcError as error:
                 self._note(attempts, error, endpoint, method)
 

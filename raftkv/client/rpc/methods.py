@@ -37,11 +37,15 @@ def parse_answer(kind: type[T], data: bytes) -> T:
 
 @dataclass(frozen=True)
 class Method(Generic[T]):
-    """One unary call: its path, what it returns, whether it may be repeated."""
+    """One unary call: its path, what it returns, whether it may be repeated, whether it may be cancelled on its way.
+
+    A caller that is cancelled leaves at once in any case; a call that is not cancellable is answered to nobody then.
+    """
 
     path: str
     response: type[T]
     repeatable: bool
+    cancellable: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ RANGE: Final = Method("/etcdserverpb.KV/Range", rpc_pb2.RangeResponse, True)
 PUT: Final = Method("/etcdserverpb.KV/Put", rpc_pb2.PutResponse, False)
 DELETE_RANGE: Final = Method("/etcdserverpb.KV/DeleteRange", rpc_pb2.DeleteRangeResponse, False)
 TXN: Final = Method("/etcdserverpb.KV/Txn", rpc_pb2.TxnResponse, False)
+# etcd 3.5.1 panics if a txn that writes nothing is cancelled while it runs (etcd issue 14110; newer ones do not).
+READ_TXN: Final = Method(TXN.path, TXN.response, True, cancellable=False)
 COMPACT: Final = Method("/etcdserverpb.KV/Compact", rpc_pb2.CompactionResponse, False)
 MEMBER_LIST: Final = Method("/etcdserverpb.Cluster/MemberList", rpc_pb2.MemberListResponse, True)
 MEMBER_ADD: Final = Method("/etcdserverpb.Cluster/MemberAdd", rpc_pb2.MemberAddResponse, False)
