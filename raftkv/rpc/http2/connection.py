@@ -78,8 +78,10 @@ class Connection(Controlled):
 
     @property
     def unread_bytes(self) -> int:
-        """Octets of a frame that has not come whole."""
-        return len(self._rest)
+        """Octets of a frame, and of a header block, that have not come whole."""
+        if self._block is None:
+            return len(self._rest)
+        return len(self._rest) + self._block_room_max - self._block_room
 
     def receive(self, data: bytes) -> None:
         """Take octets as they came.

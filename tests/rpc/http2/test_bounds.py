@@ -108,6 +108,18 @@ def test_a_frame_that_comes_octet_by_octet() -> None:
     assert end.connection.unread_bytes == 0
 
 
+def test_a_header_block_that_has_not_ended_is_counted() -> None:
+    """What its frames have brought lies here until the last one comes."""
+    end = ServerEnd()
+    end.feed(OPEN)
+    end.connection.receive(frame(HEADERS, 0, 1, bytes(1000)))
+    assert end.connection.unread_bytes == 1000
+    end.connection.receive(frame(CONTINUATION, 0, 1, bytes(500)) + b"\0\0")
+    assert end.connection.unread_bytes == 1502
+    end.connection.stop()
+    assert end.connection.unread_bytes == 0
+
+
 def test_a_body_that_waits_leaves_in_steps_of_its_size() -> None:
     """Many streams with something to say and no window cost nothing while others speak."""
     end = ServerEnd()
