@@ -13,6 +13,7 @@ line of the forking process, and what it imports late has been imported early: w
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import gc
@@ -86,6 +87,7 @@ def _server() -> socket.socket:
             stdout=subprocess.DEVNULL,
         ).returncode = 0  # it ends with this process, which does not wait for it
     own.recv(1)
+    atexit.register(own.close)
     return own
 
 
