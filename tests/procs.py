@@ -247,6 +247,9 @@ class Member(ServerProcess):
 
 # --- clusters -----------------------------------------------------------------------------------------------
 
+_SIGNS_OF_BUGS = ("GOAWAY ENHANCE_YOUR_CALM", "Traceback")
+"""What no member ever has a reason to log: another ended its connection for a flood, or something failed unnamed."""
+
 _clusters: dict[int, Cluster] = {}
 
 
@@ -317,9 +320,17 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        signs = self._signs_of_bugs() if error is None else []
         if error is not None:
             error.add_note(self.logs())
         self.close()
+        if signs:
+            raise ProcessError("\n".join(["members logged what they never have a reason to:", *signs]))
+
+    def _signs_of_bugs(self) -> list[str]:
+        logs = [member.log_path for member in self.members if member.server.command == RAFTKV.command]
+        lines = [line for log in logs for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        return [line[:500] for line in lines if any(sign in line for sign in _SIGNS_OF_BUGS)]
 
 
 def ended_members() -> list[str]:

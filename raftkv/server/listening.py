@@ -27,12 +27,14 @@ PEER_LIMITS: Final = ServerLimits(
     process_assembly_bytes=1024 * 1024 * 1024,
     stream_window_bytes=16 * 1024 * 1024,
     connection_window_bytes=32 * 1024 * 1024,
-    ping_interval_min_s=0.5,
-    ping_interval_idle_min_s=0.5,
-    ping_permit_without_stream=True,
+    ping_interval_min_s=0.0,
     connections=descriptors.PEER_CONNECTIONS,
 )
-"""Members trust each other's volume, not each other's bytes."""
+"""Members trust each other's volume, not each other's bytes.
+
+A member pings for two reasons that know nothing of each other, silence and the time of a round trip, and nothing comes
+back on its stream that would forgive two pings at once: there is no shortest interval, only a rate.
+"""
 
 METRICS_LIMITS: Final = ServerLimits(connections=descriptors.METRICS_CONNECTIONS)
 

@@ -306,7 +306,9 @@ class ServerCore:
 
     def on_ping(self) -> None:
         """Hold early pings against the client."""
-        if self._pings.too_many(self._environment.clock(), bool(self._calls) or self.h2.queued_body_size() > 0):
+        if self.limits.ping_interval_min_s == 0:
+            self._count_control()
+        elif self._pings.too_many(self._environment.clock(), bool(self._calls) or self.h2.queued_body_size() > 0):
             self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_pings")
 
     def on_pong(self, opaque: bytes) -> None:

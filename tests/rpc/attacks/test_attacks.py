@@ -164,6 +164,15 @@ async def test_ping_flood() -> None:
 
 
 @on_loop
+async def test_ping_flood_where_no_interval_is_asked_for() -> None:
+    async with under_attack(ServerLimits(ping_interval_min_s=0.0)) as (_, attacker):
+        attacker.send(raw.frame(raw.PING, 0, 0, bytes(8)) * 50_000)
+        await attacker.until_closed()
+        assert attacker.goaway is not None
+        assert attacker.goaway[0] == ENHANCE_YOUR_CALM
+
+
+@on_loop
 async def test_the_fourth_early_ping_without_calls_is_too_many() -> None:
     async with under_attack() as (_, attacker):
         for _ in range(3):

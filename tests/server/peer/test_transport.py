@@ -12,8 +12,10 @@ from raftkv.rpc.client import channel
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code, RpcError
+from raftkv.server.listening import PEER_LIMITS
 from raftkv.server.peer import transport
 from raftkv.server.peer.transport import Peer, Transport
+from tests.rpc.loop import until
 
 BEAT = Message(MessageType.HEARTBEAT, to=2, from_=1, term=1)
 
@@ -106,6 +108,33 @@ def test_a_peer_that_ends_the_stream_without_a_word_is_connected_to_again() -> N
         peer = Peer(2, [f"http://127.0.0.1:{port}"], (), None, _nothing)
         peer.start()
         await asyncio.wait_for(opened.wait(), 10)
+        await peer.close()
+        await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_member_may_ping_as_often_as_its_two_clocks_want(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keepalive and the time of a round trip meet every few seconds; the fourth meeting once ended the connection."""
+    monkeypatch.setattr(transport, "PEER_CHANNEL", replace(transport.PEER_CHANNEL, keepalive_time_s=0.001))
+    monkeypatch.setattr(transport, "PROBE_S", 0.001)
+
+    async def scenario() -> None:
+        streams = 0
+
+        async def take(call: StreamCall) -> None:
+            nonlocal streams
+            streams += 1
+            await call.send(b"")
+            await call.receive()
+
+        server = Server(limits=PEER_LIMITS)
+        server.stream(transport.RAFT_PATH, take)
+        ((_, port),) = await server.listen("127.0.0.1", 0)
+        peer = Peer(2, [f"http://127.0.0.1:{port}"], (), None, _nothing)
+        peer.start()
+        await until(lambda: peer.round_trips.count >= 50)
+        assert (streams, peer.disconnects) == (1, 0)
         await peer.close()
         await server.close()
 
