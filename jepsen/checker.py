@@ -1,7 +1,8 @@
 """Put the checkers together: which of them look at a history, and one verdict.
 
-Every history is checked by replay, by a search for each key, and for its members; a workload may add checkers of its
-own. ``undecided`` and "could not be read" are violations: a run passes only when everything was looked at.
+Every history is checked by replay, by a search for each key, for its members and their logs; a workload may add
+checkers of its own. ``undecided`` and "could not be read" are violations: a run passes only when everything was
+looked at.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from jepsen.checkers import Violation, linear, members, replay
+from jepsen.checkers import Violation, linear, logs, members, replay
 from jepsen.history import History
 
 Checker = Callable[[History], list[Violation]]
@@ -53,6 +54,7 @@ COMMON: dict[str, Checker] = {
     "hashes": members.check_hashes,
     "monotone": members.check_monotone,
     "sequential": sequential_clients,
+    "logs": logs.check,
 }
 
 

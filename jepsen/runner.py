@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jepsen.checker import Verdict, check_history
+from jepsen.checkers.logs import signs_of_bugs
 from jepsen.client import Client, Gate
 from jepsen.db import ROOT, Cluster, Member, Settings, require_disk
 from jepsen.endpoints import Endpoints
@@ -132,6 +133,7 @@ class _Run:
             loaded = time.monotonic()
             await self._read_back(probe, reader)
         self._cluster.close()
+        self._note_signs_of_bugs()
         history = History(self._recorder.operations, self._recorder.events, reader.record, self._recorder.streams)
         save(history, self._cluster.folder / "history.jsonl")
         verdict = check_history(history, self._workload.checkers, self._options.acked_min)
@@ -139,6 +141,12 @@ class _Run:
         own: dict[str, Any] = getattr(self._workload, "figures", lambda history: {})(history)
         figures = self._figures(trouble, loaded - began) | own | {"checked_s": round(time.monotonic() - loaded, 1)}
         return Report(verdict, figures, self._cluster.folder)
+
+    def _note_signs_of_bugs(self) -> None:
+        if self._options.settings.system == "raftkv":
+            for log in sorted(self._cluster.folder.glob("m*/log")):
+                for line in signs_of_bugs(log):
+                    self._recorder.event("logged", member=log.parent.name, line=line)
 
     async def _accompanied(self, trouble: Nemesis, probe: Probe, compactor: Compactor) -> None:
         """Load and faults, beside tasks that outlast them: they are given the last revision to reach."""

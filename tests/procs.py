@@ -38,6 +38,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from jepsen.checkers.logs import signs_of_bugs
 from raftkv.client.local.process import ServerProcess, initial_cluster, log_tail
 from tests import forked
 
@@ -247,9 +248,6 @@ class Member(ServerProcess):
 
 # --- clusters -----------------------------------------------------------------------------------------------
 
-_SIGNS_OF_BUGS = ("GOAWAY ENHANCE_YOUR_CALM", "Traceback")
-"""What no member ever has a reason to log: another ended its connection for a flood, or something failed unnamed."""
-
 _clusters: dict[int, Cluster] = {}
 
 
@@ -329,8 +327,7 @@ class Cluster:
 
     def _signs_of_bugs(self) -> list[str]:
         logs = [member.log_path for member in self.members if member.server.command == RAFTKV.command]
-        lines = [line for log in logs for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-        return [line[:500] for line in lines if any(sign in line for sign in _SIGNS_OF_BUGS)]
+        return [line for log in logs for line in signs_of_bugs(log)]
 
 
 def ended_members() -> list[str]:

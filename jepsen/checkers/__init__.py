@@ -9,10 +9,11 @@ Owns what is promised, and how a breach shows in what clients saw:
     watch    streams against the replayed store               lease    ends of leases against the clients' clocks
     lock     holders and leaders against the replayed store   sets     what was added against the last read
     members  members against each other, and each against what it showed before
+    logs     what members wrote against what they never have a reason to write
 
     history (operations, streams, faults, the store read back)
           |                |                  |
-        replay ---------> watch, lock, lease  linear, append, sets, members
+        replay ---------> watch, lock, lease  linear, append, sets, members, logs
           |                |                  |
           +----------------+------------------+--> Verdict (``jepsen.checker``): violations by checker
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jepsen.checkers import linear, members, replay, sets
+from jepsen.checkers import linear, logs, members, replay, sets
 from jepsen.history import Change, History, Operation, load, save
 from jepsen.ops import PutResult, RangeResult
 from tests.jepsen.story import (
@@ -369,6 +369,17 @@ def test_members_that_hash_alike_pass() -> None:
 )
 def test_members_that_differ_or_say_nothing_are_flagged(history: History, rule: str) -> None:
     assert rule in {violation.rule for violation in members.check_hashes(history)}
+
+
+def test_a_log_that_tells_of_a_bug_is_flagged(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    flood = '{"level": "warn", "msg": "lost the connection: GOAWAY ENHANCE_YOUR_CALM too_many_pings"}'
+    unnamed = '{"level": "error", "msg": "the stream failed", "error": "Traceback (most recent call last): ..."}'
+    stopped = '{"level": "fatal", "msg": "sync failed", "error": "Traceback (most recent call last): ..."}'
+    log.write_text("\n".join([flood, '{"level": "info", "msg": "ready"}', unnamed, stopped]))
+    assert logs.signs_of_bugs(log) == [flood, unnamed]
+    violations = logs.check(History([], [{"event": "logged", "at": 1, "member": "m1", "line": flood}]))
+    assert [violation.rule for violation in violations] == ["sign of a bug"]
 
 
 def test_revision_of_a_process_never_goes_back() -> None:
