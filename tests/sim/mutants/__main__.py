@@ -6,16 +6,20 @@ python -m tests.sim.mutants "vote given twice"
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+import argparse
 
 from tests.sim.mutants import MUTANTS, hunt
 
 SEEDS_MAX = 1_000
 
 
-def main(names: Sequence[str]) -> None:
+def main() -> None:
     """Print a line for each planted bug."""
+    parser = argparse.ArgumentParser(description="print the first seed that finds each planted bug")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of planted bugs; all of them without one")
+    names = parser.parse_args().names
+    if unknown := sorted(set(names) - set(MUTANTS)):
+        parser.error(f"no planted bug is named {', '.join(unknown)}; there are {', '.join(sorted(MUTANTS))}")
     for name in names or sorted(MUTANTS):
         mutant = MUTANTS[name]
         with mutant.planted():
@@ -24,4 +28,4 @@ def main(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
