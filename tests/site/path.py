@@ -10,6 +10,7 @@ played here. It needs about a minute, git, and a source of packages.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,7 @@ def clone(target: Path) -> Path:
 
 def main() -> int:
     """Go the whole way; 0 if every command succeeded."""
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     seconds: dict[str, float] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="raftkv-path-")))

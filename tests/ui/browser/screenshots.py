@@ -5,6 +5,7 @@ A cluster of three real members is started, filled and photographed. Look at eac
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import struct
 import sys
@@ -88,8 +89,11 @@ def packed(png: bytes) -> bytes:
     return signature + b"".join(pack(len(body)) + kind + body + pack(zlib.crc32(kind + body)) for kind, body in kept)
 
 
-def main(words: list[str]) -> int:
+def main() -> int:
     """Take all pictures, or those that are named."""
+    parser = argparse.ArgumentParser(description="take the pictures of the dashboard for docs/images")
+    parser.add_argument("names", nargs="*", choices=[*PICTURES, []], metavar="NAME", help=", ".join(PICTURES))
+    names = parser.parse_args().names
     IMAGES.mkdir(exist_ok=True)
     with (
         Cluster(RAFTKV, size=3) as cluster,
@@ -97,9 +101,9 @@ def main(words: list[str]) -> int:
         Chromium() as chromium,
         traffic(world),
     ):
-        chromium.run(take, chromium, f"http://{cluster.endpoints[0]}", words or list(PICTURES))
+        chromium.run(take, chromium, f"http://{cluster.endpoints[0]}", names or list(PICTURES))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
