@@ -65,6 +65,19 @@ async def test_rapid_reset() -> None:
 
 
 @on_loop
+async def test_a_client_may_take_back_all_the_calls_that_it_may_have() -> None:
+    """As it does when they wait for a quorum that is lost, and their time is up."""
+    async with under_attack() as (echo, attacker):
+        limit = ServerLimits().max_concurrent_streams
+        ids = range(1, 2 * limit, 2)
+        attacker.send(b"".join(raw.headers(one) + raw.message(one, b"\0\0\0\0\0", raw.END_STREAM) for one in ids))
+        await until(lambda: len(echo.hanging) == limit)
+        attacker.send(b"".join(raw.reset(one) for one in ids) + raw.frame(raw.PING, 0, 0, bytes(8)))
+        assert (await attacker.until_frame(raw.PING))[1] == raw.ACK
+        assert attacker.goaway is None
+
+
+@on_loop
 async def test_streams_above_the_limit_are_refused_while_the_client_need_not_know_it() -> None:
     async with under_attack(ServerLimits(max_concurrent_streams=1000)) as (echo, _):
         ignorant = await raw.RawClient.connect(echo.target, raw.PREFACE + raw.settings())
