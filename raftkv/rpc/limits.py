@@ -41,8 +41,9 @@ class ServerLimits:
         settings_entries: entries in one SETTINGS frame.
         outbound_acks: SETTINGS and PING acknowledgements waiting to be sent.
         reset_burst: RST_STREAM frames taken at once, and faults that make us send one (CVE-2023-44487, CVE-2025-8671);
-            more than the calls that may be open: their time may be up at once, as without a quorum.
-        reset_per_s: RST_STREAM frames taken each second after the burst; as many calls whose time is up after 2 s.
+            a watch-heavy client cancels in bursts.
+        reset_per_s: the same each second after the burst.
+        reset_free_after_s: the reset of a call that was open for so long is not counted: its time was up.
         glitch_burst: frames taken at once that are allowed and of no use: of kinds that nobody knows, for closed
             streams, priorities, requests above the limit of streams.
         glitch_per_s: the same each second after the burst.
@@ -91,8 +92,9 @@ class ServerLimits:
     continuations: int = 8
     settings_entries: int = 32
     outbound_acks: int = 1000
-    reset_burst: int = 2500
-    reset_per_s: int = 1000
+    reset_burst: int = 1000
+    reset_per_s: int = 100
+    reset_free_after_s: float = 0.5
     glitch_burst: int = 10_000
     glitch_per_s: int = 330
     control_burst: int = 1000

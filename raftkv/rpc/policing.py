@@ -1,16 +1,20 @@
-"""What a server holds against a client's control frames: token buckets and grpc-go's ping strikes.
+"""What a server holds against a client's control frames: token buckets, resets of young calls, grpc-go's ping strikes.
 
 Pure: times come in as arguments. Source of the ping rules: grpc-go, ``keepalive.EnforcementPolicy``.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 UPDATE_BYTES: Final = 32
 UPDATES_PER_CALL: Final = 4
 UPDATES_MAX: Final = 20_000
 """However much was sent: so many WINDOW_UPDATE frames are a few milliseconds of work."""
+
+_GROUPS: Final = 4
+"""How many groups there are, about, of calls that have not aged yet."""
 
 
 class TokenBucket:
@@ -32,6 +36,69 @@ class TokenBucket:
             return False
         self._tokens -= 1
         return True
+
+
+class ResetAllowance:
+    """How many calls a client may take back: all those that were open for a while, and others as a bucket allows.
+
+    Many calls whose time is up together are no attack, as when a quorum is lost; many that are taken back as soon as
+    they have begun are one (CVE-2023-44487). Ages are known to some calls and some of the time: enough to tell these
+    two apart, without a clock at each call.
+
+    Arguments:
+        burst, per_s: of the bucket.
+        free_after_s: the age from which a call may be reset uncounted.
+    """
+
+    __slots__ = ("_aged_id", "_bucket", "_free_after_s", "_free_taken", "_groups")
+
+    def __init__(self, burst: float, per_s: float, free_after_s: float) -> None:
+        self._bucket = TokenBucket(burst, per_s)
+        self._free_after_s = free_after_s
+        self._groups: deque[_Group] = deque()
+        self._aged_id = 0
+        self._free_taken = 0
+
+    def begun(self, stream_id: int, now: float) -> None:
+        """Note that a call has begun: one of a few dozen is enough.
+
+        Arguments:
+            stream_id: of the call; a client's streams have odd ids, and later ones higher ids.
+            now: seconds of the owner's clock.
+        """
+        groups = self._groups
+        if groups and now - groups[-1].first_s < self._free_after_s / _GROUPS:
+            groups[-1].last_s, groups[-1].last_id = now, stream_id
+        else:
+            groups.append(_Group(stream_id, now))
+        self._age(now)
+
+    def take(self, stream_id: int, now: float) -> bool:
+        """Count the reset of a call; False when there were too many.
+
+        Arguments:
+            stream_id: of the call, open or not: each call that has aged pays for one reset.
+            now: seconds of the owner's clock.
+        """
+        self._age(now)
+        if stream_id <= self._aged_id and self._free_taken <= self._aged_id // 2:
+            self._free_taken += 1
+            return True
+        return self._bucket.take(now)
+
+    def _age(self, now: float) -> None:
+        while self._groups and now - self._groups[0].last_s >= self._free_after_s:
+            self._aged_id = self._groups.popleft().last_id
+
+
+class _Group:
+    """Calls that began at about one time."""
+
+    __slots__ = ("first_s", "last_id", "last_s")
+
+    def __init__(self, stream_id: int, now: float) -> None:
+        self.first_s = self.last_s = now
+        self.last_id = stream_id
 
 
 class UpdateAllowance:

@@ -322,7 +322,7 @@ class ClientCore:
     def on_window_update(self) -> None:
         """The next pull sends more."""
 
-    def on_reset(self) -> None:
+    def on_reset(self, stream_id: int) -> None:
         """``on_closed`` follows."""
 
     def on_stray_data(self, size_bytes: int, end_stream: bool) -> None:

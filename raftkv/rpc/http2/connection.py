@@ -151,7 +151,7 @@ class Connection(Controlled):
     def _refuse_stream(self, stream_id: int, error: StreamFailedError) -> None:
         """End one stream (section 5.4.2)."""
         if stream_id in self._streams:
-            self._listener.on_reset()  # as if the peer had reset it: its call was begun for nothing (CVE-2025-8671)
+            self._listener.on_reset(stream_id)  # as if the peer had: its call was begun for nothing (CVE-2025-8671)
             self.reset(stream_id, error.code)
         else:
             self._listener.on_oddity()

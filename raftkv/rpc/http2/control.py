@@ -73,7 +73,7 @@ class Controlled(Sender):
             raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not of 4 octets")
         if not stream_id or self._is_idle(stream_id):
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "RST_STREAM of a stream that was never open")
-        self._listener.on_reset()
+        self._listener.on_reset(stream_id)
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._remove(stream, _uint32(payload)[0])

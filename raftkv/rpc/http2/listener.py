@@ -36,7 +36,7 @@ class Listener(Protocol):
     def on_pong(self, opaque: bytes) -> None:
         """A ping of ours has come back."""
 
-    def on_reset(self) -> None:
+    def on_reset(self, stream_id: int) -> None:
         """The peer has reset a stream, or has made us reset one."""
 
     def on_oddity(self) -> None:

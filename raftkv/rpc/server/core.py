@@ -35,7 +35,7 @@ from raftkv.rpc.h2 import (
 )
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.metadata import decode_timeout
-from raftkv.rpc.policing import PingPolicy, TokenBucket, UpdateAllowance
+from raftkv.rpc.policing import PingPolicy, ResetAllowance, TokenBucket, UpdateAllowance
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, AnswerAccount, AnswerBudget, StallWatch
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
@@ -45,7 +45,8 @@ from raftkv.rpc.tls import common_name_of
 
 _unpack = PREFIX.unpack_from
 _GOAWAY_PING = b"goawayok"
-
+_AGE_MASK = 0x3F
+"""The age of one call in 32 is noted: streams of clients have odd ids."""
 
 OPEN_CALLS_FREE = 16
 CALL_BYTES = 8 * 1024
@@ -148,7 +149,7 @@ class ServerCore:
         )
         self._updates = UpdateAllowance(limits.control_burst)
         self._control = TokenBucket(limits.control_burst, limits.control_per_s)
-        self._resets = TokenBucket(limits.reset_burst, limits.reset_per_s)
+        self._resets = ResetAllowance(limits.reset_burst, limits.reset_per_s, limits.reset_free_after_s)
         self._oddities = TokenBucket(limits.glitch_burst, limits.glitch_per_s)
         self.on_ping_acknowledged: Callable[[bytes], None] | None = None
         self.spawn = environment.spawn
@@ -198,6 +199,8 @@ class ServerCore:
 
     def on_request(self, stream_id: int, request: Request, end_stream: bool) -> None:
         """Begin a call."""
+        if stream_id & _AGE_MASK == 1:
+            self._resets.begun(stream_id, self._environment.clock())
         route: Route | None = request.prepared
         if route is None or self._overloaded:
             self._on_odd_request(stream_id, request.fields, end_stream)
@@ -337,9 +340,9 @@ class ServerCore:
         if size_bytes < PIECE_BYTES_MIN and not end_stream:
             self._count_control()
 
-    def on_reset(self) -> None:
+    def on_reset(self, stream_id: int) -> None:
         """The client has reset a stream (CVE-2023-44487), or made us reset one (CVE-2025-8671)."""
-        if not self._resets.take(self._environment.clock()):
+        if not self._resets.take(stream_id, self._environment.clock()):
             self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_resets")
 
     def on_oddity(self) -> None:

@@ -67,11 +67,13 @@ async def test_rapid_reset() -> None:
 @on_loop
 async def test_a_client_may_take_back_all_the_calls_that_it_may_have() -> None:
     """As it does when they wait for a quorum that is lost, and their time is up."""
-    async with under_attack() as (echo, attacker):
+    async with under_attack(ServerLimits(reset_free_after_s=0.01)) as (echo, attacker):
         limit = ServerLimits().max_concurrent_streams
         ids = range(1, 2 * limit, 2)
         attacker.send(b"".join(raw.headers(one) + raw.message(one, b"\0\0\0\0\0", raw.END_STREAM) for one in ids))
         await until(lambda: len(echo.hanging) == limit)
+        aged_s = asyncio.get_running_loop().time() + 0.01
+        await until(lambda: asyncio.get_running_loop().time() > aged_s)
         attacker.send(b"".join(raw.reset(one) for one in ids) + raw.frame(raw.PING, 0, 0, bytes(8)))
         assert (await attacker.until_frame(raw.PING))[1] == raw.ACK
         assert attacker.goaway is None

@@ -117,7 +117,8 @@ class Recorder:
     def on_pong(self, opaque: bytes) -> None:
         self.events.append(("pong", opaque))
 
-    def on_reset(self) -> None:
+    def on_reset(self, stream_id: int) -> None:
+        del stream_id
         self.resets += 1
 
     def on_stray_data(self, size_bytes: int, end_stream: bool) -> None:
