@@ -2,7 +2,7 @@
 
 That another member ended its connection for a flood is one, for then members break their own rules; a failure that
 it knows no words for, and survives, is another. Leaves out what faults of a run do bring: lost connections, elections,
-slow disks, and a member that stops since its disk lies, which the checker of members judges.
+slow disks, and a member that stops since its disk lies, which the checker of members reports.
 """
 
 from __future__ import annotations
