@@ -13,6 +13,9 @@ UPDATES_PER_CALL: Final = 4
 UPDATES_MAX: Final = 20_000
 """However much was sent: so many WINDOW_UPDATE frames are a few milliseconds of work."""
 
+RESETS_FREE_MAX: Final = 10_000
+"""However many calls have aged: so many RST_STREAM frames are some milliseconds of work."""
+
 _GROUPS: Final = 4
 """How many groups there are, about, of calls that have not aged yet."""
 
@@ -50,14 +53,14 @@ class ResetAllowance:
         free_after_s: the age from which a call may be reset uncounted.
     """
 
-    __slots__ = ("_aged_id", "_bucket", "_free_after_s", "_free_taken", "_groups")
+    __slots__ = ("_aged_id", "_bucket", "_free", "_free_after_s", "_groups")
 
     def __init__(self, burst: float, per_s: float, free_after_s: float) -> None:
         self._bucket = TokenBucket(burst, per_s)
         self._free_after_s = free_after_s
         self._groups: deque[_Group] = deque()
         self._aged_id = 0
-        self._free_taken = 0
+        self._free = 0
 
     def begun(self, stream_id: int, now: float) -> None:
         """Note that a call has begun: one of a few dozen is enough.
@@ -81,14 +84,16 @@ class ResetAllowance:
             now: seconds of the owner's clock.
         """
         self._age(now)
-        if stream_id <= self._aged_id and self._free_taken <= self._aged_id // 2:
-            self._free_taken += 1
+        if self._free and stream_id <= self._aged_id:
+            self._free -= 1
             return True
         return self._bucket.take(now)
 
     def _age(self, now: float) -> None:
         while self._groups and now - self._groups[0].last_s >= self._free_after_s:
-            self._aged_id = self._groups.popleft().last_id
+            last_id = self._groups.popleft().last_id
+            self._free = min(RESETS_FREE_MAX, self._free + (last_id - self._aged_id + 1) // 2)
+            self._aged_id = last_id
 
 
 class _Group:

@@ -69,7 +69,7 @@ def watched(agent: int) -> set[int]:
 
 
 def timeline(cluster: Cluster) -> str:
-    """What the run says has happened in it, for the report of a failure."""
+    """Return what the run says has happened in it, for the report of a failure."""
     return run_ctl(["--endpoints", ",".join(cluster.endpoints), "run", "timeline", RUN]).output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from raftkv.rpc.policing import (
+    RESETS_FREE_MAX,
     UPDATE_BYTES,
     UPDATES_PER_CALL,
     PingPolicy,
@@ -44,8 +45,8 @@ def test_calls_that_have_aged_may_all_be_reset_and_young_ones_as_the_bucket_allo
     allowance = ResetAllowance(10, 0, free_after_s=1.0)
     begin(allowance, range(1, 2001, 2), now=5.0)
     begin(allowance, range(2001, 4001, 2), now=5.5)
-    assert reset(allowance, range(1, 2001, 2), now=6.0) == 1000
     assert reset(allowance, range(2001, 4001, 2), now=6.0) == 10
+    assert reset(allowance, range(1, 2001, 2), now=6.0) == 1000
     assert reset(allowance, range(2021, 4001, 2), now=6.5) == 990
 
 
@@ -60,6 +61,13 @@ def test_a_call_pays_for_one_reset() -> None:
     allowance = ResetAllowance(3, 0, free_after_s=1.0)
     begin(allowance, range(1, 11, 2), now=0.0)
     assert [allowance.take(1, 9.0) for _ in range(9)] == [True] * (5 + 3) + [False]
+
+
+def test_a_long_life_does_not_pay_for_a_flood() -> None:
+    allowance = ResetAllowance(0, 0, free_after_s=1.0)
+    for tick in range(100):
+        allowance.begun(1000 * tick + 1, float(tick))
+    assert reset(allowance, range(1, 99_000, 2), now=101.0) == RESETS_FREE_MAX
 
 
 def policy() -> PingPolicy:

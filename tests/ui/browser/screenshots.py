@@ -92,6 +92,7 @@ def packed(png: bytes) -> bytes:
 def main() -> int:
     """Take all pictures, or those that are named."""
     parser = argparse.ArgumentParser(description="take the pictures of the dashboard for docs/images")
+    # Before Python 3.12 an empty list is looked up among the choices, too.
     parser.add_argument("names", nargs="*", choices=[*PICTURES, []], metavar="NAME", help=", ".join(PICTURES))
     names = parser.parse_args().names
     IMAGES.mkdir(exist_ok=True)
