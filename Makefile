@@ -26,15 +26,26 @@ unexport LOCKED
 MAKEOVERRIDES :=
 HASHED := -q --no-compile --no-deps --require-hashes -r
 
-.PHONY: cluster docs foreign test test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
+.PHONY: cluster docs foreign native interpreted test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
 
 cluster: $(RUNTIME)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
 
 foreign: $(FOREIGN)  ## other people's clients, for the tests: each in an environment of its own, exact versions
 
+native: $(VENV)  ## the hot path compiled, which halves its time: a wheel in dist/, its libraries in this checkout
+	rm -rf build/lib* build/bdist* dist/native
+	RAFTKV_NATIVE=1 $(BIN)/python -m pip wheel -q --no-deps $(if $(LOCKED),--no-build-isolation) -w dist/native .
+	$(BIN)/python -m requirements.native unpack dist/native/*.whl
+
+interpreted: $(VENV)  ## undo `make native`
+	$(BIN)/python -m requirements.native remove
+
 test: $(VENV) $(CLIENTS)  ## the tests without those that take long; some wait, so three processes keep two cores busy
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-interpreted: $(VENV)  ## long tests that replace parts of the hot path: `make test-all` has them too, unless that is compiled
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "long and interpreted"
 
 test-all: $(VENV) $(FOREIGN)  ## the tests that `make test` leaves out: long storms, all seeds, every foreign client
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long

@@ -5,6 +5,7 @@ link ``raftkv/storage``, in a build through ``package_dir`` below. Both are need
 and type-checking in place, the map serves clones made without symbolic links.
 """
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ INSTALL = [
     "google-crc32c>=1.5",
     "h11>=0.16",
     "lmdb>=1.5",
+    "mypy_extensions>=1.0",
     "prometheus_client>=0.20",
     "protobuf>=4.25.8,<8",
     "PyJWT>=2.12,<3",
@@ -71,12 +73,19 @@ TORCH = ["torch>=2.6", "numpy>=1.26"]
 # The one version that the tests run on.
 DEV_TORCH = ["torch==2.13.0", *TORCH]
 
+# RAFTKV_NATIVE=1 compiles the hot path (requirements/native.py); who asks what a build needs is only told that.
+NATIVE = os.environ.get("RAFTKV_NATIVE") == "1"
+COMPILES = NATIVE and not {"egg_info", "sdist"} & set(sys.argv)
+COMPILER = [text for text in DEV if text.startswith(("mypy==", "types-"))]
+
 STORAGE = ["raftkv.storage", *(f"raftkv.storage.{name}" for name in find_packages("storage"))]
 PACKAGES = sorted({*find_packages(include=["raftkv", "raftkv.*"]), *STORAGE})
 
 setup(
     name="raftkv",
     cmdclass={"bdist_wheel": import_module("requirements.bill").Wheel},
+    ext_modules=import_module("requirements.native").extensions() if COMPILES else [],
+    setup_requires=[*INSTALL, *COMPILER] if NATIVE else [],
     version="0.2.0",
     description="A Raft-replicated MVCC key-value store that speaks the etcd v3 API",
     license="Apache-2.0",

@@ -36,6 +36,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from raftkv.errors import CompactedError, FutureRevisionError, InvariantError, StorageError
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
@@ -70,6 +72,7 @@ class Accountant(Protocol):
         """Note the changes of a transaction that has ended."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Store:
     """The replicated key-value state of one member, with its history. ``Store.open`` makes one."""
 

@@ -6,6 +6,8 @@ A test that takes long is marked `long`, and runs when it is asked for:
     $ pytest -m long                # the rest: `make test-all`
     $ pytest --all                  # both
     $ pytest FILE::TEST             # a test that is named runs, marked or not
+
+One that replaces a part of the hot path is marked `interpreted`, and left out where that is compiled (`make native`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import settings
 
+import raftkv.native
 from tests import forked, procs
 
 # A busy machine is not a bug: examples are bounded by count, never by time.
@@ -41,11 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the long tests, unless they are asked for by `--all`, by `-m` or by name."""
-    if config.getoption("--all") or config.getoption("markexpr"):
-        return
+    """Leave out the long tests, unless they are asked for by `--all`, by `-m` or by name, and what cannot run here."""
+    absent = ["interpreted"] if raftkv.native.is_compiled() else []
+    if not config.getoption("--all") and not config.getoption("markexpr"):
+        absent.append("long")
     names = [name for argument in config.args if (name := argument.partition("::")[2])]
-    left_out = [item for item in items if item.get_closest_marker("long") and not _is_named(item, names)]
+    left_out = [item for item in items if any(map(item.get_closest_marker, absent)) and not _is_named(item, names)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         removed = set(left_out)

@@ -34,6 +34,13 @@ def test_which_tests_are_taken(words: list[str], taken: set[str]) -> None:
 def test_make_runs_every_test_once() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     runs = [line.strip() for line in text.splitlines() if "-m pytest" in line]
-    assert runs == ["$(BIN)/python -m pytest -n $(JOBS) --dist worksteal" + more for more in ("", " -m long")]
+    markers = ("", ' -m "long and interpreted"', " -m long")
+    assert runs == ["$(BIN)/python -m pytest -n $(JOBS) --dist worksteal" + more for more in markers]
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert script.endswith("make verify\nmake test\nmake test-all\n")
+    assert [line for line in script.splitlines() if line.startswith("make ")] == [
+        "make verify",
+        "make test",
+        "make test-interpreted",
+        "make native",
+        "make test-all",
+    ]

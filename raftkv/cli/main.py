@@ -141,9 +141,12 @@ def _one_line(text: str) -> str:
 
 
 def _version() -> int:
+    from raftkv.native import is_compiled
+
     print(f"raftkv Version: {__version__}")
     print(f"API Version: {API_VERSION}")
     print(f"Python Version: {platform.python_version()}")
+    print(f"Hot Path: {'compiled' if is_compiled() else 'interpreted'}")
     return SUCCESS
 
 

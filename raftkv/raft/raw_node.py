@@ -24,6 +24,8 @@ from __future__ import annotations
 import random
 from collections import deque
 
+from mypy_extensions import mypyc_attr
+
 from . import candidate, confchange, follower, leader, replication
 from .config import RaftConfig
 from .core import Raft
@@ -78,6 +80,7 @@ class _Append:
         self.snapshot_index = snapshot_index
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RawNode:
     """The Raft core of one member of one group."""
 

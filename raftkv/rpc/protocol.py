@@ -15,6 +15,8 @@ import asyncio
 import threading
 from typing import Generic, Protocol, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from raftkv.rpc.gone import GONE, release
 from raftkv.rpc.stall import StallGuard
 
@@ -24,7 +26,7 @@ READ_BYTES = 256 * 1024
 CLOSE_TIMEOUT_S = 10.0
 """A peer that lets nothing through for so long is cut, while a connection that we close still has something to say."""
 
-_thread = threading.local()
+_of_thread = threading.local()
 
 
 def read_buffer() -> memoryview:
@@ -33,9 +35,9 @@ def read_buffer() -> memoryview:
     One for all connections of a loop: what was read is consumed before anything else is. Receiving into it instead of
     into a fresh 256 KiB object (what ``asyncio.Protocol`` does) was measured to make a small read five times cheaper.
     """
-    buffer: memoryview | None = getattr(_thread, "buffer", None)
+    buffer: memoryview | None = getattr(_of_thread, "buffer", None)
     if buffer is None:
-        buffer = _thread.buffer = memoryview(bytearray(READ_BYTES))
+        buffer = _of_thread.buffer = memoryview(bytearray(READ_BYTES))
     return buffer
 
 
@@ -75,6 +77,7 @@ class DrainWatcher(Protocol):
 CoreT = TypeVar("CoreT", bound=Core)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
     """Moves bytes between one transport and one core."""
 

@@ -117,6 +117,7 @@ def test_members_publish_themselves(machine: Machine) -> None:
     assert machine.store.revision == 1
 
 
+@pytest.mark.interpreted
 def test_an_unforeseen_failure_stops_the_member(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.store, "begin", lambda: 1 // 0)
     with pytest.raises(errors.InvariantError, match="ZeroDivisionError"):

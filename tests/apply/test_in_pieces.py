@@ -111,6 +111,7 @@ def test_pieces_come_to_the_same(seed: int) -> None:
     assert _state(whole) == _state(pieces) == _state(pieces.reopened())
 
 
+@pytest.mark.interpreted
 def test_long_entries_have_pieces() -> None:
     machine = Machine(at_once_max=10)
     for number in range(20):
@@ -174,6 +175,7 @@ def test_a_lease_with_more_keys_than_a_revision_holds_ends_in_several() -> None:
     assert machine.store.range(b"\0", b"\0").count == 0
 
 
+@pytest.mark.interpreted
 def test_an_error_in_a_later_piece_poisons_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(at_once_max=1)
     for key in KEYS:

@@ -45,6 +45,7 @@ def test_figure_eight_commits_nothing_of_an_old_term() -> None:
     assert terms == [3, 3, 3, 3]
 
 
+@pytest.mark.interpreted
 def test_figure_eight_catches_commit_by_counting() -> None:
     with (
         MUTANTS["old term's entry committed by counting"].planted(),
@@ -53,6 +54,7 @@ def test_figure_eight_catches_commit_by_counting() -> None:
         figure_eight()
 
 
+@pytest.mark.interpreted
 def test_figure_eight_shows_what_the_rule_is_for() -> None:
     """Without the direct check: a committed entry is missing in a later leader's log."""
     with (
@@ -125,6 +127,7 @@ def test_read_at_a_deposed_leader_waits_for_its_quorum() -> None:
     stage.check()
 
 
+@pytest.mark.interpreted
 def test_read_at_a_deposed_leader_without_quorum_is_caught() -> None:
     with MUTANTS["read without a quorum"].planted():
         stage = Stage(3)

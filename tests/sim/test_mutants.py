@@ -91,6 +91,7 @@ FIRST_CONSEQUENCES = {"vote not persisted": 182}
 """As ``FIRST_SEEDS``."""
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("name", long_except(FOUND_BY_SEEDS, set(FOUND_BY_SEEDS[::7]) - RARE))
 def test_planted_bug_is_found(name: str) -> None:
     mutant, first = MUTANTS[name], FIRST_SEEDS.get(name, 1)

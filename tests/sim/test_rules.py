@@ -147,6 +147,7 @@ def test_rule_holds(name: str) -> None:
     CASES[name]()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("name", CASES)
 def test_rule_is_missed_when_it_is_gone(name: str) -> None:
     with MUTANTS[name].planted(), pytest.raises(AssertionError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,8 @@ class Script:
 
     def _range(self, key: str, *arguments: str) -> str:
         """``range KEY [END] [revision=N] [limit=N] [keys_only=1] [count_only=1]``; ``ALL`` for an open end."""
-        options = {name: int(text) for name, _, text in (word.partition("=") for word in arguments if "=" in word)}
+        given = {name: int(text) for name, _, text in (word.partition("=") for word in arguments if "=" in word)}
+        options: dict[str, Any] = {name: bool(n) if name.endswith("_only") else n for name, n in given.items()}
         positional = [word for word in arguments if "=" not in word]
         result = self.store.range(key.encode(), _end(positional), **options)
         return _listed(result.kvs) + f"count {result.count} revision {result.revision}\n"

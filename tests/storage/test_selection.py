@@ -176,6 +176,7 @@ def test_a_pinned_view_stays_as_it_was(
     store.close()
 
 
+@pytest.mark.interpreted
 def test_a_view_that_was_let_go_is_overtaken_by_a_compaction() -> None:
     store = Store.open(MemoryBackend())
     for number in range(8):
@@ -254,6 +255,7 @@ class Work:
         monkeypatch.setattr(Overlay, "load_all", counted_load)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("selection", "visited", "loaded"),
     [
@@ -309,6 +311,7 @@ def test_a_piece_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
 
 
+@pytest.mark.interpreted
 def test_memory_that_sorting_takes_is_reported() -> None:
     store = Store.open(MemoryBackend())
     for number in range(50):

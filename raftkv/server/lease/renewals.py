@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from raftkv import errors
 from raftkv.apply.request import Kind
 from raftkv.rpc.cork import Cork
@@ -33,6 +35,7 @@ Done = Callable[[errors.StatusError | None], None]
 Propose = Callable[[int, Sequence[int], Done], None]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PendingKeepAlive:
     """A keep-alive that has not been answered.
 

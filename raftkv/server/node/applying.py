@@ -227,7 +227,7 @@ class Applying:
                     self._wake()
                     break
             self.times.end_run(began_s)
-            if last is not None and self._under_way is None:
+            if last is not None and self.is_whole:
                 node.applied_up_to(last, answers)
 
     def _is_time_up(self) -> bool:

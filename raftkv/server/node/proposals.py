@@ -13,6 +13,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from mypy_extensions import mypyc_attr
+
 from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.applier import Outcome
@@ -28,6 +30,7 @@ FORWARDED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Requests that a leader keeps for its followers while its log takes no more; what comes beyond that is dropped."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Waiter:
     """The callback form of waiting for a proposal: for requests that cannot afford a task each (``waits``).
 
@@ -263,4 +266,5 @@ def request_ids(member_id: int, start_ms: int) -> Iterator[int]:
     """
     prefix = (member_id & 0xFFFF) << 48
     start = (start_ms & ((1 << 40) - 1)) << 8
-    return (prefix | (number & ((1 << 48) - 1)) for number in itertools.count(start + 1))
+    for number in itertools.count(start + 1):
+        yield prefix | (number & ((1 << 48) - 1))

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Final, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from raftkv import errors
 from raftkv.server.histograms import Buckets, doubling
 
@@ -43,6 +45,7 @@ def asleep_s() -> tuple[float, float]:
     return before - awake, time.clock_gettime(time.CLOCK_BOOTTIME) - awake
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Reader(Protocol):
     """A request that waits until the member's state is recent enough."""
 

@@ -11,6 +11,8 @@ from itertools import count, groupby, repeat
 from operator import attrgetter
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from raftkv.apply.response import field, integer
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType, SnapshotMeta
@@ -26,6 +28,7 @@ _ENTRY_TYPES: Final = tuple(EntryType)
 _MESSAGE_TYPES: Final = {int(kind): kind for kind in MessageType}
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BatchEncoder:
     """Encodes the messages of one loop turn, remembering the last run of entries."""
 

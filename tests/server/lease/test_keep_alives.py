@@ -118,6 +118,7 @@ def test_an_error_ends_the_stream_behind_what_was_answered() -> None:
     _run(scenario)
 
 
+@pytest.mark.interpreted
 def test_a_stream_has_a_limit_of_unanswered_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keep_alives, "UNANSWERED_MAX", 2)
 

@@ -81,6 +81,7 @@ async def begun() -> tuple[World, Caller]:
     return world, deletion
 
 
+@pytest.mark.interpreted
 def test_an_entry_under_way_holds_back_what_follows_and_nothing_else() -> None:
     async def scenario() -> None:
         world, deletion = await begun()
@@ -121,6 +122,7 @@ def test_what_came_before_it_is_answered_before_it() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("end", ["stop", "fatal"])
 def test_the_end_of_a_member_in_the_middle_leaves_the_entry_before(end: str) -> None:
     async def scenario() -> None:
@@ -143,6 +145,7 @@ def test_the_end_of_a_member_in_the_middle_leaves_the_entry_before(end: str) -> 
     asyncio.run(scenario())
 
 
+@pytest.mark.interpreted
 def test_an_error_in_the_middle_stops_the_member_and_reaches_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         world, _ = await begun()
@@ -155,6 +158,7 @@ def test_an_error_in_the_middle_stops_the_member_and_reaches_no_disk(monkeypatch
     asyncio.run(scenario())
 
 
+@pytest.mark.interpreted
 def test_a_snapshot_in_the_middle_replaces_the_entry() -> None:
     async def scenario() -> None:
         world, deletion = await begun()
@@ -186,6 +190,7 @@ def test_small_entries_are_applied_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("kind", [Kind.PUT, Kind.TXN])
 def test_a_turn_applies_for_a_bounded_time_and_the_next_goes_on(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of 1 ms each: many short ones, of one Ready or of several, are too long for a turn too."""
@@ -227,6 +232,7 @@ def test_a_turn_applies_for_a_bounded_time_and_the_next_goes_on(kind: Kind, monk
     asyncio.run(scenario())
 
 
+@pytest.mark.interpreted
 def test_a_snapshot_replaces_what_a_turn_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applying, "TURN_S", 0.0)
     monkeypatch.setattr(applying, "ENTRIES_PER_LOOK", 1)

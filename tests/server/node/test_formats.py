@@ -65,6 +65,7 @@ def _contents(data: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("write", [_write_database, _write_mark, _write_log])
 @pytest.mark.parametrize(
     ("stated", "named"),

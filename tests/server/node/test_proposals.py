@@ -62,6 +62,7 @@ def test_expiry_tells_sent_from_unsent(proposals: Proposals) -> None:
     assert [body for _, data in proposals.take_unsent() for body in (decode(data)[2],)] == [b"c"]
 
 
+@pytest.mark.interpreted
 def test_too_much_pending_is_refused(proposals: Proposals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 2)
     for _ in range(2):

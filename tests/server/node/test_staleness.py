@@ -108,6 +108,7 @@ def test_plain_readers_make_the_state_newer_for_all(queue: ReadQueue, asked: lis
     assert len(asked) == 1
 
 
+@pytest.mark.interpreted
 def test_time_in_which_the_machine_slept_counts(queue: ReadQueue, asked: list[bytes], awake: list[float]) -> None:
     read(queue, 10.0, 100.0)
     queue.confirm(asked[0], index=5, applied=5, now=100.1)

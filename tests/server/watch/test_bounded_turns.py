@@ -61,6 +61,7 @@ def _events(call: FakeCall) -> list[list[rpc_pb2.WatchResponse]]:
     return found[:-1]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("prev_kv", [False, True])
 def test_a_large_value_that_very_many_watch_is_encoded_once_and_delivered_in_steps(
     world: World, monkeypatch: pytest.MonkeyPatch, prev_kv: bool
@@ -174,6 +175,7 @@ def test_views_beyond_what_a_piece_may_hold_get_a_piece_of_their_own(
         assert len(response.events) == MANY
 
 
+@pytest.mark.interpreted
 def test_what_no_client_can_be_sent_ends_the_stream(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(piece_module, "PIECE_MAX_BYTES", 10_000)
     txn = world.store.begin()

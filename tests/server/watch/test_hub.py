@@ -78,6 +78,7 @@ def world() -> Iterator[World]:
     world.store.close()
 
 
+@pytest.mark.interpreted
 def test_a_failed_delivery_ends_every_stream_so_that_nothing_is_missed_unknowingly(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_failed_delivery_ends_every_stream_so_that_nothing_is_missed_unknowing
     assert "events could not be delivered" in caplog.text
 
 
+@pytest.mark.interpreted
 def test_damage_found_while_delivering_stops_the_member(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.watch(world.stream()[0], key=b"k", prev_kv=True)
     world.put(b"k")
@@ -145,6 +147,7 @@ def test_a_watcher_that_falls_behind_in_the_turn_that_reaches_its_start_gets_not
     assert events == [world.store.revision - 1, world.store.revision]
 
 
+@pytest.mark.interpreted
 def test_a_burst_too_large_for_one_write_is_served_watcher_by_watcher(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,6 +273,7 @@ def _cancel(watch_id: int) -> bytes:
     return rpc_pb2.WatchRequest(cancel_request=rpc_pb2.WatchCancelRequest(watch_id=watch_id)).SerializeToString()
 
 
+@pytest.mark.interpreted
 def test_very_many_watchers_leave_in_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "MOVES_PER_STEP", 10)
     (leaving, leaving_call), (staying, staying_call) = world.stream(), world.stream()
@@ -291,6 +295,7 @@ def test_very_many_watchers_leave_in_steps(world: World, monkeypatch: pytest.Mon
     assert world.hub._index.size == 1
 
 
+@pytest.mark.interpreted
 def test_a_change_that_very_many_watch_is_delivered_in_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "DELIVERIES_PER_TURN", 50)
     monkeypatch.setattr(hub_module, "DELIVERIES_MIN", 5)
@@ -316,6 +321,7 @@ def test_a_change_that_very_many_watch_is_delivered_in_steps(world: World, monke
     assert world.hub.unsynced_count == 99
 
 
+@pytest.mark.interpreted
 def test_watchers_are_bounded_by_what_they_take(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "STREAM_WATCHERS_MAX_BYTES", 3 * 1200)
     monkeypatch.setattr(stream_module, "MEMBER_WATCHERS_MAX_BYTES", 5 * 1200)
@@ -429,6 +435,7 @@ def test_who_listens_for_refusals_hears_what_may_not_be_watched(world: World) ->
     asyncio.run(run())
 
 
+@pytest.mark.interpreted
 def test_a_special_watcher_is_in_no_group_but_its_own() -> None:
     index, stream = WatcherIndex(), cast(WatchStream, object())
     plain, first, second = Watcher(stream, 1, b"a"), Watcher(stream, 2, b"b"), Watcher(stream, 3, b"c")

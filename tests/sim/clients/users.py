@@ -17,6 +17,7 @@ from raftkv.apply.request import Kind
 from raftkv.errors import StatusError
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
+from raftkv.server.node.proposals import Waiter
 from raftkv.storage.mvcc import Store
 from tests.sim.devices.calls import CALLER, Call
 
@@ -72,7 +73,7 @@ def may_ask(applier: Applier, path: str, data: bytes, call: Call) -> bool:
     return True
 
 
-class Unheard:
+class Unheard(Waiter):
     """Waits for an answer that nobody looks at."""
 
     def __init__(self, request: Any) -> None:

@@ -1,0 +1,138 @@
+"""The native build: modules of the hot path, compiled by mypyc from the same sources that an interpreter runs.
+
+    RAFTKV_NATIVE=1 pip wheel .    a wheel for this platform and this Python
+    make native                    that wheel, and its libraries beside the sources of this checkout
+    make interpreted               takes them away again
+
+Owns the list of what is compiled. A wheel without it has the same sources and runs on every platform; a native one has
+them beside its libraries, which are taken first, and about half the processor time of a call.
+
+Rules for a module of the list, which ``tests/native`` checks:
+
+- A class that others extend, outside the list, says ``mypyc_attr(allow_interpreted_subclasses=True)``; one without is
+  final for them, and Python would find that out only when the first object is made.
+- A base of one of its classes is in the list too, unless it is not raftkv's. Nothing extends a class written in C.
+- No generator expression is endless: it becomes a list.
+- No attribute is found to be None, changed by a call, and read again in the same function: then what mypy concluded is
+  asserted. ``extensions`` looks for that in the C.
+- Types are what they say: a stand-in is taken where a ``Protocol`` is asked for, and nowhere else. An ``int`` is no
+  ``bool``.
+
+Left out: modules that a call does not pass, modules that wait (asyncio's part of a member), and what tests replace.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import re
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from setuptools import Extension
+
+ROOT = Path(__file__).resolve().parents[1]
+GROUP = "raftkv_native"
+"""The library that all others share has this name, and is no part of a package."""
+SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+
+_NAMES = {
+    "raftkv/apply": ("applier check compares plain_txn quotas ranges read_txn request response txn"),
+    "raftkv/raft": (
+        "candidate confchange config core follower leader log progress quorum raw_node read_index replication "
+        "tracker types"
+    ),
+    "raftkv/rpc": ("cork deadlines framing h2 inbox limits metadata policing protocol stall"),
+    "raftkv/rpc/http2": (
+        "client connection control fields frames hpack huffman listener sending server streams tables"
+    ),
+    "raftkv/rpc/server": ("budget core known_heads router"),
+    "raftkv/server/lease": ("keep_alives renewals times"),
+    "raftkv/server/node": ("applying proposals reads"),
+    "raftkv/server/peer": ("codec"),
+    "raftkv/server/services": ("kv responder"),
+    "raftkv/server/watch": ("hub index intervals messages piece stream turn"),
+    "raftkv/storage": (
+        "attachments index key_index key_value mvcc mvcc_range mvcc_txn overlay record restore revision "
+        "schema selection"
+    ),
+    "raftkv/storage/wal": ("frame record segment wal"),
+}
+MODULES = [f"{folder}/{name}.py" for folder, names in _NAMES.items() for name in names.split()]
+"""Their files, from the root of the sources."""
+
+
+def extensions() -> list[Extension]:
+    """Translate the modules to C.
+
+    Returns:
+        What setuptools is to compile.
+
+    Raises:
+        SystemExit: a function would fail when an attribute that was None is so no more.
+    """
+    from mypyc.build import mypycify
+
+    packed = ROOT / "raftkv" / "storage"
+    if not packed.exists():  # sources copied without links
+        packed.symlink_to("../storage")
+    found: list[Extension] = mypycify(MODULES, opt_level="3", debug_level="0", multi_file=True, group_name=GROUP)
+    for generated in sorted((ROOT / "build").glob("__native_raftkv*.c")):
+        if places := _asserted_none(generated.read_text(encoding="utf-8")):
+            sys.exit(f"{generated.name}: read again after it was None: {', '.join(places)}")
+    return found
+
+
+def _asserted_none(code: str) -> list[str]:
+    """Return where the C asserts that an attribute, not the result of a call, is None."""
+    places = []
+    for found in re.finditer(r'CPy_TypeError\("None", (\w+)\)', code):
+        register, before = found[1], code[: found.start()]
+        value = before[before.rindex(f" {register} = ") :].partition(";")[0]
+        if "->" in value:
+            after = code[found.end() :]
+            places.append(after[after.index("CPy_AddTraceback(") :].partition(")")[0].replace("CPy_AddTraceback(", ""))
+    return places
+
+
+def libraries() -> list[Path]:
+    """Return where the libraries of a checkout are, or would be."""
+    return [(ROOT / name).with_suffix(SUFFIX) for name in MODULES] + [_shared()]
+
+
+def stale() -> list[str]:
+    """Return the modules whose library is older than its source."""
+    pairs = [(name, (ROOT / name).with_suffix(SUFFIX)) for name in MODULES]
+    return [name for name, at in pairs if at.exists() and at.stat().st_mtime < (ROOT / name).stat().st_mtime]
+
+
+def unpack(wheel: Path) -> None:
+    """Lay the libraries of a wheel beside the sources, and the one that they share where this Python finds it."""
+    with zipfile.ZipFile(wheel) as packed:
+        for at in libraries():
+            inside = at.name if at == _shared() else at.relative_to(ROOT).as_posix()
+            at.unlink(missing_ok=True)  # a process that has the old one open keeps it
+            at.write_bytes(packed.read(inside))
+
+
+def remove() -> None:
+    """Take the libraries away."""
+    for at in libraries():
+        at.unlink(missing_ok=True)
+
+
+def _shared() -> Path:
+    return Path(sysconfig.get_path("platlib"), f"{GROUP}__mypyc{SUFFIX}")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["unpack", wheel]:
+            unpack(Path(wheel))
+        case ["remove"]:
+            remove()
+        case _:
+            sys.exit("usage: python -m requirements.native unpack WHEEL | remove")

@@ -1,0 +1,127 @@
+"""The native build keeps the rules that mypyc does not check until an object is made, and is as new as its sources."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import raftkv.native
+from requirements import native
+
+ROOT = Path(__file__).resolve().parents[1]
+Class = tuple[str, str]
+"""Its module and its name."""
+
+
+def module_of(path: Path) -> str:
+    """Its dotted name; storage/ is raftkv.storage."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = ("raftkv", *parts) if parts[0] == "storage" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = {module_of(path): path for folder in ("raftkv", "storage", "tests") for path in (ROOT / folder).rglob("*.py")}
+COMPILED = {module_of(ROOT / name) for name in native.MODULES}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(PATHS[module].read_text(encoding="utf-8"))
+
+
+@cache
+def imports_of(module: str) -> dict[str, Class]:
+    """What `from X import y as z` binds, wherever it is said."""
+    package = module if PATHS[module].name == "__init__.py" else module.rpartition(".")[0]
+    found = {}
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.ImportFrom):
+            parent = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*parent, *filter(None, [node.module])])
+            found |= {alias.asname or alias.name: (source, alias.name) for alias in node.names}
+    return found
+
+
+def classes_of(module: str) -> dict[str, ast.ClassDef]:
+    return {node.name: node for node in ast.walk(tree_of(module)) if isinstance(node, ast.ClassDef)}
+
+
+def home_of(module: str, name: str) -> Class | None:
+    """Where the class that a module calls so is written; None: not here."""
+    while module in PATHS:
+        if name in classes_of(module):
+            return module, name
+        if name not in imports_of(module):
+            # `module.Class`, with the module imported by its name, is no base that is in use.
+            return None
+        module, name = imports_of(module)[name]
+    return None
+
+
+def bases_of(module: str) -> Iterator[tuple[ast.ClassDef, Class]]:
+    """Classes of a module, each with each base that is written here."""
+    for node in classes_of(module).values():
+        for base in node.bases:
+            plain = base.value if isinstance(base, ast.Subscript) else base
+            if isinstance(plain, ast.Attribute) and isinstance(plain.value, ast.Name):
+                source = imports_of(module).get(plain.value.id)
+                found = home_of(".".join(source), plain.attr) if source else None
+            else:
+                found = home_of(module, plain.id) if isinstance(plain, ast.Name) else None
+            if found is not None:
+                yield node, found
+
+
+def is_protocol(base: Class) -> bool:
+    """Whether it only says what others have: nothing is made of it."""
+    return any(ast.unparse(each).startswith("Protocol") for each in classes_of(base[0])[base[1]].bases)
+
+
+def is_open(base: Class) -> bool:
+    """Whether an interpreted class may extend it."""
+    decorators = classes_of(base[0])[base[1]].decorator_list
+    return is_protocol(base) or "allow_interpreted_subclasses=True" in "".join(map(ast.unparse, decorators))
+
+
+def test_the_list_names_modules_once() -> None:
+    assert len(set(native.MODULES)) == len(native.MODULES)
+    assert [name for name in native.MODULES if not (ROOT / name).is_file()] == []
+
+
+def test_what_is_extended_from_outside_says_that_it_may_be() -> None:
+    closed = [
+        f"{module}.{node.name} extends {'.'.join(base)}"
+        for module in PATHS.keys() - COMPILED
+        for node, base in bases_of(module)
+        if base[0] in COMPILED and not is_open(base)
+    ]
+    assert closed == []
+
+
+def test_the_bases_of_what_is_compiled_are_compiled() -> None:
+    outside = [
+        f"{module}.{node.name} extends {'.'.join(base)}"
+        for module in COMPILED
+        for node, base in bases_of(module)
+        if base[0] not in COMPILED and not is_protocol(base) and not node.name.endswith("Error")
+    ]
+    assert outside == []
+
+
+@pytest.mark.parametrize("module", sorted(COMPILED))
+def test_no_generator_expression_of_a_compiled_module_is_endless(module: str) -> None:
+    """It would become a list: the first use never ends."""
+    expressions = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.GeneratorExp)]
+    sources = [ast.unparse(part.iter) for node in expressions for part in node.generators]
+    assert [text for text in sources if "count(" in text or "repeat(" in text or "cycle(" in text] == []
+
+
+def test_libraries_are_all_there_and_as_new_as_their_sources_or_none_is() -> None:
+    there = [at.exists() for at in native.libraries()]
+    assert all(there) or not any(there), "make native, or make interpreted"
+    assert native.stale() == [], "make native, or make interpreted"
+    assert raftkv.native.is_compiled() == all(there)
