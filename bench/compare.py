@@ -29,6 +29,7 @@ from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
 
+from raftkv.native import is_compiled
 from tests.procs import ETCD, RAFTKV, Cluster, Program
 from tests.secure import Files, secured
 
@@ -39,6 +40,7 @@ TABLES = {
     "bench": ROOT / "docs" / "reference" / "performance.md",
     "checkpoint-chaos": ROOT / "docs" / "training" / "checkpoints-chaos.md",
     "neutral": ROOT / "docs" / "reference" / "performance.md",
+    "neutral-compiled": ROOT / "docs" / "reference" / "performance.md",
     "operate": ROOT / "docs" / "reference" / "performance.md",
     "registry": ROOT / "docs" / "training" / "checkpoints.md",
     "restart": ROOT / "docs" / "training" / "index.md",
@@ -213,7 +215,12 @@ def make_row(row: Row, seen: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "date": date.today().isoformat()}
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "hot_path": "compiled" if is_compiled() else "interpreted",
+        "date": date.today().isoformat(),
+    }
 
 
 def table(results: dict[str, Any]) -> str:

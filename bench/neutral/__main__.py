@@ -6,8 +6,8 @@
 
 Without h2load (Debian: nghttp2-client) the generator of `raftkvctl bench` sends the same bytes; each row names its
 generator and what that cost. `--write` keeps the results in bench/neutral/results.json and puts the table into
-docs/reference/performance.md, unless other work used more than a quarter of the cores: then the rates are those of the
-contention.
+docs/reference/performance.md, in both by what the hot path is (interpreted, or compiled by `make native`), unless other
+work used more than a quarter of the cores: then the rates are those of the contention.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from bench.neutral import generators, pairs, report
 from bench.neutral.rows import ROWS
 
 RESULTS = Path(__file__).parent / "results.json"
+TABLES = {"interpreted": "neutral", "compiled": "neutral-compiled"}
+"""The table of each kind of hot path."""
 OTHERS_SHARE_MAX = 0.25
 """Share of the cores that others may have used in a run that is kept."""
 
@@ -64,8 +66,10 @@ def keep(results: dict[str, Any]) -> int:
     if others > OTHERS_SHARE_MAX:
         print(f"bench: not kept: other work used {others:.0%} of the cores", file=sys.stderr)
         return 1
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    write_table(report.markdown(results), "neutral")
+    kind = results["machine"]["hot_path"]
+    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**kept, kind: results}, indent=2) + "\n", encoding="utf-8")
+    write_table(report.markdown(results), TABLES[kind])
     return 0
 
 

@@ -88,7 +88,7 @@ def _one(rate: float, members_us: float) -> dict[str, float]:
 
 
 RESULTS: dict[str, Any] = {
-    "machine": {"cores": 2, "python": "3.11", "date": "2026-11-23", "load_before": 1.5},
+    "machine": {"cores": 2, "python": "3.11", "hot_path": "interpreted", "date": "2026-11-23", "load_before": 1.5},
     "pairs": 3,
     "seconds": 2.0,
     "rows": [
@@ -118,9 +118,11 @@ def test_the_table_for_people_has_every_row(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_disturbed_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
-    page.write_text("<!-- neutral:begin -->\nold\n<!-- neutral:end -->\n", encoding="utf-8")
+    names = ("neutral", "neutral-compiled")
+    page.write_text("".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in names), encoding="utf-8")
     monkeypatch.setattr(neutral, "RESULTS", tmp_path / "results.json")
-    monkeypatch.setitem(compare.TABLES, "neutral", page)
+    for name in names:
+        monkeypatch.setitem(compare.TABLES, name, page)
     disturbed: Any = json.loads(json.dumps(RESULTS))
     for one in (*disturbed["rows"][0]["etcd"], *disturbed["rows"][0]["raftkv"]):
         one["others_share"] = 0.5
@@ -128,7 +130,12 @@ def test_a_disturbed_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
     assert neutral.keep(RESULTS) == 0
     assert "| put-c1 | h2load |" in page.read_text(encoding="utf-8")
-    assert json.loads(neutral.RESULTS.read_text(encoding="utf-8")) == RESULTS
+    compiled = {**RESULTS, "machine": {**RESULTS["machine"], "hot_path": "compiled"}}
+    assert neutral.keep(compiled) == 0
+    text = page.read_text(encoding="utf-8")
+    assert ("hot path interpreted" in text, "hot path compiled" in text, "old" in text) == (True, True, False)
+    kept = json.loads(neutral.RESULTS.read_text(encoding="utf-8"))
+    assert kept == {"interpreted": RESULTS, "compiled": compiled}
 
 
 @pytest.mark.long
