@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mypy_extensions import mypyc_attr
+
 from raftkv.rpc.deadlines import Expiring, forget
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.h2 import H2Error
@@ -30,10 +32,11 @@ Observer = Callable[[int, bytes], None]
 """Told once how a call ended: gRPC code, and the beginning of the answer, which is empty for all but a unary OK."""
 
 
-class CallStateError(RuntimeError):
+class CallStateError(Exception):
     """A handler answered one call twice: a bug of the handler."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ServerCall:
     """What every kind of call has.
 
@@ -237,6 +240,7 @@ LARGE_BYTES = 64 * 1024
 """Messages above this are handed to the HTTP/2 engine as they are, without the copy behind a prefix."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class UnaryCall(ServerCall):
     """One request, one answer: ``reply(bytes)`` or ``fail(code, text)``, at once or later from the loop."""
 
