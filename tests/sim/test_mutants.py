@@ -11,6 +11,8 @@ from tests.sim.corners import election_corner
 from tests.sim.mutants import MUTANTS, hunt
 from tests.sim.swarm import RunParameters, draw, run_seed
 
+pytestmark = pytest.mark.interpreted
+
 SEEDS_MAX = 200
 """Far above what any of them needs."""
 
@@ -91,7 +93,6 @@ FIRST_CONSEQUENCES = {"vote not persisted": 182}
 """As ``FIRST_SEEDS``."""
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize("name", long_except(FOUND_BY_SEEDS, set(FOUND_BY_SEEDS[::7]) - RARE))
 def test_planted_bug_is_found(name: str) -> None:
     mutant, first = MUTANTS[name], FIRST_SEEDS.get(name, 1)
