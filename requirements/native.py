@@ -5,16 +5,16 @@
     make interpreted               takes them away again
 
 Owns the list of what is compiled. A wheel without it has the same sources and runs on every platform; a native one has
-them beside its libraries, which are taken first; a call then takes a fifth to a third less processor time.
+them beside its libraries, which are taken first. A call then takes a fifth to a third less processor time.
 
-Rules for a module of the list, which ``tests/native`` checks:
+Rules for a module of the list; ``tests/test_native.py`` checks those that a source shows:
 
 - A class that others extend, outside the list, says ``mypyc_attr(allow_interpreted_subclasses=True)``; one without is
   final for them, and Python would find that out only when the first object is made.
 - A base of one of its classes is compiled with it, unless it is not raftkv's. Nothing extends a class written in C.
 - No generator expression is endless: it becomes a list.
 - No attribute is found to be None, changed by a call, and read again in the same function: then what mypy concluded is
-  asserted. ``extensions`` looks for that in the C.
+  asserted. ``extensions`` looks for that in the C, and ends the build.
 - Types are what they say: a stand-in is taken where a ``Protocol`` is asked for, and nowhere else. An ``int`` is no
   ``bool``.
 
@@ -40,26 +40,26 @@ GROUP = "raftkv_native"
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 _NAMES = {
-    "raftkv/apply": ("applier check compares plain_txn quotas ranges read_txn request response txn"),
+    "raftkv/apply": "applier check compares plain_txn quotas ranges read_txn request response txn",
     "raftkv/raft": (
         "candidate confchange config core follower leader log progress quorum raw_node read_index replication "
         "tracker types"
     ),
-    "raftkv/rpc": ("cork deadlines framing h2 inbox limits metadata policing protocol stall"),
+    "raftkv/rpc": "cork deadlines framing h2 inbox limits metadata policing protocol stall",
     "raftkv/rpc/http2": (
         "client connection control fields frames hpack huffman listener sending server streams tables"
     ),
-    "raftkv/rpc/server": ("budget core known_heads router"),
-    "raftkv/server/lease": ("keep_alives renewals times"),
-    "raftkv/server/node": ("applying proposals reads"),
-    "raftkv/server/peer": ("codec"),
-    "raftkv/server/services": ("kv responder"),
-    "raftkv/server/watch": ("hub index intervals messages piece stream turn"),
+    "raftkv/rpc/server": "budget core known_heads router",
+    "raftkv/server/lease": "keep_alives renewals times",
+    "raftkv/server/node": "applying proposals reads",
+    "raftkv/server/peer": "codec",
+    "raftkv/server/services": "kv responder",
+    "raftkv/server/watch": "hub index intervals messages piece stream turn",
     "raftkv/storage": (
         "attachments index key_index key_value mvcc mvcc_range mvcc_txn overlay record restore revision "
         "schema selection"
     ),
-    "raftkv/storage/wal": ("frame record segment wal"),
+    "raftkv/storage/wal": "frame record segment wal",
 }
 TOGETHER = [f"{folder}/{name}.py" for folder, names in _NAMES.items() for name in names.split()]
 ALONE = ["raftkv/rpc/server/calls.py", "raftkv/server/peer/transport.py"]
@@ -83,16 +83,18 @@ def extensions() -> list[Extension]:
     if not packed.exists():  # sources copied without links
         packed.symlink_to("../storage")
     build = ROOT / "build"
+    for earlier in build.rglob("__native*.c"):  # of modules that were in the list
+        earlier.unlink()
     found: list[Extension] = mypycify(TOGETHER, opt_level="3", debug_level="0", multi_file=True, group_name=GROUP)
     for name in ALONE:
         found += mypycify([name], opt_level="3", debug_level="0", target_dir=str(build / Path(name).stem))
     for generated in sorted(build.rglob("__native*.c")):
-        if places := _asserted_none(generated.read_text(encoding="utf-8")):
+        if places := asserted_none(generated.read_text(encoding="utf-8")):
             sys.exit(f"{generated.name}: read again after it was None: {', '.join(places)}")
     return found
 
 
-def _asserted_none(code: str) -> list[str]:
+def asserted_none(code: str) -> list[str]:
     """Return where the C asserts that an attribute, not the result of a call, is None."""
     places = []
     for found in re.finditer(r'CPy_TypeError\("None", (\w+)\)', code):

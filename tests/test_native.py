@@ -14,11 +14,11 @@ from requirements import native
 
 ROOT = Path(__file__).resolve().parents[1]
 Class = tuple[str, str]
-"""Its module and its name."""
+"""A module and a name in it."""
 
 
 def module_of(path: Path) -> str:
-    """Its dotted name; storage/ is raftkv.storage."""
+    """Return the dotted name of a file; storage/ is raftkv.storage."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = ("raftkv", *parts) if parts[0] == "storage" else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -36,7 +36,7 @@ def tree_of(module: str) -> ast.Module:
 
 @cache
 def imports_of(module: str) -> dict[str, Class]:
-    """What `from X import y as z` binds, wherever it is said."""
+    """Return what `from X import y as z` binds, wherever it is said."""
     package = module if PATHS[module].name == "__init__.py" else module.rpartition(".")[0]
     found = {}
     for node in ast.walk(tree_of(module)):
@@ -52,7 +52,7 @@ def classes_of(module: str) -> dict[str, ast.ClassDef]:
 
 
 def home_of(module: str, name: str) -> Class | None:
-    """Where the class that a module calls so is written; None: not here."""
+    """Return where the class that a module calls so is written; None: not here."""
     while module in PATHS:
         if name in classes_of(module):
             return module, name
@@ -64,7 +64,7 @@ def home_of(module: str, name: str) -> Class | None:
 
 
 def bases_of(module: str) -> Iterator[tuple[ast.ClassDef, Class]]:
-    """Classes of a module, each with each base that is written here."""
+    """Yield the classes of a module, each with each base that is written here."""
     for node in classes_of(module).values():
         for base in node.bases:
             plain = base.value if isinstance(base, ast.Subscript) else base
@@ -78,12 +78,12 @@ def bases_of(module: str) -> Iterator[tuple[ast.ClassDef, Class]]:
 
 
 def is_protocol(base: Class) -> bool:
-    """Whether it only says what others have: nothing is made of it."""
+    """Tell whether it only says what others have: nothing is made of it."""
     return any(ast.unparse(each).startswith("Protocol") for each in classes_of(base[0])[base[1]].bases)
 
 
 def is_open(base: Class) -> bool:
-    """Whether an interpreted class may extend it."""
+    """Tell whether an interpreted class may extend it."""
     decorators = classes_of(base[0])[base[1]].decorator_list
     return is_protocol(base) or "allow_interpreted_subclasses=True" in "".join(map(ast.unparse, decorators))
 
@@ -118,10 +118,27 @@ def test_the_bases_of_what_is_compiled_are_compiled() -> None:
 
 @pytest.mark.parametrize("module", sorted(COMPILED))
 def test_no_generator_expression_of_a_compiled_module_is_endless(module: str) -> None:
-    """It would become a list: the first use never ends."""
+    """Look for what would become a list without an end: its first use would not return."""
     expressions = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.GeneratorExp)]
     sources = [ast.unparse(part.iter) for node in expressions for part in node.generators]
     assert [text for text in sources if "count(" in text or "repeat(" in text or "cycle(" in text] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "places"),
+    [
+        ("((ApplyingObject *)cpy_r_self)->__under_way", ['"applying.py", "_run", 230, globals']),
+        ("PyObject_Vectorcall(cpy_r_r5, cpy_r_r7, 1, 0)", []),
+    ],
+    ids=["attribute", "result of a call"],
+)
+def test_an_attribute_that_the_c_asserts_to_be_none_is_found(value: str, places: list[str]) -> None:
+    lines = (
+        f"    cpy_r_r9 = {value};",
+        '    CPy_TypeError("None", cpy_r_r9); cpy_r_r10 = 2;',
+        '    CPy_AddTraceback("applying.py", "_run", 230, globals);',
+    )
+    assert native.asserted_none("\n".join(lines)) == places
 
 
 def test_libraries_are_all_there_and_as_new_as_their_sources_or_none_is() -> None:
