@@ -21,6 +21,8 @@ _WITHOUT_BODY: Final = frozenset((b"204", b"304"))
 
 _is_token: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
 _is_scheme: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]*").fullmatch
+_is_path: Final = re.compile(rb"/[^\x00-\x20\x7f]*").fullmatch
+"""RFC 3986 section 3.3 has fewer octets for it; those that end a word of a request line are in none."""
 _is_authority: Final = re.compile(rb"[!#$%&'()*+,\-./0-9:;=@A-Z\[\]_a-z~]*").fullmatch
 """Octets that RFC 3986 section 3.2 has for it, and two more: etcd's client 3.5.0 says ``#initially=[http://host:port]``."""
 
@@ -53,17 +55,17 @@ def check_request(fields: Headers) -> int | None:
             raise malformed("CONNECT has a method and an authority")
     elif not names >= _NEEDED:
         raise malformed("a request needs :method, :scheme and :path")
-    elif not _is_token(pseudo[b":method"]) or not _is_scheme(pseudo[b":scheme"]) or not _is_path(pseudo):
+    elif not _is_token(pseudo[b":method"]) or not _is_scheme(pseudo[b":scheme"]) or not _is_target(pseudo):
         raise malformed("a method, scheme or path that is none")
     if not _is_authority(pseudo.get(b":authority", b"")):
         raise malformed("an authority that is none")
     return _content_length(fields)
 
 
-def _is_path(pseudo: dict[bytes, bytes]) -> bool:
-    """Whether it is absolute, or the asterisk of OPTIONS."""
+def _is_target(pseudo: dict[bytes, bytes]) -> bool:
+    """Whether the path is absolute, or the asterisk of OPTIONS."""
     path = pseudo[b":path"]
-    return path[:1] == b"/" or (path == b"*" and pseudo[b":method"] == b"OPTIONS")
+    return _is_path(path) is not None or (path == b"*" and pseudo[b":method"] == b"OPTIONS")
 
 
 def check_response(fields: Headers) -> tuple[int, int | None]:

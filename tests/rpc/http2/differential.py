@@ -15,6 +15,7 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -32,6 +33,8 @@ from h2.events import (
 from h2.exceptions import H2Error, ProtocolError
 
 from raftkv.rpc.http2 import PREFACE
+from raftkv.rpc.http2 import frames as f
+from raftkv.rpc.http2.hpack import Decoder, Headers
 from raftkv.rpc.limits import ChannelOptions, ServerLimits
 from tests.rpc.http2.ends import REQUEST, RESPONSE, SETTLED, TRAILERS, ClientEnd, Frame, ServerEnd, frames_of
 from tests.rpc.http2.generator import Generator
@@ -321,9 +324,30 @@ KINDS = (
 EXTENSIONS = (0x0A, 0x0C, 0x10)
 """ALTSVC, ORIGIN and PRIORITY_UPDATE, which nghttp2 knows."""
 
+CONTENT_LENGTH_LAST = "a content-length among trailers is a rule for senders (RFC 9110, 6.5.1)"
 
-def reason(action: Action, ours: Step, theirs: Step, difference: str) -> str:
-    """Why ours differs from nghttp2, and rightly; empty: nobody knows."""
+
+def last_fields(actions: Sequence[Action]) -> Headers:
+    """Return the fields of the last header block: a server does not tell of the trailers of a request."""
+    decoder = Decoder(MANY, MANY)
+    fields: Headers = ()
+    block = b""
+    for action in actions:
+        for kind, flags, _, payload in frames_of(action) if isinstance(action, bytes) else ():
+            if kind == f.HEADERS:
+                is_padded, has_priority = flags & f.PADDED != 0, flags & f.HAS_PRIORITY != 0
+                end = len(payload) - payload[0] if is_padded else len(payload)
+                block = payload[is_padded + has_priority * f.PRIORITY_BYTES : end]
+            elif kind == f.CONTINUATION:
+                block += payload
+            if kind in (f.HEADERS, f.CONTINUATION) and flags & f.END_HEADERS:
+                fields = decoder.decode(block)[0]
+    return fields
+
+
+def reason(actions: Sequence[Action], ours: Step, theirs: Step, difference: str) -> str:
+    """Why ours differs from nghttp2 over the last action, and rightly; empty: nobody knows."""
+    action = actions[-1]
     if action[0] == "trailers" and difference == "sent":
         return "trailers need no window (6.9); the binding of nghttp2 sends them by way of a body"
     if difference == "sent" and _bodies(ours) == _bodies(theirs):
@@ -337,7 +361,7 @@ def reason(action: Action, ours: Step, theirs: Step, difference: str) -> str:
         if event[0] == "request" and (b":authority" not in names or (b"host", b"") in event[2]):
             return "nghttp2 wants :authority or host, and not empty; 8.3.1 says that there may be none"
         if event[0] == "trailers" and b"content-length" in dict(event[2]):
-            return "a content-length among trailers is a rule for senders (RFC 9110, 6.5.1)"
+            return CONTENT_LENGTH_LAST
         if event[0] == "request" and re.search(rb"[#/]", dict(event[2])[b":authority"]):
             return "an authority as etcd's client 3.5.0 says it, which RFC 3986 does not have"
         if names.count(b"content-length") > 1:
@@ -361,13 +385,32 @@ def reason(action: Action, ours: Step, theirs: Step, difference: str) -> str:
         return "what comes with a GOAWAY and after it, when no stream is left: nghttp2 looks at nothing more"
     if 7 in kinds and theirs.failed == 1:
         return "a GOAWAY that names a stream which nobody has opened: there is no rule (6.8)"
-    if not is_closed and 1 in kinds and not ours.resets and 1 in theirs.resets.values():
-        return _interim(action)
+    if not is_closed and kinds & {1, 9} and not ours.resets and 1 in theirs.resets.values():
+        fields = last_fields(actions)
+        return _interim(action) or ("" if _is_head(fields) else _of_trailers(fields))
+    if kinds == {4} and difference == "taken / connection 1" and _has_foreign_setting(action):
+        return "a setting of an extension, which we leave alone whatever it says (6.5.2)"
     if kinds & {*EXTENSIONS} and ours.failed is None:
         return "a frame of an extension that we leave alone (5.5)"
     if len(frames_of(action)) > 1 and difference == "heard" and ours.resets:
         return "a request and its end in one piece: we tell of both"
     return ""
+
+
+def _is_head(fields: Headers) -> bool:
+    return any(name[:1] == b":" for name, _ in fields)
+
+
+def _of_trailers(fields: Headers) -> str:
+    """Why trailers are taken that nghttp2 refuses, as it does the header of a message with such fields."""
+    if b"content-length" in dict(fields):
+        return CONTENT_LENGTH_LAST
+    return "an empty host among trailers: no rule looks for one there" if (b"host", b"") in fields else ""
+
+
+def _has_foreign_setting(action: bytes) -> bool:
+    payloads = [payload for _, _, _, payload in frames_of(action)]
+    return any(payload[at : at + 2] == b"\0\x09" for payload in payloads for at in range(0, len(payload), 6))
 
 
 def _content(frame: Frame) -> int:
@@ -475,7 +518,7 @@ class Differential:
     def _differ(self, seed: int, actions: list[Action], mine: Step, other: Step, difference: str) -> None:
         action = actions[-1]
         known = (
-            "a header block that is not whole" if _block_is_open(action) else reason(action, mine, other, difference)
+            "a header block that is not whole" if _block_is_open(action) else reason(actions, mine, other, difference)
         )
         if not known:
             self.asked += 1

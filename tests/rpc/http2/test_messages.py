@@ -66,6 +66,8 @@ PSEUDO = [
         for gone in (METHOD, SCHEME, PATH)
     ],
     *[_bad(f"8.3.1: :path {path!r}", METHOD, SCHEME, (b":path", path)) for path in (b"*", b"s/m", b"x://y/", b"?")],
+    *[_bad(f"8.3.1: :path {path!r}", METHOD, SCHEME, (b":path", path)) for path in (b"/a b", b"/a\tb", b"/\x7f")],
+    _ok("8.3.1: a path in UTF-8", METHOD, SCHEME, (b":path", b"/\xc3\xa9?q=#")),
     *[_bad(f"8.3.1: :method {name!r}", (b":method", name), SCHEME, PATH) for name in (b"A B", b"G\x80", b"(")],
     *[_bad(f"8.3.1: :scheme {name!r}", METHOD, (b":scheme", name), PATH) for name in (b"ht tp", b"1", b"h:")],
     *[
