@@ -11,7 +11,7 @@ Rules for a module of the list; ``tests/test_native.py`` checks those that a sou
 
 - A class that others extend, outside the list, says ``mypyc_attr(allow_interpreted_subclasses=True)``; one without is
   final for them, and Python would find that out only when the first object is made.
-- A base of one of its classes is compiled with it, unless it is not raftkv's. Nothing extends a class written in C.
+- A base of one of its classes is in the same library, unless it is not raftkv's. Nothing extends a class written in C.
 - No generator expression is endless: it becomes a list.
 - No attribute is found to be None, changed by a call, and read again in the same function: then what mypy concluded is
   asserted. ``extensions`` looks for that in the C, and ends the build.
@@ -28,6 +28,7 @@ import re
 import sys
 import sysconfig
 import zipfile
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUP = "raftkv_native"
-"""The library that all others share has this name, and is no part of a package."""
+"""The library that most others share has this name, and is no part of a package."""
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 _NAMES = {
@@ -62,9 +63,13 @@ _NAMES = {
     "raftkv/storage/wal": "frame record segment wal",
 }
 TOGETHER = [f"{folder}/{name}.py" for folder, names in _NAMES.items() for name in names.split()]
-ALONE = ["raftkv/rpc/server/calls.py", "raftkv/server/peer/transport.py"]
-"""Each compiled for itself: calls across its edge are those of Python, and stand-ins pass in both directions."""
-MODULES = [*TOGETHER, *ALONE]
+APART = {
+    "raftkv_native_calls": ["raftkv/rpc/server/calls.py", "raftkv/rpc/server/stream.py"],
+    "raftkv_native_peer": ["raftkv/server/peer/transport.py"],
+}
+"""Each group compiled for itself, by the name of the library that its modules share: calls across its edge are those of
+Python, and stand-ins pass in both directions."""
+MODULES = [*TOGETHER, *chain.from_iterable(APART.values())]
 """All files, from the root of the sources."""
 
 
@@ -86,8 +91,9 @@ def extensions() -> list[Extension]:
     for earlier in build.rglob("__native*.c"):  # of modules that were in the list
         earlier.unlink()
     found: list[Extension] = mypycify(TOGETHER, opt_level="3", debug_level="0", multi_file=True, group_name=GROUP)
-    for name in ALONE:
-        found += mypycify([name], opt_level="3", debug_level="0", target_dir=str(build / Path(name).stem))
+    for group, names in APART.items():
+        path = str(build / group)
+        found += mypycify(names, opt_level="3", debug_level="0", multi_file=True, group_name=group, target_dir=path)
     for generated in sorted(build.rglob("__native*.c")):
         if places := asserted_none(generated.read_text(encoding="utf-8")):
             sys.exit(f"{generated.name}: read again after it was None: {', '.join(places)}")
@@ -108,8 +114,7 @@ def asserted_none(code: str) -> list[str]:
 
 def libraries() -> list[Path]:
     """Return where the libraries of a checkout are, or would be."""
-    inner = [ROOT / f"{name.removesuffix('.py')}__mypyc{SUFFIX}" for name in ALONE]
-    return [(ROOT / name).with_suffix(SUFFIX) for name in MODULES] + [*inner, _shared()]
+    return [(ROOT / name).with_suffix(SUFFIX) for name in MODULES] + [_shared(group) for group in (GROUP, *APART)]
 
 
 def stale() -> list[str]:
@@ -122,7 +127,7 @@ def unpack(wheel: Path) -> None:
     """Lay the libraries of a wheel beside the sources, and the one that they share where this Python finds it."""
     with zipfile.ZipFile(wheel) as packed:
         for at in libraries():
-            inside = at.name if at == _shared() else at.relative_to(ROOT).as_posix()
+            inside = at.relative_to(ROOT).as_posix() if at.is_relative_to(ROOT / "raftkv") else at.name
             at.unlink(missing_ok=True)  # a process that has the old one open keeps it
             at.write_bytes(packed.read(inside))
 
@@ -133,8 +138,8 @@ def remove() -> None:
         at.unlink(missing_ok=True)
 
 
-def _shared() -> Path:
-    return Path(sysconfig.get_path("platlib"), f"{GROUP}__mypyc{SUFFIX}")
+def _shared(group: str) -> Path:
+    return Path(sysconfig.get_path("platlib"), f"{group}__mypyc{SUFFIX}")
 
 
 if __name__ == "__main__":
