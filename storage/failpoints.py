@@ -131,6 +131,11 @@ def failpoint(name: str) -> None:
             point.hit()
 
 
+def is_armed() -> bool:
+    """Return whether any point does something when it is passed."""
+    return _armed
+
+
 def arm(name: str, spec: str, seed: int | None = None) -> None:
     """Let a point act.
 

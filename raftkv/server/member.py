@@ -92,6 +92,7 @@ from raftkv.server.watch.service import WatchRunner, WatchService
 from raftkv.server.wiring import Parts, wire
 from raftkv.storage import schema
 from raftkv.storage.backend.writer import ThreadWriter
+from raftkv.storage.wal.kernel_sync import KernelSync
 
 if TYPE_CHECKING:
     from raftkv.server.tracing.assembly import MemberTracing
@@ -161,7 +162,8 @@ class Member:
     def _assemble(self, durable: Durable) -> None:
         store = durable.store
         self._syncs, self._defragmentations = Buckets(DISK_S), Buckets(doubling(0.1, 13))
-        self._disk = Disk(durable.wal, self._loop, self._fatal, self._syncs.observe)
+        beside = None if self.config.unsafe_no_fsync else KernelSync.open()
+        self._disk = Disk(durable.wal, self._loop, self._fatal, self._syncs.observe, beside)
         self._membership = Membership(store)
         self._departure = Departure(durable.member_id, self._membership, self._leave)
         self.versions = Versions(self._membership, durable.member_id)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NoReturn
 
 from raftkv.errors import ConfigError, InvariantError
@@ -76,6 +76,8 @@ class WAL:
         self._size = 0
         self._offset = 0
         self._durable = 0
+        self._syncing = 0
+        """What will be synced when the sync that was started has ended."""
         self._crc = 0
         self._seed = 0
         # the log as it stands
@@ -271,6 +273,43 @@ class WAL:
             self._durable = offset
             failpoint("walAfterSync")
         # Even an interrupt: whether the sync took place is not known then.
+        except BaseException as error:
+            self._fail("sync", error)
+
+    def start_sync(self, start: Callable[[int], bool]) -> bool:
+        """Begin to make all that was appended durable; nothing may be called before ``end_sync`` then.
+
+        Arguments:
+            start: begins to sync a descriptor; whether that is under way.
+
+        Returns:
+            Whether a sync is under way; if not, all is durable now.
+
+        Raises:
+            WALFailedError: as of ``sync``.
+        """
+        if self._failure is not None:
+            self._refuse()
+        if self._offset == self._durable:
+            return False
+        if not start(self._fd):
+            self.sync()
+            return False
+        self._syncing = self._offset
+        return True
+
+    def end_sync(self, finish: Callable[[], None]) -> None:
+        """End the sync that was started: what was appended before is durable.
+
+        Arguments:
+            finish: waits for it; raises its failure.
+
+        Raises:
+            WALFailedError: as of ``sync``.
+        """
+        try:
+            finish()
+            self._durable = self._syncing
         except BaseException as error:
             self._fail("sync", error)
 

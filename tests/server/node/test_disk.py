@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
 
 import pytest
 
 from raftkv.raft.types import ConfState, Entry, HardState, SnapshotMeta
 from raftkv.server.node import disk as disk_module
 from raftkv.server.node.disk import FRAME_BYTES_MAX, Batch, Disk, Mark
+from raftkv.storage import failpoints
+from raftkv.storage.wal import WAL
+from raftkv.storage.wal.kernel_sync import KernelSync
 
 
 class FakeLog:
@@ -39,6 +45,46 @@ class FakeLog:
         if self.error is not None:
             raise self.error
         self.events.append("sync")
+
+    def start_sync(self, start: Callable[[int], bool]) -> bool:
+        if not start(0):
+            self.sync()
+            return False
+        self.events.append("started")
+        return True
+
+    def end_sync(self, finish: Callable[[], None]) -> None:
+        finish()
+        self.events.append("sync")
+
+
+class FakeBeside:
+    """Syncs that end when a test says so."""
+
+    def __init__(self) -> None:
+        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self.is_offered = True
+        self.error: OSError | None = None
+        self.started = 0
+
+    def fileno(self) -> int:
+        return self._event_fd
+
+    def start(self, fd: int) -> bool:
+        self.started += self.is_offered
+        return self.is_offered
+
+    def end(self) -> None:
+        """Let the sync that is under way end."""
+        os.eventfd_write(self._event_fd, 1)
+
+    def finish(self) -> None:
+        if self.error is not None:
+            raise self.error
+        os.eventfd_read(self._event_fd)
+
+    def close(self) -> None:
+        os.close(self._event_fd)
 
 
 def _batch(index: int, done: list[int]) -> Batch:
@@ -190,7 +236,6 @@ def test_a_batch_behind_an_outstanding_one_never_overtakes_it(log: FakeLog, monk
         disk.submit(_batch(2, done))  # the disk counts as fast again, but 1 is still on its way
         assert done == []
         log.gate.set()
-        disk.drain()
         await _all_durable(disk)
         assert done == [1, 2]
         disk.close()
@@ -234,3 +279,231 @@ def test_a_marker_is_written_before_what_it_dispenses_with_goes(log: FakeLog) ->
 
     asyncio.run(scenario())
     assert log.events == ["mark 7", "release 7", "sync"]
+
+
+# ---- syncs beside the loop
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk counts as slow."""
+    monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until something holds."""
+    loop = asyncio.get_running_loop()
+    holds = loop.create_future()
+
+    def look() -> None:
+        if condition():
+            holds.set_result(None)
+        else:
+            loop.call_soon(look)
+
+    look()
+    await asyncio.wait_for(holds, 10)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_slow_disk_is_synced_beside_the_loop_and_what_gathers_shares_the_next_sync(log: FakeLog) -> None:
+    async def scenario() -> None:
+        beside = FakeBeside()
+        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
+        done: list[int] = []
+        for index in range(1, 5):
+            disk.submit(_batch(index, done))
+        assert log.events == [1, "started"], "nothing is written while a sync is under way"
+        assert disk.outstanding == 4
+        beside.end()
+        await _until(lambda: bool(done))
+        assert done == [1]
+        assert log.events == [1, "started", "sync", 2, 3, 4, "started"]
+        beside.end()
+        await _until(lambda: not disk.outstanding)
+        assert done == [1, 2, 3, 4]
+        disk.close()
+
+    asyncio.run(scenario())
+    assert log.threads == {threading.get_ident()}
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_sync_that_fails_beside_the_loop_is_reported_and_nothing_counts_as_durable(log: FakeLog) -> None:
+    async def scenario() -> None:
+        failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        beside = FakeBeside()
+        disk = Disk(log, asyncio.get_running_loop(), failed.set_result, lambda seconds: None, beside)
+        done: list[int] = []
+        for index in (1, 2):
+            disk.submit(_batch(index, done))
+        beside.error = OSError(5, "Input/output error")
+        beside.end()
+        assert await asyncio.wait_for(failed, 10) is beside.error
+        assert done == []
+        disk.close()
+
+    asyncio.run(scenario())
+    assert log.events == [1, "started"]
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_kernel_that_takes_no_sync_is_done_without(log: FakeLog) -> None:
+    async def scenario() -> None:
+        beside = FakeBeside()
+        beside.is_offered = False
+        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
+        done: list[int] = []
+        disk.submit(_batch(1, done))
+        assert done == [1]
+        disk.close()
+
+    asyncio.run(scenario())
+    assert log.events == [1, "sync"]
+
+
+@pytest.mark.usefixtures("slow")
+def test_an_armed_failpoint_acts_on_the_thread(log: FakeLog) -> None:
+    """One that sleeps stands for a slow disk, which must not hold the loop."""
+
+    async def scenario() -> None:
+        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, FakeBeside())
+        disk.submit(_batch(1, []))
+        await _until(lambda: not disk.outstanding)
+        disk.close()
+
+    failpoints.arm("walBeforeSync", "count")
+    try:
+        asyncio.run(scenario())
+    finally:
+        failpoints.disarm_all()
+    assert log.threads.isdisjoint({threading.get_ident()})
+
+
+@pytest.mark.usefixtures("slow")
+def test_what_is_under_way_at_the_end_is_finished(log: FakeLog) -> None:
+    async def scenario() -> None:
+        beside = FakeBeside()
+        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
+        for index in (1, 2):
+            disk.submit(_batch(index, []))
+        beside.end()
+        disk.close()
+
+    asyncio.run(scenario())
+    assert log.events == [1, "started", "sync", 2, "sync"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_batches_of_all_kinds_are_written_and_reported_in_their_order(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = Random(seed)
+    written: list[int] = []
+    durable = 0
+    done: list[int] = []
+
+    class CheckedLog(FakeLog):
+        """Knows what is durable, and takes nothing while a sync is under way."""
+
+        is_syncing = False
+
+        def append(self, hard_state: HardState | None, entries: Sequence[Entry]) -> None:
+            assert not self.is_syncing
+            written.extend(entry.index for entry in entries)
+
+        def sync(self) -> None:
+            nonlocal durable
+            assert not self.is_syncing
+            durable = len(written)
+
+        def start_sync(self, start: Callable[[int], bool]) -> bool:
+            self.is_syncing = super().start_sync(start)
+            return self.is_syncing
+
+        def end_sync(self, finish: Callable[[], None]) -> None:
+            nonlocal durable
+            super().end_sync(finish)
+            durable, self.is_syncing = len(written), False
+
+    async def scenario() -> None:
+        beside = FakeBeside()
+        checked = CheckedLog()
+        failures: list[BaseException] = []
+        disk = Disk(checked, asyncio.get_running_loop(), failures.append, lambda seconds: None, beside)
+        submitted = 0
+
+        def report(index: int, must_sync: bool) -> None:
+            assert not must_sync or index <= durable
+            done.append(index)
+            if rng.random() < 0.2 and submitted < 300:
+                submit()
+
+        def submit() -> None:
+            nonlocal submitted
+            submitted = index = submitted + 1
+            must_sync = rng.random() < 0.8
+            batch = Batch(None, [Entry(1, index)], must_sync, lambda: report(index, must_sync))
+            if rng.random() < 0.1:
+                batch.size_bytes = disk_module.INLINE_BYTES_MAX + 1
+            disk.submit(batch)
+
+        while submitted < 200:
+            monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", rng.choice((-1.0, 1.0)))
+            beside.is_offered = rng.random() < 0.9
+            for _ in range(rng.randrange(4)):
+                submit()
+            if checked.is_syncing and rng.random() < 0.5:
+                beside.end()
+            await asyncio.sleep(0)
+
+        def is_over() -> bool:
+            if checked.is_syncing:
+                beside.end()
+            return not disk.outstanding
+
+        await _until(is_over)
+        assert failures == []
+        assert done == written == list(range(1, submitted + 1))
+        disk.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("slow")
+def test_the_kernel_makes_a_real_log_durable(tmp_path: Path) -> None:
+    directory = str(tmp_path / "wal")
+    beside = KernelSync.open()
+    assert beside is not None
+
+    async def scenario() -> None:
+        wal = WAL.create(directory, b"metadata")
+        disk = Disk(wal, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
+        done: list[int] = []
+        for index in range(1, 101):
+            disk.submit(_batch(index, done))
+            if index % 10 == 0:
+                await _until(lambda: not disk.outstanding)
+        assert done == list(range(1, 101))
+        disk.close()
+        wal.close()
+
+    asyncio.run(scenario())
+    wal, recovered = WAL.open(directory)
+    wal.close()
+    assert [entry.index for entry in recovered.entries] == list(range(1, 101))
+
+
+def test_the_kernel_tells_of_a_sync_that_it_cannot_do(tmp_path: Path) -> None:
+    beside = KernelSync.open()
+    assert beside is not None
+    read_end, write_end = os.pipe()
+    try:
+        assert not beside.start(write_end), "a pipe has nothing to sync"
+        with (tmp_path / "file").open("wb") as file:
+            assert beside.start(file.fileno())
+            beside.finish()
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+        beside.close()

@@ -117,6 +117,7 @@ def uses(wal: WAL) -> list[Callable[[], object]]:
     return [
         lambda: wal.append(HardState(9, 9, 0), []),
         wal.sync,
+        lambda: wal.start_sync(lambda fd: True),
         lambda: wal.save_snapshot(SnapshotMeta(1, 1)),
         lambda: wal.release(1),
         wal.prepare_next,
@@ -142,6 +143,24 @@ def test_after_a_failed_write_or_sync_nothing_is_ever_tried_again(disk: SimDisk,
     recovered = recover(disk)
     assert indexes(recovered.entries)[:3] == [1, 2, 3]
     assert (recovered.repair is not None) == (operation == "write")
+
+
+def test_after_a_sync_that_was_started_and_failed_nothing_is_ever_tried_again(disk: SimDisk) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    wal = create(disk)
+    append_synced(wal, 1, 3)
+    wal.append(None, entries(4, 4))
+    assert wal.start_sync(lambda fd: True)
+    with pytest.raises(WALFailedError, match=os.strerror(errno.EIO)):
+        wal.end_sync(fail)
+    disk.calls.clear()
+    for use in uses(wal):
+        with pytest.raises(WALFailedError, match=f"not usable: sync failed: .*{os.strerror(errno.EIO)}"):
+            use()
+    wal.close()
+    assert not {"write", "sync_data"} & set(disk.calls)
 
 
 @pytest.mark.parametrize("operation", ["create", "write", "sync_data", "rename", "sync_directory"])

@@ -179,6 +179,20 @@ def test_a_batch_is_one_write_and_a_sync_is_one_sync(disk: SimDisk) -> None:
     assert disk.calls == ["write", "sync_data"]
 
 
+def test_a_sync_can_be_done_by_another(disk: SimDisk) -> None:
+    wal = create(disk)
+    assert not wal.start_sync(lambda fd: True), "there is nothing to sync"
+    wal.append(HardState(1, 1, 0), entries(1, 9))
+    disk.calls.clear()
+    assert wal.start_sync(lambda fd: True)
+    wal.end_sync(lambda: None)
+    wal.sync()
+    assert disk.calls == [], "that sync was this one"
+    wal.append(None, entries(10, 10))
+    assert not wal.start_sync(lambda fd: False), "who is refused has synced it itself"
+    assert disk.calls == ["write", "sync_data"]
+
+
 def test_a_batch_larger_than_a_segment_gets_a_larger_segment(disk: SimDisk) -> None:
     wal = create(disk)
     append_synced(wal, 1, 1)
