@@ -394,77 +394,86 @@ def test_what_is_under_way_at_the_end_is_finished(log: FakeLog) -> None:
     assert log.events == [1, "started", "sync", 2, "sync"]
 
 
+class CheckedLog(FakeLog):
+    """Knows what is written and what is durable, and takes nothing while a sync is under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[int] = []
+        self.durable = 0
+        self.is_syncing = False
+
+    def append(self, hard_state: HardState | None, entries: Sequence[Entry]) -> None:
+        assert not self.is_syncing
+        self.written += [entry.index for entry in entries]
+
+    def sync(self) -> None:
+        assert not self.is_syncing
+        self.durable = len(self.written)
+
+    def start_sync(self, start: Callable[[int], bool]) -> bool:
+        self.is_syncing = super().start_sync(start)
+        return self.is_syncing
+
+    def end_sync(self, finish: Callable[[], None]) -> None:
+        super().end_sync(finish)
+        self.durable, self.is_syncing = len(self.written), False
+
+
+class Submitter:
+    """Submits batches of all kinds, some of them when another is reported."""
+
+    def __init__(self, log: CheckedLog, disk: Disk, rng: Random) -> None:
+        self._log = log
+        self._disk = disk
+        self._rng = rng
+        self.submitted = 0
+        self.done: list[int] = []
+
+    def submit(self) -> None:
+        self.submitted = index = self.submitted + 1
+        must_sync = self._rng.random() < 0.8
+        batch = Batch(None, [Entry(1, index)], must_sync, lambda: self._report(index, must_sync))
+        if self._rng.random() < 0.1:
+            batch.size_bytes = disk_module.INLINE_BYTES_MAX + 1
+        self._disk.submit(batch)
+
+    def _report(self, index: int, must_sync: bool) -> None:
+        assert not must_sync or index <= self._log.durable
+        self.done.append(index)
+        if self._rng.random() < 0.2 and self.submitted < 300:
+            self.submit()
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_batches_of_all_kinds_are_written_and_reported_in_their_order(
-    log: FakeLog, monkeypatch: pytest.MonkeyPatch, seed: int
+    monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng = Random(seed)
-    written: list[int] = []
-    durable = 0
-    done: list[int] = []
-
-    class CheckedLog(FakeLog):
-        """Knows what is durable, and takes nothing while a sync is under way."""
-
-        is_syncing = False
-
-        def append(self, hard_state: HardState | None, entries: Sequence[Entry]) -> None:
-            assert not self.is_syncing
-            written.extend(entry.index for entry in entries)
-
-        def sync(self) -> None:
-            nonlocal durable
-            assert not self.is_syncing
-            durable = len(written)
-
-        def start_sync(self, start: Callable[[int], bool]) -> bool:
-            self.is_syncing = super().start_sync(start)
-            return self.is_syncing
-
-        def end_sync(self, finish: Callable[[], None]) -> None:
-            nonlocal durable
-            super().end_sync(finish)
-            durable, self.is_syncing = len(written), False
+    log = CheckedLog()
 
     async def scenario() -> None:
         beside = FakeBeside()
-        checked = CheckedLog()
         failures: list[BaseException] = []
-        disk = Disk(checked, asyncio.get_running_loop(), failures.append, lambda seconds: None, beside)
-        submitted = 0
-
-        def report(index: int, must_sync: bool) -> None:
-            assert not must_sync or index <= durable
-            done.append(index)
-            if rng.random() < 0.2 and submitted < 300:
-                submit()
-
-        def submit() -> None:
-            nonlocal submitted
-            submitted = index = submitted + 1
-            must_sync = rng.random() < 0.8
-            batch = Batch(None, [Entry(1, index)], must_sync, lambda: report(index, must_sync))
-            if rng.random() < 0.1:
-                batch.size_bytes = disk_module.INLINE_BYTES_MAX + 1
-            disk.submit(batch)
-
-        while submitted < 200:
-            monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", rng.choice((-1.0, 1.0)))
-            beside.is_offered = rng.random() < 0.9
-            for _ in range(rng.randrange(4)):
-                submit()
-            if checked.is_syncing and rng.random() < 0.5:
-                beside.end()
-            await asyncio.sleep(0)
+        disk = Disk(log, asyncio.get_running_loop(), failures.append, lambda seconds: None, beside)
+        batches = Submitter(log, disk, rng)
 
         def is_over() -> bool:
-            if checked.is_syncing:
+            if log.is_syncing:
                 beside.end()
             return not disk.outstanding
 
+        while batches.submitted < 200:
+            monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", rng.choice((-1.0, 1.0)))
+            beside.is_offered = rng.random() < 0.9
+            for _ in range(rng.randrange(4)):
+                batches.submit()
+            if rng.random() < 0.5:
+                is_over()
+            await asyncio.sleep(0)
         await _until(is_over)
         assert failures == []
-        assert done == written == list(range(1, submitted + 1))
+        assert batches.done == log.written == list(range(1, batches.submitted + 1))
         disk.close()
 
     asyncio.run(scenario())
