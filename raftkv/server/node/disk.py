@@ -39,7 +39,7 @@ SLOW_SYNC_S: Final = 0.005
 SLOW_S: Final = 0.25
 
 INLINE_BYTES_MAX: Final = 1024 * 1024
-"""A batch above this goes to the thread however short syncs are: its own checksums and writing would hold the loop."""
+"""Batches above this in total go to the thread however short syncs are: checksums and writing would hold the loop."""
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """A larger batch is written as several frames, of which every prefix is a log as good as any."""
@@ -155,6 +155,7 @@ class Restore(Batch):
     """A marker that the log begins anew behind a received database, and what of the log came with it."""
 
     __slots__ = ("meta",)
+    is_short = False  # writing it syncs
 
     def __init__(
         self, meta: SnapshotMeta, hard_state: HardState, entries: Sequence[Entry], done: Callable[[], None]
@@ -224,7 +225,7 @@ class Disk:
 
     def submit(self, batch: Batch) -> None:
         """Make a batch durable, then call its ``done`` on the loop (possibly before this returns)."""
-        if self._outstanding == 0 and _is_short(batch) and self._is_fast():
+        if self._outstanding == 0 and _are_short([batch]) and self._is_fast():
             self._write((batch,))
             batch.done()
             return
@@ -236,8 +237,8 @@ class Disk:
             self._leave_to_thread([batch])
 
     def _go_beside(self, batches: list[Batch]) -> bool:
-        """Write batches and have the kernel sync them, if that suits all of them; whether so."""
-        if self._beside is None or failpoints.is_armed() or not all(map(_is_short, batches)):
+        """Write batches and have the kernel sync them, if that suits them; whether so."""
+        if self._beside is None or failpoints.is_armed() or not _are_short(batches):
             return False
         self._write_to_log(batches)
         self._syncing = batches
@@ -343,6 +344,6 @@ class Disk:
             batch.done()
 
 
-def _is_short(batch: Batch) -> bool:
-    """Whether writing it holds the loop no longer than writing a message does."""
-    return batch.is_short and batch.size_bytes <= INLINE_BYTES_MAX
+def _are_short(batches: Sequence[Batch]) -> bool:
+    """Whether writing them, one after the other, does not hold the loop for long."""
+    return all(batch.is_short for batch in batches) and sum(batch.size_bytes for batch in batches) <= INLINE_BYTES_MAX

@@ -329,6 +329,27 @@ def test_a_slow_disk_is_synced_beside_the_loop_and_what_gathers_shares_the_next_
 
 
 @pytest.mark.usefixtures("slow")
+def test_what_gathered_is_left_to_the_thread_if_it_is_long_to_write(log: FakeLog) -> None:
+    async def scenario() -> None:
+        beside = FakeBeside()
+        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
+        done: list[int] = []
+        disk.submit(_batch(1, done))
+        log.threads.clear()
+        for index in (2, 3):
+            batch = _batch(index, done)
+            batch.size_bytes = disk_module.INLINE_BYTES_MAX // 2 + 1
+            disk.submit(batch)
+        beside.end()
+        await _until(lambda: not disk.outstanding)
+        assert done == [1, 2, 3]
+        disk.close()
+
+    asyncio.run(scenario())
+    assert log.threads.isdisjoint({threading.get_ident()})
+
+
+@pytest.mark.usefixtures("slow")
 def test_a_sync_that_fails_beside_the_loop_is_reported_and_nothing_counts_as_durable(log: FakeLog) -> None:
     async def scenario() -> None:
         failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
