@@ -4,7 +4,8 @@
                        log is held from here on                       \\-> one was broken off: kept for KEPT_S, so that
                                                                            its next stream goes on where it stopped
 
-There is at most one copy, so the room that copies take is that of one database. ``drop`` ends it whoever uses it.
+There is at most one copy, so the room that copies take is that of one database, and of another while a copy is still
+read that was made before somebody joined. ``drop`` ends it whoever uses it.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ class Copies:
             index: an entry that it must hold.
 
         Raises:
-            StorageError: it could not be made, or was dropped.
+            StorageError: it could not be made, was dropped, or is of no use to that member.
         """
-        copy = await self._get(index)
+        copy = await self._get(to, index)
         copy.users += 1
         copy.owed.add(to)
         try:
@@ -119,9 +120,20 @@ class Copies:
         while self._ending:
             await asyncio.wait(self._ending)
 
-    async def _get(self, index: int) -> Copy:
+    async def _get(self, to: int, index: int) -> Copy:
+        copy = await self._present(to, index)
+        if not serves(copy, to, index):  # it was begun too early
+            copy = await self._present(to, index)
+        if not serves(copy, to, index):
+            if self._making is not None:
+                self._expire(self._making)
+            raise StorageError(f"the copy of the database does not know member {to:x}")
+        return copy
+
+    async def _present(self, to: int, index: int) -> Copy:
+        """The copy that there is, unless it is known not to serve a member."""
         made = self._making
-        if made is not None and made.done() and (made.exception() or made.result().info.index < index):
+        if made is not None and made.done() and (made.exception() or not serves(made.result(), to, index)):
             self.drop()
         if self._making is None:
             self._making = asyncio.get_running_loop().create_task(self._make(self._stop))
@@ -198,6 +210,20 @@ class Copies:
         removing = asyncio.ensure_future(asyncio.to_thread(remove_database, copy.path))
         self._ending.add(removing)
         removing.add_done_callback(self._ending.discard)
+
+
+def serves(copy: Copy, to: int, index: int) -> bool:
+    """Whether a member can begin anew from a copy. It refuses one made before it joined, in which it is no member.
+
+    Arguments:
+        copy: that is whole.
+        to: the member.
+        index: an entry that it must hold.
+    """
+    members = copy.info.conf_state
+    return copy.info.index >= index and any(
+        to in ids for ids in (members.voters, members.learners, members.voters_outgoing, members.learners_next)
+    )
 
 
 def _pace(stop: threading.Event) -> Callable[[float], None]:

@@ -90,6 +90,7 @@ class World:
         txn = self.store.begin()
         txn.put(b"k", b"v")
         txn.end()
+        self.store.set_conf_state(ConfState(tuple(range(1, 10))))
         self.store.set_applied(7, 1)
         self.channels: dict[int, Channel | None] = {}
         self.reports: list[tuple[int, bool]] = []
@@ -249,6 +250,46 @@ async def _send(world: World, to: int, channel: Channel) -> Stream:
 
 def _data_bytes(stream: Stream) -> int:
     return sum(len(chunk.data) for chunk in stream.sent)
+
+
+def test_who_joined_after_the_kept_copy_was_made_is_sent_another(tmp_path: Path) -> None:
+    """In the first one it is no member: it would refuse it, be sent it again, and so on, and the log would stay."""
+
+    async def scenario(world: World) -> None:
+        first = await _send(world, 2, Channel("breaks"))
+        world.store.set_conf_state(ConfState((1, 2), learners=(14,)))
+        world.store.set_applied(8, 1)
+        second = await _send(world, 14, Channel("takes"))
+        header = second.sent[0].message.snapshot
+        assert (first.sent[0].message.snapshot.index, header.index) == (7, 8)
+        assert list(header.conf_state.learners) == [14]
+        assert world.reports == [(2, False), (14, True)]
+
+    run(tmp_path, scenario)
+
+
+def test_a_copy_that_was_begun_before_somebody_joined_is_made_again(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.channels |= {2: Channel("takes"), 14: Channel("takes")}
+        world.sender.send(snapshot(2))
+        await until(lambda: bool(world.files))
+        world.store.set_conf_state(ConfState((1, 2, 14)))
+        world.store.set_applied(8, 1)
+        world.sender.send(snapshot(14))
+        await world.settled()
+        assert sorted(world.reports) == [(2, True), (14, True)]
+
+    run(tmp_path, scenario)
+
+
+def test_who_is_no_member_is_sent_nothing(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        channel = world.channels[14] = Channel("takes")
+        world.sender.send(snapshot(14))
+        await world.settled()
+        assert (channel.streams, world.reports) == ([], [(14, False)])
+
+    run(tmp_path, scenario)
 
 
 def test_after_a_break_the_same_copy_goes_on_where_it_stopped(tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from raftkv.server.node.log_cut import LogCut
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Proposals, Waiter
 from raftkv.server.node.reads import ReadQueue
-from raftkv.server.snapshots import SnapshotSender
+from raftkv.server.snapshots import SnapshotSender, copies
 from tests.sim import assembly
 from tests.sim.corners import (
     compaction_corner,
     crash_corner,
     divergence_corner,
+    late_corner,
     lease_corner,
     read_corner,
     replica_corner,
@@ -130,6 +131,11 @@ def _unreported(patches: Patches) -> None:
         original(sender, to, task)
 
     original = patches.set(SnapshotSender, "_ended", ended)
+
+
+@mutant("a copy made before a member joined", "who joined is sent a database that knows it (R10)", late_corner)
+def _older_copy(patches: Patches) -> None:
+    patches.set(copies, "serves", lambda copy, to, index: copy.info.index >= index)
 
 
 # -- proposals and reads ----------------------------------------------------------------------------------------
