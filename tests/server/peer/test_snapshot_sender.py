@@ -270,7 +270,8 @@ def test_who_joined_after_the_kept_copy_was_made_is_sent_another(tmp_path: Path)
 
 def test_a_copy_that_was_begun_before_somebody_joined_is_made_again(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
-        world.channels |= {2: Channel("takes"), 14: Channel("takes")}
+        joined = Channel("takes")
+        world.channels |= {2: Channel("takes"), 14: joined}
         world.sender.send(snapshot(2))
         await until(lambda: bool(world.files))
         world.store.set_conf_state(ConfState((1, 2, 14)))
@@ -278,6 +279,7 @@ def test_a_copy_that_was_begun_before_somebody_joined_is_made_again(tmp_path: Pa
         world.sender.send(snapshot(14))
         await world.settled()
         assert sorted(world.reports) == [(2, True), (14, True)]
+        assert 14 in joined.streams[-1].sent[0].message.snapshot.conf_state.voters
 
     run(tmp_path, scenario)
 
