@@ -206,6 +206,8 @@ class Disk:
         """Durations of writing what is synced together, in seconds."""
         self._outstanding = 0
         self._beside = beside
+        self._is_refused = False
+        """The kernel has refused a sync: it is not asked again, or the loop would do each one."""
         self._syncing: list[Batch] | None = None
         """Batches that are written and that the kernel syncs; nothing is written meanwhile."""
         self._gathered: list[Batch] = []
@@ -238,14 +240,18 @@ class Disk:
 
     def _go_beside(self, batches: list[Batch]) -> bool:
         """Write batches and have the kernel sync them, if that suits them; whether so."""
-        if self._beside is None or failpoints.is_armed() or not _are_short(batches):
+        if self._beside is None or self._is_refused or failpoints.is_armed() or not _are_short(batches):
             return False
         self._write_to_log(batches)
         self._syncing = batches
         self._sync_started = time.perf_counter()
-        if not any(batch.must_sync for batch in batches) or not self._log.start_sync(self._beside.start):
+        if not any(batch.must_sync for batch in batches) or not self._log.start_sync(self._start):
             self._report()
         return True
+
+    def _start(self, fd: int) -> bool:
+        self._is_refused = self._beside is None or not self._beside.start(fd)
+        return not self._is_refused
 
     def _synced(self) -> None:
         """The kernel has synced: report, and go on with what gathered."""
@@ -280,11 +286,19 @@ class Disk:
         if self._beside is not None:
             self._loop.remove_reader(self._beside.fileno())
             if self._syncing is not None:
-                self._log.end_sync(self._beside.finish)
-                self._leave_to_thread(self._gathered)
+                self._end(self._beside)
             self._beside.close()
         self._queue.put(None)
         self._thread.join()
+
+    def _end(self, beside: BesideSync) -> None:
+        """Wait for what the kernel syncs; what gathered is the thread's."""
+        try:
+            self._log.end_sync(beside.finish)
+        except Exception as error:
+            self._on_failure(error)
+        else:
+            self._leave_to_thread(self._gathered)
 
     def _write(self, batches: Sequence[Batch]) -> None:
         self._write_to_log(batches)

@@ -377,10 +377,32 @@ def test_a_kernel_that_takes_no_sync_is_done_without(log: FakeLog) -> None:
         done: list[int] = []
         disk.submit(_batch(1, done))
         assert done == [1]
+        assert log.threads == {threading.get_ident()}
+        log.threads.clear()
+        beside.is_offered = True
+        disk.submit(_batch(2, done))
+        await _until(lambda: not disk.outstanding)
         disk.close()
 
     asyncio.run(scenario())
-    assert log.events == [1, "sync"]
+    assert log.events == [1, "sync", 2, "sync"]
+    assert log.threads.isdisjoint({threading.get_ident()}), "the thread has them from then on"
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_sync_that_fails_at_the_end_is_reported(log: FakeLog) -> None:
+    async def scenario() -> None:
+        failures: list[BaseException] = []
+        beside = FakeBeside()
+        disk = Disk(log, asyncio.get_running_loop(), failures.append, lambda seconds: None, beside)
+        for index in (1, 2):
+            disk.submit(_batch(index, []))
+        beside.error = OSError(5, "Input/output error")
+        disk.close()
+        assert failures == [beside.error]
+
+    asyncio.run(scenario())
+    assert log.events == [1, "started"]
 
 
 @pytest.mark.usefixtures("slow")
@@ -486,7 +508,7 @@ def test_batches_of_all_kinds_are_written_and_reported_in_their_order(
 
         while batches.submitted < 200:
             monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", rng.choice((-1.0, 1.0)))
-            beside.is_offered = rng.random() < 0.9
+            beside.is_offered = rng.random() < 0.99
             for _ in range(rng.randrange(4)):
                 batches.submit()
             if rng.random() < 0.5:
