@@ -1,6 +1,6 @@
 """One question to a cluster of one: does it acknowledge a put that its log does not hold yet?
 
-A tracer (strace) holds the member's writes to its newest log file, or the syncs of it; a put is sent; the member is
+A tracer (strace) holds the member's writes to its newest log file, or all its syncs; a put is sent; the member is
 killed with ``kill -9`` and started again. A put that was acknowledged and is gone was acknowledged too early. An
 acknowledgement while the log is held is too early even if the put survives, as it may when only the sync is held.
 
@@ -26,8 +26,8 @@ from jepsen.probe import Probe
 from jepsen.runner import RUNS
 from raftkv.pb import rpc_pb2
 
-CALLS = {"write": "write,writev,pwrite64,pwritev,pwritev2", "sync": "fdatasync,fsync"}
-"""System calls to hold, by what they are for."""
+CALLS = {"write": "write,writev,pwrite64,pwritev,pwritev2", "sync": "fdatasync,fsync,io_submit"}
+"""System calls to hold, by what they are for; ``io_submit`` is how raftkv has the kernel sync beside its loop."""
 
 _HELD_S = 2.0
 _PUT_S = 1.5
@@ -75,7 +75,7 @@ async def _ask(cluster: Cluster, probe: Probe, what: str) -> Answer:
     member = cluster.members[0]
     await _start(cluster, probe)
     await _put(probe, member, b"before")
-    async with _held(member, CALLS[what]):
+    async with _held(member, what):
         began = time.monotonic()
         acked = await _put(probe, member, b"held")
         took_s = time.monotonic() - began
@@ -101,14 +101,16 @@ async def _put(probe: Probe, member: Member, key: bytes) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _held(member: Member, calls: str) -> AsyncIterator[None]:
-    """Every one of the calls on the newest log file takes ``_HELD_S`` longer, before it does anything."""
-    log = sorted(member.folder.glob("data/**/*.wal"))[-1]
+async def _held(member: Member, what: str) -> AsyncIterator[None]:
+    """Every write to the newest log file, or every sync, takes ``_HELD_S`` longer, before it does anything."""
+    calls = CALLS[what]
     delay = f"inject={calls}:delay_enter={int(_HELD_S * 1e6)}"
     if member.process is None:
         raise DbError(f"{member.name} does not run")
     command = ["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(member.process.pid)]
-    command += ["-P", str(log), "-e", f"trace={calls}", "-e", delay]
+    command += ["-e", f"trace={calls}", "-e", delay]
+    if what == "write":  # a tracer cannot tell which file io_submit syncs
+        command += ["-P", str(sorted(member.folder.glob("data/**/*.wal"))[-1])]
     tracer = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
     try:
         await _wait_traced(member.process.pid, tracer.pid)

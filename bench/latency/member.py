@@ -18,6 +18,7 @@ from typing import Any
 from bench.latency.stages import Stamps
 from raftkv.cli.main import main
 from raftkv.raft.raw_node import RawNode
+from raftkv.server.node.disk import Disk
 from raftkv.server.node.node import Node
 from raftkv.server.peer.transport import Transport
 from raftkv.server.services.kv import KVService
@@ -28,12 +29,13 @@ PLACES = {
     "checked": (Node, "submit"),
     "proposed": (RawNode, "propose_batch"),
     "sent": (Transport, "send"),
-    "synced": (os, "fdatasync"),
+    "synced": (Disk, "note_sync"),
     "heard": (Node, "receive"),
     "applied": (Node, "applied_up_to"),
     "answered": (PendingWrite, "finish"),
 }
-"""What is noted, by name; the standard names of the stages are in ``stages``."""
+"""What is noted, by name; the standard names of the stages are in ``stages``. A sync is noted when it has ended, inline
+or beside the loop: see ``stamped_sync``."""
 
 
 def stamped(call: Callable[..., Any], stamps: list[tuple[float, float]]) -> Callable[..., Any]:
@@ -50,11 +52,23 @@ def stamped(call: Callable[..., Any], stamps: list[tuple[float, float]]) -> Call
     return noted
 
 
+def stamped_sync(note: Callable[[Disk, float], None], stamps: list[tuple[float, float]]) -> Callable[..., None]:
+    """Return the same function, called when a sync has ended with when it began, with a note of both."""
+
+    @functools.wraps(note)
+    def noted(disk: Disk, began_at: float) -> None:
+        stamps.append((began_at, perf_counter()))
+        note(disk, began_at)
+
+    return noted
+
+
 def take_stamps() -> Callable[[], None]:
     """Wrap all the places; return what writes the notes to a file."""
     stamps: Stamps = {name: [] for name in PLACES}
     for name, (owner, function) in PLACES.items():
-        setattr(owner, function, stamped(getattr(owner, function), stamps[name]))
+        wrap = stamped_sync if name == "synced" else stamped
+        setattr(owner, function, wrap(getattr(owner, function), stamps[name]))
     path = Path(f"stamps-{os.getpid()}.json").absolute()
 
     def write() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from time import perf_counter
+from typing import cast
 
 import pytest
 
@@ -11,6 +13,7 @@ from bench.latency import member
 from bench.latency.__main__ import main
 from bench.latency.draw import lines
 from bench.latency.stages import STAGES, Stamps, medians_us
+from raftkv.server.node.disk import Disk
 
 US = 1e-6
 
@@ -69,6 +72,18 @@ def test_what_is_noted_exists_and_still_runs() -> None:
     assert member.stamped(lambda number, more: number + more, stamps)(1, more=2) == 3
     assert len(stamps) == 1
     assert stamps[0][0] <= stamps[0][1]
+
+
+def test_a_sync_is_noted_from_its_begin_to_its_end() -> None:
+    """Also one that no call lasts as long as, because the kernel does it beside the loop."""
+    stamps: list[tuple[float, float]] = []
+    counted: list[float] = []
+    note = member.stamped_sync(lambda disk, began_at: counted.append(began_at), stamps)
+    began_at = perf_counter()
+    note(cast(Disk, None), began_at)
+    assert counted == [began_at]
+    assert [began for began, _ in stamps] == [began_at]
+    assert began_at < stamps[0][1] <= perf_counter()
 
 
 def test_every_stage_is_told() -> None:

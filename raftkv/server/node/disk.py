@@ -259,7 +259,7 @@ class Disk:
             return
         try:
             self._log.end_sync(self._beside.finish)
-            self._note_sync(self._sync_started)
+            self.note_sync(self._sync_started)
             self._report()
         except Exception as error:
             self._syncing, self._gathered = None, []
@@ -305,7 +305,7 @@ class Disk:
         if any(batch.must_sync for batch in batches):
             started = time.perf_counter()
             self._log.sync()
-            self._note_sync(started)
+            self.note_sync(started)
 
     def _write_to_log(self, batches: Sequence[Batch]) -> None:
         began = time.perf_counter()
@@ -313,8 +313,12 @@ class Disk:
             batch.write(self._log)
         self.writes.observe(time.perf_counter() - began)
 
-    def _note_sync(self, started: float) -> None:
-        """Count a sync that has ended, and learn from it how long they take."""
+    def note_sync(self, started: float) -> None:
+        """Count a sync that has ended, and learn from it how long they take.
+
+        Arguments:
+            started: of ``time.perf_counter``.
+        """
         ended = time.perf_counter()
         seconds = ended - started
         if seconds > SLOW_SYNC_S:
