@@ -51,6 +51,7 @@ _NAMES = {
         "client connection control fields frames hpack huffman listener sending server streams tables"
     ),
     "raftkv/rpc/server": "budget core known_heads router",
+    "raftkv/rpc/sockets": "poller transport",
     "raftkv/server/lease": "keep_alives renewals times",
     "raftkv/server/node": "applying proposals reads",
     "raftkv/server/peer": "codec",

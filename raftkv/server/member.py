@@ -595,7 +595,7 @@ class Member:
         except CorruptionError as error:
             self._fatal(error)
             return
-        await self._client_server.start_accepting()
+        self._client_server.start_accepting()
         await self._publication.publish()
         if on_ready is not None:
             await on_ready(self)

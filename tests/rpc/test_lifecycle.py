@@ -275,7 +275,7 @@ def test_connections_wait_until_the_server_accepts(tmp_path: Path, family: str) 
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(call), 0.2)
             assert not server.connections
-            await server.start_accepting()
+            server.start_accepting()
             assert await call == b"early"
             assert await channel.unary("/t.Echo/Say", b"late", 20) == b"late"
         await server.close()

@@ -33,6 +33,8 @@ from raftkv.rpc.server.http import HttpHandler, Origins
 from raftkv.rpc.server.http2_plain import http_route
 from raftkv.rpc.server.router import Around, Kind, Route, Router
 from raftkv.rpc.server.stream import StreamCall, StreamHandler
+from raftkv.rpc.sockets.acceptor import Acceptor
+from raftkv.rpc.sockets.poller import Poller, open_poller
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.timers import WheelTimer
 from raftkv.rpc.tls import SERVER_PROTOCOLS, Security, fixed
@@ -41,9 +43,6 @@ _log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 """Connections that the kernel keeps for us until we accept them."""
-
-ACCEPTS_A_TURN = 16
-"""Connections accepted in one turn of the loop: each takes a descriptor before it can be refused."""
 
 AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes | list[bytes]]]
 """Returns the response message; a large one in pieces, so that it need not be put together."""
@@ -92,11 +91,13 @@ class Server:
             self.router.http = http_route(http_handler)
         self._report = report or _log_exception
         self._translate = translate or (lambda error: None)
-        self._listeners: list[asyncio.Server] = []
+        self._bound: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.cork = cork or Cork()
         self._environment: Environment | None = None
         self._timer: WheelTimer | None = None
+        self._poller: Poller | None = None
         self._idle: asyncio.Event | None = None
 
     # ---- registration
@@ -197,20 +198,30 @@ class Server:
             return Connection(self, security)
 
         if unix is not None:
-            listener = await loop.create_unix_server(factory, unix, backlog=ACCEPTS_A_TURN, start_serving=accepting)
+            bound = await loop.create_unix_server(factory, unix, start_serving=False)
         else:
-            listener = await loop.create_server(factory, host, port, backlog=ACCEPTS_A_TURN, start_serving=accepting)
-        self._listeners.append(listener)
-        _widen(listener)
+            bound = await loop.create_server(factory, host, port, start_serving=False)
+        self._bound.append(bound)
+        self._take(bound, factory)
+        if accepting:
+            self.start_accepting()
         if unix is not None:
             return [(unix, 0)]
-        return [(name[0], name[1]) for name in (sock.getsockname() for sock in listener.sockets)]
+        return [(name[0], name[1]) for name in (sock.getsockname() for sock in bound.sockets)]
 
-    async def start_accepting(self) -> None:
+    def _take(self, bound: asyncio.Server, factory: Callable[[], Connection]) -> None:
+        """Listen at addresses that asyncio has bound, and that it does not serve."""
+        poller = self.poller()
+        for sock in bound.sockets:
+            listening = sock.dup()
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
+            self._acceptors.append(Acceptor(asyncio.get_running_loop(), poller, listening, factory))
+
+    def start_accepting(self) -> None:
         """Take the connections that wait at listeners opened with ``accepting=False``, and all to come."""
-        for listener in self._listeners:
-            await listener.start_serving()
-            _widen(listener)
+        for acceptor in self._acceptors:
+            acceptor.start()
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop: no new connections, GOAWAY to open ones, calls under way get ``grace_s`` seconds, then all is cut."""
@@ -227,12 +238,17 @@ class Server:
         await self._wait_idle()
         if self._timer is not None:
             self._timer.close()
+        if self._poller is not None:
+            self._poller.close()
 
     def stop_listening(self) -> None:
         """Close the listeners; connections stay."""
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for bound in self._bound:
+            bound.close()
+        self._acceptors.clear()
+        self._bound.clear()
 
     def drain(self) -> None:
         """Ask every client to go: GOAWAY now, each connection closes after its last call."""
@@ -268,6 +284,12 @@ class Server:
             )
         return self._environment
 
+    def poller(self) -> Poller:
+        """Return what watches the sockets of this server, made at first use, on the running loop."""
+        if self._poller is None:
+            self._poller = open_poller(asyncio.get_running_loop(), self.cork)
+        return self._poller
+
     @property
     def wheel(self) -> DeadlineWheel:
         """The deadlines of all calls."""
@@ -293,13 +315,6 @@ class Server:
         self.connections.discard(connection)
         if not self.connections and self._idle is not None:
             self._idle.set()
-
-
-def _widen(listener: asyncio.Server) -> None:
-    """Let many connections wait in the kernel, while few are accepted in a turn: asyncio has one number for both."""
-    for sock in listener.sockets:
-        with sock.dup() as same:
-            same.listen(BACKLOG)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -1,0 +1,119 @@
+"""Connections are taken, a few a turn, and again after the system had nothing left for one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from typing import Any
+
+import pytest
+
+from raftkv.rpc.cork import Cork
+from raftkv.rpc.sockets import acceptor as module
+from raftkv.rpc.sockets.acceptor import ACCEPTS_A_TURN, Acceptor
+from raftkv.rpc.sockets.poller import EpollPoller
+from tests.rpc.loop import on_loop, until
+
+
+class Listening:
+    """A listening socket that may have nothing left for a connection."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self._socket.setblocking(False)
+        self.address = self._socket.getsockname()
+        self.errors: list[int] = []
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.errors:
+            raise OSError(self.errors.pop(0), "planted")
+        return self._socket.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+
+class Taken(asyncio.Protocol):
+    """Closes at once, and counts."""
+
+    count = 0
+
+    def connection_made(self, transport: Any) -> None:
+        Taken.count += 1
+        transport.close()
+
+
+def _acceptor(listening: Listening) -> tuple[EpollPoller, Acceptor]:
+    Taken.count = 0
+    loop = asyncio.get_running_loop()
+    poller = EpollPoller(loop, Cork())
+    return poller, Acceptor(loop, poller, listening, Taken)  # type: ignore[arg-type]
+
+
+@on_loop
+async def test_many_are_taken_over_several_turns() -> None:
+    listening = Listening()
+    poller, acceptor = _acceptor(listening)
+    clients = [socket.create_connection(listening.address) for _ in range(3 * ACCEPTS_A_TURN)]
+    acceptor.start()
+    counts = []
+    while Taken.count < len(clients):
+        await asyncio.sleep(0)
+        counts.append(Taken.count)
+    steps = {after - before for before, after in zip([0, *counts], counts, strict=False)}
+    assert max(steps) == ACCEPTS_A_TURN
+    for client in clients:
+        client.close()
+    acceptor.close()
+    poller.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(listening.address)
+
+
+@pytest.mark.parametrize("lack", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+@on_loop
+async def test_a_lack_is_said_and_tried_again_later(lack: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    listening = Listening()
+    listening.errors = [lack, lack]
+    poller, acceptor = _acceptor(listening)
+    acceptor.start()
+    with socket.create_connection(listening.address):
+        await until(lambda: Taken.count)
+    assert [(each["message"], each["exception"].errno) for each in told] == [
+        ("socket.accept() out of system resource", lack)
+    ] * 2
+    acceptor.close()
+    poller.close()
+
+
+@pytest.mark.parametrize("passing", [errno.ECONNABORTED, errno.EPROTO, errno.EPERM])
+@on_loop
+async def test_one_that_has_gone_before_it_was_taken_does_not_matter(passing: int) -> None:
+    listening = Listening()
+    listening.errors = [passing]
+    poller, acceptor = _acceptor(listening)
+    acceptor.start()
+    with socket.create_connection(listening.address):
+        await until(lambda: Taken.count)
+    acceptor.close()
+    poller.close()
+
+
+@on_loop
+async def test_nothing_is_tried_again_after_the_end() -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    listening = Listening()
+    listening.errors = [errno.EMFILE]
+    poller, acceptor = _acceptor(listening)
+    acceptor.start()
+    with socket.create_connection(listening.address):
+        await until(lambda: not listening.errors)
+        retry = acceptor._retry
+        assert retry is not None
+        acceptor.close()
+        assert retry.cancelled()
+        poller.close()

@@ -1,0 +1,174 @@
+"""Who is watched is served, a bounded number a turn; nobody else is."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from raftkv.rpc.cork import Cork
+from raftkv.rpc.sockets.poller import EVENTS_A_TURN, READ, WRITE, EpollPoller, LoopPoller, open_poller
+from tests.rpc.loop import on_loop, until
+
+
+class Owner:
+    """Counts what it is called for."""
+
+    def __init__(self, then: Callable[[], None] = lambda: None) -> None:
+        self.readable = 0
+        self.writable = 0
+        self._then = then
+
+    def on_readable(self) -> None:
+        self.readable += 1
+        self._then()
+
+    def on_writable(self) -> None:
+        self.writable += 1
+        self._then()
+
+
+@contextmanager
+def _pairs(count: int) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+    found = [socket.socketpair() for _ in range(count)]
+    try:
+        yield found
+    finally:
+        for near, far in found:
+            near.close()
+            far.close()
+
+
+@pytest.mark.parametrize("kind", ["epoll", "loop"])
+@on_loop
+async def test_one_is_called_for_what_it_asked_for(kind: str) -> None:
+    loop = asyncio.get_running_loop()
+    poller: Any = EpollPoller(loop, Cork()) if kind == "epoll" else LoopPoller(loop)
+    owner = Owner()
+    with _pairs(1) as [(near, far)]:
+        poller.watch(near.fileno(), owner, READ)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (owner.readable, owner.writable) == (0, 0)
+        far.send(b"x")
+        await until(lambda: owner.readable > 1)  # it is told again until it has read
+        assert owner.writable == 0
+        poller.watch(near.fileno(), owner, WRITE)
+        seen = owner.readable
+        await until(lambda: owner.writable > 1)
+        assert owner.readable == seen
+        poller.watch(near.fileno(), owner, READ | WRITE)
+        before = (owner.readable, owner.writable)
+        await until(lambda: owner.readable > before[0] and owner.writable > before[1])
+        poller.watch(near.fileno(), owner, 0)
+        before = (owner.readable, owner.writable)
+        far.close()  # a broken connection is told of whatever one asks for
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (owner.readable, owner.writable) == before
+        poller.watch(near.fileno(), owner, 0)
+    poller.close()
+
+
+@on_loop
+async def test_a_turn_serves_so_many_and_the_next_the_others() -> None:
+    loop = asyncio.get_running_loop()
+    poller = EpollPoller(loop, Cork())
+    count = EVENTS_A_TURN + 40
+    turns: list[int] = []
+    with _pairs(count) as pairs:
+        for near, far in pairs:
+            far.send(b"x")
+            owner = Owner(lambda near=near: (near.recv(1), turns.append(turn))[1])
+            poller.watch(near.fileno(), owner, READ)
+        turn = 0
+        while len(turns) < count:
+            turn += 1
+            await asyncio.sleep(0)
+        assert max(turns.count(each) for each in set(turns)) == EVENTS_A_TURN
+        assert len(set(turns)) == 2
+        for near, _ in pairs:
+            poller.watch(near.fileno(), Owner(), 0)
+    poller.close()
+
+
+@on_loop
+async def test_what_a_turn_has_leaves_when_all_were_served() -> None:
+    order: list[str] = []
+    cork = Cork()
+    poller = EpollPoller(asyncio.get_running_loop(), cork)
+
+    class Answer:
+        def flush(self) -> None:
+            order.append("flush")
+
+    answer = Answer()
+    with _pairs(2) as pairs:
+        for near, far in pairs:
+            far.send(b"x")
+
+            def serve(near: socket.socket = near) -> None:
+                near.recv(1)
+                if not order:
+                    cork.mark(answer)
+                order.append("served")
+
+            poller.watch(near.fileno(), Owner(serve), READ)
+        await until(lambda: len(order) == 3)
+        assert order == ["served", "served", "flush"]
+        for near, _ in pairs:
+            poller.watch(near.fileno(), Owner(), 0)
+    poller.close()
+
+
+@on_loop
+async def test_who_went_in_the_same_turn_is_not_called() -> None:
+    poller = EpollPoller(asyncio.get_running_loop(), Cork())
+    with _pairs(2) as pairs:
+        fds = [near.fileno() for near, _ in pairs]
+        calls: list[int] = []
+
+        def first_come(fd: int) -> None:
+            calls.append(fd)
+            for each in fds:
+                poller.watch(each, Owner(), 0)
+
+        for near, far in pairs:
+            far.send(b"x")
+            poller.watch(near.fileno(), Owner(lambda fd=near.fileno(): first_come(fd)), READ)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(calls) == 1
+    poller.close()
+
+
+@on_loop
+async def test_it_ends_with_the_last_that_is_watched() -> None:
+    poller = EpollPoller(asyncio.get_running_loop(), Cork())
+    owner = Owner()
+    with _pairs(1) as [(near, far)]:
+        poller.watch(near.fileno(), owner, READ)
+        poller.close()
+        far.send(b"last words")
+        await until(lambda: owner.readable)
+        gone = weakref.ref(owner)
+        poller.watch(near.fileno(), owner, 0)
+        del owner
+        assert gone() is None or gc.collect() or gone() is None
+        poller.close()
+        with pytest.raises(ValueError, match="closed"):
+            poller.watch(near.fileno(), Owner(), READ)
+
+
+@on_loop
+async def test_a_system_without_epoll_leaves_sockets_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(open_poller(loop, Cork()), EpollPoller)
+    monkeypatch.delattr("select.epoll")
+    assert isinstance(open_poller(loop, Cork()), LoopPoller)
