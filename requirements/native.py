@@ -50,7 +50,7 @@ _NAMES = {
     "raftkv/rpc/http2": (
         "client connection control fields frames hpack huffman listener sending server streams tables"
     ),
-    "raftkv/rpc/server": "budget core known_heads router",
+    "raftkv/rpc/server": "budget core http2 known_heads router",
     "raftkv/rpc/sockets": "poller transport",
     "raftkv/server/lease": "keep_alives renewals times",
     "raftkv/server/node": "applying proposals reads",
@@ -67,6 +67,7 @@ TOGETHER = [f"{folder}/{name}.py" for folder, names in _NAMES.items() for name i
 APART = {
     "raftkv_native_calls": ["raftkv/rpc/server/calls.py", "raftkv/rpc/server/stream.py"],
     "raftkv_native_peer": ["raftkv/server/peer/transport.py"],
+    "raftkv_native_admission": ["raftkv/server/node/admission.py"],
 }
 """Each group compiled for itself, by the name of the library that its modules share: calls across its edge are those of
 Python, and stand-ins pass in both directions."""

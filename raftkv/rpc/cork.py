@@ -6,8 +6,11 @@
     with cork:                # a turn that makes many answers: nothing is flushed before it ends
         ...
 
-Touched outside of ``with``, everything is flushed at the start of the loop's next turn, by one callback. Inside, at the
-end of the block. Streams come first, so what a turn has for a connection leaves in one system call.
+    cork.begin_pass()         # the same for a pass over all sockets that have something to say
+    cork.end_pass()           # what it has left to do is done first: cork.defer(turn)
+
+Touched outside of both, everything is flushed at the start of the loop's next turn, by one callback. Inside, at the
+end. Streams come first, so what a turn has for a connection leaves in one system call.
 
     request read -> handler -> stream.answer -> touch ...... end of the turn: stream.flush -> mark -> connection.flush
 
@@ -39,13 +42,14 @@ class Cork:
         schedule: has a function called at the start of the loop's next turn.
     """
 
-    __slots__ = ("_is_held", "_marked", "_schedule", "_touched")
+    __slots__ = ("_deferred", "_is_held", "_marked", "_schedule", "_touched")
 
     def __init__(self, schedule: Callable[[Callable[[], None]], None] = _next_turn) -> None:
         self._schedule = schedule
         self._touched: list[Flushable] = []
         self._marked: list[Flushable] = []
         self._is_held = False
+        self._deferred: list[Callable[[], None]] | None = None
 
     def touch(self, stream: Flushable) -> None:
         """Flush a stream at the end of the turn. It calls this once until then."""
@@ -80,6 +84,40 @@ class Cork:
         self._is_held = was_held
         if failure is not None:
             raise failure
+
+    def begin_pass(self) -> None:
+        """Flush nothing until the pass ends."""
+        self._is_held = True
+        self._deferred = []
+
+    def end_pass(self) -> None:
+        """Do what was deferred, and flush.
+
+        Raises:
+            Exception: the first that something deferred or flushed has raised, after all else was done.
+        """
+        deferred, self._deferred = self._deferred, None
+        failure: Exception | None = None
+        for callback in deferred or ():
+            try:
+                callback()
+            except Exception as error:
+                failure = failure or error
+        self._is_held = False
+        self.flush()
+        if failure is not None:
+            raise failure
+
+    def defer(self, callback: Callable[[], None]) -> bool:
+        """Call back when the pass under way ends, and save a turn of the loop; False if there is none.
+
+        Arguments:
+            callback: what many of the pass have work for.
+        """
+        if self._deferred is None:
+            return False
+        self._deferred.append(callback)
+        return True
 
     def __enter__(self) -> None:
         self._is_held = True

@@ -165,3 +165,44 @@ def test_a_listener_gets_what_came_before_it() -> None:
         await _with_channel(server, use)
 
     asyncio.run(scenario())
+
+
+def test_a_pass_ends_with_what_was_deferred_and_what_that_touched() -> None:
+    done: list[str] = []
+    scheduled: list[Callable[[], None]] = []
+    cork = Cork(scheduled.append)
+    assert not cork.defer(lambda: done.append("never"))
+
+    def turn() -> None:
+        assert not cork.defer(lambda: done.append("never"))  # work for another turn of the loop
+        with cork:
+            done.append("turn")
+            cork.touch(Gathers("answer", done))
+
+    cork.begin_pass()
+    cork.mark(Gathers("connection", done))
+    assert cork.defer(turn)
+    assert done == []
+    cork.end_pass()
+    assert done == ["turn", "answer", "connection"]
+    assert scheduled == []
+    cork.mark(Gathers("later", done))
+    assert len(scheduled) == 1
+
+
+def test_a_failure_at_the_end_of_a_pass_keeps_nothing_back() -> None:
+    done: list[str] = []
+    cork = Cork(lambda callback: None)
+
+    def fail() -> None:
+        raise ValueError("planted")
+
+    cork.begin_pass()
+    cork.mark(Gathers("connection", done))
+    assert cork.defer(fail)
+    assert cork.defer(lambda: done.append("turn"))
+    with pytest.raises(ValueError, match="planted"):
+        cork.end_pass()
+    assert done == ["turn", "connection"]
+    cork.begin_pass()
+    cork.end_pass()

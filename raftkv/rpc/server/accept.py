@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, cast
 from raftkv.rpc.encrypted import EncryptedTransport
 from raftkv.rpc.gone import forget_frames, release
 from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
-from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
-from raftkv.rpc.protocol import H2Protocol
 from raftkv.rpc.server.core import Peer, ServerCore
 from raftkv.rpc.server.http1 import Http1Protocol
+from raftkv.rpc.server.http2 import ServerH2Protocol
 from raftkv.rpc.tls import RefusedPeerError, Security, reason_of
 
 if TYPE_CHECKING:
@@ -27,83 +26,6 @@ _SNIFF_BYTES = 4
 
 TOO_MANY = EMPTY_SETTINGS + goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_connections", last_stream_id=0)
 """What a connection gets that is one too many: no call of it was served."""
-
-
-class ServerH2Protocol(H2Protocol[ServerCore]):
-    """A server's HTTP/2 connection: adds keepalive and the graceful close."""
-
-    def __init__(self, connection: Connection, core: ServerCore, transport: asyncio.Transport) -> None:
-        limits = core.limits
-        loop = asyncio.get_running_loop()
-        super().__init__(
-            core,
-            transport,
-            loop,
-            buffer_bytes=limits.transport_buffer_bytes,
-            blocked_input_bytes=limits.blocked_input_bytes,
-            write_stall_timeout_s=limits.write_stall_timeout_s,
-        )
-        self._connection = connection
-        self._drain_timer: asyncio.TimerHandle | None = None
-        self._preface_timer = loop.call_later(limits.preface_timeout_s, self._check_preface)
-        self._keepalive = Keepalive(
-            loop,
-            limits.keepalive_time_s,
-            limits.keepalive_timeout_s,
-            last_read_s=lambda: self.last_read_s,
-            active=lambda: True,
-            ping=self._ping,
-            dead=self.abort,
-        )
-        self._check_timer: asyncio.TimerHandle | None = None
-        core.account.buffered_size = transport.get_write_buffer_size
-
-    def flush(self) -> None:
-        """Send what the core has, and note what of it has left."""
-        super().flush()
-        account, buffered = self.core.account, self.transport.get_write_buffer_size()
-        if buffered or account.room != account.allowance or account.reported:
-            account.settle(buffered)
-            if account.reported and self._check_timer is None:
-                self._check_timer = self._loop.call_later(self.core.stall_interval_s, self._check_stalled)
-
-    def _check_stalled(self) -> None:
-        """Something waits for the client: end what it has not touched for too long."""
-        self._check_timer = None
-        self.core.end_stalled(self._loop.time())
-        self.flush()
-
-    def _check_preface(self) -> None:
-        """The client's SETTINGS must have come by now."""
-        if not self.core.settled:
-            self.abort()
-
-    def _ping(self) -> None:
-        self.core.ping(KEEPALIVE_PING)
-
-    @property
-    def draining(self) -> bool:
-        """True once the client was asked to go."""
-        return self._drain_timer is not None
-
-    def drain(self) -> None:
-        """Close gracefully: see ``ServerCore.begin_drain``."""
-        if self._drain_timer is None:
-            self.core.begin_drain()
-            timeout_s = self.core.limits.goaway_notice_timeout_s
-            self._drain_timer = self._loop.call_later(timeout_s, self.core.finish_drain)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The transport has gone."""
-        self._preface_timer.cancel()
-        self._keepalive.close()
-        for timer in (self._drain_timer, self._check_timer):
-            if timer is not None:
-                timer.cancel()
-        self.core.severed = not self.ended_here
-        super().connection_lost(exc)
-        self.core.released()
-        self._connection.released()
 
 
 class Connection(asyncio.Protocol):
@@ -233,10 +155,9 @@ class Connection(asyncio.Protocol):
             self._become_http1(self._transport)
 
     def _become_h2(self, transport: asyncio.Transport) -> None:
-        core = ServerCore(
-            self._server.router, self._server.limits, self._server.environment(), _peer_of(transport), self._mark
-        )
-        self._h2 = ServerH2Protocol(self, core, transport)
+        server = self._server
+        core = ServerCore(server.router, server.limits, server.environment(), _peer_of(transport))
+        self._h2 = ServerH2Protocol(core, transport, server.cork, self.released)
         buffered = self._hand_over(transport, self._h2)
         if buffered:
             self._h2.feed(buffered)
@@ -257,14 +178,6 @@ class Connection(asyncio.Protocol):
         transport.set_protocol(protocol)
         buffered, self._buffer = self._buffer, b""
         return buffered
-
-    def _mark(self) -> None:
-        self._server.cork.mark(self)
-
-    def flush(self) -> None:
-        """Send what the connection's core has."""
-        if self._h2 is not None:
-            self._h2.flush()
 
     @property
     def peer(self) -> Peer | None:

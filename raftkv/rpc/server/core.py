@@ -114,9 +114,7 @@ class Environment:
 class ServerCore:
     """The server's end of one HTTP/2 connection."""
 
-    def __init__(
-        self, router: Router, limits: ServerLimits, environment: Environment, peer: Peer, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, router: Router, limits: ServerLimits, environment: Environment, peer: Peer) -> None:
         self.h2 = ServerEngine(self, limits)
         self.limits = limits
         self.peer = peer
@@ -130,7 +128,7 @@ class ServerCore:
         self.account = AnswerAccount(environment.answers, limits, environment.clock, self)
         self._environment = environment
         self._traffic = environment.traffic
-        self._wake = wake
+        self._wake: Callable[[], None] = nothing
         self._router = router
         self._routes = router.routes
         self._calls: dict[int, ServerCall] = {}
@@ -428,6 +426,14 @@ class ServerCore:
         room = self.limits.stream_send_buffer_bytes
         for call in [one for one in self._drain_watch if one.send_buffer_size <= room]:
             call.drained()
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """Name the shell.
+
+        Arguments:
+            wake: asks it to pull this turn.
+        """
+        self._wake = wake
 
     def wake(self) -> None:
         """Ask the shell to pull this turn."""

@@ -8,7 +8,8 @@
 Invariants:
 
 1. A turn of the loop serves at most ``EVENTS_A_TURN`` of them; the kernel names the others first next time.
-2. What they have for clients when all are served leaves at once: the cork is held meanwhile.
+2. What they have for clients leaves when all are served: the cork is held meanwhile, and a turn of the node that they
+   made due runs first.
 3. A socket that is watched for nothing is not watched: the kernel tells of broken connections whatever one asks for,
    and nobody would listen.
 """
@@ -84,8 +85,9 @@ class EpollPoller:
             self._epoll.register(fd, events)
 
     def _serve(self) -> None:
-        owners = self._owners
-        with self._cork:
+        owners, cork = self._owners, self._cork
+        cork.begin_pass()
+        try:
             for fd, events in self._epoll.poll(0, EVENTS_A_TURN):
                 # Who was watched when the kernel was asked may have gone since, and another may have its number.
                 owner = owners.get(fd)
@@ -93,6 +95,8 @@ class EpollPoller:
                     owner.on_readable()
                 if owner is not None and events & ~READ:
                     owner.on_writable()
+        finally:
+            cork.end_pass()
 
     def close(self) -> None:
         """Implement ``Poller.close``."""

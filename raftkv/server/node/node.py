@@ -385,7 +385,8 @@ class Node(AwaitableNode):
     def _wake(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._turn, context=self._context)
+            if not self._cork.defer(self._turn):
+                self._loop.call_soon(self._turn, context=self._context)
 
     def _turn(self) -> None:
         self._scheduled = False

@@ -26,7 +26,7 @@ def _core(calls: list[UnaryCall]) -> ServerCore:
         translate=lambda error: None,
         answers=AnswerBudget(limits),
     )
-    core = ServerCore(router, limits, environment, Peer(), lambda: None)
+    core = ServerCore(router, limits, environment, Peer())
     core.receive(raw.PREFACE + raw.settings())
     return core
 

@@ -1,4 +1,4 @@
-"""A protocol hears from our transport what it hears from asyncio's: each scenario is played on both, and on both pollers."""
+"""A protocol hears from our transport what it hears from asyncio's: each scenario is played on both."""
 
 from __future__ import annotations
 

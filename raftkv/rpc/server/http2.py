@@ -1,0 +1,109 @@
+"""A server's HTTP/2 connection between its transport and its core: keepalive, and the graceful close.
+
+Owns the timers of a connection, and when what its core has to say leaves: at the end of each turn that made some of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from raftkv.rpc.cork import Cork
+from raftkv.rpc.gone import GONE, nothing
+from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
+from raftkv.rpc.protocol import H2Protocol
+from raftkv.rpc.server.core import ServerCore
+
+
+class ServerH2Protocol(H2Protocol[ServerCore]):
+    """One connection.
+
+    Arguments:
+        core: of the connection; nobody else has it yet.
+        transport: of its socket, or of TLS.
+        cork: flushes it at the end of a turn in which it has something to send.
+        released: called when the connection is lost.
+    """
+
+    def __init__(
+        self, core: ServerCore, transport: asyncio.Transport, cork: Cork, released: Callable[[], None]
+    ) -> None:
+        limits = core.limits
+        loop = asyncio.get_running_loop()
+        super().__init__(
+            core,
+            transport,
+            loop,
+            buffer_bytes=limits.transport_buffer_bytes,
+            blocked_input_bytes=limits.blocked_input_bytes,
+            write_stall_timeout_s=limits.write_stall_timeout_s,
+        )
+        self._cork = cork
+        self._released = released
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self._preface_timer = loop.call_later(limits.preface_timeout_s, self._check_preface)
+        self._keepalive = Keepalive(
+            loop,
+            limits.keepalive_time_s,
+            limits.keepalive_timeout_s,
+            last_read_s=lambda: self.last_read_s,
+            active=lambda: True,
+            ping=self._ping,
+            dead=self.abort,
+        )
+        self._check_timer: asyncio.TimerHandle | None = None
+        core.account.buffered_size = transport.get_write_buffer_size
+        core.attach(self._mark)
+
+    def _mark(self) -> None:
+        self._cork.mark(self)
+
+    def flush(self) -> None:
+        """Send what the core has, and note what of it has left."""
+        if self.transport is GONE:
+            return  # lost since it was marked
+        super().flush()
+        account, buffered = self.core.account, self.transport.get_write_buffer_size()
+        if buffered or account.room != account.allowance or account.reported:
+            account.settle(buffered)
+            if account.reported and self._check_timer is None:
+                self._check_timer = self._loop.call_later(self.core.stall_interval_s, self._check_stalled)
+
+    def _check_stalled(self) -> None:
+        """Something waits for the client: end what it has not touched for too long."""
+        self._check_timer = None
+        self.core.end_stalled(self._loop.time())
+        self.flush()
+
+    def _check_preface(self) -> None:
+        """The client's SETTINGS must have come by now."""
+        if not self.core.settled:
+            self.abort()
+
+    def _ping(self) -> None:
+        self.core.ping(KEEPALIVE_PING)
+
+    @property
+    def draining(self) -> bool:
+        """True once the client was asked to go."""
+        return self._drain_timer is not None
+
+    def drain(self) -> None:
+        """Close gracefully: see ``ServerCore.begin_drain``."""
+        if self._drain_timer is None:
+            self.core.begin_drain()
+            timeout_s = self.core.limits.goaway_notice_timeout_s
+            self._drain_timer = self._loop.call_later(timeout_s, self.core.finish_drain)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport has gone."""
+        self._preface_timer.cancel()
+        self._keepalive.close()
+        for timer in (self._drain_timer, self._check_timer):
+            if timer is not None:
+                timer.cancel()
+        self.core.severed = not self.ended_here
+        super().connection_lost(exc)
+        self.core.released()
+        self._released()
+        self._released = nothing
