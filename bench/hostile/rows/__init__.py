@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.hostile.rows import connections, frames, leases, logins, ranges, watches, writes
+from bench.hostile.rows import bursts, connections, frames, leases, logins, ranges, watches, writes
 from bench.hostile.rows.row import Row
 
 ROWS: tuple[Row, ...] = (
@@ -11,6 +11,7 @@ ROWS: tuple[Row, ...] = (
     *watches.ROWS,
     *leases.ROWS,
     *frames.ROWS,
+    *bursts.ROWS,
     *connections.ROWS,
     *logins.ROWS,
 )
