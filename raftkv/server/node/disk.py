@@ -38,8 +38,11 @@ INLINE_SYNC_MAX_S: Final = 0.001
 SLOW_SYNC_S: Final = 0.005
 SLOW_S: Final = 0.25
 
-INLINE_BYTES_MAX: Final = 1024 * 1024
-"""Batches above this in total go to the thread however short syncs are: checksums and writing would hold the loop."""
+INLINE_BYTES_MAX: Final = 64 * 1024
+"""A batch above this is not synced inline however short syncs are: so much can take a disk a hundred times as long."""
+
+SHORT_BYTES_MAX: Final = 1024 * 1024
+"""Batches above this in total go to the thread: checksums and writing would hold the loop."""
 
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """A larger batch is written as several frames, of which every prefix is a log as good as any."""
@@ -227,7 +230,7 @@ class Disk:
 
     def submit(self, batch: Batch) -> None:
         """Make a batch durable, then call its ``done`` on the loop (possibly before this returns)."""
-        if self._outstanding == 0 and _are_short([batch]) and self._is_fast():
+        if self._outstanding == 0 and batch.is_short and batch.size_bytes <= INLINE_BYTES_MAX and self._is_fast():
             self._write((batch,))
             batch.done()
             return
@@ -364,4 +367,4 @@ class Disk:
 
 def _are_short(batches: Sequence[Batch]) -> bool:
     """Whether writing them, one after the other, does not hold the loop for long."""
-    return all(batch.is_short for batch in batches) and sum(batch.size_bytes for batch in batches) <= INLINE_BYTES_MAX
+    return all(batch.is_short for batch in batches) and sum(batch.size_bytes for batch in batches) <= SHORT_BYTES_MAX

@@ -328,6 +328,29 @@ def test_a_slow_disk_is_synced_beside_the_loop_and_what_gathers_shares_the_next_
     assert log.threads == {threading.get_ident()}
 
 
+@pytest.mark.parametrize("more_bytes", [0, 1])
+def test_a_batch_of_some_size_is_not_synced_inline_however_fast_the_disk_is(log: FakeLog, more_bytes: int) -> None:
+    """Its sync may take a disk a hundred times as long as the last small one."""
+
+    async def scenario() -> None:
+        beside = FakeBeside()
+        disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
+        done: list[int] = []
+        batch = _batch(1, done)
+        batch.size_bytes = disk_module.INLINE_BYTES_MAX + more_bytes
+        disk.submit(batch)
+        assert done == [1][more_bytes:]
+        assert disk.outstanding == more_bytes
+        if more_bytes:
+            beside.end()
+            await _until(lambda: not disk.outstanding)
+        assert done == [1]
+        disk.close()
+
+    asyncio.run(scenario())
+    assert log.threads == {threading.get_ident()}
+
+
 @pytest.mark.usefixtures("slow")
 def test_what_gathered_is_left_to_the_thread_if_it_is_long_to_write(log: FakeLog) -> None:
     async def scenario() -> None:
@@ -338,7 +361,7 @@ def test_what_gathered_is_left_to_the_thread_if_it_is_long_to_write(log: FakeLog
         log.threads.clear()
         for index in (2, 3):
             batch = _batch(index, done)
-            batch.size_bytes = disk_module.INLINE_BYTES_MAX // 2 + 1
+            batch.size_bytes = disk_module.SHORT_BYTES_MAX // 2 + 1
             disk.submit(batch)
         beside.end()
         await _until(lambda: not disk.outstanding)
@@ -477,8 +500,8 @@ class Submitter:
         self.submitted = index = self.submitted + 1
         must_sync = self._rng.random() < 0.8
         batch = Batch(None, [Entry(1, index)], must_sync, lambda: self._report(index, must_sync))
-        if self._rng.random() < 0.1:
-            batch.size_bytes = disk_module.INLINE_BYTES_MAX + 1
+        if self._rng.random() < 0.2:
+            batch.size_bytes = self._rng.choice((disk_module.INLINE_BYTES_MAX, disk_module.SHORT_BYTES_MAX)) + 1
         self._disk.submit(batch)
 
     def _report(self, index: int, must_sync: bool) -> None:
