@@ -7,7 +7,7 @@
         ...
 
     cork.begin_pass()         # the same for a pass over all sockets that have something to say
-    cork.end_pass()           # what it has left to do is done first: cork.defer(turn)
+    cork.end_pass(False)      # what it has left to do is done first: cork.defer(turn)
 
 Touched outside of both, everything is flushed at the start of the loop's next turn, by one callback. Inside, at the
 end. Streams come first, so what a turn has for a connection leaves in one system call.
@@ -90,8 +90,11 @@ class Cork:
         self._is_held = True
         self._deferred = []
 
-    def end_pass(self) -> None:
+    def end_pass(self, is_late: bool) -> None:
         """Do what was deferred, and flush.
+
+        Arguments:
+            is_late: the pass has taken its time: what was deferred waits for the next turn of the loop.
 
         Raises:
             Exception: the first that something deferred or flushed has raised, after all else was done.
@@ -100,7 +103,10 @@ class Cork:
         failure: Exception | None = None
         for callback in deferred or ():
             try:
-                callback()
+                if is_late:
+                    self._schedule(callback)
+                else:
+                    callback()
             except Exception as error:
                 failure = failure or error
         self._is_held = False

@@ -183,7 +183,7 @@ def test_a_pass_ends_with_what_was_deferred_and_what_that_touched() -> None:
     cork.mark(Gathers("connection", done))
     assert cork.defer(turn)
     assert done == []
-    cork.end_pass()
+    cork.end_pass(is_late=False)
     assert done == ["turn", "answer", "connection"]
     assert scheduled == []
     cork.mark(Gathers("later", done))
@@ -202,7 +202,21 @@ def test_a_failure_at_the_end_of_a_pass_keeps_nothing_back() -> None:
     assert cork.defer(fail)
     assert cork.defer(lambda: done.append("turn"))
     with pytest.raises(ValueError, match="planted"):
-        cork.end_pass()
+        cork.end_pass(is_late=False)
     assert done == ["turn", "connection"]
     cork.begin_pass()
-    cork.end_pass()
+    cork.end_pass(is_late=False)
+
+
+def test_a_late_pass_leaves_what_was_deferred_to_the_next_turn_of_the_loop() -> None:
+    done: list[str] = []
+    scheduled: list[Callable[[], None]] = []
+    cork = Cork(scheduled.append)
+    cork.begin_pass()
+    cork.mark(Gathers("connection", done))
+    assert cork.defer(lambda: done.append("turn"))
+    cork.end_pass(is_late=True)
+    assert done == ["connection"]
+    for callback in scheduled:
+        callback()
+    assert done == ["connection", "turn"]

@@ -7,9 +7,10 @@
 
 Invariants:
 
-1. A turn of the loop serves at most ``EVENTS_A_TURN`` of them; the kernel names the others first next time.
-2. What they have for clients leaves when all are served: the cork is held meanwhile, and a turn of the node that they
-   made due runs first.
+1. A pass over them ends after ``PASS_S``: hundreds of connections may each bring hundreds of requests at once, and
+   heartbeats and timers wait meanwhile. The next pass begins with those left.
+2. What they have for clients leaves when the pass ends: the cork is held meanwhile. A turn of the node that they made
+   due runs before that, or, if the pass has taken its time, in the next turn of the loop.
 3. A socket that is watched for nothing is not watched: the kernel tells of broken connections whatever one asks for,
    and nobody would listen.
 """
@@ -18,6 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import select
+from collections.abc import Callable
+from time import monotonic
 from typing import Final, Protocol
 
 from raftkv.rpc.cork import Cork
@@ -27,7 +30,9 @@ READ: Final = 1
 WRITE: Final = 4
 """EPOLLOUT."""
 
-EVENTS_A_TURN: Final = 256
+EVENTS_A_PASS: Final = 256
+"""Most that the kernel names at a time."""
+PASS_S: Final = 0.005
 
 
 class Watched(Protocol):
@@ -57,18 +62,22 @@ class Poller(Protocol):
 
 
 class EpollPoller:
-    """Asks the kernel once a turn for all its sockets.
+    """Asks the kernel for all its sockets at once.
 
     Arguments:
         loop: of all owners.
         cork: held while they are called.
+        clock: gives seconds.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, cork: Cork) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, cork: Cork, clock: Callable[[], float] = monotonic) -> None:
         self._loop = loop
         self._cork = cork
+        self._clock = clock
         self._epoll = select.epoll()
         self._owners: dict[int, Watched] = {}
+        self._left: list[tuple[int, int]] = []
+        """Named by the kernel, and not served yet."""
         self._is_closing = False
         loop.add_reader(self._epoll.fileno(), self._serve)
 
@@ -85,18 +94,27 @@ class EpollPoller:
             self._epoll.register(fd, events)
 
     def _serve(self) -> None:
-        owners, cork = self._owners, self._cork
-        cork.begin_pass()
+        named = self._left or self._epoll.poll(0, EVENTS_A_PASS)
+        self._left = []
+        self._cork.begin_pass()
+        until = self._clock() + PASS_S
         try:
-            for fd, events in self._epoll.poll(0, EVENTS_A_TURN):
-                # Who was watched when the kernel was asked may have gone since, and another may have its number.
-                owner = owners.get(fd)
-                if owner is not None and events & ~WRITE:
-                    owner.on_readable()
-                if owner is not None and events & ~READ:
-                    owner.on_writable()
+            self._pass(named, until)
         finally:
-            cork.end_pass()
+            self._cork.end_pass(is_late=self._clock() > until)
+
+    def _pass(self, named: list[tuple[int, int]], until: float) -> None:
+        owners, clock = self._owners, self._clock
+        for at, (fd, events) in enumerate(named):
+            if at and clock() > until:
+                self._left = named[at:]
+                return
+            # Who was watched when the kernel was asked may have gone since, and another may have its number.
+            owner = owners.get(fd)
+            if owner is not None and events & ~WRITE:
+                owner.on_readable()
+            if owner is not None and events & ~READ:
+                owner.on_writable()
 
     def close(self) -> None:
         """Implement ``Poller.close``."""
@@ -110,7 +128,7 @@ class EpollPoller:
 
 
 class LoopPoller:
-    """Leaves each socket to the loop, where the system has no epoll.
+    """Leaves each socket to the loop, where the system has no epoll: no pass, and no end of one.
 
     Arguments:
         loop: of all owners.

@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
+from mypy_extensions import mypyc_attr
+
 from raftkv import errors
 from raftkv.apply.alarms import can_grow
 from raftkv.apply.applier import Applier
@@ -38,6 +40,7 @@ DISK_RESERVE_BYTES: Final = 80 * 1024 * 1024
 """Free disk below which writes are refused: room for the log, a database commit, and deletes that free space."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Admission:
     """The checks, against this member's state.
 

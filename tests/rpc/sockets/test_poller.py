@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raftkv.rpc.cork import Cork
-from raftkv.rpc.sockets.poller import EVENTS_A_TURN, READ, WRITE, EpollPoller, LoopPoller, open_poller
+from raftkv.rpc.sockets.poller import EVENTS_A_PASS, PASS_S, READ, WRITE, EpollPoller, LoopPoller, open_poller
 from tests.rpc.loop import on_loop, until
 
 
@@ -66,7 +66,7 @@ async def test_one_is_called_for_what_it_asked_for(kind: str) -> None:
         await until(lambda: owner.readable > before[0] and owner.writable > before[1])
         poller.watch(near.fileno(), owner, 0)
         before = (owner.readable, owner.writable)
-        far.close()  # a broken connection is told of whatever one asks for
+        far.close()  # a broken connection is named whatever one asks for
         for _ in range(5):
             await asyncio.sleep(0)
         assert (owner.readable, owner.writable) == before
@@ -75,10 +75,9 @@ async def test_one_is_called_for_what_it_asked_for(kind: str) -> None:
 
 
 @on_loop
-async def test_a_turn_serves_so_many_and_the_next_the_others() -> None:
-    loop = asyncio.get_running_loop()
-    poller = EpollPoller(loop, Cork())
-    count = EVENTS_A_TURN + 40
+async def test_a_pass_serves_so_many_and_the_next_the_others() -> None:
+    poller = EpollPoller(asyncio.get_running_loop(), Cork(), lambda: 0.0)
+    count = EVENTS_A_PASS + 40
     turns: list[int] = []
     with _pairs(count) as pairs:
         for near, far in pairs:
@@ -89,10 +88,38 @@ async def test_a_turn_serves_so_many_and_the_next_the_others() -> None:
         while len(turns) < count:
             turn += 1
             await asyncio.sleep(0)
-        assert max(turns.count(each) for each in set(turns)) == EVENTS_A_TURN
+        assert max(turns.count(each) for each in set(turns)) == EVENTS_A_PASS
         assert len(set(turns)) == 2
         for near, _ in pairs:
             poller.watch(near.fileno(), Owner(), 0)
+    poller.close()
+
+
+@on_loop
+async def test_a_pass_that_takes_long_ends_and_the_next_goes_on_with_who_was_left() -> None:
+    now = 0.0
+    poller = EpollPoller(asyncio.get_running_loop(), Cork(), lambda: now)
+    served: list[tuple[int, int]] = []
+    turn = 0
+
+    def busy(number: int) -> None:  # it never ends to have something to read
+        nonlocal now
+        now += 0.4 * PASS_S
+        served.append((turn, number))
+
+    with _pairs(5) as pairs:
+        for number, (near, far) in enumerate(pairs):
+            far.send(b"x")
+            poller.watch(near.fileno(), Owner(lambda number=number: busy(number)), READ)
+        while len(served) < 25:
+            turn += 1
+            await asyncio.sleep(0)
+        for near, _ in pairs:
+            poller.watch(near.fileno(), Owner(), 0)
+    numbers = [number for _, number in served]
+    assert all(sorted(numbers[at : at + 5]) == [0, 1, 2, 3, 4] for at in range(0, 25, 5))
+    turns = [at for at, _ in served]
+    assert {turns.count(each) for each in set(turns)} <= {2, 3}
     poller.close()
 
 
@@ -145,6 +172,30 @@ async def test_a_turn_that_those_served_made_due_runs_once_they_are_all_served()
         assert order == ["served", "served", "turn"]
         for near, _ in pairs:
             poller.watch(near.fileno(), Owner(), 0)
+    poller.close()
+
+
+@on_loop
+async def test_a_turn_waits_for_the_next_turn_of_the_loop_if_one_alone_took_long() -> None:
+    now = 0.0
+    order: list[str] = []
+    loop = asyncio.get_running_loop()
+    cork = Cork()
+    poller = EpollPoller(loop, cork, lambda: now)
+    with _pairs(1) as [(near, far)]:
+        far.send(b"x")
+
+        def serve() -> None:
+            nonlocal now
+            now += 2 * PASS_S
+            near.recv(1)
+            assert cork.defer(lambda: order.append("turn"))
+            loop.call_soon(order.append, "others")
+
+        poller.watch(near.fileno(), Owner(serve), READ)
+        await until(lambda: len(order) == 2)
+        assert order == ["others", "turn"]
+        poller.watch(near.fileno(), Owner(), 0)
     poller.close()
 
 
