@@ -114,6 +114,7 @@ def test_a_signal_ends_a_command_that_no_member_answers(nobody: Nobody, words: t
         assert (code == 0) == (words[:2] in ENDED_BY_SIGNALS)
 
 
+@pytest.mark.long
 def test_a_silent_command_says_which_endpoints_it_tries() -> None:
     with Running(raftkvctl("127.0.0.1:1", "lock", "n", "--command-timeout=100ms")) as program:
         program.wait_complained("raftkvctl: still trying; Ctrl-C ends it")

@@ -158,6 +158,7 @@ DAEMONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("daemon", long_except(DAEMONS, {"torchft-lighthouse"}))
 def test_a_daemon_says_that_it_is_ready_when_its_cluster_answers(daemon: str) -> None:
     waits, ready = DAEMONS[daemon]

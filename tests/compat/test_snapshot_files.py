@@ -204,6 +204,7 @@ def round_trip(tmp_path: Path, keys: int) -> dict[str, float]:
     return took
 
 
+@pytest.mark.long
 def test_from_etcd_to_raftkv_and_back(tmp_path: Path) -> None:
     round_trip(tmp_path, SMALL_KEYS)
 

@@ -202,6 +202,7 @@ def test_two_jobs_with_one_id(make: Make, pool: ThreadPoolExecutor) -> None:
         make(2, 4).next_rendezvous()
 
 
+@pytest.mark.long
 def test_a_cluster_that_is_not_there() -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     with pytest.raises(RendezvousConnectionError, match=f"--rdzv-endpoint={endpoint}: no answer within"):

@@ -188,6 +188,7 @@ def test_an_agent_that_fails_itself_does_not_finish_the_run(
     assert item is None or "failed" in State.decode(item.value).reason
 
 
+@pytest.mark.long
 def test_a_failure_is_one_line(tmp_path: Path) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=raftkv", f"--rdzv-endpoint={endpoint}"]

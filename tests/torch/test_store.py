@@ -204,6 +204,7 @@ def test_a_fence_that_is_over_refuses_writes_and_still_reads(raftkv_cluster: Loc
             assert store.get("a") == b"1"
 
 
+@pytest.mark.long
 def test_a_wait_outlives_the_leader_that_dies_during_it() -> None:
     with raftkv.local(3) as cluster, Store(cluster.endpoints, "tests/killed", PATIENCE) as store:
         done: list[bytes] = []

@@ -60,6 +60,7 @@ def test_a_backup_is_verified_listed_and_restored(cluster: Cluster, tmp_path: Pa
     assert json.loads(found.output)["hash"] == taken["hash"]
 
 
+@pytest.mark.long
 def test_a_lost_member_is_passed_over_and_no_member_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     words = ["backup", str(tmp_path / "b"), "--once", "--endpoints"]
     ran = run_server([*words, f"127.0.0.1:1,{cluster.endpoints[0]}"])

@@ -67,6 +67,7 @@ def lose(member: Member) -> None:
     shutil.rmtree(member.data_dir)
 
 
+@pytest.mark.long
 def test_everything_is_lost_and_comes_back_as_it_was(cluster: Cluster, tmp_path: Path) -> None:
     url, archive = str(tmp_path / "backups"), tmp_path / "archive"
     write(cluster, 0, 20)

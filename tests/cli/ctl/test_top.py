@@ -106,6 +106,7 @@ def test_once_as_a_table(cluster: Cluster) -> None:
     assert "elections" in text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_except(PROGRAMS, {"raftkv"}))
 def test_it_goes_on_when_a_member_goes(kind: str) -> None:
     with Cluster(PROGRAMS[kind], size=3) as cluster:
@@ -120,6 +121,7 @@ def test_it_goes_on_when_a_member_goes(kind: str) -> None:
     assert (done.code, done.errors) == (0, "")
 
 
+@pytest.mark.long
 def test_nobody_there() -> None:
     ran = run_ctl(["--endpoints", f"127.0.0.1:{free_port()}", "top", "--once", "--interval", "10ms"])
     assert (ran.code, ran.errors) == (1, "Error: no member answers\n")

@@ -48,6 +48,7 @@ def test_leases_are_kept_alive(play):
     play(scenario)
 
 
+@pytest.mark.long
 def test_a_grace_and_patience_change_nothing_for_an_owner_that_is_there(play):
     """etcd does not know of them; raftkv does."""
 

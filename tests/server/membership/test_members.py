@@ -118,6 +118,7 @@ class Writer:
         assert set(self.acknowledged) <= found
 
 
+@pytest.mark.long
 def test_one_member_becomes_three_loses_its_founder_and_a_stale_one_stays_out() -> None:
     with Cluster(RAFTKV, flags=FAST) as cluster:
         founder, second, third = cluster.members[0], new_member(cluster, 1), new_member(cluster, 2)

@@ -273,6 +273,7 @@ def test_a_member_whose_sync_fails_leaves_the_others_serving(three: Three) -> No
     wait_for_equal_hashes(three.wire, must_put(three.wire, "eio"))
 
 
+@pytest.mark.long
 def test_a_member_of_another_cluster_is_refused() -> None:
     """A wrong token makes another cluster of the same members: it never joins, and the two others serve."""
     cluster = Cluster(RAFTKV, size=3)

@@ -69,6 +69,7 @@ def last_segment(data_dir: Path) -> str:
     return max(path.name for path in (data_dir / "member" / "wal").glob("*.wal"))
 
 
+@pytest.mark.long
 def test_a_member_whose_clients_take_all_connections_lives_and_cuts_its_log() -> None:
     program = limited(RAFTKV, 256, DESCRIPTORS)
     with Cluster(program, size=3, flags=["--snapshot-count=20", "--snapshot-catchup-entries=5"]) as cluster:

@@ -180,6 +180,7 @@ def test_one_that_was_added_and_never_started_is_found(cluster: Cluster, joiner:
             assert (answer.code, answer.text) == ("FAILED_PRECONDITION", "etcdserver: rpc not supported for learner")
 
 
+@pytest.mark.long
 def test_what_is_wrong_is_one_line_and_changes_nothing(cluster: Cluster, joiner: Joiner, tmp_path: Path) -> None:
     (name, client), (peer_flag, peer) = ("--listen-client-urls", joiner.client), ("--listen-peer-urls", joiner.peer)
     common = ["--data-dir", str(tmp_path / "data"), name, f"http://{client}"]

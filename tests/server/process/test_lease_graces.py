@@ -93,6 +93,7 @@ def test_a_killed_owner_leaves_only_what_has_no_grace(cluster: Cluster, kv: raft
         kv.revoke(kept.lease)
 
 
+@pytest.mark.long
 def test_an_owner_that_goes_on_elsewhere_keeps_its_lease(cluster: Cluster, kv: raftkv.Client) -> None:
     relay = Relay(cluster.endpoints[0])
     with raftkv.connect([f"127.0.0.1:{relay.port}", cluster.endpoints[1]]) as moving:

@@ -150,6 +150,7 @@ def test_keep_alives_under_way_survive_their_leader(wire: Wire, cluster: Cluster
     cluster.members[old].restart()
 
 
+@pytest.mark.long
 def test_a_leader_that_stood_still_ends_nothing_that_others_renewed(wire: Wire, cluster: Cluster) -> None:
     lease_id = grant(wire, 3)
     attach(wire, lease_id, b"still")

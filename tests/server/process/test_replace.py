@@ -48,6 +48,7 @@ def replace(wire: Wire, old: int, new: int, member: int = 0) -> Answer:
     return wire.call(REPLACE, admin_pb2.MemberReplaceRequest(old_id=old, new_id=new), member)
 
 
+@pytest.mark.long
 def test_the_leader_hands_over_and_leaves(cluster: Cluster) -> None:
     with Wire(cluster.endpoints) as wire:
         must_put(wire, "k", b"v")
@@ -102,6 +103,7 @@ def run_replace(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[st
     return subprocess.run([*program, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.long
 def test_a_new_member_is_added_and_takes_the_place_once_it_is_started_and_in_sync() -> None:
     with Cluster(RAFTKV) as single, Wire(single.endpoints) as wire:
         must_put(wire, "k", b"v")

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from raftkv import aio
 from raftkv.config import ServerConfig
 from raftkv.server.member import Member
@@ -147,6 +149,7 @@ async def _users_are_asked(members: list[Member]) -> None:
     assert (await _status(first, "/ui/"), await _status(first, "/ui/about")) == (200, 200)
 
 
+@pytest.mark.long
 def test_figures_are_measured_while_somebody_looks(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "MEASURED_S", 1.2)
 

@@ -183,6 +183,7 @@ async def _each_write_happens_once(endpoints: list[str]) -> None:
         assert lossy.lost > 20
 
 
+@pytest.mark.long
 def test_every_write_happens_once_though_answers_are_lost_and_copies_come_late(raftkv_cluster: LocalCluster) -> None:
     asyncio.run(_each_write_happens_once(raftkv_cluster.endpoints))
 

@@ -25,6 +25,7 @@ def wait_line(member: Member, text: str, count: int = 1, timeout_s: float = 30.0
     wait_for(lambda: len(lines(member, text)) >= count, f"{text!r} in the log of {member.name}", timeout_s)
 
 
+@pytest.mark.long
 def test_leaders_peers_and_outages_are_told_in_a_line_each(cluster: Cluster) -> None:
     members = cluster.members
     for member in members:

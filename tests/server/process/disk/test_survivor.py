@@ -35,6 +35,7 @@ def names(wire: Wire) -> list[str]:
     return sorted(member.name for member in listed)
 
 
+@pytest.mark.long
 def test_the_survivor_goes_on_alone_and_takes_new_members(lost: Cluster) -> None:
     survivor, former = lost.members[2], lost.members[0]
     survivor.flags.append("--force-new-cluster")
