@@ -2,13 +2,13 @@
 
 Owns bytes, calls, deadlines and every limit on what a peer can make grow; it knows no request of ours.
 
-    socket bytes -> protocol -> h2 (engine) -> core -> handler(call, message)                   bytes in
+    socket (sockets) -> protocol -> h2 (engine) -> core -> handler(call, message)               bytes in
     handler: call.reply(message) -> core -> engine -> cork, end of the turn -> one write        bytes out
 
 Read in this order: ``status`` and ``metadata`` (gRPC's vocabulary), ``framing`` (messages in a byte stream), ``h2``
 (what gRPC makes of HTTP/2) on ``http2`` (the engine), ``server.core`` and ``client.core`` (sans-IO: bytes in, calls
-out), ``server`` and ``client`` (the asyncio shells). ``cork`` flushes what a turn has touched; ``limits`` has all
-numbers.
+out), ``server`` and ``client`` (the asyncio shells), ``sockets`` (those of a server). ``cork`` flushes what a turn has
+touched; ``limits`` has all numbers.
 
 Laws:
 

@@ -23,8 +23,9 @@ Example::
     await server.listen("127.0.0.1", 2379)
     await server.close(grace_s=5)
 
-Modules: ``server`` (listeners, registration), ``accept`` (connections), ``core``, ``router``, ``calls`` and ``stream``
-(the handler's side), ``budget``, ``crowd`` (too many connections), ``http``, ``http1``, ``http2_plain``.
+Modules: ``server`` (listeners, registration), ``accept`` (connections), ``http2`` (their timers), ``core``, ``router``,
+``calls`` and ``stream`` (the handler's side), ``budget``, ``crowd`` (too many connections), ``http``, ``http1``,
+``http2_plain``.
 
 Leaves out: what methods mean; the engine (``rpc.h2``).
 """

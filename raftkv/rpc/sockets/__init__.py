@@ -4,9 +4,9 @@
     transport   one connection: what asyncio's transport does, for the same protocols
     acceptor    a listening socket
 
-asyncio has the same; these exist because a request and its answer cost a tenth less with them (a read of a key with
-100 clients). The loop sees one descriptor instead of one for each client, so it makes no list, no handle and no context
-for each that has something to say.
+asyncio has the same. These exist for two reasons. A request and its answer cost less: the loop sees one descriptor
+instead of one for each client, so it makes no handle and enters no context for each that has something to say. And no
+turn of the loop serves them all, however many have something to say at once, and however much.
 
 Leaves out: binding of addresses (asyncio does it), connections to other servers, TLS (``encrypted``).
 """
