@@ -164,9 +164,6 @@ class SocketTransport:
             self._end(error)
             return
         del self._waiting[:sent]
-        if not self._waiting and self._is_closing:
-            self._end(None)
-            return
         self._watch()
         if self._has_paused and len(self._waiting) <= self._low_bytes:
             self._has_paused = False
@@ -174,6 +171,8 @@ class SocketTransport:
                 self._protocol.resume_writing()
             except Exception as error:
                 self._report(error, "resume_writing")
+        if self._is_closing and not self._waiting:
+            self._end(None)
 
     # ---- the end
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -38,14 +38,18 @@ class Taken(asyncio.Protocol):
     """Closes at once, and counts."""
 
     count = 0
+    options: ClassVar[set[tuple[bool, int]]] = set()
 
     def connection_made(self, transport: Any) -> None:
         Taken.count += 1
+        taken = transport.get_extra_info("socket")
+        Taken.options.add((taken.getblocking(), taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
         transport.close()
 
 
 def _acceptor(listening: Listening) -> tuple[EpollPoller, Acceptor]:
     Taken.count = 0
+    Taken.options.clear()
     loop = asyncio.get_running_loop()
     poller = EpollPoller(loop, Cork())
     return poller, Acceptor(loop, poller, listening, Taken)  # type: ignore[arg-type]
@@ -63,6 +67,7 @@ async def test_many_are_taken_over_several_turns() -> None:
         counts.append(Taken.count)
     steps = {after - before for before, after in zip([0, *counts], counts, strict=False)}
     assert max(steps) == ACCEPTS_A_TURN
+    assert Taken.options == {(False, 1)}
     for client in clients:
         client.close()
     acceptor.close()
@@ -75,17 +80,33 @@ async def test_many_are_taken_over_several_turns() -> None:
 @on_loop
 async def test_a_lack_is_said_and_tried_again_later(lack: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_S", 0.01)
-    told: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    contexts: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: contexts.append(context))
     listening = Listening()
     listening.errors = [lack, lack]
     poller, acceptor = _acceptor(listening)
     acceptor.start()
     with socket.create_connection(listening.address):
         await until(lambda: Taken.count)
-    assert [(each["message"], each["exception"].errno) for each in told] == [
+    assert [(each["message"], each["exception"].errno) for each in contexts] == [
         ("socket.accept() out of system resource", lack)
     ] * 2
+    acceptor.close()
+    poller.close()
+
+
+@on_loop
+async def test_nobody_is_taken_while_there_is_a_lack() -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+    listening = Listening()
+    listening.errors = [errno.EMFILE] * 50
+    poller, acceptor = _acceptor(listening)
+    acceptor.start()
+    with socket.create_connection(listening.address):
+        await until(lambda: len(listening.errors) < 50)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(listening.errors) == 49
     acceptor.close()
     poller.close()
 

@@ -201,7 +201,10 @@ async def test_a_turn_waits_for_the_next_turn_of_the_loop_if_one_alone_took_long
 
 @on_loop
 async def test_who_went_in_the_same_turn_is_not_called() -> None:
-    poller = EpollPoller(asyncio.get_running_loop(), Cork())
+    loop = asyncio.get_running_loop()
+    failures: list[object] = []
+    loop.set_exception_handler(lambda loop, context: failures.append(context))
+    poller = EpollPoller(loop, Cork())
     with _pairs(2) as pairs:
         fds = [near.fileno() for near, _ in pairs]
         calls: list[int] = []
@@ -218,6 +221,7 @@ async def test_who_went_in_the_same_turn_is_not_called() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         assert len(calls) == 1
+        assert failures == []
     poller.close()
 
 

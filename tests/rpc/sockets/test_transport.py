@@ -7,13 +7,14 @@ import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from time import monotonic
+from typing import Any, cast
 
 import pytest
 
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.sockets.poller import EpollPoller, LoopPoller, Poller
-from raftkv.rpc.sockets.transport import SocketTransport
+from raftkv.rpc.sockets.transport import READ_BYTES, READING_S, READS_MAX, SocketTransport
 from tests.rpc.loop import on_loop, until
 
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
@@ -28,6 +29,8 @@ class Noted:
         self.transport: Any = None
         self.on_data: Callable[[bytes], None] = lambda data: None
         self.keeps_open = False
+        self.failures: list[Exception] = []
+        """What it has raised by intent."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -97,10 +100,12 @@ def _poller(kind: str) -> Poller:
 
 @contextlib.asynccontextmanager
 async def _open(kind: str, protocol: Any) -> AsyncIterator[socket.socket]:
-    """Connect a protocol by a kind of transport; yields the other end."""
+    """Connect a protocol by a kind of transport; yields the other end. No callback of the loop may fail meanwhile."""
     near, far = _pair()
+    loop = asyncio.get_running_loop()
+    failures: list[Any] = []
     with far:
-        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: failures.append(context.get("exception")))
         if kind == "asyncio":
             await loop.connect_accepted_socket(lambda: protocol, near)
             yield far
@@ -110,6 +115,8 @@ async def _open(kind: str, protocol: Any) -> AsyncIterator[socket.socket]:
             yield far
             await until(lambda: protocol.is_lost)
             poller.close()
+    await asyncio.sleep(0)
+    assert failures == protocol.failures
 
 
 async def _drained(far: socket.socket) -> bytes:
@@ -203,8 +210,21 @@ async def test_abort_drops_what_waits(kind: str) -> None:
         protocol.transport.close()
         protocol.transport.write(b"late")
         await until(lambda: protocol.is_lost)
-        assert len(await _drained(far)) < size
+        arrived = await _drained(far)
+        assert len(arrived) < size
+        assert b"late" not in arrived
     assert [event for event in protocol.heard if event != "pause"] == ["made", ("lost", type(None))]
+
+
+@every_kind
+@on_loop
+async def test_nothing_is_sent_after_the_end(kind: str) -> None:
+    protocol: Any = Plain()
+    async with _open(kind, protocol) as far:
+        protocol.transport.close()
+        protocol.transport.write(b"late")
+        assert await _drained(far) == b""
+        await until(lambda: protocol.is_lost)
 
 
 @every_kind
@@ -254,14 +274,103 @@ async def test_nothing_is_read_while_paused(kind: str, protocol_type: type[Noted
         await until(lambda: protocol.is_lost)
 
 
+class Endless:
+    """A connected socket that always has more to read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def fileno(self) -> int:
+        return 0
+
+    def recv(self, size: int) -> bytes:
+        self.reads += 1
+        return bytes(size)
+
+
+class Sudden(Endless):
+    """A connected socket that takes ten bytes, and then everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = 10
+
+    def send(self, data: bytes) -> int:
+        sent, self.room = min(self.room, len(data)), 1 << 30
+        return sent
+
+    def close(self) -> None:
+        pass
+
+
+class Nowhere:
+    """Watches nothing."""
+
+    def watch(self, fd: int, owner: Any, events: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _endless(protocol: Any) -> tuple[Endless, SocketTransport]:
+    endless = Endless()
+    transport = SocketTransport(asyncio.get_running_loop(), Nowhere(), cast(socket.socket, endless), None)
+    transport.open(protocol)
+    return endless, transport
+
+
+@on_loop
+async def test_much_is_read_at_once_if_it_is_soon_taken_and_else_a_little() -> None:
+    quick: Any = Plain()
+    endless, transport = _endless(quick)
+    transport.on_readable()
+    assert 1 <= endless.reads <= READS_MAX
+    busy: Any = Plain()
+
+    def work(data: bytes) -> None:
+        until = monotonic() + 2 * READING_S
+        while monotonic() < until:
+            pass
+
+    busy.on_data = work
+    endless, transport = _endless(busy)
+    transport.on_readable()
+    assert busy.heard == ["made", bytes(READ_BYTES)]
+    assert endless.reads == 1
+
+
+@on_loop
+async def test_writing_resumes_though_the_last_bytes_leave_at_once_and_the_connection_closes() -> None:
+    protocol: Any = Plain()
+    transport = SocketTransport(asyncio.get_running_loop(), Nowhere(), cast(socket.socket, Sudden()), None)
+    transport.open(protocol)
+    transport.set_write_buffer_limits(high=100, low=10)
+    transport.write(bytes(1_000))
+    transport.close()
+    transport.on_writable()
+    await until(lambda: protocol.is_lost)
+    assert protocol.heard == ["made", "pause", "resume", ("lost", type(None))]
+
+
+@on_loop
+async def test_nothing_more_is_read_once_the_protocol_pauses() -> None:
+    protocol: Any = Plain()
+    protocol.on_data = lambda data: protocol.transport.pause_reading()
+    endless, transport = _endless(protocol)
+    transport.on_readable()
+    assert endless.reads == 1
+    transport.on_readable()
+    assert endless.reads == 1
+
+
 @every_kind
 @both_protocols
 @on_loop
 async def test_a_protocol_that_fails_loses_its_connection_and_no_other(kind: str, protocol_type: type[Noted]) -> None:
     protocol: Any = protocol_type()
-    failures: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"]))
     error = ValueError("planted")
+    protocol.failures.append(error)
 
     def fail(data: bytes) -> None:
         raise error
@@ -270,7 +379,6 @@ async def test_a_protocol_that_fails_loses_its_connection_and_no_other(kind: str
     async with _open(kind, protocol) as far:
         far.send(b"data")
         await until(lambda: protocol.is_lost)
-    assert failures == [error]
     assert protocol.heard == ["made", b"data", ("lost", ValueError)]
 
 

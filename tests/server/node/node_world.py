@@ -20,6 +20,7 @@ from raftkv.raft.config import RaftConfig
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import ConfState, Message, MessageType, SnapshotMeta
+from raftkv.rpc.cork import Cork
 from raftkv.server.node.disk import Batch
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter
@@ -89,6 +90,7 @@ class World:
     def __init__(self, voters: tuple[int, ...] = (1, 2, 3), stages: Stages | None = None, **raft: Any) -> None:
         self.machine = Machine()
         self.sender, self.disk = Sender(), MemoryDisk()
+        self.cork = Cork()
         self.log = MemoryLog(conf_state=ConfState(voters=voters))
         self.failures: list[BaseException] = []
         self.noted: list[tuple[int, int]] = []
@@ -109,6 +111,7 @@ class World:
             install_snapshot=lambda meta, done: self.installing.append((meta, done)),
             note_applied=lambda index, term: self.noted.append((index, term)),
             stages=stages,
+            cork=self.cork,
         )
 
     def heartbeat(self, leader: int, term: int = 1, commit: int = 0) -> Message:

@@ -126,3 +126,20 @@ def test_pending_proposals_are_bounded() -> None:
             world.node.submit(Kind.PUT, *put(1), None)
 
     asyncio.run(scenario())
+
+
+def test_what_a_pass_over_the_sockets_brought_is_proposed_as_one_when_it_ends() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        world.cork.begin_pass()
+        for _ in range(3):
+            world.node.submit(Kind.PUT, *put(10), None)
+        assert not world.sender.take(MessageType.PROPOSE)
+        world.cork.end_pass(is_late=False)
+        (message,) = world.sender.take(MessageType.PROPOSE)
+        assert len(message.entries) == 3
+        assert not world.failures
+
+    asyncio.run(scenario())
