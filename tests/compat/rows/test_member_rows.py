@@ -34,6 +34,11 @@ class Side:
     def call(self, name: str, request: Any) -> Answer:
         return self.wire.call(f"etcdserverpb.Cluster/Member{name}", request)
 
+    def call_etcd(self, name: str, request: Any) -> Answer:
+        """As ``call``, and again if no answer comes: on a busy machine etcd does not always answer a promotion."""
+        answer = self.call(name, request)
+        return self.call(name, request) if answer.code == "DEADLINE_EXCEEDED" else answer
+
     def seen(self, answer: Answer) -> object:
         """What is compared of an answer."""
         if answer.code != "OK":
@@ -138,9 +143,10 @@ def _note_ids(side: Side, answer: Answer) -> None:
 
 def test_every_answer_is_etcds(sides: tuple[Side, Side]) -> None:
     for number, (name, make) in enumerate(STEPS):
+        etcd, raftkv = sides
         answers = []
-        for side in sides:
-            answer = side.call(name, make(side))
+        for side, call in ((etcd, etcd.call_etcd), (raftkv, raftkv.call)):
+            answer = call(name, make(side))
             if name == "Add":
                 _note_ids(side, answer)
             answers.append(side.seen(answer))
