@@ -284,6 +284,22 @@ def test_connections_wait_until_the_server_accepts(tmp_path: Path, family: str) 
 
 
 @on_loop
+async def test_a_listener_that_accepts_at_once_does_not_open_one_that_waits() -> None:
+    server = Server()
+    server.unary("/t.Echo/Say", lambda call, message: call.reply(message))
+    ((_, waiting),) = await server.listen("127.0.0.1", accepting=False)
+    ((_, open_now),) = await server.listen("127.0.0.1")
+    async with Channel(f"127.0.0.1:{waiting}") as later, Channel(f"127.0.0.1:{open_now}") as now:
+        call = later.unary("/t.Echo/Say", b"early", 20, wait_for_ready=True)
+        assert await now.unary("/t.Echo/Say", b"now", 20) == b"now"
+        assert len(server.connections) == 1
+        assert not call.done()
+        server.start_accepting()
+        assert await call == b"early"
+    await server.close()
+
+
+@on_loop
 async def test_a_connection_that_has_no_streams_left_is_replaced() -> None:
     """Ids of streams only grow, up to 2^31; calls under way go on."""
     async with s.pair() as (echo, channel):

@@ -202,21 +202,25 @@ class Server:
         else:
             bound = await loop.create_server(factory, host, port, start_serving=False)
         self._bound.append(bound)
-        self._take(bound, factory)
+        acceptors = self._acceptors_of(bound, factory)
+        self._acceptors += acceptors
         if accepting:
-            self.start_accepting()
+            for acceptor in acceptors:
+                acceptor.start()
         if unix is not None:
             return [(unix, 0)]
         return [(name[0], name[1]) for name in (sock.getsockname() for sock in bound.sockets)]
 
-    def _take(self, bound: asyncio.Server, factory: Callable[[], Connection]) -> None:
+    def _acceptors_of(self, bound: asyncio.Server, factory: Callable[[], Connection]) -> list[Acceptor]:
         """Listen at addresses that asyncio has bound, and that it does not serve."""
-        poller = self.poller()
+        loop, poller = asyncio.get_running_loop(), self.poller()
+        acceptors = []
         for sock in bound.sockets:
             listening = sock.dup()
             listening.listen(BACKLOG)
             listening.setblocking(False)
-            self._acceptors.append(Acceptor(asyncio.get_running_loop(), poller, listening, factory))
+            acceptors.append(Acceptor(loop, poller, listening, factory))
+        return acceptors
 
     def start_accepting(self) -> None:
         """Take the connections that wait at listeners opened with ``accepting=False``, and all to come."""

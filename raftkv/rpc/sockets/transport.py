@@ -8,7 +8,8 @@ Does what the transport of asyncio does, in the same order: a protocol hears ``c
 as far as the kernel takes it.
 
 No subclass of ``asyncio.Transport``: that would make it, compiled, an object with a dictionary. ``open`` hands it on as
-one. Left out, because nobody asks for it: ``writelines``, ``write_eof``.
+one. A protocol that brings a buffer has room for ``READ_BYTES`` in it. Left out, because nobody asks for it:
+``writelines``, ``write_eof``.
 """
 
 from __future__ import annotations
