@@ -75,7 +75,7 @@ def test_what_is_noted_exists_and_still_runs() -> None:
 
 
 def test_a_sync_is_noted_from_its_begin_to_its_end() -> None:
-    """Also one that no call lasts as long as, because the kernel does it beside the loop."""
+    """Hold for a sync of the kernel too, which no call lasts as long as."""
     stamps: list[tuple[float, float]] = []
     counted: list[float] = []
     note = member.stamped_sync(lambda disk, began_at: counted.append(began_at), stamps)

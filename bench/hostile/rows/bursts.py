@@ -18,7 +18,7 @@ BURST_BYTES: Final = 400_000
 
 
 def _burst(method: str, request: Any, size_bytes: int) -> bytes:
-    """So many bytes of the same request. Its header is a few octets, from the second on."""
+    """Return so many bytes of the same request, whose header is a few octets from the second on."""
     fields = raw.grpc_headers(KV + method)
     encoder = Encoder(frozenset(name for name, _ in fields))
     body = message_of(request.SerializeToString())

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from raftkv.rpc.cork import Cork
-from raftkv.rpc.gone import GONE, nothing
+from raftkv.rpc.gone import nothing
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.protocol import H2Protocol
 from raftkv.rpc.server.core import ServerCore
@@ -60,8 +60,6 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
 
     def flush(self) -> None:
         """Send what the core has, and note what of it has left."""
-        if self.transport is GONE:
-            return  # lost since it was marked
         super().flush()
         account, buffered = self.core.account, self.transport.get_write_buffer_size()
         if buffered or account.room != account.allowance or account.reported:

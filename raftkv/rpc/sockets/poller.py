@@ -90,8 +90,8 @@ class EpollPoller:
         elif fd in self._owners:
             self._epoll.modify(fd, events)
         else:
+            self._epoll.register(fd, events)  # may fail: the kernel has a limit of what it watches
             self._owners[fd] = owner
-            self._epoll.register(fd, events)
 
     def _serve(self) -> None:
         named = self._left or self._epoll.poll(0, EVENTS_A_PASS)

@@ -25,7 +25,7 @@ HIGH_BYTES: Final = 64 * 1024
 """Bytes that wait above which a protocol is asked to pause, unless it sets its own limits."""
 
 READ_BYTES: Final = 32 * 1024
-"""Most bytes taken in one go: as small requests they are 25 ms of work."""
+"""Most bytes taken in one go: as small requests they are 25 ms of work, interpreted."""
 
 READING_S: Final = 0.001
 READS_MAX: Final = 8
@@ -76,9 +76,9 @@ class SocketTransport:
         self.set_protocol(protocol)
         try:
             protocol.connection_made(cast(asyncio.Transport, self))
+            self._watch()
         except Exception as error:
             self._report(error, "connection_made")
-        self._watch()
 
     def _watch(self) -> None:
         """Have the socket watched for what is of use now."""

@@ -35,7 +35,7 @@ class Side:
         return self.wire.call(f"etcdserverpb.Cluster/Member{name}", request)
 
     def call_etcd(self, name: str, request: Any) -> Answer:
-        """As ``call``, and again if no answer comes: on a busy machine etcd does not always answer a promotion."""
+        """Call, and once more if no answer comes: on a busy machine etcd does not always answer a promotion."""
         answer = self.call(name, request)
         return self.call(name, request) if answer.code == "DEADLINE_EXCEEDED" else answer
 

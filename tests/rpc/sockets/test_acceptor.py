@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -52,7 +52,7 @@ def _acceptor(listening: Listening) -> tuple[EpollPoller, Acceptor]:
     Taken.options.clear()
     loop = asyncio.get_running_loop()
     poller = EpollPoller(loop, Cork())
-    return poller, Acceptor(loop, poller, listening, Taken)  # type: ignore[arg-type]
+    return poller, Acceptor(loop, poller, cast(socket.socket, listening), Taken)
 
 
 @on_loop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -442,6 +443,28 @@ async def test_addresses_are_those_of_the_socket(kind: str) -> None:
         assert info("unknown", 7) == 7
         protocol.transport.close()
         await until(lambda: protocol.is_lost)
+
+
+class Full(Nowhere):
+    """Has no room for another socket."""
+
+    def watch(self, fd: int, owner: Any, events: int) -> None:
+        if events:
+            raise OSError(errno.ENOSPC, "planted")
+
+
+@on_loop
+async def test_a_connection_that_cannot_be_watched_is_lost() -> None:
+    loop = asyncio.get_running_loop()
+    failures: list[Any] = []
+    loop.set_exception_handler(lambda loop, context: failures.append(context["exception"].errno))
+    protocol: Any = Plain()
+    near, far = _pair()
+    with far:
+        SocketTransport(loop, Full(), near, far.getsockname()).open(protocol)
+        await until(lambda: protocol.is_lost)
+        assert await _drained(far) == b""
+    assert failures == [errno.ENOSPC]
 
 
 @pytest.mark.parametrize("kind", ["epoll", "loop"])
