@@ -65,7 +65,7 @@ _NAMES = {
 }
 TOGETHER = [f"{folder}/{name}.py" for folder, names in _NAMES.items() for name in names.split()]
 APART = {
-    "raftkv_native_calls": ["raftkv/rpc/server/calls.py", "raftkv/rpc/server/stream.py"],
+    "raftkv_native_calls": [f"raftkv/rpc/server/{name}.py" for name in ("calls", "listened", "stream")],
     "raftkv_native_peer": ["raftkv/server/peer/transport.py"],
     "raftkv_native_admission": ["raftkv/server/node/admission.py"],
 }

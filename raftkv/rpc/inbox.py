@@ -66,7 +66,7 @@ class Inbox:
         Saves a task switch a message. The listener must keep up by itself: nothing is left in the window for it.
         """
         self._listener = listener
-        while self._messages:
+        while self._messages and self._listener is not None:
             listener(self._take())
 
     def feed(self, data: bytes) -> int:
@@ -76,7 +76,8 @@ class Inbox:
             try:
                 messages = self.assembler.feed(data)
                 for message in messages:
-                    self._listener(message)
+                    if self._listener is not None:  # the message before may have ended the call
+                        self._listener(message)
             finally:
                 self._settle()
             return len(messages)

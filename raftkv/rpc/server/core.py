@@ -204,6 +204,8 @@ class ServerCore:
             self._on_odd_request(stream_id, request.fields, end_stream)
             return
         call = route.open(self, stream_id, request.fields, route)
+        if call.done:
+            return  # refused by its handler
         self._calls[stream_id] = call
         if request.timeout is not None:
             self._set_deadline(call, request.timeout)

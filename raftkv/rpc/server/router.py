@@ -21,13 +21,14 @@ GRPC_CONTENT_TYPES = frozenset((b"application/grpc", b"application/grpc+proto"))
 
 
 class Kind(Enum):
-    """How a handler is called: ``handler(call, message)`` without waiting, or ``await handler(call)``.
+    """How a handler is called: ``handler(call, message)``, ``await handler(call)``, or ``handler(call)`` as it begins.
 
     A unary method whose handler is a coroutine is called like any other unary one: the call starts its task.
     """
 
     UNARY = "unary"
     STREAM = "stream"
+    LISTENED = "listened"
 
 
 Around = Callable[[str, Kind, Callable[..., Any]], Callable[..., Any]]

@@ -31,8 +31,9 @@ from raftkv.rpc.server.crowd import Crowd
 from raftkv.rpc.server.handshakes import Handshakes
 from raftkv.rpc.server.http import HttpHandler, Origins
 from raftkv.rpc.server.http2_plain import http_route
+from raftkv.rpc.server.listened import ListenedCall, ListenedHandler
 from raftkv.rpc.server.router import Around, Kind, Route, Router
-from raftkv.rpc.server.stream import StreamCall, StreamHandler
+from raftkv.rpc.server.stream import StreamHandler, TaskCall
 from raftkv.rpc.sockets.acceptor import Acceptor
 from raftkv.rpc.sockets.poller import Poller, open_poller
 from raftkv.rpc.status import RpcError
@@ -132,7 +133,16 @@ class Server:
             path: ``/package.Service/Method``.
             handler: ``await handler(call)`` receives and sends.
         """
-        self.router.add(Route(path, StreamCall, self._wrapped(path, Kind.STREAM, handler)))
+        self.router.add(Route(path, TaskCall, self._wrapped(path, Kind.STREAM, handler)))
+
+    def listened(self, path: str, handler: ListenedHandler) -> None:
+        """Register a streaming method whose calls are served without tasks.
+
+        Args:
+            path: ``/package.Service/Method``.
+            handler: ``handler(call)`` names the listener of a call (``listened``) and must not block.
+        """
+        self.router.add(Route(path, ListenedCall, self._wrapped(path, Kind.LISTENED, handler)))
 
     def _wrapped(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         for around in reversed(self._around):

@@ -1,8 +1,8 @@
 """The server's side of a streaming call: an async iterator of requests, and ``send`` for responses.
 
-One task runs the handler. Returning answers OK; raising RpcError answers with its status. A cancelled call cancels
-the task. ``send`` waits while more than ``ServerLimits.stream_send_buffer_bytes`` of this stream is queued, so a
-client that does not read stops its handler and nobody else's.
+One task runs the handler (``listened``: none). Returning answers OK; raising RpcError answers with its status. A
+cancelled call cancels the task. ``send`` waits while more than ``ServerLimits.stream_send_buffer_bytes`` of this stream
+is queued, so a client that does not read stops its handler and nobody else's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class StreamCall(ServerCall):
         "_initial",
         "_on_room",
         "_sent_headers",
-        "_task",
         "inbox",
         "sent_bytes",
     )
@@ -55,8 +54,6 @@ class StreamCall(ServerCall):
         self._on_room: Callable[[], None] | None = None
         self._initial: Headers = ()
         self._sent_headers = False
-        self._task: asyncio.Task[None] | None = core.spawn(self._run())
-        self._task.add_done_callback(self._ended)
 
     # ---- what handlers use
 
@@ -217,7 +214,7 @@ class StreamCall(ServerCall):
         """Answer over the handler's head, and stop it."""
         if self._state == OPEN:
             self.fail_with(error)
-            self._stop_task()
+            self._stop()
 
     def headers_sent(self) -> bool:
         """True if a status must go as trailers."""
@@ -233,7 +230,10 @@ class StreamCall(ServerCall):
             self._core.account.leave(self.stream_id, self.send_buffer_size)
         self.drained()
         if self._state == CANCELLED:
-            self._stop_task()
+            self._stop()
+
+    def _stop(self) -> None:
+        """The call is over, and its handler may not know."""
 
     def drained(self) -> None:
         """There is room again in the send buffer, or no need for it."""
@@ -241,14 +241,6 @@ class StreamCall(ServerCall):
             self._drained.set_result(None)
         if self._on_room is not None and self._state == OPEN:
             self._on_room()
-
-    def _stop_task(self) -> None:
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """The handler has ended: a task that was cancelled keeps frames that hold this call."""
-        self._task = None
 
     async def _wait_drained(self) -> None:
         self._drained = asyncio.get_running_loop().create_future()
@@ -259,19 +251,6 @@ class StreamCall(ServerCall):
             self._drained = None
             if self._on_room is None:
                 self._core.unwatch_drain(self)
-
-    async def _run(self) -> None:
-        try:
-            await self.route.handler(self)
-        except RpcError as error:
-            self.fail_with(error)
-        except asyncio.CancelledError:
-            self.fail_with(RpcError(Code.UNAVAILABLE, "the server is stopping"))
-            raise
-        except Exception as error:
-            self.fail_with(self._core.translate(self.route.path, error))
-        else:
-            self._finish_ok()
 
     def _finish_ok(self) -> None:
         if self._state != OPEN:
@@ -286,3 +265,35 @@ class StreamCall(ServerCall):
             self._state = CANCELLED
         if self.observer is not None:
             self.observed(Code.OK)
+
+
+class TaskCall(StreamCall):
+    """A streaming call whose handler is a coroutine."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
+        super().__init__(core, stream_id, headers, route)
+        self._task: asyncio.Task[None] | None = core.spawn(self._run())
+        self._task.add_done_callback(self._ended)
+
+    def _stop(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """The handler has ended: a task that was cancelled keeps frames that hold this call."""
+        self._task = None
+
+    async def _run(self) -> None:
+        try:
+            await self.route.handler(self)
+        except RpcError as error:
+            self.fail_with(error)
+        except asyncio.CancelledError:
+            self.fail_with(RpcError(Code.UNAVAILABLE, "the server is stopping"))
+            raise
+        except Exception as error:
+            self.fail_with(self._core.translate(self.route.path, error))
+        else:
+            self._finish_ok()

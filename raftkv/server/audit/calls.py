@@ -109,12 +109,12 @@ class AuditCalls:
     def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Return a handler that notes its calls (``router.Around``)."""
         is_noted = level_of(path) <= self._level
-        if kind is Kind.STREAM:
+        if kind is not Kind.UNARY:
             add = self.trail.add
 
-            async def handle(call: StreamCall) -> None:
+            def handle(call: StreamCall) -> Any:
                 _Stream(add, path, is_noted, call)
-                await handler(call)
+                return handler(call)
 
             return handle
         return _Unary(self.trail, path, is_noted, handler).handle

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from raftkv import errors
@@ -23,6 +23,7 @@ from raftkv.apply.auth.rights import Rights
 from raftkv.apply.auth.store import AuthStore
 from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
@@ -90,6 +91,8 @@ class Guard:
         method, row = row_of(path)
         if row is OPEN:
             return handler
+        if kind is Kind.LISTENED:
+            return self._listened(handler)
         if kind is Kind.STREAM:
             return self._by_message(handler) if row.by_message else self._stream(method, row, handler)
         return self._lasting(method, row, handler) if row.lasts else self._unary(method, row, handler)
@@ -157,7 +160,10 @@ class Guard:
         return guarded
 
     def _wait(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._let_in_later(ahead, call, again))
+        self._spawn(self._let_in_later(ahead, call, again), call)
+
+    def _spawn(self, waiting: Coroutine[Any, Any, None], call: ServerCall) -> None:
+        task = asyncio.get_running_loop().create_task(waiting)
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
         call.on_cancel(lambda: _cancel(task))
@@ -228,13 +234,41 @@ class Guard:
 
         return guarded
 
+    def _listened(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, of a stream without a task."""
+
+        def guarded(call: ListenedCall) -> None:
+            self._live.open(call).end_with_call()
+            if self._auth.is_enabled and (ahead := self._ahead_of(call)) is not None:
+                self._wait_to_listen(ahead, call, handler)
+            else:
+                handler(call)
+
+        return guarded
+
+    def _ahead_of(self, call: ServerCall) -> TokenAheadError | None:
+        """Why the token of a call is not known yet; what is wrong with it, the answer to the first message says."""
+        try:
+            self._callers.credential(call.headers, call.peer)
+        except TokenAheadError as ahead:
+            return ahead
+        except errors.StatusError:
+            pass
+        return None
+
     async def _wait_for_token(self, call: StreamCall) -> None:
-        """Wait for a token that is not known yet; what is wrong with it, the answer to the first message says."""
-        with contextlib.suppress(errors.StatusError):
-            try:
-                self._callers.credential(call.headers, call.peer)
-            except TokenAheadError as ahead:
+        ahead = self._ahead_of(call)
+        if ahead is not None:
+            with contextlib.suppress(errors.StatusError):
                 await self._caught_up(ahead)
+
+    def _wait_to_listen(self, ahead: TokenAheadError, call: ListenedCall, handler: Callable[..., Any]) -> None:
+        async def wait() -> None:
+            with contextlib.suppress(errors.StatusError):
+                await self._caught_up(ahead)
+            call.begin(handler)
+
+        self._spawn(wait(), call)
 
 
 def _ask(row: Row, rights: Rights, request: Any, caller: Caller | None) -> None:

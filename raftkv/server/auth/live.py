@@ -151,6 +151,17 @@ class LiveCall:
             self.end()
             self.call.abort(RpcError(error.code, str(error)))
 
+    def end_with_call(self) -> None:
+        """Have the end of the call end this."""
+        observer = self.call.observer
+
+        def ended(code: int, answer: bytes) -> None:
+            self.end()
+            if observer is not None:
+                observer(code, answer)
+
+        self.call.observer = ended
+
     def end(self) -> None:
         """The call is over, or about to be."""
         self._calls.discard(self)
@@ -192,14 +203,7 @@ class LiveCalls:
         """
         live = LiveCall(self, call, credential, check)
         self._calls[live] = None
-        observer = call.observer
-
-        def ended(code: int, answer: bytes) -> None:
-            live.end()
-            if observer is not None:
-                observer(code, answer)
-
-        call.observer = ended
+        live.end_with_call()
         return live
 
     def open(self, call: ServerCall) -> LiveCall:

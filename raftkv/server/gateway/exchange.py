@@ -84,7 +84,7 @@ class Exchange:
             timeout_s: after which it fails; None: never.
         """
         self.call = call = route.open(self, CALL, self._headers, route)
-        if timeout_s is not None:
+        if timeout_s is not None and not call.done:
             now = self._environment.clock()
             self._environment.wheel.add(call, now + timeout_s, now)
         return call

@@ -19,10 +19,11 @@ from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.response import integer
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import PREFIX
-from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease.graces import Graces
 from raftkv.server.lease.renewals import PendingKeepAlive
+from raftkv.server.services.leader_guard import LeaderGuard
 
 _pack: Final = PREFIX.pack
 UNANSWERED_MAX: Final = 100_000
@@ -40,6 +41,7 @@ class Requests(Protocol):
     graces: Graces
     known: dict[bytes, tuple[int, bytes, int]]
     """Requests parsed before."""
+    leader_guard: LeaderGuard
 
     def renew_at_once(self, lease_id: int) -> int:
         """Renew a lease if that needs nobody else: its TTL in seconds, or 0."""
@@ -78,23 +80,20 @@ class KeepAliveStream:
 
     Arguments:
         service: knows requests, and renews leases.
-        call: the RPC.
-        end: resolved when the client has said all and got all, or failed with what ends the stream.
+        call: the RPC, which this is the listener of.
         check: raises the StatusError that refuses a lease where users are asked for; None: nobody asks.
     """
 
     def __init__(
         self,
         service: Requests,
-        call: StreamCall,
-        end: asyncio.Future[None],
+        call: ListenedCall,
         check: Callable[[int], None] | None = None,
     ) -> None:
         self._auth = service.auth
         self._check = check
         self._service = service
         self._call = call
-        self._end = end
         self._unanswered = 0
         self._half_closed = False
         self._ended = False
@@ -139,9 +138,10 @@ class KeepAliveStream:
         if not self._ended:
             self._service.graces.answered(self, lease_id, grace_ms, ttl_s)
 
-    def ended(self) -> None:
-        """The stream has ended, in whatever way. A client that had said all before it was gone is not missed."""
+    def released(self) -> None:
+        """The call is over, in whatever way. A client that had said all before it was gone is not missed."""
         self._ended = True
+        self._service.leader_guard.forget(self._call)
         self._service.graces.stream_ended(self, severed=self._call.severed and not self._half_closed)
 
     def answer(self, message: bytes) -> None:
@@ -156,17 +156,15 @@ class KeepAliveStream:
         if out:
             self._unanswered -= len(out)
             self._call.send_frames_nowait(b"".join(out), len(out))
-            if self._call.send_buffer_size > UNREAD_BYTES_MAX and not self._end.done():
+            if self._call.send_buffer_size > UNREAD_BYTES_MAX:
                 text = f"more than {UNREAD_BYTES_MAX} bytes of answers are not read"
-                self._end.set_exception(RpcError(errors.RESOURCE_EXHAUSTED, text))
+                self._call.fail_with(RpcError(errors.RESOURCE_EXHAUSTED, text))
             self._end_if_done()
 
     def fail(self, error: errors.StatusError) -> None:
         """End the stream: what one request met, the others would meet too."""
-        if not self._end.done():
-            self.flush()
-        if not self._end.done():
-            self._end.set_exception(RpcError(error.code, str(error)))
+        self.flush()
+        self._call.fail_with(RpcError(error.code, str(error)))
 
     def half_closed(self) -> None:
         """The client has said all."""
@@ -174,8 +172,8 @@ class KeepAliveStream:
         self._end_if_done()
 
     def _end_if_done(self) -> None:
-        if self._half_closed and not self._unanswered and not self._end.done():
-            self._end.set_result(None)
+        if self._half_closed and not self._unanswered:
+            self._call.finish()
 
 
 class MemberBatch:

@@ -26,8 +26,9 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
-from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.status import RpcError
 from raftkv.server.lease.graces import ConnectionLost, Graces
 from raftkv.server.lease.keep_alives import KeepAliveStream, MemberBatch
 from raftkv.server.lease.lessor import Lessor
@@ -85,7 +86,7 @@ class LeaseService:
         self._live = live
         self._responder = responder
         self._admission = responder.admission
-        self._guard = guard
+        self.leader_guard = guard
         self._loop = asyncio.get_running_loop()
         self.graces = Graces(self._loop.time, lessor.connections_lost)
         self._header = b""
@@ -97,7 +98,7 @@ class LeaseService:
         server.unary(_METHODS["LeaseRevoke"].path, self.revoke)
         server.unary_async(_METHODS["LeaseTimeToLive"].path, self.time_to_live)
         server.unary_async(_METHODS["LeaseLeases"].path, self.leases)
-        server.stream(_METHODS["LeaseKeepAlive"].path, self.keep_alives)
+        server.listened(_METHODS["LeaseKeepAlive"].path, self.keep_alives)
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
@@ -193,21 +194,19 @@ class LeaseService:
 
     # -- keep-alives -------------------------------------------------------------------------------------------------
 
-    async def keep_alives(self, call: StreamCall) -> None:
-        """Renew leases until the client has said all."""
-        with refusals():
-            self._admission.check_read(call, serializable=False)
-        end = self._guard.until_leader_lost(call)
-        check = None if self._live is None else self._live.of(call).check_lease
-        stream = KeepAliveStream(self, call, end, check)
-        call.deliver_to(stream.receive)
-        reader = self._loop.create_task(_read_to_end(call, stream))
+    def keep_alives(self, call: ListenedCall) -> None:
+        """Renew leases until the client has said all.
+
+        Arguments:
+            call: to be listened to.
+        """
         try:
-            await end
-        finally:
-            stream.ended()
-            reader.cancel()
-            await asyncio.wait([reader])
+            self._admission.check_read(call, serializable=False)
+        except errors.StatusError as error:
+            raise RpcError(error.code, str(error)) from None
+        check = None if self._live is None else self._live.of(call).check_lease
+        self.leader_guard.watch_over(call)
+        call.listen(KeepAliveStream(self, call, check))
 
     def parse_keep_alive(self, data: bytes) -> tuple[int, bytes, int]:
         """Lease id of a request, the field of the response that repeats it, and the grace that it asks for.
@@ -288,9 +287,3 @@ def _readable_key(rights: Rights, caller: Caller | None, key: bytes) -> bytes:
     """The same, if the caller may read the key: it may have been attached since the call was let in."""
     rights.check_read(caller, key, b"")
     return _lease_key(key)
-
-
-async def _read_to_end(call: StreamCall, stream: KeepAliveStream) -> None:
-    """Messages go to the callback; what comes here is their end."""
-    await call.receive()
-    stream.half_closed()

@@ -135,11 +135,11 @@ class CallTimes(Collector):
             path, kind, handler: as the server registers it.
         """
         buckets = self._buckets[_labels_of(path)] = Buckets(_HANDLING_S)
-        if kind is Kind.STREAM:
+        if kind is not Kind.UNARY:
 
-            async def stream(call: StreamCall) -> None:
+            def stream(call: StreamCall) -> Any:
                 _observe(call, buckets)
-                await handler(call)
+                return handler(call)
 
             return stream
 

@@ -4,12 +4,14 @@ Clients ask for it with the metadata ``hasleader: true``, so that a watch on a m
 fails over instead of standing still for ever (etcd: server/etcdserver/api/v3rpc/interceptor.go, monitorLeader).
 
     await guard.until_leader_lost(call)      # for ever, for a call that does not insist; cancelled with its task
+    guard.watch_over(call)                   # the same for a call without a task: it is aborted
+    guard.forget(call)
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from raftkv import errors
@@ -33,6 +35,8 @@ class LeaderGuard:
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._open: dict[asyncio.Future[None], None] = {}
+        self._calls: dict[ServerCall, bool] = {}
+        """Calls without tasks, and whether they insist on a leader."""
         self._timer: asyncio.TimerHandle | None = None
 
     def until_leader_lost(self, call: ServerCall) -> asyncio.Future[None]:
@@ -44,10 +48,22 @@ class LeaderGuard:
         end: asyncio.Future[None] = self._loop.create_future()
         self._open[end] = None
         end.add_done_callback(lambda ended: self._open.pop(ended, None))
-        if (b"hasleader", b"true") in call.headers:
+        if _insists(call):
             self._waiting[end] = None
             end.add_done_callback(lambda ended: self._waiting.pop(ended, None))
         return end
+
+    def watch_over(self, call: ServerCall) -> None:
+        """Abort a call when such a handler would be ended.
+
+        Arguments:
+            call: to be forgotten when it is over.
+        """
+        self._calls[call] = _insists(call)
+
+    def forget(self, call: ServerCall) -> None:
+        """Watch over a call no more."""
+        self._calls.pop(call, None)
 
     def leader_changed(self) -> None:
         """Start to count the time without a leader, or stop."""
@@ -58,13 +74,26 @@ class LeaderGuard:
             self._timer = self._loop.call_later(ELECTIONS * self._node.settings.election_s, self._give_up)
 
     def _give_up(self) -> None:
-        _end_all(self._waiting, errors.NoLeaderError())
+        error = errors.NoLeaderError()
+        _end_all(self._waiting, error)
+        _abort_all([call for call, insists in self._calls.items() if insists], error)
 
     def close(self) -> None:
         """The member stops: streams that would never end by themselves end now, so that nobody waits for them."""
         if self._timer is not None:
             self._timer.cancel()
-        _end_all(self._open, errors.StoppedError())
+        error = errors.StoppedError()
+        _end_all(self._open, error)
+        _abort_all(list(self._calls), error)
+
+
+def _insists(call: ServerCall) -> bool:
+    return (b"hasleader", b"true") in call.headers
+
+
+def _abort_all(calls: Sequence[ServerCall], error: errors.StatusError) -> None:
+    for call in calls:
+        call.abort(RpcError(error.code, str(error)))
 
 
 def _end_all(ends: Iterable[asyncio.Future[None]], error: errors.StatusError) -> None:

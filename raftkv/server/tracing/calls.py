@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from raftkv.config import SAMPLING_WHOLE
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.tracing.recording import SERVER, Recording, current, parse
@@ -40,6 +41,13 @@ class TracedCalls:
     def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Return a handler that traces its calls (``router.Around``)."""
         name = path[1:]
+        if kind is Kind.LISTENED:
+
+            def handle_listened(call: ListenedCall) -> None:
+                self._begin(call, name)
+                handler(call)
+
+            return handle_listened
         if kind is Kind.STREAM:
 
             async def handle_stream(call: StreamCall) -> None:

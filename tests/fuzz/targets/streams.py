@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import struct
 from typing import cast
@@ -12,7 +11,7 @@ from raftkv.apply.response import HeaderEncoder
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import MessageAssembler, frame
-from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease.keep_alives import KeepAliveStream
 from raftkv.server.lease.service import LeaseService
@@ -97,21 +96,17 @@ class _Leases(Service):
 
 def _kept(data: bytes) -> None:
     """Input: framed LeaseKeepAliveRequests; each that is taken is answered once."""
-    loop = asyncio.new_event_loop()
-    try:
-        service, call = _Leases(), Call()
-        stream = KeepAliveStream(service, cast(StreamCall, call), loop.create_future())
-        taken = 0
-        for message in _messages(data)[:100]:
-            stream.receive(message)
-            taken += 1
-        for pending in service.waiting:
-            pending.answer(0)
-        for flush in service.scheduled:
-            flush()
-        assert sum(map(len, call.writes)) == taken
-    finally:
-        loop.close()
+    service, call = _Leases(), Call()
+    stream = KeepAliveStream(service, cast(ListenedCall, call))
+    taken = 0
+    for message in _messages(data)[:100]:
+        stream.receive(message)
+        taken += 1
+    for pending in service.waiting:
+        pending.answer(0)
+    for flush in service.scheduled:
+        flush()
+    assert sum(map(len, call.writes)) == taken
 
 
 def _keep_alives() -> list[bytes]:

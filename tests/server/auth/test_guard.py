@@ -15,6 +15,7 @@ from raftkv import errors
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.router import Kind
+from raftkv.rpc.status import RpcError
 from raftkv.server.auth import guard
 from raftkv.server.auth.guard import AHEAD_CALLS_MAX
 from raftkv.server.auth.simple_tokens import digest_of
@@ -38,8 +39,8 @@ def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
     return run
 
 
-def world_of_alice() -> World:
-    world = World()
+def world_of_alice(leases: tuple[int, ...] = ()) -> World:
+    world = World(leases)
     world.user("alice", ("READWRITE", b"a", b"b"))
     world.enable()
     return world
@@ -116,6 +117,26 @@ async def test_a_token_whose_entry_is_not_applied_yet_is_waited_for() -> None:
         await call.over
         await stream.over
     assert (call.status, stream.status) == (LET_IN, LET_IN)
+
+
+@on_loop
+async def test_a_stream_without_a_task_waits_for_its_token_too() -> None:
+    world = world_of_alice(leases=(100,))
+    secret = "y" * 24
+    token, request = f"{secret}.{world.node.applied + 1}", rpc_pb2.LeaseKeepAliveRequest(ID=100)
+    kept, left = (world.start("etcdserverpb.Lease/LeaseKeepAlive", request, token) for _ in range(2))
+    await asyncio.sleep(0.01)
+    assert not kept.answers
+    assert not kept.done
+    left.abort(RpcError(errors.UNAVAILABLE, "gone"))
+    world.node.applied += 1
+    world.users.granted(b"alice", digest_of(secret.encode()), world.node.applied)
+    await until(lambda: kept.answers or kept.done)
+    assert [rpc_pb2.LeaseKeepAliveResponse.FromString(one).ID for one in kept.answers] == [100]
+    assert not left.answers, "one that has left meanwhile is not listened to"
+    assert len(world.users.live) == 1
+    kept.abort(RpcError(errors.UNAVAILABLE, "gone"))
+    assert len(world.users.live) == 0
 
 
 @on_loop

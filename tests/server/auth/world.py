@@ -27,6 +27,7 @@ from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall
+from raftkv.rpc.server.listened import Listener
 from raftkv.rpc.server.router import Kind as CallKind
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.simple_tokens import SECRET_LETTERS, digest_of
@@ -151,6 +152,7 @@ class Call:
         self._back: list[bytes] = []
         self._callbacks: list[Callable[[], None]] = []
         self._listener: Callable[[bytes], None] | None = None
+        self._served_by: Listener | None = None
         self._assembler = MessageAssembler(1 << 30)
 
     @property
@@ -167,6 +169,8 @@ class Call:
         if self.status is None:
             self.status = code, text
             self.over.set_result(None)
+            if self._served_by is not None:
+                self._served_by.released()
             if self.observer is not None:
                 self.observer(code, b"")
 
@@ -220,6 +224,19 @@ class Call:
             data = self.inbox.get_nowait()
             if data is not None:
                 listener(data)
+
+    def listen(self, listener: Listener) -> None:
+        """See ``ListenedCall``."""
+        self._served_by = listener
+        self.deliver_to(listener.receive)
+
+    def begin(self, handler: Callable[..., Any]) -> None:
+        """See ``ListenedCall``."""
+        if not self.done:
+            try:
+                handler(self)
+            except RpcError as error:
+                self.fail_with(error)
 
     def ask(self, message: Any) -> None:
         """Send a request on a stream."""
@@ -285,6 +302,15 @@ class Registry:
                 call.fail_with(error)
             else:
                 call.fail(*OK)
+
+        self.by_path[path] = run
+
+    def listened(self, path: str, handler: Callable[..., Any]) -> None:
+        """See ``Server``."""
+        wrapped = self._around(path, CallKind.LISTENED, handler)
+
+        async def run(call: Call) -> None:
+            call.begin(wrapped)
 
         self.by_path[path] = run
 

@@ -14,6 +14,7 @@ from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.framing import frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, close_body
+from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
@@ -32,25 +33,42 @@ async def behind(request: HttpRequest) -> HttpResponse:
     return HttpResponse(404)
 
 
+class KeepAlives:
+    """Answers each request at once."""
+
+    def __init__(self, call: ListenedCall, ended: list[str]) -> None:
+        self._call = call
+        self._ended = ended
+
+    def receive(self, message: bytes) -> None:
+        lease_id = rpc_pb2.LeaseKeepAliveRequest.FromString(message).ID
+        self._call.send_nowait(rpc_pb2.LeaseKeepAliveResponse(ID=lease_id, TTL=5).SerializeToString())
+
+    def half_closed(self) -> None:
+        self._call.finish()
+
+    def released(self) -> None:
+        self._ended.append("released")
+
+
 class World:
     """A server with streams, and its gateway."""
 
     def __init__(self, limits: ServerLimits | None = None) -> None:
-        self.asked: list[int] = []
         self.sent = 0
         self.ended: list[str] = []
         self.gateway = Gateway(behind, Slices())
         self.server = Server(limits)
         self.server.stream(WATCH, self._watch)
-        self.server.stream(KEEP_ALIVE, self._keep_alive)
+        self.refusal: RpcError | None = None
+        self.server.listened(KEEP_ALIVE, self._keep_alive)
         self.server.stream(SNAPSHOT, self._snapshot)
         self.gateway.serve(self.server)
 
-    async def _keep_alive(self, call: StreamCall) -> None:
-        async for message in call:
-            lease_id = rpc_pb2.LeaseKeepAliveRequest.FromString(message).ID
-            self.asked.append(lease_id)
-            await call.send(rpc_pb2.LeaseKeepAliveResponse(ID=lease_id, TTL=5).SerializeToString())
+    def _keep_alive(self, call: ListenedCall) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        call.listen(KeepAlives(call, self.ended))
 
     async def _watch(self, call: StreamCall) -> None:
         call.send_headers()
@@ -103,6 +121,17 @@ async def test_requests_are_the_objects_of_the_body_and_answers_are_lines() -> N
     assert await everything(response) == (b'{"result":{"ID":"1","TTL":"5"}}\n{"result":{"ID":"2","TTL":"5"}}\n'), (
         "what cannot be read ends the requests, as in etcd"
     )
+    assert world.server.answers.accounts == set()
+    assert world.ended == ["released"]
+
+
+@on_loop
+async def test_a_call_may_be_refused_as_it_begins() -> None:
+    world = World()
+    world.refusal = RpcError(14, "etcdserver: no leader")
+    response = await world.ask("/v3/lease/keepalive", b'{"ID":1}', grpc_timeout="20S")
+    assert response.status == 503
+    assert json.loads(await everything(response))["error"]["message"] == "etcdserver: no leader"
     assert world.server.answers.accounts == set()
 
 

@@ -14,6 +14,7 @@ from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.errors import StatusError
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
+from raftkv.rpc.server.listened import Listener
 from raftkv.rpc.status import RpcError
 
 if TYPE_CHECKING:
@@ -32,11 +33,16 @@ class Handlers:
 
     def __init__(self) -> None:
         self.by_path: dict[str, Any] = {}
+        self.listened_paths: set[str] = set()
 
     def unary(self, path: str, handler: Any) -> None:
         self.by_path[path] = handler
 
     stream = unary
+
+    def listened(self, path: str, handler: Any) -> None:
+        self.by_path[path] = handler
+        self.listened_paths.add(path)
 
     def unary_async(self, path: str, handler: Any) -> None:
         async def answer(call: Call, request: bytes) -> None:
@@ -160,6 +166,8 @@ class Stream:
         self._ended = ended
         self._assembler = MessageAssembler(ROOM_BYTES)
         self._listener: Callable[[bytes], None] | None = None
+        self._served_by: Listener | None = None
+        """Who is to hear that the call is over, if it has no task."""
         self._unread: list[bytes] = []
         self._on_room: Callable[[], None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -175,6 +183,27 @@ class Stream:
             data = self._requests.get_nowait()
             if data is not None:
                 listener(data)
+
+    def listen(self, listener: Listener) -> None:
+        self._served_by = listener
+        self.deliver_to(listener.receive)
+
+    def finish(self) -> None:
+        self._answer(None)
+
+    def fail_with(self, error: RpcError) -> None:
+        self._answer(error)
+
+    abort = fail_with
+
+    def _answer(self, error: RpcError | None) -> None:
+        self._release()
+        self._outbox.put(self._finish, error)
+
+    def _release(self) -> None:
+        listener, self._served_by = self._served_by, None
+        if listener is not None:
+            listener.released()
 
     def send_frames_nowait(self, frames: bytes, count: int) -> None:
         if self.is_stalled:
@@ -196,8 +225,15 @@ class Stream:
         """Begin; on the member's loop."""
         self._outbox = member.outbox
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._task = asyncio.get_running_loop().create_task(member.handlers.by_path[path](self))
-        self._task.add_done_callback(self._over)
+        handler = member.handlers.by_path[path]
+        if path not in member.handlers.listened_paths:
+            self._task = asyncio.get_running_loop().create_task(handler(self))
+            self._task.add_done_callback(self._over)
+            return
+        try:
+            handler(self)
+        except RpcError as error:
+            self._answer(error)
 
     def send(self, message: bytes) -> None:
         """A request; on the member's loop."""
@@ -209,11 +245,13 @@ class Stream:
         try:
             self._listener(message)
         except RpcError as error:
+            self._release()
             self._finish(error)
 
     def close(self, *, severed: bool = True) -> None:
         """The connection of the client breaks, or it ends the call; on the member's loop."""
         self.severed, self.is_over = severed, True
+        self._release()
         if self._task is not None:
             self._task.cancel()
 

@@ -1,0 +1,203 @@
+"""Streams that a listener serves: no task, one end, and nothing after it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from raftkv.rpc import Channel, Code, RpcError, Server
+from raftkv.rpc.framing import frame
+from raftkv.rpc.server.listened import ListenedCall
+from raftkv.rpc.server.router import Kind
+from tests.rpc import raw
+from tests.rpc.loop import failure, on_loop, until
+
+PATH = "/test.Listened/Echo"
+
+
+class Echo:
+    """Answers each request with itself; some words end the call, or break it."""
+
+    def __init__(self, call: ListenedCall) -> None:
+        self.call = call
+        self.heard: list[str] = []
+
+    def receive(self, message: bytes) -> None:
+        self.heard.append(message.decode())
+        if message == b"raise":
+            raise RpcError(Code.ABORTED, "as asked")
+        if message == b"fail":
+            self.call.fail_with(RpcError(Code.ABORTED, "as asked"))
+        elif message == b"finish":
+            self.call.finish()
+        else:
+            self.call.send_frames_nowait(frame(message), 1)
+
+    def half_closed(self) -> None:
+        self.heard.append("half closed")
+        self.call.finish()
+
+    def released(self) -> None:
+        self.heard.append("severed" if self.call.severed else "released")
+
+
+class Scene:
+    """A server, a channel to it, and the listeners of all calls."""
+
+    def __init__(self, server: Server, channel: Channel, echoes: list[Echo]) -> None:
+        self.server = server
+        self.channel = channel
+        self.echoes = echoes
+
+    @property
+    def heard(self) -> list[str]:
+        """What the listener of the last call has heard."""
+        return self.echoes[-1].heard if self.echoes else []
+
+
+def _listen(call: ListenedCall, echoes: list[Echo]) -> None:
+    echoes.append(Echo(call))
+    call.listen(echoes[-1])
+
+
+Handler = Callable[[ListenedCall, list[Echo]], None]
+
+
+@contextlib.asynccontextmanager
+async def scene(handler: Handler = _listen, **more: Any) -> AsyncIterator[Scene]:
+    server, echoes = Server(**more), list[Echo]()
+    server.listened(PATH, lambda call: handler(call, echoes))
+    ((_, port),) = await server.listen("127.0.0.1", 0)
+    try:
+        async with Channel(f"127.0.0.1:{port}") as channel:
+            yield Scene(server, channel, echoes)
+    finally:
+        await server.close()
+
+
+@on_loop
+async def test_requests_are_answered_without_a_task() -> None:
+    async with scene() as here:
+        stream = here.channel.stream(PATH)
+        await stream.send(b"one")
+        assert await stream.receive() == b"one"
+        tasks = {task for task in asyncio.all_tasks() if "TaskCall" in repr(task.get_coro())}
+        assert not tasks
+        await stream.send(b"two")
+        stream.half_close()
+        assert [await stream.receive(), await stream.receive()] == [b"two", None]
+        assert here.heard == ["one", "two", "half closed", "released"]
+        assert here.server.router.routes[PATH.encode()].counts.answered == 1
+
+
+@on_loop
+async def test_a_handler_refuses_and_nothing_of_the_call_stays() -> None:
+    def refuse(call: ListenedCall, echoes: list[Echo]) -> None:
+        calls.append(call)
+        raise RpcError(Code.PERMISSION_DENIED, "no")
+
+    calls: list[ListenedCall] = []
+    async with scene(refuse) as here:
+        stream = here.channel.stream(PATH)
+        await stream.send(b"one")
+        error = await failure(stream.receive())
+        assert (error.code, error.text) == (Code.PERMISSION_DENIED, "no")
+        assert calls[0]._core.open_calls == 0
+        assert (await failure(here.channel.stream(PATH, timeout_s=20).receive())).code == Code.PERMISSION_DENIED
+
+
+@on_loop
+async def test_an_error_that_nobody_knows_is_reported() -> None:
+    def broken(call: ListenedCall, echoes: list[Echo]) -> None:
+        raise KeyError("bug")
+
+    reported: list[tuple[str, BaseException]] = []
+    async with scene(broken, report=lambda path, error: reported.append((path, error))) as here:
+        assert (await failure(here.channel.stream(PATH).receive())).code == Code.INTERNAL
+    assert [(path, type(error)) for path, error in reported] == [(PATH, KeyError)]
+
+
+async def _send_together(here: Scene, *messages: bytes) -> None:
+    """Send messages in one DATA frame, one behind the end of the call, and another call."""
+    client = await raw.RawClient.connect(here.channel.targets[0])
+    client.send(raw.headers(1, raw.grpc_headers(PATH)))
+    client.send(raw.message(1, b"".join(frame(message) for message in messages)))
+    await until(lambda: here.heard and here.heard[-1] == "released")
+    client.send(raw.message(1, frame(b"late")))
+    client.send(raw.headers(3, raw.grpc_headers(PATH)) + raw.message(3, b"", raw.END_STREAM))
+    await until(lambda: len(here.echoes) == 2 and here.heard[-1] == "released")
+    client.close()
+
+
+@on_loop
+async def test_a_message_may_end_the_call_and_those_behind_it_are_not_heard() -> None:
+    for word in (b"raise", b"fail", b"finish"):
+        async with scene() as here:
+            await _send_together(here, b"one", word, b"two")
+            assert here.echoes[0].heard == ["one", word.decode(), "released"]
+            counts = here.server.router.routes[PATH.encode()].counts
+            assert counts.failed == ({} if word == b"finish" else {Code.ABORTED: 1})
+
+
+@on_loop
+async def test_the_last_word_of_a_listener_says_how_the_client_left() -> None:
+    async with scene() as here:
+        stream = here.channel.stream(PATH)
+        await stream.send(b"one")
+        await stream.receive()
+        stream.cancel()
+        await until(lambda: here.heard == ["one", "released"])
+        client = await raw.RawClient.connect(here.channel.targets[0])
+        client.send(raw.headers(1, raw.grpc_headers(PATH)) + raw.message(1, frame(b"one")))
+        await until(lambda: len(here.echoes) == 2 and here.heard == ["one"])
+        client.close()
+        await until(lambda: here.heard == ["one", "severed"])
+        last = here.channel.stream(PATH)
+        await last.send(b"one")
+        await last.receive()
+        here.echoes[-1].call.abort(RpcError(Code.UNAVAILABLE, "stopping"))
+        assert (await failure(last.receive())).text == "stopping"
+        assert here.heard == ["one", "released"]
+
+
+@on_loop
+async def test_half_a_message_is_no_request() -> None:
+    async with scene() as here:
+        client = await raw.RawClient.connect(here.channel.targets[0])
+        client.send(raw.headers(1, raw.grpc_headers(PATH)) + raw.message(1, frame(b"one")[:-1], raw.END_STREAM))
+        await until(lambda: here.heard == ["released"])
+        assert here.server.router.routes[PATH.encode()].counts.failed == {Code.INTERNAL: 1}
+        client.close()
+
+
+@on_loop
+async def test_whoever_guards_a_call_may_begin_it_later() -> None:
+    def around(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
+        assert kind is Kind.LISTENED
+
+        def guarded(call: ListenedCall) -> None:
+            calls.append(call)
+
+        handlers.append(handler)
+        return guarded
+
+    calls: list[ListenedCall] = []
+    handlers: list[Callable[..., Any]] = []
+    async with scene(around=(around,)) as here:
+        stream = here.channel.stream(PATH)
+        await stream.send(b"one")
+        await stream.send(b"two")
+        stream.half_close()
+        await until(lambda: calls and calls[0].request_done)
+        calls[0].begin(handlers[0])
+        assert [await stream.receive(), await stream.receive(), await stream.receive()] == [b"one", b"two", None]
+        assert here.heard == ["one", "two", "half closed", "released"]
+        left = here.channel.stream(PATH)
+        await left.send(b"one")
+        await until(lambda: len(calls) == 2)
+        left.cancel()
+        await until(lambda: calls[1].done)
+        calls[1].begin(handlers[0])
+        assert len(here.echoes) == 1, "of a call that is over nobody wants to know"
