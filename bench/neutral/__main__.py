@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.compare import PROGRAMS, write_table
 from bench.neutral import generators, pairs, report
-from bench.neutral.rows import ROWS
+from bench.neutral.rows import ROWS, Calls
 
 RESULTS = Path(__file__).parent / "results.json"
 TABLES = {"interpreted": "neutral", "compiled": "neutral-compiled"}
@@ -52,6 +52,10 @@ def main(words: Sequence[str]) -> int:
     if unknown := names - {row.name for row in ROWS}:
         raise SystemExit(f"bench: no row is called {', '.join(sorted(unknown))}")
     rows = [row for row in ROWS if not names or row.name in names]
+    unsent = {row.name for row in rows if isinstance(row, Calls) and not generators.can_send(options.generator, row)}
+    if names & unsent:
+        raise SystemExit(f"bench: {', '.join(sorted(names & unsent))}: only h2load can send that")
+    rows = [row for row in rows if row.name not in unsent]
     results = pairs.run(PROGRAMS, rows, options.pairs, options.seconds, options.generator, pairs.tell_on_stderr)
     if options.json:
         print(json.dumps(results, indent=2))

@@ -77,6 +77,11 @@ def by_raftkvctl(row: Calls, endpoint: str, calls: int) -> Sent:
 GENERATORS: dict[str, Send] = {"h2load": by_h2load, "raftkvctl": by_raftkvctl}
 
 
+def can_send(generator: str, row: Calls) -> bool:
+    """Tell whether a generator can send a row: our own has no calls of several requests that are sent at once."""
+    return generator == "h2load" or not row.messages
+
+
 def usual() -> str:
-    """Name the generator of unary calls on this machine."""
+    """Name the generator of these calls on this machine."""
     return "h2load" if h2load.is_installed() else "raftkvctl"

@@ -19,7 +19,7 @@ from typing import Any
 from bench import compare
 from bench.neutral import processor
 from bench.neutral.generators import GENERATORS, Sent
-from bench.neutral.rows import KEY, PUT, VALUE, Calls
+from bench.neutral.rows import KEY, LEASE, PUT, VALUE, Calls
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
 from tests.procs import Cluster, Program
@@ -61,6 +61,7 @@ class Scene:
         self.pids = processor.pids_of(cluster)
         self._wire = Wire(cluster.endpoints)
         self._ask("etcdserverpb.KV/Put", PUT)
+        self._ask("etcdserverpb.Lease/LeaseGrant", LEASE)
 
     def close(self) -> None:
         """Let the client go."""
@@ -100,7 +101,7 @@ def check(row: Calls, calls: int, sent: Sent, before: Any, after: Any) -> None:
         raise SystemExit(f"bench: {row.name}: {calls} calls were to add {wanted} revisions, and added {added}")
     if [kv.value for kv in after.kvs] != [VALUE]:
         raise SystemExit(f"bench: {row.name}: the key of all rows has another value")
-    answered = calls * (_FRAME_HEAD_BYTES + after.ByteSize())
+    answered = calls * row.requests * (_FRAME_HEAD_BYTES + row.answer(after).ByteSize())
     if not row.revisions and sent.data_bytes not in (None, answered):
         raise SystemExit(f"bench: {row.name}: {sent.data_bytes} bytes were answered, not {answered}")
 
@@ -112,8 +113,8 @@ def measure(row: Row, scene: Scene, generator: str, calls: int) -> Measured:
         leader_pid = scene.pids[scene.endpoints.index(leader)]
         before, leader_before_s = processor.now(scene.pids), processor.process_s(leader_pid)
         if isinstance(row, Calls):
-            sent, units = send_checked(row, scene, leader, generator, calls), calls
-            rate, generator_us = sent.rate, sent.generator_s / calls * 1e6
+            sent, units = send_checked(row, scene, leader, generator, calls), calls * row.requests
+            rate, generator_us = sent.rate * row.requests, sent.generator_s / units * 1e6
         else:
             found = compare.measure(row, [leader], calls / row.total, compare.Setting())
             rate, generator_us, units = found["rate"], found["generator_us"], found["units"]
@@ -131,7 +132,7 @@ def calls_for(row: Row, scene: Scene, generator: str, seconds: float) -> int:
     if not isinstance(row, Calls):
         return max(row.clients, int(row.total * seconds))
     first = 200 + 10 * row.clients
-    return max(first, int(measure(row, scene, generator, first).rate * seconds))
+    return max(first, int(measure(row, scene, generator, first).rate / row.requests * seconds))
 
 
 def run(

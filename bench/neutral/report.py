@@ -89,9 +89,9 @@ def facts(results: dict[str, Any]) -> str:
         f"Three members of each program and the generator on {machine['cores']} shared cores, both clusters up, calls "
         f"to the leader, 256-byte values, fsync on; {results['pairs']} alternating pairs of about "
         f"{results['seconds']:g} s, {machine['date']}, Python {machine['python']}, hot path {machine['hot_path']}. "
-        f"Rates and ratios are medians. Costs are user and system time of processors for a call (of watches: for an "
-        f"event), etcd / raftkv; members are taken all three together. All calls of a row but "
-        f"keep-alives are the same bytes, so all puts go to one key. Load of the machine before the run "
+        f"Rates and ratios are medians. Costs are user and system time of processors for a call (of keep-alives: for one; "
+        f"of watches: for an event), etcd / raftkv; members are taken all three together. All calls of h2load in a row "
+        f"are the same bytes, so all puts go to one key. Load of the machine before the run "
         f"{machine['load_before']:g}; other work used {statistics.median(shares):.0%} of the cores meanwhile "
         f"({min(shares):.0%} to {max(shares):.0%})."
     )

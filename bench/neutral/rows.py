@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from bench.compare import Row as Streams
 from raftkv.client.rpc import methods
@@ -12,16 +15,23 @@ from raftkv.rpc.framing import frame
 KEY = b"neutral/key"
 VALUE = b"v" * 256
 PUT = rpc_pb2.PutRequest(key=KEY, value=VALUE)
+LEASE = rpc_pb2.LeaseGrantRequest(ID=0x1234, TTL=3600)
+
+
+def _as_read(read: rpc_pb2.RangeResponse) -> rpc_pb2.RangeResponse:
+    return read
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Unary calls, all of them the same bytes: h2load takes one body.
+    """Calls that are all the same bytes: h2load takes one body.
 
     Attributes:
         connections: of the generator.
         streams: calls under way on each connection.
         revisions: that each call adds to the store; 0: it reads.
+        messages: requests of one call; 0: the call is unary.
+        answer: what a call that adds nothing brings back for a request, by a range of the key that was read meanwhile.
     """
 
     name: str
@@ -30,6 +40,13 @@ class Calls:
     connections: int
     streams: int = 1
     revisions: int = 0
+    messages: int = 0
+    answer: Callable[[rpc_pb2.RangeResponse], Any] = _as_read
+
+    @property
+    def requests(self) -> int:
+        """How many requests a call has."""
+        return max(1, self.messages)
 
     @property
     def clients(self) -> int:
@@ -38,8 +55,8 @@ class Calls:
 
     @property
     def body(self) -> bytes:
-        """The message as gRPC frames it."""
-        return bytes(frame(self.message))
+        """The messages as gRPC frames them."""
+        return bytes(frame(self.message)) * self.requests
 
 
 def _put(connections: int, streams: int = 1) -> Calls:
@@ -52,6 +69,17 @@ def _range(name: str, *, serializable: bool) -> Calls:
     return Calls(name, methods.RANGE.path, request.SerializeToString(), 100)
 
 
+def _kept(read: rpc_pb2.RangeResponse) -> rpc_pb2.LeaseKeepAliveResponse:
+    return rpc_pb2.LeaseKeepAliveResponse(header=read.header, ID=LEASE.ID, TTL=LEASE.TTL)
+
+
+_keep = partial(
+    Calls,
+    path=methods.LEASE_KEEP_ALIVE.path,
+    message=rpc_pb2.LeaseKeepAliveRequest(ID=LEASE.ID).SerializeToString(),
+    connections=100,
+    answer=_kept,
+)
 _EXISTS = rpc_pb2.Compare(key=KEY, target=rpc_pb2.Compare.VERSION, result=rpc_pb2.Compare.GREATER, version=0)
 _TXN = rpc_pb2.TxnRequest(compare=[_EXISTS], success=[rpc_pb2.RequestOp(request_put=PUT)])
 
@@ -63,6 +91,8 @@ CALLS = (
     _range("range-linearizable-c100", serializable=False),
     _range("range-serializable-c100", serializable=True),
     Calls("txn-c100", methods.TXN.path, _TXN.SerializeToString(), 100, revisions=1),
+    _keep("lease-keepalive-once-c100", messages=1),
+    _keep("lease-keepalive-ten-c100", messages=10),
 )
 
 STREAMS = (
@@ -73,6 +103,7 @@ STREAMS = (
         *(16, 10, 2, 1_000, "streams", "rate", "put_"),
     ),
 )
-"""Bidirectional streams, which h2load cannot make: the generator is `raftkvctl bench`. Totals are those of a second."""
+"""Streams on which one request follows the answer to another, which h2load cannot send: the generator is `raftkvctl
+bench`. Totals are those of a second."""
 
 ROWS: tuple[Calls | Streams, ...] = (*CALLS, *STREAMS)

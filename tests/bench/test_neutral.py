@@ -12,7 +12,7 @@ from bench import compare
 from bench.neutral import __main__ as neutral
 from bench.neutral import h2load, processor, report
 from bench.neutral.__main__ import main
-from bench.neutral.generators import Sent
+from bench.neutral.generators import Sent, can_send
 from bench.neutral.pairs import check
 from bench.neutral.rows import CALLS, KEY, ROWS, VALUE, Calls
 from raftkv.pb import kv_pb2, rpc_pb2
@@ -24,6 +24,7 @@ status codes: {good} 2xx, 0 3xx, 0 4xx, 0 5xx
 traffic: 184.10KB (188514) total, 4.02KB (4120) headers (space savings 94.58%), 64.33KB (65874) data
 """
 PUT, READ = (next(row for row in CALLS if bool(row.revisions) is writes) for writes in (True, False))
+KEPT = next(row for row in CALLS if row.messages > 1)
 ONE_ANSWER_BYTES = 5 + 2 + 2 + 2 + 3 + len(KEY) + 3 + len(VALUE)
 """The frame's head; header with a revision; tag and length of the key value; key and value with theirs."""
 
@@ -57,6 +58,7 @@ def _read(revision: int, value: bytes = VALUE) -> rpc_pb2.RangeResponse:
         (PUT, _read(9, b"?"), 0, "another value"),
         (READ, _read(6), 0, "bytes were answered"),
         (READ, _read(7), 3 * ONE_ANSWER_BYTES, "were to add 0 revisions"),
+        (KEPT, _read(6), 3 * KEPT.messages * ONE_ANSWER_BYTES, "bytes were answered"),
     ],
 )
 def test_answers_that_were_not_good_are_found(
@@ -70,11 +72,21 @@ def test_good_answers_pass() -> None:
     check(PUT, 3, Sent(1.0, 1.0, 0), _read(6), _read(9))
     check(READ, 3, Sent(1.0, 1.0, 3 * ONE_ANSWER_BYTES), _read(6), _read(6))
     check(READ, 3, Sent(1.0, 1.0, None), _read(6), _read(6))
+    one_bytes = 5 + 2 + 2 + 3 + 3  # the frame's head; header with a revision; id and TTL with two bytes each
+    check(KEPT, 3, Sent(1.0, 1.0, 3 * KEPT.messages * one_bytes), _read(6), _read(6))
 
 
 def test_names_of_rows_differ_and_bodies_are_framed() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert PUT.body[:5] == bytes([0, *len(PUT.message).to_bytes(4, "big")])
+    assert KEPT.body == KEPT.messages * (bytes([0, *len(KEPT.message).to_bytes(4, "big")]) + KEPT.message)
+
+
+def test_rows_that_a_generator_cannot_send_are_left_out_or_refused() -> None:
+    assert [row.name for row in CALLS if not can_send("raftkvctl", row)] == [row.name for row in CALLS if row.messages]
+    assert all(can_send("h2load", row) for row in CALLS)
+    with pytest.raises(SystemExit, match=f"{KEPT.name}: only h2load"):
+        main(["--generator", "raftkvctl", "--rows", KEPT.name])
 
 
 def _one(rate: float, members_us: float) -> dict[str, float]:
@@ -142,6 +154,7 @@ def test_a_disturbed_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_rows_can_be_run(capsys: pytest.CaptureFixture[str]) -> None:
     for generator in ("raftkvctl", *(["h2load"] if h2load.is_installed() else [])):
         rows = ("--rows", "put-c10,range-serializable-c100,watch-1000-on-1-key")
+        rows = (rows[0], f"{rows[1]},{KEPT.name}") if generator == "h2load" else rows
         assert main(["--pairs", "1", "--seconds", "0.02", "--json", "--generator", generator, *rows]) == 0
         for row in json.loads(capsys.readouterr().out)["rows"]:
             assert all(one["rate"] > 0 for program in ("etcd", "raftkv") for one in row[program])
