@@ -14,6 +14,7 @@ from typing import Final
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
 from raftkv.server import descriptors
+from raftkv.server.collector import collect_in_small_passes, look_at_young_objects
 from raftkv.server.logs import outputs as logs
 from raftkv.server.member import ExtendHttp, Member, OnReady
 from raftkv.server.membership.joining import origin_of
@@ -29,10 +30,6 @@ NEEDS_UPGRADE_STATUS: Final = 3
 
 SWITCH_INTERVAL_S: Final = 0.000_5
 """How long the loop may keep the interpreter when the log or database thread wants it (Python's default: 5 ms)."""
-
-GC_THRESHOLDS: Final = (10_000, 4, 1_000_000)
-"""A collection looks at no more than some 60,000 objects (about 5 ms), and what it leaves is never looked at again: a
-full one holds the loop for 0.2 s with 300,000 keys. Cycles that live longer are not freed, so there must be none."""
 
 
 def run(config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: OnReady | None = None) -> int:
@@ -120,23 +117,11 @@ async def _serve(
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, on_signal, number)
     supervisor.feed_watchdog(loop)
-    with contextlib.closing(supervisor):
+    with contextlib.closing(supervisor), look_at_young_objects(loop):
         await member.run(serves)
     if member.is_removed:
         raise MemberRemovedError(member.removed_text)
     return received, member.failure
-
-
-def collect_in_small_passes() -> None:
-    """Have the collector of this process look at young objects alone, whatever the size of the store."""
-    gc.set_threshold(*GC_THRESHOLDS)
-    if _keep_out_of_sight not in gc.callbacks:
-        gc.callbacks.append(_keep_out_of_sight)
-
-
-def _keep_out_of_sight(phase: str, collection: dict[str, int]) -> None:
-    if phase == "stop" and collection["generation"] > 0:
-        gc.freeze()
 
 
 def _complain(text: str, status: int = 1) -> int:

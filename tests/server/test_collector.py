@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Iterator
 
 import pytest
 
-from raftkv.server.main import GC_THRESHOLDS, collect_in_small_passes
+from raftkv.server.collector import GC_THRESHOLDS, collect_in_small_passes, look_at_young_objects
+from tests.rpc.loop import on_loop, until
 
 KEPT = 400_000
 YOUNG_MAX = GC_THRESHOLDS[0] * (GC_THRESHOLDS[1] + 3)
@@ -56,3 +58,24 @@ def test_young_cycles_are_freed(passes: list[int]) -> None:
         _Cycle()
     assert len(passes) > 10
     assert _Cycle.left <= 2 * GC_THRESHOLDS[0]
+
+
+def _is_young(one: object) -> bool:
+    return any(one is other for generation in range(3) for other in gc.get_objects(generation))
+
+
+@on_loop
+async def test_what_grows_is_looked_at_before_it_is_large(passes: list[int]) -> None:
+    """A list grows while hardly an object is made, as the revisions of a key do: its content would be followed once."""
+    gc.disable()  # nothing but the timer collects
+    try:
+        grows: list[int] = []
+        assert _is_young(grows)
+        with look_at_young_objects(asyncio.get_running_loop()):
+            await until(lambda: not _is_young(grows))
+        again: list[int] = []
+        count = len(passes)
+        await asyncio.sleep(0)
+        assert (_is_young(again), len(passes)) == (True, count), "nothing is left of the timer"
+    finally:
+        gc.enable()
