@@ -6,7 +6,8 @@ are submitted, and their callback runs on the event loop, never before the fsync
 A short fsync is cheapest done inline. A long one would hold the loop, so while the usual sync (the median, which a
 burst of slow ones does not move) is above ``INLINE_SYNC_MAX_S`` the kernel syncs beside the loop (``KernelSync``), and
 all that gathered meanwhile shares the next sync. Slow ones come in bursts, as when the database is written too: after
-one of ``SLOW_SYNC_S`` syncs are the kernel's for ``SLOW_S``.
+one of ``SLOW_SYNC_S`` syncs are the kernel's for ``SLOW_S``, and for twice as long each time that the loop tried again
+and soon met the next, which held it (``SyncTimes``).
 
 What takes long to write whatever the sync takes is the thread's: batches of megabytes, deleted segments. So is all
 else where the kernel does not sync so, and while a failpoint is armed, which acts where it is passed. A thread costs
@@ -20,6 +21,7 @@ again could acknowledge what is not on disk. The member stops.
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 import time
@@ -37,6 +39,9 @@ INLINE_SYNC_MAX_S: Final = 0.001
 
 SLOW_SYNC_S: Final = 0.005
 SLOW_S: Final = 0.25
+SLOW_MAX_S: Final = 16.0
+RELAPSE_S: Final = 2.0
+"""A slow sync so soon after the last burst means that bursts go on."""
 
 INLINE_BYTES_MAX: Final = 64 * 1024
 """A batch above this is not synced inline however short syncs are: so much can take a disk a hundred times as long."""
@@ -176,6 +181,34 @@ class Restore(Batch):
         failpoint("raftAfterSaveSnap")
 
 
+class SyncTimes:
+    """What is known of how long syncs take: whether the loop may wait for the next."""
+
+    def __init__(self) -> None:
+        self._usual_s = 0.0
+        self._slow_until = -math.inf
+        self._slow_s = SLOW_S
+
+    def is_fast(self, now: float) -> bool:
+        """Return whether a sync that begins now should be short."""
+        return self._usual_s < INLINE_SYNC_MAX_S and now > self._slow_until
+
+    def note(self, started: float, ended: float) -> None:
+        """Learn from a sync.
+
+        Arguments:
+            started, ended: of one clock, as the others.
+        """
+        seconds = ended - started
+        if seconds > SLOW_SYNC_S:
+            if started > self._slow_until:  # it should have been short
+                is_relapse = started < self._slow_until + RELAPSE_S
+                self._slow_s = min(2 * self._slow_s, SLOW_MAX_S) if is_relapse else SLOW_S
+            self._slow_until = ended + self._slow_s
+        step_s = max(_STEP_MIN_S, self._usual_s * _STEP_SHARE)
+        self._usual_s += step_s if seconds > self._usual_s else -step_s
+
+
 class Disk:
     """Makes batches durable in order.
 
@@ -218,8 +251,7 @@ class Disk:
         self._sync_started = 0.0
         if beside is not None:
             loop.add_reader(beside.fileno(), self._synced)
-        self._usual_s = 0.0
-        self._slow_until = 0.0
+        self._times = SyncTimes()
         self._thread = threading.Thread(target=self._run, name="raftkv-wal", daemon=True)
         self._thread.start()
 
@@ -230,7 +262,8 @@ class Disk:
 
     def submit(self, batch: Batch) -> None:
         """Make a batch durable, then call its ``done`` on the loop (possibly before this returns)."""
-        if self._outstanding == 0 and batch.is_short and batch.size_bytes <= INLINE_BYTES_MAX and self._is_fast():
+        is_small = batch.is_short and batch.size_bytes <= INLINE_BYTES_MAX
+        if self._outstanding == 0 and is_small and self._times.is_fast(time.perf_counter()):
             self._write((batch,))
             batch.done()
             return
@@ -281,9 +314,6 @@ class Disk:
         for batch in batches:
             self._queue.put(batch)
 
-    def _is_fast(self) -> bool:
-        return self._usual_s < INLINE_SYNC_MAX_S and time.perf_counter() > self._slow_until
-
     def close(self) -> None:
         """Finish what was submitted and end the thread; callbacks still pending on the loop are not awaited."""
         if self._beside is not None:
@@ -324,10 +354,7 @@ class Disk:
         """
         ended = time.perf_counter()
         seconds = ended - started
-        if seconds > SLOW_SYNC_S:
-            self._slow_until = ended + SLOW_S
-        step_s = max(_STEP_MIN_S, self._usual_s * _STEP_SHARE)
-        self._usual_s += step_s if seconds > self._usual_s else -step_s
+        self._times.note(started, ended)
         self._observe_sync(seconds)
         if self.observer is not None:
             self.observer(seconds)

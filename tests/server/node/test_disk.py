@@ -13,7 +13,7 @@ import pytest
 
 from raftkv.raft.types import ConfState, Entry, HardState, SnapshotMeta
 from raftkv.server.node import disk as disk_module
-from raftkv.server.node.disk import FRAME_BYTES_MAX, Batch, Disk, Mark
+from raftkv.server.node.disk import FRAME_BYTES_MAX, SLOW_MAX_S, SLOW_S, SLOW_SYNC_S, Batch, Disk, Mark, SyncTimes
 from raftkv.storage import failpoints
 from raftkv.storage.wal import WAL
 from raftkv.storage.wal.kernel_sync import KernelSync
@@ -215,7 +215,7 @@ def test_after_a_slow_sync_the_next_are_left_to_the_thread_for_a_while(
         disk.submit(_batch(2, done))
         assert done == [1]
         await _all_durable(disk)
-        monkeypatch.setattr(disk_module, "SLOW_S", -1.0)  # as if it had passed when the next sync ends
+        monkeypatch.setattr(disk._times, "_slow_s", -1.0)  # as if it had passed when the next sync ends
         disk.submit(_batch(3, done))
         await _all_durable(disk)
         disk.submit(_batch(4, done))
@@ -223,6 +223,30 @@ def test_after_a_slow_sync_the_next_are_left_to_the_thread_for_a_while(
         disk.close()
 
     asyncio.run(scenario())
+
+
+def _slow_at(times: SyncTimes, started: float) -> float:
+    """Note a slow sync; when the loop does the next itself."""
+    ended = started + 2 * SLOW_SYNC_S
+    times.note(started, ended)
+    after = [step / 100 for step in range(1, 3_000)]
+    return next(delay for delay in after if times.is_fast(ended + delay))
+
+
+def test_the_loop_tries_again_later_and_later_while_syncs_stay_slow_now_and_then() -> None:
+    times = SyncTimes()
+    now, found = 100.0, []
+    for _ in range(6):
+        found.append(_slow_at(times, now))
+        assert not times.is_fast(now + found[-1] / 2)
+        now += found[-1] + 1.0  # it was fast for a second
+    assert found == pytest.approx([SLOW_S * 2**doubled for doubled in range(6)], abs=0.02)
+    # Slow ones beside the loop hold nobody: each begins the spell anew, and none doubles it.
+    beside = [_slow_at(times, now), _slow_at(times, now + 1.0), _slow_at(times, now + 2.0)]
+    assert beside == pytest.approx([SLOW_MAX_S] * 3, abs=0.02)
+    # Once it has been fast for a while, the next slow one is the first of its kind.
+    assert _slow_at(times, now + 1_000.0) == pytest.approx(SLOW_S, abs=0.02)
+    assert _slow_at(times, now + 1_000.1) == pytest.approx(SLOW_S, abs=0.02)
 
 
 def test_a_batch_behind_an_outstanding_one_never_overtakes_it(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
