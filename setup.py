@@ -105,6 +105,7 @@ setup(
         "tracing": TRACING,
         "docs": DOCS,
         "dev": [*TEST, *DEV, *ORACLE, *FILES, *TRACING, *DOCS, *BROWSER],
+        "native": COMPILER,
         "bench": [*ORACLE, "matplotlib>=3.8"],
         "torch": TORCH,
         "dev-torch": DEV_TORCH,

@@ -4,6 +4,7 @@
 #   runtime.lock   raftkv and its extra `backup`: what a container installs
 #   ci.lock        the same versions, and what tests and static checks need
 #   build.lock     what builds a wheel of raftkv, where nothing may be installed without a hash: in a container
+#   native.lock    what compiles its hot path besides: runtime.lock without the extra, and the compiler
 #   oldest.lock    the oldest protobuf that is supported, for the tests that use it
 #   foreign/       other people's clients, at the versions of tests/foreign/packages
 #
@@ -19,6 +20,7 @@ compile() {
 compile ${UPGRADE:-} setup.py --extra backup -o requirements/runtime.lock
 compile ${UPGRADE:-} setup.py --extra dev requirements/ci.in -c requirements/runtime.lock -o requirements/ci.lock
 echo setuptools | compile - -c requirements/ci.lock -o requirements/build.lock
+compile setup.py --extra native -c requirements/ci.lock -o requirements/native.lock
 packages=tests/foreign/packages
 for name in aetcd etcd3 etcd3gw etcd_client node patroni; do
   compile $packages/$name.txt -o requirements/foreign/$name.lock

@@ -59,7 +59,7 @@ def test_what_is_copied_is_there_and_not_ignored():
 
 def test_what_is_installed_has_a_hash():
     installs = re.findall(r"pip[^&]*? (?:install|wheel) [^&]*", " && ".join(all_of("RUN")))
-    assert len(installs) == 4
+    assert len(installs) == 5
     for install in installs:
         hashed = "--require-hashes --only-binary :all: -r requirements/" in install
         own = "--no-build-isolation" in install or "--no-index /dist/" in install
@@ -67,6 +67,15 @@ def test_what_is_installed_has_a_hash():
         assert "--no-deps" in install, install
     for lock in re.findall(r"-r (\S+)", TEXT):
         assert "--hash=sha256:" in (ROOT / lock).read_text()
+
+
+def test_the_hot_path_is_compiled_by_what_is_locked():
+    (build,) = [rest for rest in all_of("RUN") if " wheel " in rest]
+    assert build.startswith("RAFTKV_NATIVE=${RAFTKV_NATIVE} ")
+    assert "RAFTKV_NATIVE=1" in all_of("ARG")
+    assert "-r requirements/native.lock" in TEXT
+    assert {"gcc", "libc6-dev", "python3-dev"} <= set(TEXT.split())
+    assert not {"gcc", "python3-dev"} & set(" ".join(rest for _, rest in LAST).split())
 
 
 def test_the_last_stage_has_neither_pip_nor_root():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.rpc import raw
 from tests.rpc.loop import failure, on_loop, until
 
 PATH = "/test.Listened/Echo"
+CALLS = 100
 
 
 class Echo:
@@ -201,3 +204,31 @@ async def test_whoever_guards_a_call_may_begin_it_later() -> None:
         await until(lambda: calls[1].done)
         calls[1].begin(handlers[0])
         assert len(here.echoes) == 1, "of a call that is over nobody wants to know"
+
+
+@on_loop
+async def test_calls_that_are_over_leave_no_cycles() -> None:
+    async with scene() as here:
+        client = await raw.RawClient.connect(here.channel.targets[0])
+        ids = itertools.count(1, 2)
+
+        async def one(word: bytes) -> None:
+            stream_id = next(ids)
+            client.send(raw.headers(stream_id, raw.grpc_headers(PATH)) + raw.message(stream_id, frame(word)))
+            await until(lambda: here.heard)
+            client.send(raw.reset(stream_id))
+            await until(lambda: here.heard[-1] == "released")
+            here.echoes.clear()
+
+        words = (b"one", b"finish", b"fail", b"raise")
+        for word in words:
+            await one(word)
+        gc.collect()
+        gc.disable()
+        try:
+            for word in words * CALLS:
+                await one(word)
+            assert gc.collect() < CALLS
+        finally:
+            gc.enable()
+            client.close()

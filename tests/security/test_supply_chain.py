@@ -55,7 +55,12 @@ def _lock(name: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("lock", "extras"), [("runtime.lock", ("", "backup", "checkpoint")), ("ci.lock", ("", "dev", "build"))]
+    ("lock", "extras"),
+    [
+        ("runtime.lock", ("", "backup", "checkpoint")),
+        ("native.lock", ("", "native")),
+        ("ci.lock", ("", "dev", "build")),
+    ],
 )
 def test_every_requirement_is_locked_at_a_version_that_it_allows(lock: str, extras: tuple[str, ...]) -> None:
     asked, locked = _asked(), _lock(lock)
@@ -78,7 +83,13 @@ def test_clients_of_others_are_locked_at_the_versions_of_their_lists() -> None:
 
 @pytest.mark.parametrize(
     "lock",
-    ["runtime.lock", "ci.lock", "oldest.lock", *(f"foreign/{path.name}" for path in sorted(LOCKS.glob("foreign/*")))],
+    [
+        "runtime.lock",
+        "native.lock",
+        "ci.lock",
+        "oldest.lock",
+        *(f"foreign/{path.name}" for path in sorted(LOCKS.glob("foreign/*"))),
+    ],
 )
 def test_a_lock_has_pins_with_hashes_and_nothing_else(lock: str) -> None:
     text = (LOCKS / lock).read_text(encoding="utf-8")
@@ -89,7 +100,8 @@ def test_a_lock_has_pins_with_hashes_and_nothing_else(lock: str) -> None:
 
 def test_what_a_container_installs_is_what_ci_has_tested() -> None:
     tested = _lock("ci.lock")
-    assert {name: tested.get(name) for name in _lock("runtime.lock")} == _lock("runtime.lock")
+    for lock in map(_lock, ("runtime.lock", "native.lock")):
+        assert {name: tested.get(name) for name in lock} == lock
     (oldest,) = _lock("oldest.lock")["protobuf"]
     floor = next(Requirement(text) for text in _asked()[""] if text.startswith("protobuf"))
     assert floor.specifier.contains(oldest)
