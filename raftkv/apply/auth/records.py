@@ -71,6 +71,10 @@ class Role:
         """Its name, as in its bucket."""
         return self.name.encode()
 
+    def fields(self) -> list[bytes]:
+        """Return its permissions in order, each as field 2 of ``authpb.Role``: that of ``AuthRoleGetResponse`` too."""
+        return list(self._fields)
+
     def record(self) -> bytes:
         """Return it as ``authpb.Role``."""
         return b"".join((auth_pb2.Role(name=self.name.encode()).SerializeToString(), *self._fields))

@@ -13,19 +13,23 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from raftkv import errors
 from raftkv.apply.auth.caller import MEMBER, USER_NAME_BYTES_MAX, Caller
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
+from raftkv.apply.response import field
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.server.auth.passwords import Passwords, is_hash
 from raftkv.server.auth.simple_tokens import digest_of, new_secret
+from raftkv.server.node.slices import Work, encoded, in_order
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
+
+T = TypeVar("T")
 
 _METHODS: Final = SERVICES["etcdserverpb.Auth"]
 TRIES_MAX: Final = 100
@@ -52,6 +56,26 @@ class Signer(Protocol):
 
     def sign(self, user: bytes, auth_revision: int) -> str:
         """Return a token. Raises TokenNotSignedError: there is no key for it."""
+
+
+class Listing:
+    """An answer that is a list, field 2 of its message.
+
+    Arguments:
+        items: of the list; nothing changes them.
+        encode: makes one element.
+        is_sorted: whether they are in the order of the answer.
+    """
+
+    def __init__(self, items: list[T], encode: Callable[[T], bytes], *, is_sorted: bool) -> None:
+        self.items: list[Any] = items
+        self._encode: Callable[[Any], bytes] = encode
+        self._is_sorted = is_sorted
+
+    def work(self) -> Work[list[bytes]]:
+        """Put the elements together, with pauses."""
+        ordered = self.items if self._is_sorted else (yield from in_order(self.items))
+        return (yield from encoded(ordered, self._encode))
 
 
 class AuthService:
@@ -88,11 +112,11 @@ class AuthService:
         server.unary_async(_METHODS["Authenticate"].path, self.authenticate)
         server.unary_async(_METHODS["AuthStatus"].path, self._question(_METHODS["AuthStatus"], self._status))
         server.unary_async(_METHODS["UserGet"].path, self._question(_METHODS["UserGet"], self._user_get))
-        server.unary_async(_METHODS["UserList"].path, self._question(_METHODS["UserList"], self._user_list))
-        server.unary_async(_METHODS["RoleGet"].path, self._question(_METHODS["RoleGet"], self._role_get))
-        server.unary_async(_METHODS["RoleList"].path, self._question(_METHODS["RoleList"], self._role_list))
-        for name, field in CHANGES.items():
-            server.unary_async(_METHODS[name].path, self._change(_METHODS[name], field))
+        server.unary_async(_METHODS["UserList"].path, self._listing(_METHODS["UserList"], self._user_list))
+        server.unary_async(_METHODS["RoleGet"].path, self._listing(_METHODS["RoleGet"], self._role_get))
+        server.unary_async(_METHODS["RoleList"].path, self._listing(_METHODS["RoleList"], self._role_list))
+        for name, change in CHANGES.items():
+            server.unary_async(_METHODS[name].path, self._change(_METHODS[name], change))
 
     # -- authentication ----------------------------------------------------------------------------------------------
 
@@ -209,12 +233,26 @@ class AuthService:
 
     def _question(self, method: Method, answer: Callable[[Any, Caller | None], Any]) -> AsyncUnaryHandler:
         async def handle(data: bytes, call: UnaryCall) -> bytes:
-            request = parse_or_raise(method.request, data)
             with refusals():
-                self._responder.admission.check_read(call, serializable=False)
-                await self._responder.node.confirm_read()
-                response = answer(request, self._caller(call) if self._auth.is_enabled else MEMBER)
-            return self._answer(response)
+                return self._answer(answer(*await self._confirmed(method, data, call)))
+
+        return handle
+
+    async def _confirmed(self, method: Method, data: bytes, call: UnaryCall) -> tuple[Any, Caller | None]:
+        """The request, and who asks, once what is applied here is recent enough for an answer."""
+        request = parse_or_raise(method.request, data)
+        self._responder.admission.check_read(call, serializable=False)
+        await self._responder.node.confirm_read()
+        return request, self._caller(call) if self._auth.is_enabled else MEMBER
+
+    def _listing(self, method: Method, answer: Callable[[Any, Caller | None], Listing]) -> AsyncUnaryHandler:
+        """A question whose answer is a list, which may be long: it is put together in steps."""
+
+        async def handle(data: bytes, call: UnaryCall) -> list[bytes]:
+            with refusals():
+                listing = answer(*await self._confirmed(method, data, call))
+            head = self._header(self._responder.revision())
+            return [head, *await self._responder.slices.result(listing.work, len(listing.items))]
 
         return handle
 
@@ -231,24 +269,21 @@ class AuthService:
             raise errors.UserNotFoundError
         return rpc_pb2.AuthUserGetResponse(roles=user.message.roles)
 
-    def _user_list(self, _request: Any, caller: Caller | None) -> rpc_pb2.AuthUserListResponse:
+    def _user_list(self, _request: Any, caller: Caller | None) -> Listing:
         self._rights.check_root(caller)
-        return rpc_pb2.AuthUserListResponse(users=[_text(name) for name in sorted(self._auth.users)])
+        return Listing(list(self._auth.users), _name, is_sorted=False)
 
-    def _role_get(self, request: rpc_pb2.AuthRoleGetRequest, caller: Caller | None) -> rpc_pb2.AuthRoleGetResponse:
+    def _role_get(self, request: rpc_pb2.AuthRoleGetRequest, caller: Caller | None) -> Listing:
         if caller is None or not self._auth.has_role(caller.user, request.role):
             self._rights.check_root(caller)
         role = self._auth.roles.get(request.role)
         if role is None:
             raise errors.RoleNotFoundError
-        response = rpc_pb2.AuthRoleGetResponse()
-        for key, range_end, kind in role.permissions:
-            response.perm.add(permType=kind, key=key, range_end=range_end)
-        return response
+        return Listing(role.fields(), bytes, is_sorted=True)
 
-    def _role_list(self, _request: Any, caller: Caller | None) -> rpc_pb2.AuthRoleListResponse:
+    def _role_list(self, _request: Any, caller: Caller | None) -> Listing:
         self._rights.check_root(caller)
-        return rpc_pb2.AuthRoleListResponse(roles=sorted(self._auth.roles))
+        return Listing([name.encode() for name in self._auth.roles], _name, is_sorted=False)
 
     def _answer(self, response: Any) -> bytes:
         body: bytes = response.SerializeToString()
@@ -268,5 +303,5 @@ def _check_hash(text: str) -> None:
         raise errors.InvalidPasswordError("raftkv: hashedPassword must be a bcrypt hash in base64, of a cost up to 16")
 
 
-def _text(name: bytes) -> str:
-    return name.decode("utf-8", "replace")
+def _name(name: bytes) -> bytes:
+    return field(2, name.decode("utf-8", "replace").encode())

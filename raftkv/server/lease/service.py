@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
-from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
 from raftkv import errors
@@ -33,7 +32,7 @@ from raftkv.server.lease.graces import ConnectionLost, Graces
 from raftkv.server.lease.keep_alives import KeepAliveStream, MemberBatch
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE
-from raftkv.server.node.slices import RUN_ITEMS, Work, in_order
+from raftkv.server.node.slices import Work, encoded, in_order
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
 
@@ -184,11 +183,8 @@ class LeaseService:
 
         def work() -> Work[list[bytes]]:
             ordered = yield from in_order(items)
-            pieces = [head]
-            while some := list(islice(ordered, RUN_ITEMS)):
-                pieces.append(b"".join([encode(item) for item in some]))
-                yield
-            return pieces
+            pieces = yield from encoded(ordered, encode)
+            return [head, *pieces]
 
         return await self._responder.slices.result(work, size) if size else [head]
 

@@ -37,6 +37,8 @@ SHORT_ACTIVE_MAX: Final = 64
 LONG_ACTIVE_MAX: Final = 4
 RUN_ITEMS: Final = 1000
 """Items that are sorted, or put together, at once."""
+RUN_BYTES: Final = 256 * 1024
+"""Bytes that are put together at once."""
 HOLD_MAX_S: Final = 30.0
 """How long a job may keep compactions from dropping what it reads."""
 
@@ -217,6 +219,28 @@ def in_order(items: Iterable[T]) -> Work[Iterator[T]]:
         runs.append(run)
         yield
     return merge(*runs)
+
+
+def encoded(items: Iterable[T], encode: Callable[[T], bytes]) -> Work[list[bytes]]:
+    """Encode items, with pauses: the pieces of an answer, in their order.
+
+    Arguments:
+        items: what no write changes meanwhile.
+        encode: makes the bytes of one.
+    """
+    pieces: list[bytes] = []
+    size_bytes = 0
+    run: list[bytes] = []
+    for item in items:
+        run.append(encode(item))
+        size_bytes += len(run[-1])
+        if len(run) == RUN_ITEMS or size_bytes >= RUN_BYTES:
+            pieces.append(b"".join(run))
+            run, size_bytes = [], 0
+            yield
+    if run:
+        pieces.append(b"".join(run))
+    return pieces
 
 
 class Pinned(Protocol):
