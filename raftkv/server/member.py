@@ -147,7 +147,8 @@ class Member:
 
     def _open(self, origin: Origin | None) -> Durable:
         began_s = time.perf_counter()
-        durable = open_durable(self.config, ThreadWriter(self._notify), self._fatal, origin)
+        self._writer = ThreadWriter(self._notify)
+        durable = open_durable(self.config, self._writer, self._fatal, origin)
         store, behind = durable.store, durable.log.last_index() - durable.store.applied_index
         took_s = time.perf_counter() - began_s
         text = "opened the data in %.2f s: %d keys, revision %d, %d entries of the log behind the database"
@@ -163,7 +164,8 @@ class Member:
         store = durable.store
         self._syncs, self._defragmentations = Buckets(DISK_S), Buckets(doubling(0.1, 13))
         beside = None if self.config.unsafe_no_fsync else KernelSync.open()
-        self._disk = Disk(durable.wal, self._loop, self._fatal, self._syncs.observe, beside)
+        observe, is_busy_for = self._syncs.observe, self._writer.is_busy_for
+        self._disk = Disk(durable.wal, self._loop, self._fatal, observe, beside, is_busy_for)
         self._membership = Membership(store)
         self._departure = Departure(durable.member_id, self._membership, self._leave)
         self.versions = Versions(self._membership, durable.member_id)

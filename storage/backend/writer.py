@@ -6,11 +6,13 @@ here knows asyncio: the server injects ``loop.call_soon_threadsafe`` as ``notify
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
+from time import monotonic
 from typing import Protocol
 
 Job = Callable[[], None]
@@ -101,12 +103,17 @@ class ThreadWriter:
         """Start the thread. ``notify(call)`` must have ``call()`` run on the owner's thread, soon, in order."""
         self._notify = notify
         self._jobs: SimpleQueue[tuple[Job, Done] | None] = SimpleQueue()
+        self._began_s = math.inf
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Job, done: Done) -> None:
         """Implement ``Writer.submit``."""
         self._jobs.put((job, done))
+
+    def is_busy_for(self, seconds: float) -> bool:
+        """Return whether the job under way has taken so long already."""
+        return monotonic() - self._began_s > seconds
 
     def drain(self) -> None:
         """Implement ``Writer.drain``."""
@@ -123,8 +130,10 @@ class ThreadWriter:
     def _run(self) -> None:
         while (item := self._jobs.get()) is not None:
             job, done = item
+            self._began_s = monotonic()
             # The job runs here and its report there: the owner never sees its state change under it.
             error = _outcome(job)
+            self._began_s = math.inf
             try:
                 self._notify(partial(done, error))
             except RuntimeError:  # the loop is closed: the owner is gone, and with it whoever wanted to know

@@ -7,7 +7,8 @@ A short fsync is cheapest done inline. A long one would hold the loop, so while 
 burst of slow ones does not move) is above ``INLINE_SYNC_MAX_S`` the kernel syncs beside the loop (``KernelSync``), and
 all that gathered meanwhile shares the next sync. Slow ones come in bursts, as when the database is written too: after
 one of ``SLOW_SYNC_S`` syncs are the kernel's for ``SLOW_S``, and for twice as long each time that the loop tried again
-and soon met the next, which held it (``SyncTimes``).
+and soon met the next, which held it (``SyncTimes``). So they are while the database has been written for ``BUSY_S``: a
+sync would wait for megabytes of another file.
 
 What takes long to write whatever the sync takes is the thread's: batches of megabytes, deleted segments. So is all
 else where the kernel does not sync so, and while a failpoint is armed, which acts where it is passed. A thread costs
@@ -40,6 +41,7 @@ INLINE_SYNC_MAX_S: Final = 0.001
 SLOW_SYNC_S: Final = 0.005
 SLOW_S: Final = 0.25
 SLOW_MAX_S: Final = 16.0
+BUSY_S: Final = 0.01
 RELAPSE_S: Final = 2.0
 """A slow sync so soon after the last burst means that bursts go on."""
 
@@ -219,6 +221,7 @@ class Disk:
         observe_sync: called with the seconds of each sync (a metric).
         beside: syncs while the loop goes on; None: the thread does. ``close`` closes it. Such a sync is taken to last
             until the loop hears of its end.
+        is_busy_for: whether something large has been written to the same device for so many seconds.
 
     Attributes:
         observer: called likewise, while somebody looks.
@@ -231,8 +234,10 @@ class Disk:
         on_failure: Callable[[BaseException], None],
         observe_sync: Callable[[float], None],
         beside: BesideSync | None = None,
+        is_busy_for: Callable[[float], bool] = lambda seconds: False,
     ) -> None:
         self._log = log
+        self._is_busy_for = is_busy_for
         self._loop = loop
         self._on_failure = on_failure
         self._observe_sync = observe_sync
@@ -263,7 +268,7 @@ class Disk:
     def submit(self, batch: Batch) -> None:
         """Make a batch durable, then call its ``done`` on the loop (possibly before this returns)."""
         is_small = batch.is_short and batch.size_bytes <= INLINE_BYTES_MAX
-        if self._outstanding == 0 and is_small and self._times.is_fast(time.perf_counter()):
+        if self._outstanding == 0 and is_small and self._is_fast():
             self._write((batch,))
             batch.done()
             return
@@ -273,6 +278,9 @@ class Disk:
         # What the thread has comes first: the log is written by one of them at a time.
         elif self._outstanding > 1 or not self._go_beside([batch]):
             self._leave_to_thread([batch])
+
+    def _is_fast(self) -> bool:
+        return self._times.is_fast(time.perf_counter()) and not self._is_busy_for(BUSY_S)
 
     def _go_beside(self, batches: list[Batch]) -> bool:
         """Write batches and have the kernel sync them, if that suits them; whether so."""

@@ -13,7 +13,17 @@ import pytest
 
 from raftkv.raft.types import ConfState, Entry, HardState, SnapshotMeta
 from raftkv.server.node import disk as disk_module
-from raftkv.server.node.disk import FRAME_BYTES_MAX, SLOW_MAX_S, SLOW_S, SLOW_SYNC_S, Batch, Disk, Mark, SyncTimes
+from raftkv.server.node.disk import (
+    BUSY_S,
+    FRAME_BYTES_MAX,
+    SLOW_MAX_S,
+    SLOW_S,
+    SLOW_SYNC_S,
+    Batch,
+    Disk,
+    Mark,
+    SyncTimes,
+)
 from raftkv.storage import failpoints
 from raftkv.storage.wal import WAL
 from raftkv.storage.wal.kernel_sync import KernelSync
@@ -220,6 +230,32 @@ def test_after_a_slow_sync_the_next_are_left_to_the_thread_for_a_while(
         await _all_durable(disk)
         disk.submit(_batch(4, done))
         assert done == [1, 2, 3, 4]
+        disk.close()
+
+    asyncio.run(scenario())
+
+
+def test_while_the_database_is_written_for_long_syncs_are_left_to_the_thread(log: FakeLog) -> None:
+    async def scenario() -> None:
+        asked: list[float] = []
+        busy = [False]
+
+        def is_busy_for(seconds: float) -> bool:
+            asked.append(seconds)
+            return busy[0]
+
+        loop = asyncio.get_running_loop()
+        disk = Disk(log, loop, lambda error: None, lambda seconds: None, is_busy_for=is_busy_for)
+        done: list[int] = []
+        disk.submit(_batch(1, done))
+        assert done == [1]
+        busy[0] = True
+        disk.submit(_batch(2, done))
+        assert done == [1]
+        await _all_durable(disk)
+        busy[0] = False
+        disk.submit(_batch(3, done))
+        assert (done, set(asked)) == ([1, 2, 3], {BUSY_S})
         disk.close()
 
     asyncio.run(scenario())

@@ -1,0 +1,38 @@
+"""The thread that commits: how long it has been at it."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+from raftkv.storage.backend.writer import ThreadWriter
+
+PATIENCE_S = 10.0
+
+
+def test_it_is_busy_while_a_job_is_under_way_and_for_as_long() -> None:
+    calls: SimpleQueue[Any] = SimpleQueue()
+    writer = ThreadWriter(calls.put)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def job() -> None:
+        begun.set()
+        may_end.wait(PATIENCE_S)
+
+    try:
+        assert not writer.is_busy_for(0.0)
+        writer.submit(job, lambda error: None)
+        assert begun.wait(PATIENCE_S)
+        assert writer.is_busy_for(0.0)
+        assert not writer.is_busy_for(1_000.0)
+        may_end.set()
+        writer.drain()
+        calls.get(timeout=PATIENCE_S)
+        writer.submit(lambda: None, lambda error: None)
+        calls.get(timeout=PATIENCE_S)
+        calls.get(timeout=PATIENCE_S)
+        assert not writer.is_busy_for(0.0), "it reports a job when that is over"
+    finally:
+        may_end.set()
+        writer.close()
