@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -290,6 +291,45 @@ def test_reads_and_writes_outside_the_log() -> None:
     with pytest.raises(errors.AuthOldRevisionError):
         check.check_user(Caller(b"root", machine.applier.auth.revision - 1))
     check.check_root(Caller(b"root", machine.applier.auth.revision - 1))
+
+
+def test_what_was_found_of_a_lease_holds_until_keys_or_users_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may ask a thousand times in one turn of the loop, and a look at many permissions takes 40 ms."""
+    machine = AuthMachine()
+    machine.add_role("r", *(permission(WRITE, b"%02d" % number) for number in range(0, 40, 2)))
+    machine.add_user("alice", "r")
+    machine.apply(rpc_pb2.LeaseGrantRequest(ID=LEASE, TTL=60))
+    for number in range(0, 40, 2):
+        machine.apply(put(b"%02d" % number, lease=LEASE))
+    machine.secure()
+    looks: list[bytes] = []
+    first = machine.store.lease_key_from
+
+    def counted(lease: int, key: bytes) -> bytes | None:
+        looks.append(key)
+        return first(lease, key)
+
+    monkeypatch.setattr(machine.applier.rights, "_store", SimpleNamespace(lease_key_from=counted, revision=1))
+    check, store = machine.applier.rights, machine.applier.rights._store
+
+    def ask(*, write: bool = True) -> tuple[bool, int]:
+        looks.clear()
+        try:
+            check.check_lease(machine.caller("alice"), LEASE, write=write)
+        except errors.PermissionDeniedError:
+            return False, len(looks)
+        return True, len(looks)
+
+    assert [ask(), ask(), ask(write=False), ask(write=False)] == [(True, 21), (True, 0), (False, 1), (False, 0)]
+    assert machine.outcome(put(b"39", lease=LEASE), "root").error is None
+    assert ask() == (True, 0), "of the same revision"
+    store.revision = 2
+    assert [ask(), ask()] == [(False, 21), (False, 0)]
+    machine.add_role("s", permission(WRITE, b"39"))
+    assert ask() == (False, 21), "a user or role has changed"
+    monkeypatch.setattr(rights, "FOUND_MAX", 0)
+    store.revision = 3
+    assert [ask(), ask()] == [(False, 21), (False, 21)]
 
 
 def test_the_first_key_of_a_lease_from_a_key_on_is_that_of_its_sorted_keys() -> None:
