@@ -110,6 +110,18 @@ class Outcome:
         self.revision = revision
         self.body = body
         self.error = error
+        if error is not None:
+            # It holds the frames of applying, and those this: only a collector would free them.
+            error.__traceback__ = None
+
+    def check(self) -> None:
+        """Raise the refusal, if it was refused; once, since what is raised holds the frames that hold this."""
+        error, self.error = self.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
 
 
 Work = Generator[None, None, Outcome]

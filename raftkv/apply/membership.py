@@ -251,7 +251,7 @@ class Membership:
         try:
             return self._decide(change, record)
         except errors.StatusError as error:
-            return Decision(record.request_id, error=error)
+            return Decision(record.request_id, error=error.with_traceback(None))  # which holds the frames of applying
 
     def _decide(self, change: ConfChange, record: raft_pb2.MembershipChange) -> Decision:
         wanted = conf_change_of(record)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 
 from raftkv.rpc.framing import PREFIX_BYTES, MessageAssembler
 
@@ -131,7 +132,8 @@ class Inbox:
         """Return the next message; None after the last; raise what ``fail`` was given."""
         while not self._messages:
             if self._error is not None:
-                raise self._error
+                # A copy: what is raised holds the frames that it passes, and those hold this.
+                raise copy(self._error)
             if self._ended:
                 return None
             await self._wait()

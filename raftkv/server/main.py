@@ -117,7 +117,7 @@ async def _serve(
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, on_signal, number)
     supervisor.feed_watchdog(loop)
-    with contextlib.closing(supervisor), look_at_young_objects(loop):
+    with contextlib.closing(supervisor), look_at_young_objects(loop, member.puts):
         await member.run(serves)
     if member.is_removed:
         raise MemberRemovedError(member.removed_text)

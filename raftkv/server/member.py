@@ -145,6 +145,10 @@ class Member:
         self._wire()
         self._measure(self._durable)
 
+    def puts(self) -> int:
+        """Return how many keys have been put since the data was opened."""
+        return self._durable.store.puts_total
+
     def _open(self, origin: Origin | None) -> Durable:
         began_s = time.perf_counter()
         self._writer = ThreadWriter(self._notify)

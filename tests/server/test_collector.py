@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raftkv.server.collector import GC_THRESHOLDS, collect_in_small_passes, look_at_young_objects
+from raftkv.server.collector import GC_THRESHOLDS, PUTS_A_PASS, collect_in_small_passes, look_at_young_objects
 from tests.rpc.loop import on_loop, until
 
 KEPT = 400_000
@@ -70,9 +70,21 @@ async def test_what_grows_is_looked_at_before_it_is_large(passes: list[int]) -> 
     gc.disable()  # nothing but the timer collects
     try:
         grows: list[int] = []
-        assert _is_young(grows)
-        with look_at_young_objects(asyncio.get_running_loop()):
+        puts, asked = [7], [0]
+
+        def count_puts() -> int:
+            asked[0] += 1
+            return puts[0]
+
+        with look_at_young_objects(asyncio.get_running_loop(), count_puts):
+            puts[0] += PUTS_A_PASS - 1
+            await until(lambda: asked[0] > 2)
+            assert _is_young(grows), "a cycle that is under way now should be freed when it is over"
+            puts[0] += 1
             await until(lambda: not _is_young(grows))
+            passed = len(passes)
+            await until(lambda: asked[0] > 5)
+            assert len(passes) == passed
         again: list[int] = []
         count = len(passes)
         await asyncio.sleep(0)

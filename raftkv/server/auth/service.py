@@ -225,8 +225,7 @@ class AuthService:
         self._check_capable(FIRST_KNOWN_IN[Kind.AUTH])
         body = versioned(Kind.AUTH, change.SerializeToString())
         outcome = await self._responder.node.propose(Kind.AUTH, body, change, caller)
-        if outcome.error is not None:
-            raise outcome.error
+        outcome.check()
         return outcome.revision, outcome.body
 
     # -- questions ---------------------------------------------------------------------------------------------------

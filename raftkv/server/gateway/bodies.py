@@ -7,6 +7,7 @@ or when the client leaves. What is long to write is written by the member's slic
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator
+from copy import copy
 from typing import Final
 
 from raftkv.server.gateway.exchange import Exchange
@@ -68,7 +69,7 @@ class LargeBody(AsyncIterator[bytes]):
     async def __anext__(self) -> bytes:
         chunk = await self._chunks.next()
         if self._exchange.error is not None:
-            raise self._exchange.error
+            raise copy(self._exchange.error)  # what is raised holds the frames that hold this
         if not chunk:
             await self.aclose()
             raise StopAsyncIteration

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -115,7 +116,7 @@ class Exchange:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._error is not None:
-            raise self._error
+            raise copy(self._error)  # what is raised holds the frames that hold this
         return self._pieces or ()
 
     def close(self) -> None:

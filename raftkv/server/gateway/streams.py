@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Generator
+from copy import copy
 from time import perf_counter
 from typing import Any, Final
 
@@ -123,7 +124,7 @@ class StreamExchange(Exchange):
         while not self._messages:
             if self._is_over:
                 if self._error is not None:
-                    raise self._error
+                    raise copy(self._error)  # what is raised holds the frames that hold this
                 return None
             self._said.clear()
             await self._said.wait()

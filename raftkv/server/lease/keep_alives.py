@@ -197,11 +197,13 @@ class MemberBatch:
         self._ttls[position] = ttl_s
         self._unanswered -= 1
         if not self._unanswered and not self.answered.done():
+            self.pending = []  # each of which holds this
             self.answered.set_result(self._ttls)
 
     def fail(self, error: errors.StatusError) -> None:
         """Fail all of them: what one met, the others would meet too."""
         if not self.answered.done():
+            self.pending = []
             self.answered.set_exception(error)
 
 

@@ -472,8 +472,7 @@ class Lessor:
 
     async def _through_log(self, kind: int, request: Any, caller: Caller | None) -> None:
         outcome = await self._node.propose(kind, request.SerializeToString(), request, caller)
-        if outcome.error is not None:
-            raise outcome.error
+        outcome.check()
 
 
 def _encode_lost(lost: Sequence[ConnectionLost], clock: Callable[[], float]) -> bytes:

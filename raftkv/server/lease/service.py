@@ -240,7 +240,7 @@ class LeaseService:
     async def _renew(self, request: raft_pb2.LeaseRenewRequest) -> list[bytes]:
         batch = MemberBatch(request.ids)
         self._lessor.renew_for_member(batch.pending)
-        ttls = await batch.answered if batch.pending else []
+        ttls = await batch.answered if request.ids else []
         return [raft_pb2.LeaseRenewResponse(ttls=ttls).SerializeToString()]
 
     async def _time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> list[bytes]:

@@ -75,8 +75,7 @@ class DowngradeCommand:
         self._check_capable(FIRST_KNOWN_IN[Kind.DOWNGRADE])
         body = versioned(Kind.DOWNGRADE, wanted.SerializeToString())
         outcome = await self._responder.node.propose(Kind.DOWNGRADE, body, wanted, caller)
-        if outcome.error is not None:
-            raise outcome.error
+        outcome.check()
 
 
 def check_target(text: str) -> str:

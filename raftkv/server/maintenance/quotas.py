@@ -74,8 +74,7 @@ class QuotaService:
         self._check_capable(FIRST_KNOWN_IN[Kind.PREFIX_QUOTA])
         body = versioned(Kind.PREFIX_QUOTA, request.SerializeToString())
         outcome = await self._responder.node.propose(Kind.PREFIX_QUOTA, body, request, call.caller)
-        if outcome.error is not None:
-            raise outcome.error
+        outcome.check()
         return self._header() + outcome.body
 
     def _header(self) -> bytes:

@@ -297,8 +297,7 @@ class Changes:
     async def _propose(self, record: raft_pb2.MembershipChange) -> Members:
         self._check_capable(FIRST_KNOWN_IN)
         outcome = await self._node.change_members(record)
-        if outcome.error is not None:
-            raise outcome.error
+        outcome.check()
         return list(rpc_pb2.MemberListResponse.FromString(outcome.body).members)
 
     def _view(self) -> rules.View:

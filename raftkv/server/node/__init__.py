@@ -25,8 +25,7 @@ Laws:
 Example::
 
     outcome = await node.propose(Kind.TXN, request.SerializeToString(), request, call.caller)
-    if outcome.error is not None:
-        raise outcome.error
+    outcome.check()                             # raises what it was refused for
 
 Modules: ``node`` (the turn), ``proposals``, ``reads``, ``waits`` (both, for coroutines), ``disk``, ``applying``,
 ``slices`` (long reads), ``admission`` (what is refused), ``bootstrap`` and ``readiness`` (start), ``housekeeping``,

@@ -6,8 +6,10 @@ import asyncio
 import gc
 
 from raftkv.rpc import Channel, Server, UnaryCall
+from raftkv.rpc.limits import ChannelOptions
+from tests.procs import free_port
 from tests.rpc import services as s
-from tests.rpc.loop import until
+from tests.rpc.loop import failure, until
 
 CALLS = 200
 
@@ -44,6 +46,33 @@ def test_answered_calls_leave_no_cycles() -> None:
             finally:
                 gc.enable()
                 await server.close()
+
+    assert asyncio.run(scenario()) < CALLS
+
+
+def test_streams_that_fail_leave_no_cycles() -> None:
+    """A member tries a peer that is away again and again: each try is a stream that fails."""
+
+    async def scenario() -> int:
+        options = ChannelOptions(backoff_base_s=0.001, backoff_max_s=0.002)
+        away = Channel(f"127.0.0.1:{free_port()}", None, options)
+        async with s.echo_server() as echo, Channel(echo.target) as channel, away:
+
+            async def one() -> None:
+                for tried in (channel.stream("/test.Echo/None"), away.stream(s.COUNT)):
+                    errors = [await failure(tried.receive()) for _ in range(2)]
+                    assert [str(error) for error in errors] == [str(tried.error)] * 2
+                    errors.clear()
+
+            await one()
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(CALLS):
+                    await one()
+                return gc.collect()
+            finally:
+                gc.enable()
 
     assert asyncio.run(scenario()) < CALLS
 

@@ -144,9 +144,12 @@ def test_a_batch_of_another_member_is_answered_whole_or_fails_whole() -> None:
             assert not batch.answered.done()
             pending.answer(ttl_s)
         assert await batch.answered == [10, 11, 12]
-        failed.pending[0].answer(10)
-        failed.pending[1].fail(errors.NotLeaderError())
-        failed.pending[0].fail(errors.NotLeaderError())
+        assert batch.pending == [], "they hold the batch"
+        first, second = failed.pending
+        first.answer(10)
+        second.fail(errors.NotLeaderError())
+        first.fail(errors.NotLeaderError())
+        assert failed.pending == []
         with pytest.raises(errors.NotLeaderError):
             await failed.answered
 

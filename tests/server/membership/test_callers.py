@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from raftkv import errors
+from raftkv.apply.applier import Outcome
 from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.apply.membership import Membership, conf_change_of
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -48,7 +49,7 @@ def test_a_follower_passes_the_caller_on_and_other_changes_have_it_in_the_log() 
 
     async def change_members(record: raft_pb2.MembershipChange) -> Any:
         logged.append(record)
-        return SimpleNamespace(error=None, body=b"")
+        return Outcome(0)
 
     async def act() -> None:
         settings = SimpleNamespace(request_timeout_s=5.0, member_id=1)
