@@ -151,16 +151,13 @@ class Member:
 
     def _open(self, origin: Origin | None) -> Durable:
         began_s = time.perf_counter()
-        self._writer = ThreadWriter(self._notify)
+        self._writer = ThreadWriter(self._loop.call_soon_threadsafe)
         durable = open_durable(self.config, self._writer, self._fatal, origin)
         store, behind = durable.store, durable.log.last_index() - durable.store.applied_index
         took_s = time.perf_counter() - began_s
         text = "opened the data in %.2f s: %d keys, revision %d, %d entries of the log behind the database"
         _log.info(text, took_s, store.key_count, store.revision, behind)
         return durable
-
-    def _notify(self, call: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(call)
 
     # -- assembly ----------------------------------------------------------------------------------------------------
 
