@@ -165,8 +165,7 @@ class Member:
         store = durable.store
         self._syncs, self._defragmentations = Buckets(DISK_S), Buckets(doubling(0.1, 13))
         beside = None if self.config.unsafe_no_fsync else KernelSync.open()
-        observe, is_busy_for = self._syncs.observe, self._writer.is_busy_for
-        self._disk = Disk(durable.wal, self._loop, self._fatal, observe, beside, is_busy_for)
+        self._disk = Disk(durable.wal, self._loop, self._fatal, self._syncs.observe, beside, self._writer.is_busy_for)
         self._membership = Membership(store)
         self._departure = Departure(durable.member_id, self._membership, self._leave)
         self.versions = Versions(self._membership, durable.member_id)
