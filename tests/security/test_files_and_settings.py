@@ -6,7 +6,6 @@ etcd 3.5.1 has the repairs of the audit of 2020 for the log (CVE-2020-15106, -15
 from __future__ import annotations
 
 import os
-import tracemalloc
 
 import pytest
 
@@ -18,6 +17,7 @@ from raftkv.storage.wal.frame import HEADER_BYTES, encode_frame
 from raftkv.storage.wal.record import encode_entries, encode_hard_state
 from raftkv.storage.wal.segment import SegmentReader
 from tests.cli.runner import run_server
+from tests.memory import measured
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, ProcessError, Program
 from tests.storage.wal.helpers import append_synced, create, last_segment, recover
 from tests.storage.wal.simdisk import SimDisk
@@ -49,13 +49,11 @@ def _with_frame(body: bytes, announced_bytes: int | None = None) -> SimDisk:
 
 
 def _refused(disk: SimDisk, reason: str) -> None:
-    tracemalloc.start()
-    try:
+    def work() -> None:
         with pytest.raises(WALCorruptError, match=reason):
             recover(disk)
-        assert tracemalloc.get_traced_memory()[1] < MEMORY_MAX_BYTES
-    finally:
-        tracemalloc.stop()
+
+    assert measured(work).peak_bytes < MEMORY_MAX_BYTES
 
 
 @pytest.mark.parametrize("size", [2**32 - 1, 2**31, 1 << 30])

@@ -5,15 +5,14 @@ Steps are lines of Python that ran, so that a busy machine changes nothing.
 
 from __future__ import annotations
 
-import gc
 import sys
-import tracemalloc
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from tests.memory import measured
 from tests.rpc.http2.ends import HAS_PRIORITY, PRIORITY, REQUEST, TRAILERS, ServerEnd, ending, headers
 from tests.rpc.raw import (
     CONTINUATION,
@@ -141,19 +140,16 @@ def test_a_body_that_waits_leaves_in_steps_of_its_size() -> None:
 
 def _kept(octets: list[bytes]) -> int:
     """Octets of memory that a connection has after these, its events forgotten."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
+
+    def work() -> ServerEnd:
         end = ServerEnd()
         for piece in octets:
             end.connection.receive(piece)
             end.octets()
             end.forget()
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
+        return end
+
+    return measured(work).kept_bytes
 
 
 def _reset(stream_id: int, rest: bytes) -> bytes:

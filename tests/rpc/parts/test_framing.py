@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from raftkv.rpc.framing import PREFIX_BYTES, MessageAssembler, frame, prefix_of
 from raftkv.rpc.status import Code, RpcError
+from tests.memory import measured
 
 messages = st.lists(st.binary(max_size=40), max_size=8)
 
@@ -77,18 +77,18 @@ def test_an_unfinished_message_takes_the_memory_of_its_bytes(piece_bytes: int) -
     """As an object each, a megabyte in pieces of ten bytes would be five."""
     size = 50_000
     message = bytes(range(250)) * (size // 250)
-    assembler = MessageAssembler(size)
-    tracemalloc.start()
-    try:
+
+    def unfinished() -> MessageAssembler:
+        assembler = MessageAssembler(size)
         assert assembler.feed(b"\0" + size.to_bytes(4, "big")) == []
         for start in range(0, size - piece_bytes, piece_bytes):
             # A copy, as the engine gives it: pieces of one byte are shared by Python itself.
             assert assembler.feed(bytes(bytearray(message[start : start + piece_bytes]))) == []
-        taken, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+        return assembler
+
+    assert measured(unfinished).kept_bytes < 1.25 * size
+    assembler = unfinished()
     assert assembler.held_bytes == PREFIX_BYTES + size - piece_bytes
-    assert taken < 1.25 * size
     assert assembler.crumbled is (piece_bytes < 128)
     assert assembler.feed(message[-piece_bytes:]) == [message]
     assert not assembler.crumbled
