@@ -13,6 +13,9 @@ Invariants:
 
 - ``append`` writes one frame with one system call, in a segment that has room for it: disk space is reserved a
   segment at a time, so a full disk shows at a cut, before a byte of the batch is written.
+- A sync seldom has more to write than the frames: now and then a frame is written with ``FILL_BYTES`` of zeros behind
+  it. A file system has to note of each block of reserved space that it was written for the first time, as one more
+  write of every sync that meets such a block: on ext4 a batch of 3 KB is synced in 0.13 ms instead of 0.18.
 - After a failed write or sync nothing more is ever written or synced by this object (``WALFailedError``).
 - A segment is synced before its successor gets a name; each segment's head repeats hard state and last marker, so
   that earlier segments can go.
@@ -52,6 +55,10 @@ from .segment import (
 from .spare import SpareSegment
 
 REAL_DISK: Final = RealDisk()
+FILL_BYTES: Final = 128 * 1024
+"""Zeros written behind a frame that reaches what was never written. Twice as much takes a disk a millisecond now and
+then, half as much gains less with batches of 32 KB."""
+_ZEROS: Final = bytes(FILL_BYTES)
 
 
 class WAL:
@@ -75,6 +82,8 @@ class WAL:
         self._fd = -1
         self._size = 0
         self._offset = 0
+        self._filled = 0
+        """All before it was written once, if only as zeros."""
         self._durable = 0
         self._syncing = 0
         """What will be synced when the sync that was started has ended."""
@@ -181,6 +190,7 @@ class WAL:
         self._metadata = recovery.metadata
         self._segments = names
         self._size, self._offset = recovery.size_bytes, recovery.offset
+        self._filled = self._offset
         self._crc, self._seed = recovery.crc, recovery.seed
         self._hard_state, self._snapshot = recovered.hard_state, recovery.replay.snapshot
         # Behind a marker beyond the log there are no entries: the log goes on after the marker.
@@ -347,14 +357,21 @@ class WAL:
             # Each frame carries what was durable when it was written: the witness that tells a torn write from damage
             # (``tail.py``).
             buffers, crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
-            self._disk.write(self._fd, buffers, self._offset)
-            self._offset += size
+            end = self._offset + size
+            whole = buffers if end <= self._filled else self._with_zeros(buffers, end)
+            self._disk.write(self._fd, whole, self._offset)
+            self._offset = end
             self.written_bytes += size
             self._crc = crc
             failpoint("walAfterWrite")
         # How much of it reached the file is not known, so nothing may be written behind it.
         except BaseException as error:
             self._fail("write", error)
+
+    def _with_zeros(self, buffers: Sequence[bytes], end: int) -> Sequence[bytes]:
+        """What is to be written up to an offset, and zeros behind it."""
+        self._filled = min(end + FILL_BYTES, self._size)
+        return [*buffers, _ZEROS[: self._filled - end]]
 
     # -- segments -----------------------------------------------------------------------------------------------
 
@@ -425,13 +442,13 @@ class WAL:
         """Give a new segment its head, then its name, each durable before the next step."""
         head = SegmentHead(name.sequence, name.first_index, size)
         buffers, crc = encode_head(head, self._metadata, self._hard_state, self._snapshot, self._crc)
-        self._disk.write(fd, buffers, 0)
+        self._size = size
+        self._disk.write(fd, self._with_zeros(buffers, sum(map(len, buffers))), 0)
         # The name promises a whole head: contents before name, name before use.
         self._disk.sync_data(fd)
         failpoint("walBeforeCutRename")
         self._disk.rename(self._spare.path, os.path.join(self._directory, str(name)))
         self._disk.sync_directory(self._directory)
-        self._size = size
         self._offset = self._durable = sum(map(len, buffers))
         # The checksum of the head seeds those of all frames in the segment: a frame of another log cannot pass.
         self._crc = self._seed = crc

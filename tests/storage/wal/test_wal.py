@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from raftkv.storage.wal import (
     describe,
 )
 from raftkv.storage.wal.frame import encode_frame
+from raftkv.storage.wal.wal import FILL_BYTES
 from tests.storage.wal.helpers import (
     DIRECTORY,
     METADATA,
@@ -177,6 +179,50 @@ def test_a_batch_is_one_write_and_a_sync_is_one_sync(disk: SimDisk) -> None:
     wal.sync()
     wal.append(None, [])
     assert disk.calls == ["write", "sync_data"]
+
+
+class _Writes(SimDisk):
+    """Remembers where each write began and ended, and what it wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spans: list[tuple[int, int, bytes]] = []
+
+    def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> None:
+        data = b"".join(buffers)
+        self.spans.append((offset, offset + len(data), data))
+        super().write(fd, buffers, offset)
+
+
+def test_blocks_are_written_ahead_so_that_few_syncs_meet_a_new_one() -> None:
+    """And no zero lands on a frame, none beyond the segment."""
+    disk = _Writes()
+    segment_bytes = 4 * FILL_BYTES
+    wal = create(disk, segment_bytes=segment_bytes)
+    first_end = disk.spans[-1][1]
+    assert first_end > FILL_BYTES
+    ends = [first_end]
+    for index in range(1, 1000):
+        wal.append(None, entries(index, index, data=b"x" * 500))
+        start, end, data = disk.spans[-1]
+        assert end <= segment_bytes
+        if end > ends[-1]:  # blocks that nothing was written to before
+            ends.append(end)
+            written = len(data.rstrip(b"\0"))
+            assert end == segment_bytes or end - start - written >= FILL_BYTES
+        else:
+            assert end - start < 600
+    wal.close()
+    assert len(wal.segments) == 2
+    assert ends[-1] == segment_bytes
+    assert len(ends) == 4
+    wal, recovered = WAL.open(DIRECTORY, segment_bytes=segment_bytes, disk=disk)
+    assert indexes(recovered.entries) == list(range(1, 1000))
+    # Who opens a log does not know what was written ahead, and begins anew behind its end.
+    wal.append(None, entries(1000, 1000))
+    assert len(disk.spans[-1][2]) > FILL_BYTES
+    wal.close()
+    assert indexes(recover(disk).entries)[-1] == 1000
 
 
 def test_a_sync_can_be_done_by_another(disk: SimDisk) -> None:
