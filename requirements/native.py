@@ -43,8 +43,8 @@ SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 _NAMES = {
     "raftkv/apply": "applier check compares plain_txn quotas ranges read_txn request response txn",
     "raftkv/raft": (
-        "candidate confchange config core follower leader log progress quorum raw_node read_index replication "
-        "tracker types"
+        "candidate confchange config core follower leader log memory_log progress quorum raw_node read_index "
+        "replication tracker types"
     ),
     "raftkv/rpc": "cork deadlines framing h2 inbox limits metadata policing protocol stall",
     "raftkv/rpc/http2": (
@@ -53,12 +53,12 @@ _NAMES = {
     "raftkv/rpc/server": "budget core http2 known_heads router",
     "raftkv/rpc/sockets": "poller transport",
     "raftkv/server/lease": "keep_alives renewals times",
-    "raftkv/server/node": "applying proposals reads",
+    "raftkv/server/node": "applying node proposals reads waits",
     "raftkv/server/peer": "codec",
     "raftkv/server/services": "kv responder",
     "raftkv/server/watch": "hub index intervals messages piece stream turn",
     "raftkv/storage": (
-        "attachments index key_index key_value mvcc mvcc_range mvcc_txn overlay record restore revision "
+        "applied_mark attachments failpoints index key_index key_value mvcc mvcc_range mvcc_txn overlay record restore revision "
         "schema selection"
     ),
     "raftkv/storage/wal": "frame record segment wal",
@@ -68,6 +68,8 @@ APART = {
     "raftkv_native_calls": [f"raftkv/rpc/server/{name}.py" for name in ("calls", "listened", "stream")],
     "raftkv_native_peer": ["raftkv/server/peer/transport.py"],
     "raftkv_native_admission": ["raftkv/server/node/admission.py"],
+    "raftkv_native_disk": ["raftkv/server/node/disk.py"],
+    "raftkv_native_client": ["raftkv/rpc/client/core.py", "raftkv/rpc/client/stream.py"],
 }
 """Each group compiled for itself, by the name of the library that its modules share: calls across its edge are those of
 Python, and stand-ins pass in both directions."""

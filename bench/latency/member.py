@@ -17,25 +17,29 @@ from typing import Any
 
 from bench.latency.stages import Stamps
 from raftkv.cli.main import main
-from raftkv.raft.raw_node import RawNode
+from raftkv.rpc.server.calls import UnaryCall
+from raftkv.server import member
 from raftkv.server.node.disk import Disk
 from raftkv.server.node.node import Node
 from raftkv.server.peer.transport import Transport
 from raftkv.server.services.kv import KVService
-from raftkv.server.services.responder import PendingWrite
 
 PLACES = {
     "received": (KVService, "put"),
     "checked": (Node, "submit"),
-    "proposed": (RawNode, "propose_batch"),
+    "proposed": (Node, "_turn"),
     "sent": (Transport, "send"),
-    "synced": (Disk, "note_sync"),
     "heard": (Node, "receive"),
     "applied": (Node, "applied_up_to"),
-    "answered": (PendingWrite, "finish"),
+    "answered": (UnaryCall, "reply"),
 }
-"""What is noted, by name; the standard names of the stages are in ``stages``. A sync is noted when it has ended, inline
-or beside the loop: see ``stamped_sync``."""
+"""What is noted when it is called, by name; the standard names of the stages are in ``stages``. Each is called by its
+name, by a part that is not compiled together with it: a compiled part calls its own without looking."""
+
+SYNCED = "synced"
+"""Noted when a sync has ended, inline or beside the loop: the disk tells."""
+
+NAMES = (*PLACES, SYNCED)
 
 
 def stamped(call: Callable[..., Any], stamps: list[tuple[float, float]]) -> Callable[..., Any]:
@@ -52,23 +56,33 @@ def stamped(call: Callable[..., Any], stamps: list[tuple[float, float]]) -> Call
     return noted
 
 
-def stamped_sync(note: Callable[[Disk, float], None], stamps: list[tuple[float, float]]) -> Callable[..., None]:
-    """Return the same function, called when a sync has ended with when it began, with a note of both."""
+def syncs_of(stamps: list[tuple[float, float]]) -> Callable[[float], None]:
+    """Return what notes a sync that has ended just now, given how long it took."""
 
-    @functools.wraps(note)
-    def noted(disk: Disk, began_at: float) -> None:
-        stamps.append((began_at, perf_counter()))
-        note(disk, began_at)
+    def note(seconds: float) -> None:
+        now = perf_counter()
+        stamps.append((now - seconds, now))
 
-    return noted
+    return note
+
+
+def note_syncs(stamps: list[tuple[float, float]]) -> None:
+    """Have the disk of every member made from now on tell of its syncs."""
+
+    def make(*arguments: Any) -> Disk:
+        disk = Disk(*arguments)
+        disk.observer = syncs_of(stamps)
+        return disk
+
+    member.Disk = make  # type: ignore[misc, assignment]
 
 
 def take_stamps() -> Callable[[], None]:
     """Wrap all the places; return what writes the notes to a file."""
-    stamps: Stamps = {name: [] for name in PLACES}
+    stamps: Stamps = {name: [] for name in NAMES}
     for name, (owner, function) in PLACES.items():
-        wrap = stamped_sync if name == "synced" else stamped
-        setattr(owner, function, wrap(getattr(owner, function), stamps[name]))
+        setattr(owner, function, stamped(getattr(owner, function), stamps[name]))
+    note_syncs(stamps[SYNCED])
     path = Path(f"stamps-{os.getpid()}.json").absolute()
 
     def write() -> None:

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from mypy_extensions import mypyc_attr
+
 from .errors import CompactedError, InvariantError, SnapshotOutOfDateError, UnavailableError
 from .types import ConfState, Entry, HardState, SnapshotMeta
 
@@ -90,6 +92,7 @@ def limit_size(entries: list[Entry], max_size_bytes: int) -> list[Entry]:
     return entries[:1] if size > max_size_bytes else entries
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class MemoryLog:
     """A ``LogReader`` that the caller appends to."""
 

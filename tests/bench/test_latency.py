@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from time import perf_counter
-from typing import cast
 
 import pytest
 
@@ -13,14 +12,13 @@ from bench.latency import member
 from bench.latency.__main__ import main
 from bench.latency.draw import lines
 from bench.latency.stages import STAGES, Stamps, medians_us
-from raftkv.server.node.disk import Disk
 
 US = 1e-6
 
 
 def _stamps(**began_us: list[int]) -> Stamps:
     """Spans of 100 us at these times; nothing was noted of the other names."""
-    return {name: [(at * US, (at + 100) * US) for at in began_us.get(name, [])] for name in member.PLACES}
+    return {name: [(at * US, (at + 100) * US) for at in began_us.get(name, [])] for name in member.NAMES}
 
 
 def _leader(put_us: int) -> dict[str, list[int]]:
@@ -75,15 +73,12 @@ def test_what_is_noted_exists_and_still_runs() -> None:
 
 
 def test_a_sync_is_noted_from_its_begin_to_its_end() -> None:
-    """Hold for a sync of the kernel too, which no call lasts as long as."""
     stamps: list[tuple[float, float]] = []
-    counted: list[float] = []
-    note = member.stamped_sync(lambda disk, began_at: counted.append(began_at), stamps)
     began_at = perf_counter()
-    note(cast(Disk, None), began_at)
-    assert counted == [began_at]
-    assert [began for began, _ in stamps] == [began_at]
-    assert began_at < stamps[0][1] <= perf_counter()
+    member.syncs_of(stamps)(0.5)
+    ended_at = perf_counter()
+    assert [began_at <= ended <= ended_at for _, ended in stamps] == [True]
+    assert stamps[0][1] - stamps[0][0] == pytest.approx(0.5)
 
 
 def test_every_stage_is_told() -> None:

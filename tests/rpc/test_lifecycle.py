@@ -243,6 +243,7 @@ async def test_unix_sockets(tmp_path: Path) -> None:
     await server.close()
 
 
+@pytest.mark.interpreted
 @on_loop
 async def test_answers_of_one_turn_leave_in_one_write() -> None:
     async with s.pair() as (echo, channel):

@@ -334,7 +334,9 @@ class ClientCore:
             self.on_failed(ConnectionFailedError(ErrorCode.ENHANCE_YOUR_CALM, "too many useless frames"))
             self.h2.fail(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_useless_frames")
 
-    on_priority = on_oddity
+    def on_priority(self) -> None:
+        """A server says nothing of priorities."""
+        self.on_oddity()
 
     # ---- bytes out
 

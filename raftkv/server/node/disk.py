@@ -29,6 +29,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from raftkv.raft.memory_log import limit_size, size_of
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.server.histograms import DISK_S, Buckets
@@ -115,6 +117,7 @@ class BesideSync(Protocol):
         """Give back what it holds."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Batch:
     """One Ready's records and what to do once they are durable."""
 
@@ -257,8 +260,8 @@ class Disk:
         if beside is not None:
             loop.add_reader(beside.fileno(), self._synced)
         self._times = SyncTimes()
-        self._thread = threading.Thread(target=self._run, name="raftkv-wal", daemon=True)
-        self._thread.start()
+        self._worker = threading.Thread(target=self._run, name="raftkv-wal", daemon=True)
+        self._worker.start()
 
     @property
     def outstanding(self) -> int:
@@ -330,7 +333,7 @@ class Disk:
                 self._end(self._beside)
             self._beside.close()
         self._queue.put(None)
-        self._thread.join()
+        self._worker.join()
 
     def _end(self, beside: BesideSync) -> None:
         """Wait for what the kernel syncs; what gathered is the thread's."""

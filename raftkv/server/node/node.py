@@ -573,8 +573,7 @@ class Node(AwaitableNode):
             failpoint("raftAfterApplySnap")
             self._installing = None
             self._confirm(ready)
-            while self._behind and self._installing is None:
-                self._durable(self._behind.popleft())
+            self._go_on_behind()
             self.reads.applied(meta.index)
             for callback in (*self.on_applied, *self.on_conf_change):
                 callback()
@@ -582,6 +581,11 @@ class Node(AwaitableNode):
             self.fatal(error)
             return
         self._wake()
+
+    def _go_on_behind(self) -> None:
+        """Confirm what became durable behind an installed snapshot, up to the next one."""
+        while self._behind and self._installing is None:
+            self._durable(self._behind.popleft())
 
     def _take_soft_state(self, soft: SoftState) -> None:
         self.role = soft.role

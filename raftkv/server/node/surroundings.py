@@ -5,6 +5,8 @@
     DurableState    the store, as far as the loop sees it (``storage.mvcc``)
     Stages          hears how far requests have come (``server.tracing``), if anybody wants to know
 
+And, the other way round, what services see of a node: ``MemberLoop``.
+
 Owns also which of etcd's errors a proposal gets that was not answered in time: that depends on nothing but these.
 """
 
@@ -12,10 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from raftkv import errors
+from raftkv.apply.applier import Outcome
+from raftkv.apply.auth.caller import Caller
 from raftkv.raft.types import NONE, ConfState, Entry, Message
+from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.reads import Reader
 
 
@@ -105,6 +110,46 @@ class Standing(Protocol):
     conf_state: ConfState
     leader: int
     leader_elected_at: float
+
+
+class MemberLoop(Standing, Protocol):
+    """A node (``Node``), as services see it."""
+
+    term: int
+    applied: int
+    committed: int
+    stopped: bool
+
+    def submit(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None) -> int:
+        """Put a request into the log; its request id."""
+
+    def withdraw(self, request_id: int) -> None:
+        """Forget who waits for a request."""
+
+    async def propose(
+        self,
+        kind: int,
+        body: bytes,
+        request: Any,
+        caller: Caller | None,
+        on_abandoned: Callable[[Outcome], None] | None = None,
+    ) -> Outcome:
+        """Put a request into the log and wait until it is applied here."""
+
+    def read(self, reader: Reader, staleness_s_max: float | None = None) -> None:
+        """Call back once the applied state is recent enough."""
+
+    async def confirm_read(self, staleness_s_max: float | None = None) -> None:
+        """Wait until it is."""
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds of the node."""
+
+    def transfer_leader(self, target: int) -> None:
+        """Ask to hand leadership over."""
+
+    def fatal(self, error: BaseException) -> None:
+        """Stop for good because of an error."""
 
 
 def timeout_error(node: Standing, sender: Sender, started_at: float, sent: bool) -> errors.StatusError:

@@ -14,6 +14,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.auth.caller import Caller
@@ -22,6 +24,7 @@ from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.reads import Reader
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AwaitableNode:
     """``propose`` and ``confirm_read`` over the callbacks of a node, which are the subclass's."""
 

@@ -27,9 +27,9 @@ from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.admission import Admission
-from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.slices import Slices, Work, hold
+from raftkv.server.node.surroundings import MemberLoop
 from raftkv.storage.mvcc_range import PinnedView
 
 _log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class Responder:
 
     def __init__(
         self,
-        node: Node,
+        node: MemberLoop,
         applier: Applier,
         header: HeaderEncoder,
         admission: Admission,

@@ -188,6 +188,7 @@ def test_a_large_batch_is_left_to_the_thread_and_written_in_frames(log: FakeLog)
     assert threading.get_ident() not in framed.threads
 
 
+@pytest.mark.interpreted
 def test_a_slow_disk_is_left_to_the_thread_and_batches_share_a_sync(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_slow_disk_is_left_to_the_thread_and_batches_share_a_sync(
     assert log.events.count("sync") <= 2, "what gathered during a sync shares the next"
 
 
+@pytest.mark.interpreted
 def test_after_a_slow_sync_the_next_are_left_to_the_thread_for_a_while(
     log: FakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +287,7 @@ def test_the_loop_tries_again_later_and_later_while_syncs_stay_slow_now_and_then
     assert _slow_at(times, now + 1_000.1) == pytest.approx(SLOW_S, abs=0.02)
 
 
+@pytest.mark.interpreted
 def test_a_batch_behind_an_outstanding_one_never_overtakes_it(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
@@ -303,6 +306,7 @@ def test_a_batch_behind_an_outstanding_one_never_overtakes_it(log: FakeLog, monk
     asyncio.run(scenario())
 
 
+@pytest.mark.interpreted
 def test_a_failed_sync_is_reported_and_nothing_counts_as_durable(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
 
@@ -365,6 +369,7 @@ async def _until(condition: Callable[[], bool]) -> None:
     await asyncio.wait_for(holds, 10)
 
 
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
 def test_a_slow_disk_is_synced_beside_the_loop_and_what_gathers_shares_the_next_sync(log: FakeLog) -> None:
     async def scenario() -> None:
@@ -411,6 +416,7 @@ def test_a_batch_of_some_size_is_not_synced_inline_however_fast_the_disk_is(log:
     assert log.threads == {threading.get_ident()}
 
 
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
 def test_what_gathered_is_left_to_the_thread_if_it_is_long_to_write(log: FakeLog) -> None:
     async def scenario() -> None:
@@ -432,6 +438,7 @@ def test_what_gathered_is_left_to_the_thread_if_it_is_long_to_write(log: FakeLog
     assert log.threads.isdisjoint({threading.get_ident()})
 
 
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
 def test_a_sync_that_fails_beside_the_loop_is_reported_and_nothing_counts_as_durable(log: FakeLog) -> None:
     async def scenario() -> None:
@@ -451,6 +458,7 @@ def test_a_sync_that_fails_beside_the_loop_is_reported_and_nothing_counts_as_dur
     assert log.events == [1, "started"]
 
 
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
 def test_a_kernel_that_takes_no_sync_is_done_without(log: FakeLog) -> None:
     async def scenario() -> None:
@@ -472,6 +480,7 @@ def test_a_kernel_that_takes_no_sync_is_done_without(log: FakeLog) -> None:
     assert log.threads.isdisjoint({threading.get_ident()}), "the thread has them from then on"
 
 
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
 def test_a_sync_that_fails_at_the_end_is_reported(log: FakeLog) -> None:
     async def scenario() -> None:
@@ -488,6 +497,7 @@ def test_a_sync_that_fails_at_the_end_is_reported(log: FakeLog) -> None:
     assert log.events == [1, "started"]
 
 
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
 def test_an_armed_failpoint_acts_on_the_thread(log: FakeLog) -> None:
     """One that sleeps stands for a slow disk, which must not hold the loop."""
@@ -506,6 +516,7 @@ def test_an_armed_failpoint_acts_on_the_thread(log: FakeLog) -> None:
     assert log.threads.isdisjoint({threading.get_ident()})
 
 
+@pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
 def test_what_is_under_way_at_the_end_is_finished(log: FakeLog) -> None:
     async def scenario() -> None:
@@ -571,6 +582,7 @@ class Submitter:
             self.submit()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("seed", range(30))
 def test_batches_of_all_kinds_are_written_and_reported_in_their_order(
     monkeypatch: pytest.MonkeyPatch, seed: int

@@ -59,6 +59,7 @@ class Room:
         return True
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("free_bytes", "copies", "taken"),
     [
