@@ -352,7 +352,8 @@ class Player:
                 side.refresh(member)
 
     def _do_lease(self, op: Op) -> None:
-        if isinstance(op.request, rpc_pb2.LeaseLeasesRequest):
+        # A member answers these with what it has itself, which may be one revision behind.
+        if isinstance(op.request, rpc_pb2.LeaseLeasesRequest | rpc_pb2.LeaseTimeToLiveRequest):
             self._refresh()
         self._do_call(op)
 
