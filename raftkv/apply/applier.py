@@ -100,19 +100,30 @@ class Outcome:
 
     Attributes:
         revision: for the response header.
-        body: bytes of the response after its header.
+        pieces: bytes of the response after its header, in order.
         error: the refusal, if it was refused; the state is untouched then.
     """
 
-    __slots__ = ("body", "error", "revision")
+    __slots__ = ("error", "pieces", "revision")
 
-    def __init__(self, revision: int, body: bytes = b"", error: errors.StatusError | None = None) -> None:
+    def __init__(
+        self,
+        revision: int,
+        body: bytes = b"",
+        error: errors.StatusError | None = None,
+        pieces: Sequence[bytes] | None = None,
+    ) -> None:
         self.revision = revision
-        self.body = body
+        self.pieces: Sequence[bytes] = (body,) if pieces is None else pieces
         self.error = error
         if error is not None:
             # It holds the frames of applying, and those this: only a collector would free them.
             error.__traceback__ = None
+
+    @property
+    def body(self) -> bytes:
+        """The pieces, put together."""
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
     def check(self) -> None:
         """Raise the refusal, if it was refused; once, since what is raised holds the frames that hold this."""
@@ -192,6 +203,7 @@ class Applier:
         membership.check_caller = self._check_change_of_members
         self.term = self.index = 0
         self._is_answered = True
+        self._has_room: Callable[[int], bool] | None = None
         self._when_compacted: list[Callable[[], None]] = []
         self._handlers: dict[int, Callable[[Any], Outcome | Work]] = {
             Kind.PUT: self._put,
@@ -209,16 +221,32 @@ class Applier:
             Kind.AUTH: self._auth,
         }
 
-    def apply(self, kind: int, body: bytes, request: Any = None, *, is_answered: bool = True) -> Outcome:
+    def apply(
+        self,
+        kind: int,
+        body: bytes,
+        request: Any = None,
+        *,
+        is_answered: bool = True,
+        has_room: Callable[[int], bool] | None = None,
+    ) -> Outcome:
         """Execute one entry at once, however long it takes.
 
         Arguments:
-            kind, body, request, is_answered: as of ``begin``, which also says what is raised.
+            kind, body, request, is_answered, has_room: as of ``begin``, which also says what is raised.
         """
-        outcome = self.begin(kind, body, request, is_answered=is_answered)
+        outcome = self.begin(kind, body, request, is_answered=is_answered, has_room=has_room)
         return outcome if isinstance(outcome, Outcome) else txn.finish(outcome)
 
-    def begin(self, kind: int, body: bytes, request: Any = None, *, is_answered: bool = True) -> Outcome | Work:
+    def begin(
+        self,
+        kind: int,
+        body: bytes,
+        request: Any = None,
+        *,
+        is_answered: bool = True,
+        has_room: Callable[[int], bool] | None = None,
+    ) -> Outcome | Work:
         """Execute one entry, or, if it is much work, begin to.
 
         Arguments:
@@ -226,6 +254,7 @@ class Applier:
             body: its protobuf bytes.
             request: the same already parsed, where the caller has it; a txn may be a ``PlainTxn``.
             is_answered: whether somebody waits here for the answer; else what is only read for it may be left out.
+            has_room: told the bytes that a long answer takes while it is put together; False: leave the answer out.
 
         Returns:
             The outcome; or work to be driven to its end before anything else is applied. Readers of the store see it
@@ -245,6 +274,7 @@ class Applier:
         if handler is None:
             raise _unknown(kind, body)
         self._is_answered = is_answered
+        self._has_room = has_room
         try:
             if request is None:
                 request = PARSERS[kind](body)
@@ -327,24 +357,34 @@ class Applier:
         # Nobody sees the previous values, so they are not read.
         if not self._is_answered:
             request.prev_kv = False
-        if request.range_end and self.store.known_count(request.key, request.range_end) > self._at_once_max:
-            return self._delete_range_in_pieces(request)
+        if request.range_end:
+            count = self.store.known_count(request.key, request.range_end)
+            if count > self._at_once_max or (request.prev_kv and count > txn.VALUES_AT_ONCE):
+                return self._delete_range_in_pieces(request, self._room())
         write = self.store.begin()
         revision, body = txn.delete_range(write, request)
         write.end()
         return Outcome(revision, body)
 
-    def _delete_range_in_pieces(self, request: rpc_pb2.DeleteRangeRequest) -> Work:
+    def _room(self) -> txn.Room:
+        return txn.Room(self._has_room) if self._is_answered else txn.no_room()
+
+    def _delete_range_in_pieces(self, request: rpc_pb2.DeleteRangeRequest, room: txn.Room) -> Work:
         self._check_changes(self.store.range(request.key, request.range_end, count_only=True).count)
         write = self.store.begin()
-        revision, body = yield from txn.delete_range_in_pieces(write, request)
+        revision, pieces = yield from txn.delete_range_in_pieces(write, request, room)
         write.end()
-        return Outcome(revision, body)
+        return Outcome(revision, pieces=pieces)
 
     def _txn(self, request: rpc_pb2.TxnRequest | plain_txn.PlainTxn) -> Outcome | Work:
         if not isinstance(request, plain_txn.PlainTxn):
             return self._any_txn(request)
-        if self.quotas.is_active or request.size > self._at_once_max:
+        size = request.size
+        if (
+            self.quotas.is_active
+            or size > self._at_once_max
+            or (size > txn.VALUES_AT_ONCE and request.values(self._is_answered) > txn.VALUES_AT_ONCE)
+        ):
             return self._any_txn(request.message())
         store = self.store
         succeeded = plain_txn.choose(store, request)
@@ -360,10 +400,10 @@ class Applier:
         try:
             path = txn.choose_path(self.store, request, budget)
             executed = path if self._is_answered else txn.without_answers(path)
-            txn.spend_intervals(self.store, executed, budget)
+            txn.spend_operations(self.store, executed, budget)
         except txn.Costly:
             # Nothing was changed yet: the path is chosen again, from the same state and with the same result.
-            return self._txn_in_pieces(request, self._is_answered)
+            return self._txn_in_pieces(request, self._room())
         # The path with its answers, because what is refused must not depend on whether somebody waits here.
         txn.check_path(self.store, path, self.leases)
         if self.quotas.is_active:
@@ -373,20 +413,18 @@ class Applier:
         write.end()
         return Outcome(self.store.revision, body)
 
-    def _txn_in_pieces(self, request: rpc_pb2.TxnRequest, is_answered: bool) -> Work:
+    def _txn_in_pieces(self, request: rpc_pb2.TxnRequest, room: txn.Room) -> Work:
         path = yield from txn.choose_path_in_pieces(self.store, request)
         txn.check_path(self.store, path, self.leases)
         if self.quotas.is_active:
             yield from self.quotas.check_path(path)
         yield
-        if not is_answered:
-            path = txn.without_answers(path)
         # Sub-revisions have 24 bits; a revision that overflows half-way could not be undone.
         self._check_changes(txn.count_changes(self.store, path))
         write = self.store.begin()
-        body = yield from txn.execute_in_pieces(write, path)
+        pieces = yield from txn.execute_in_pieces(write, path, room)
         write.end()
-        return Outcome(self.store.revision, body)
+        return Outcome(self.store.revision, pieces=pieces)
 
     def _check_changes(self, changes: int) -> None:
         if changes > self._changes_max:

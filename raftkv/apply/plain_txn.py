@@ -75,6 +75,17 @@ class PlainTxn:
         """Compares, and operations of the longer branch."""
         return len(self.compares) + max(len(self.success), len(self.failure))
 
+    def values(self, is_answered: bool) -> int:
+        """Return how many values it reads at most: to compare them, and for its answer.
+
+        Arguments:
+            is_answered: whether somebody waits for the answer.
+        """
+        values = sum([target == _VALUE for _, target, _, _ in self.compares])
+        if is_answered:
+            values += max([sum([value is None for _, value, _ in branch]) for branch in (self.success, self.failure)])
+        return values
+
     def message(self) -> rpc_pb2.TxnRequest:
         """Return the same txn for those that ask for more than single keys."""
         return rpc_pb2.TxnRequest.FromString(self.data)

@@ -17,7 +17,7 @@ that nobody waits for, such as the end of a lease with many keys, is done the sa
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from typing import Any, Final, Protocol, TypeVar
 
 from raftkv import errors
@@ -30,12 +30,21 @@ _RANGE: Final = "request_range"
 _PUT: Final = "request_put"
 _DELETE: Final = "request_delete_range"
 _TXN: Final = "request_txn"
+_VALUE: Final = rpc_pb2.Compare.VALUE
+_RESPONSES: Final = 3
+"""Field of TxnResponse."""
 # Field of ResponseOp that answers each kind of operation.
 _ANSWER: Final = {_RANGE: 1, _PUT: 2, _DELETE: 3, _TXN: 4}
 
 
 OPERATIONS_PER_PIECE: Final = 16
 """Operations on single keys between two pauses: 0.1 ms. A pause costs as much as a fifth of a put."""
+
+BYTES_PER_PIECE: Final = 64 * 1024
+"""Bytes of an answer after which a single operation pauses too."""
+
+VALUES_AT_ONCE: Final = 8
+"""Values that one entry reads at once, to compare, to keep or to show them: each may be as large as a request."""
 
 
 class Leases(Protocol):
@@ -187,18 +196,65 @@ class Budget:
 
     Arguments:
         units: keys that may be looked at, and operations.
+        values: values that may be read.
     """
 
-    __slots__ = ("_left",)
+    __slots__ = ("_left", "_values_left")
 
-    def __init__(self, units: int) -> None:
+    def __init__(self, units: int, values: int = VALUES_AT_ONCE) -> None:
         self._left = units
+        self._values_left = values
 
     def spend(self, units: int) -> None:
         """Take units from the budget; raises ``Costly`` when there is no more."""
         self._left -= units
         if self._left < 0:
             raise Costly
+
+    def spend_values(self, count: int) -> None:
+        """Note that values are read; raises ``Costly`` when they are too many to be read at once."""
+        self._values_left -= count
+        if self._values_left < 0:
+            raise Costly
+
+
+class Room:
+    """What an answer may take while it is put together. Once there is no room, the rest of it is left out.
+
+    Arguments:
+        has_room: told the bytes that it takes more than before; whether it may.
+
+    Attributes:
+        is_left: whether the answer is still wanted.
+    """
+
+    __slots__ = ("_has_room", "is_left")
+
+    def __init__(self, has_room: Callable[[int], bool] | None) -> None:
+        self._has_room = has_room
+        self.is_left = True
+
+    def take(self, size_bytes: int) -> None:
+        """Take so many bytes, if there is room for them."""
+        if self.is_left and self._has_room is not None:
+            self.is_left = self._has_room(size_bytes)
+
+    def take_all(self, size_bytes: int) -> None:
+        """Take so many bytes; raises ``Full`` if there is no room for them."""
+        self.take(size_bytes)
+        if not self.is_left:
+            raise Full
+
+
+class Full(Exception):
+    """The signal that there is no room for more of an answer."""
+
+
+def no_room() -> Room:
+    """Return the room of an answer that nobody waits for."""
+    room = Room(None)
+    room.is_left = False
+    return room
 
 
 def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> Path:
@@ -215,11 +271,15 @@ def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> 
     # Charged before anything is looked at: what is given up as too costly is done again in pieces.
     single, intervals = [], []
     for compare in request.compare:
+        count = 1
         if compare.range_end:
-            budget.spend(view.known_count(compare.key, compare.range_end))
+            count = view.known_count(compare.key, compare.range_end)
+            budget.spend(count)
             intervals.append(compare)
         else:
             single.append(compare)
+        if compare.target == _VALUE:
+            budget.spend_values(count)
     # Single keys first: one that is false spares the walks.
     succeeded = True
     for compare in single:
@@ -249,8 +309,8 @@ def choose_path_in_pieces(view: PathView, request: rpc_pb2.TxnRequest) -> Genera
     return path
 
 
-def spend_intervals(view: PathView, path: Path, budget: Budget) -> None:
-    """Charge for the intervals that the operations of a path read or delete.
+def spend_operations(view: PathView, path: Path, budget: Budget) -> None:
+    """Charge for the intervals that the operations of a path read or delete, and for the values that they read.
 
     Arguments:
         view: the state before the txn.
@@ -260,11 +320,19 @@ def spend_intervals(view: PathView, path: Path, budget: Budget) -> None:
     Raises:
         Costly: it is more than that.
     """
+    is_answered = path.is_answered
     for kind, request in path.operations:
-        if (kind == _DELETE or (kind == _RANGE and path.is_answered)) and request.range_end:
-            budget.spend(view.known_count(request.key, request.range_end))
+        if kind == _DELETE or (kind == _RANGE and is_answered):
+            count = 1
+            if request.range_end:
+                count = view.known_count(request.key, request.range_end)
+                budget.spend(count)
+            if is_answered and (request.prev_kv if kind == _DELETE else not request.count_only):
+                budget.spend_values(count)
+        elif kind == _PUT and (request.ignore_value or request.ignore_lease or (is_answered and request.prev_kv)):
+            budget.spend_values(1)
     for nested in path.nested:
-        spend_intervals(view, nested, budget)
+        spend_operations(view, nested, budget)
 
 
 def count_changes(view: PathView, path: Path) -> int:
@@ -329,7 +397,8 @@ def _check_not_deleted(request: rpc_pb2.PutRequest, emptied: bytes) -> None:
 
 def _check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases) -> None:
     keeps = request.ignore_value or request.ignore_lease
-    if keeps and not view.range(request.key).kvs:
+    # Counted, not read: a txn may keep thousands of values, each as large as a request.
+    if keeps and not view.range(request.key, count_only=True).count:
         raise errors.KeyNotFoundError
     if request.lease and not leases.exists(request.lease):
         raise errors.LeaseNotFoundError
@@ -405,55 +474,52 @@ def _change(view: WriteView, operation: Operation, nested: Iterator[Path]) -> No
         raise errors.InvariantError("a txn operation without a request was proposed")
 
 
-def execute_in_pieces(view: WriteView, path: Path) -> Generator[None, None, bytes]:
+def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None, None, list[bytes]]:
     """Execute a path with a pause after some operations and within those on long intervals (pass 3).
 
     Arguments:
         view: the write transaction.
         path: checked already.
+        room: of the answer.
 
     Returns:
-        as ``execute``.
+        what ``execute`` returns, in pieces; nothing to rely on if there is no room left.
     """
-    if not path.is_answered:
-        yield from _change_in_pieces(view, path)
-        return b""
     nested = iter(path.nested)
-    answers: list[bytes] = []
+    body = [response.txn_body(path.succeeded, ())] if room.is_left else []
     for number, operation in enumerate(path.operations):
         kind, request = operation
+        header: bytes | None = None
         if kind == _TXN:
-            body = yield from execute_in_pieces(view, next(nested))
-            answers.append(response.field(_ANSWER[kind], response.EMPTY_HEADER + body))
-            continue
-        # An interval pauses within itself; operations on single keys share a pause.
-        if kind == _RANGE and request.range_end:
-            revision, pieces = yield from ranges.in_pieces(view, request)
-            body = b"".join(pieces)
+            header = response.EMPTY_HEADER
+            pieces = yield from execute_in_pieces(view, next(nested), room)
         elif kind == _DELETE and request.range_end:
-            revision, body = yield from delete_range_in_pieces(view, request)
-        else:
-            answers.append(_execute_operation(view, operation, nested))
-            if number % OPERATIONS_PER_PIECE == 0:
-                yield
-            continue
-        answers.append(response.field(_ANSWER[kind], response.revision_header(revision) + body))
-    return response.txn_body(path.succeeded, answers)
-
-
-def _change_in_pieces(view: WriteView, path: Path) -> Generator[None, None, None]:
-    nested = iter(path.nested)
-    for number, operation in enumerate(path.operations):
-        kind, request = operation
-        if kind == _TXN:
-            yield from _change_in_pieces(view, next(nested))
-        elif kind == _DELETE and request.range_end:
-            for _ in view.delete_in_pieces(request.key, request.range_end):
-                yield
-        else:
+            revision, pieces = yield from delete_range_in_pieces(view, request, room)
+            header = response.revision_header(revision)
+        elif not room.is_left:
             _change(view, operation, nested)
-            if number % OPERATIONS_PER_PIECE == 0:
+            # The value that a put keeps may be as large as a request.
+            if number % OPERATIONS_PER_PIECE == 0 or (kind == _PUT and (request.ignore_value or request.ignore_lease)):
                 yield
+        elif kind == _RANGE and request.range_end:
+            try:
+                revision, pieces = yield from ranges.in_pieces(view, request, room.take_all)
+                header = response.revision_header(revision)
+            except Full:
+                pass
+        else:
+            answer = _execute_operation(view, operation, nested)
+            body += (response.head(_RESPONSES, len(answer)), answer)
+            room.take(len(answer))
+            if number % OPERATIONS_PER_PIECE == 0 or len(answer) > BYTES_PER_PIECE or kind == _PUT:
+                yield
+        if header is not None and room.is_left:
+            size_bytes = len(header) + sum(map(len, pieces))
+            head = response.head(_ANSWER[str(kind)], size_bytes)
+            body += (response.head(_RESPONSES, len(head) + size_bytes), head + header, *pieces)
+        if not room.is_left:
+            body.clear()
+    return body
 
 
 def put(view: WriteView, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
@@ -489,7 +555,7 @@ def check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases
     """
     if request.lease and not leases.exists(request.lease):
         raise errors.LeaseNotFoundError
-    if (request.ignore_value or request.ignore_lease) and not view.range(request.key).kvs:
+    if (request.ignore_value or request.ignore_lease) and not view.range(request.key, count_only=True).count:
         raise errors.KeyNotFoundError
 
 
@@ -506,25 +572,33 @@ def delete_range(view: WriteView, request: rpc_pb2.DeleteRangeRequest) -> tuple[
 
 
 def delete_range_in_pieces(
-    view: WriteView, request: rpc_pb2.DeleteRangeRequest
-) -> Generator[None, None, tuple[int, bytes]]:
+    view: WriteView, request: rpc_pb2.DeleteRangeRequest, room: Room
+) -> Generator[None, None, tuple[int, list[bytes]]]:
     """Delete an interval as ``delete_range`` does, with a pause after each piece.
 
     Arguments:
         view: the write transaction.
         request: checked already.
+        room: of the answer.
+
+    Returns:
+        the revision, and the body in pieces; nothing to rely on if there is no room left.
     """
-    prev_kvs: list[bytes] = []
-    if request.prev_kv:
-        pieces = view.select(request.key, request.range_end, Selection())
-        for kvs in pieces:
-            prev_kvs.append(b"".join([response.field(3, kv) for kv in kvs]))
+    body = [b""]
+    if request.prev_kv and room.is_left:
+        for kvs in view.select(request.key, request.range_end, Selection()):
+            body.append(b"".join([response.field(3, kv) for kv in kvs]))
+            room.take(len(body[-1]))
+            if not room.is_left:
+                body = [b""]
+                break
             yield
     deleted = 0
     for count in view.delete_in_pieces(request.key, request.range_end):
         deleted += count
         yield
-    return view.revision, response.delete_range_body(deleted, ()) + b"".join(prev_kvs)
+    body[0] = response.delete_range_body(deleted, ())
+    return view.revision, body
 
 
 def finish(work: Generator[None, None, T]) -> T:

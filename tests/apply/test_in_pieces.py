@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -175,6 +176,106 @@ def test_a_lease_with_more_keys_than_a_revision_holds_ends_in_several() -> None:
     assert machine.store.range(b"\0", b"\0").count == 0
 
 
+def _compared(count: int) -> rpc_pb2.TxnRequest:
+    compares_ = [
+        rpc_pb2.Compare(key=b"k%02d" % number, target=rpc_pb2.Compare.VALUE, result=rpc_pb2.Compare.NOT_EQUAL)
+        for number in range(count)
+    ]
+    return rpc_pb2.TxnRequest(compare=compares_, success=make_txn(then=[put(b"x")]).success)
+
+
+def _gets(count: int) -> rpc_pb2.TxnRequest:
+    return make_txn(then=[put(b"x"), *(rpc_pb2.RangeRequest(key=b"k%02d" % number) for number in range(count))])
+
+
+def _kept(count: int) -> rpc_pb2.TxnRequest:
+    return make_txn(then=[rpc_pb2.PutRequest(key=b"k%02d" % number, ignore_value=True) for number in range(count)])
+
+
+def _replaced(count: int) -> rpc_pb2.TxnRequest:
+    return make_txn(then=[put(b"k%02d" % number, prev_kv=True) for number in range(count)])
+
+
+def _deleted(count: int) -> rpc_pb2.TxnRequest:
+    return make_txn(then=[delete(b"k%02d" % number, prev_kv=True) for number in range(count)])
+
+
+@pytest.mark.parametrize("make", [_compared, _gets, _kept, _replaced, _deleted])
+def test_values_are_read_a_few_at_once(make: Callable[[int], rpc_pb2.TxnRequest]) -> None:
+    # A request of 5 KB that read 128 values of 1.4 MB took a turn of half a second on every member.
+    machine = Machine()
+    for number in range(txn.VALUES_AT_ONCE + 1):
+        machine.apply(put(b"k%02d" % number, b"value"))
+    few, many = (make(txn.VALUES_AT_ONCE + more).SerializeToString() for more in (0, 1))
+    assert isinstance(machine.applier.begin(Kind.TXN, few), Outcome)
+    machine.store.set_applied(machine.store.applied_index + 1, 1)
+    outcome, pieces = _in_pieces(machine, Kind.TXN, many)
+    assert outcome.error is None
+    assert pieces > 1
+
+
+def test_previous_values_are_read_a_few_at_once() -> None:
+    machine = Machine()
+    for number in range(txn.VALUES_AT_ONCE + 1):
+        machine.apply(put(b"k%02d" % number, b"value"))
+    request = delete(b"k", b"l", prev_kv=True).SerializeToString()
+    assert isinstance(machine.applier.begin(Kind.DELETE_RANGE, request, is_answered=False), Outcome)
+    for number in range(txn.VALUES_AT_ONCE + 1):
+        machine.apply(put(b"k%02d" % number, b"value"))
+    assert not isinstance(machine.applier.begin(Kind.DELETE_RANGE, request), Outcome)
+
+
+class _Limit:
+    """Room for so many bytes of an answer."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.taken_bytes = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        """See ``Waiter``."""
+        assert self.taken_bytes <= self._limit_bytes, "asked again after it was refused"
+        self.taken_bytes += size_bytes
+        return self.taken_bytes <= self._limit_bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 200))
+def test_an_answer_for_which_there_is_no_room_is_left_out(seed: int, room_bytes: int) -> None:
+    rng = Random(seed)
+    with_room, without = Machine(at_once_max=0), Machine(at_once_max=0)
+    for _ in range(20):
+        request = _request(rng)
+        if isinstance(request, raft_pb2.LeaseDecision):
+            continue
+        kind, body = KINDS[type(request)][0], request.SerializeToString()
+        outcomes = []
+        for machine, room in ((with_room, _Limit(1 << 30)), (without, limited := _Limit(room_bytes))):
+            outcomes.append(machine.applier.apply(kind, body, has_room=room.has_room))
+            machine.store.set_applied(machine.store.applied_index + 1, 1)
+        if limited.taken_bytes <= room_bytes:
+            assert _told(outcomes[0]) == _told(outcomes[1])
+        else:
+            assert (outcomes[1].revision, outcomes[1].error) == (outcomes[0].revision, None)
+            assert len(outcomes[1].body) < 20
+    assert _state(with_room) == _state(without)
+
+
+def test_ranges_of_an_entry_stop_where_their_answer_has_no_room() -> None:
+    # 127 ranges of 28 MB in one txn took 10 GB before their answer was refused.
+    machine = Machine()
+    for number in range(20):
+        machine.apply(put(b"k%02d" % number, bytes(1000)))
+    everything = rpc_pb2.RangeRequest(key=b"k", range_end=b"l")
+    request = make_txn(then=[everything] * 60 + [put(b"x")] + [everything] * 60)
+    limited = _Limit(50_000)
+    outcome = machine.applier.apply(Kind.TXN, request.SerializeToString(), has_room=limited.has_room)
+    assert outcome.error is None
+    assert list(outcome.pieces) == []
+    assert 50_000 < limited.taken_bytes < 80_000
+    assert machine.store.get(b"x") is not None
+
+
 @pytest.mark.interpreted
 def test_an_error_in_a_later_piece_poisons_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(at_once_max=1)
@@ -243,7 +344,7 @@ def test_compares(writes: list[tuple[bytes, bytes | None, int]], wanted: list[rp
     expected = all(_model(machine, compare) for compare in wanted)
     assert txn.finish(compares.all_hold(machine.store, wanted)) == expected
     request = rpc_pb2.TxnRequest(compare=wanted)
-    assert txn.choose_path(machine.store, request, txn.Budget(10**9)).succeeded == expected
+    assert txn.choose_path(machine.store, request, txn.Budget(10**9, 10**9)).succeeded == expected
     for compare in wanted:
         if not compare.range_end:
             parts = compare.key, compare.target, compare.result, compares.wanted(compare)

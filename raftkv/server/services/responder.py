@@ -10,7 +10,7 @@ Callbacks answer their call with ``fail``; coroutines raise, within ``refusals()
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -41,24 +41,50 @@ SMALL_ANSWER_BYTES: Final = 1024 * 1024
 class PendingWrite(Waiter):
     """Answers a call with the outcome of its proposal."""
 
-    __slots__ = ("call", "request_id", "service")
+    __slots__ = ("_growth", "_refusal", "call", "request_id", "service")
 
     def __init__(self, service: Responder, call: UnaryCall, request: Any) -> None:
         self.service = service
         self.call = call
         self.request = request
         self.request_id = 0
+        self._growth: Growth | None = None
+        self._refusal: RpcError | None = None
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Count what the answer takes; False once it would not be taken in the end, or the client is gone."""
+        growth = self._growth
+        if growth is None:
+            growth = self._growth = self.service.growth(self.call)
+        try:
+            growth(size_bytes)
+        except RpcError as error:
+            error.__traceback__ = None
+            self._refusal = error
+            growth.end()
+        return self._refusal is None and not self.call.cancelled
 
     def finish(self, outcome: Outcome) -> None:
         """Reply, or refuse as applying refused."""
+        self._end_growth()
         if outcome.error is not None:
             fail(self.call, outcome.error)
+        elif self._refusal is not None:
+            # It was done all the same; only the answer is too large.
+            self.call.fail_with(self._refusal)
+        elif len(outcome.pieces) == 1:
+            self.service.reply(self.call, outcome.revision, outcome.pieces[0])
         else:
-            self.service.reply(self.call, outcome.revision, outcome.body)
+            self.service.reply_many(self.call, outcome.revision, outcome.pieces)
 
     def fail(self, error: errors.StatusError) -> None:
         """Answer that no outcome will come."""
+        self._end_growth()
         fail(self.call, error)
+
+    def _end_growth(self) -> None:
+        if self._growth is not None:
+            self._growth.end()
 
     def cancel(self) -> None:
         """The client is gone: forget the proposal if it is not under way yet."""
@@ -225,7 +251,11 @@ class Responder:
         """
         call.reply(self.header.encode(revision, self.node.term) + body)
 
-    def reply_many(self, call: UnaryCall, revision: int, pieces: list[bytes]) -> None:
+    def growth(self, call: UnaryCall) -> Growth:
+        """Return what counts the bytes of an answer that is being put together."""
+        return Growth(call, self._growing_bytes)
+
+    def reply_many(self, call: UnaryCall, revision: int, pieces: Sequence[bytes]) -> None:
         """Answer with a header and a body in pieces.
 
         Arguments:
@@ -247,7 +277,7 @@ class Responder:
         """
 
         def work() -> Work[None]:
-            growth = Growth(call, self._growing_bytes)
+            growth = self.growth(call)
             try:
                 revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth))
             finally:

@@ -202,11 +202,11 @@ def test_a_turn_applies_for_a_bounded_time_and_the_next_goes_on(kind: Kind, monk
         world = await leader()
         begin, took = world.node.applier.begin, 0
 
-        def slow(*arguments: Any) -> Any:
+        def slow(*arguments: Any, **options: Any) -> Any:
             nonlocal now, took
             now += 0.001
             took += 1
-            return begin(*arguments)
+            return begin(*arguments, **options)
 
         monkeypatch.setattr(world.node.applier, "begin", slow)
         puts = [put(b"new%d" % number) for number in range(200)]
