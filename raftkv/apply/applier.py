@@ -317,7 +317,7 @@ class Applier:
                     outcome: Outcome = end.value
                     return outcome
                 # A piece at a time, so that the end of a transaction of a million changes is short, too.
-                self.quotas.account_unfinished(self.store.unfinished_changes)
+                yield from self.quotas.account_unfinished(self.store.unfinished_changes)
                 yield
         except errors.StatusError as error:
             return Outcome(self.store.revision, error=error)
@@ -359,7 +359,8 @@ class Applier:
             request.prev_kv = False
         if request.range_end:
             count = self.store.known_count(request.key, request.range_end)
-            if count > self._at_once_max or (request.prev_kv and count > txn.VALUES_AT_ONCE):
+            reads = request.prev_kv or self.quotas.is_active
+            if count > self._at_once_max or (reads and count > txn.VALUES_AT_ONCE):
                 return self._delete_range_in_pieces(request, self._room())
         write = self.store.begin()
         revision, body = txn.delete_range(write, request)
@@ -400,7 +401,7 @@ class Applier:
         try:
             path = txn.choose_path(self.store, request, budget)
             executed = path if self._is_answered else txn.without_answers(path)
-            txn.spend_operations(self.store, executed, budget)
+            txn.spend_operations(self.store, executed, budget, is_counted=self.quotas.is_active)
         except txn.Costly:
             # Nothing was changed yet: the path is chosen again, from the same state and with the same result.
             return self._txn_in_pieces(request, self._room())
@@ -423,6 +424,8 @@ class Applier:
         self._check_changes(txn.count_changes(self.store, path))
         write = self.store.begin()
         pieces = yield from txn.execute_in_pieces(write, path, room)
+        # Quotas count what is left before its end.
+        yield
         write.end()
         return Outcome(self.store.revision, pieces=pieces)
 
@@ -504,7 +507,8 @@ class Applier:
     def _end_leases(self, lease_ids: Sequence[int], *, expired: bool) -> Outcome | Work:
         keys = sum(map(self.store.lease_key_count, lease_ids))
         work = self._end_leases_in_pieces(lease_ids, expired)
-        return work if keys > self._at_once_max else txn.finish(work)
+        at_once_max = min(self._at_once_max, txn.VALUES_AT_ONCE) if self.quotas.is_active else self._at_once_max
+        return work if keys > at_once_max else txn.finish(work)
 
     def _end_leases_in_pieces(self, lease_ids: Sequence[int], expired: bool) -> Work:
         yield from self.leases.end(lease_ids, self._changes_max, expired=expired)

@@ -187,6 +187,8 @@ class Leases:
                 write.delete_range(next(keys))
                 if number % _KEYS_PER_PIECE == 0:
                     yield
+            # Quotas count what is left of the revision before its end.
+            yield
             write.end()
             left -= changes_max
 

@@ -24,6 +24,8 @@ import struct
 from collections.abc import Generator, Iterator
 from typing import Final, Protocol
 
+from sortedcontainers import SortedList
+
 from raftkv import errors
 from raftkv.apply.alarms import MetaStore
 from raftkv.apply.txn import Path
@@ -40,6 +42,11 @@ QUOTAS_MAX: Final = 1_000
 LIMIT_MAX: Final = (1 << 63) - 1
 REMOVE: Final = -1
 """Both limits of an entry that removes a quota."""
+
+BYTES_PER_PIECE: Final = 256 * 1024
+KEY_COST_BYTES: Final = 1024
+"""Bytes of values that are read between two pauses, and for how many a key counts beside its value: the size of a value
+is known once it is read, and each may be as large as a request."""
 
 KEY_PREFIX: Final = b"raftkv_quota/"
 """Begins the keys of quotas in ``cluster``: the prefix follows, and the value begins with its two limits."""
@@ -222,11 +229,13 @@ class Quotas:
                 if refusal is not None:
                     raise refusal
 
-    def _growth(self, sizes: dict[bytes, tuple[int, int]]) -> Growth:
-        """What each prefix grows by when keys of one size become keys of another."""
+    def _growth(self, sizes: dict[bytes, tuple[int, int]]) -> Generator[None, None, Growth]:
+        """What each prefix grows by when keys of one size become keys of another, with a pause after each piece."""
         grown: Growth = {}
-        for key, (before, after) in sizes.items():
+        for number, (key, (before, after)) in enumerate(sizes.items(), 1):
             self._add_growth(grown, key, before, after)
+            if number % (BYTES_PER_PIECE // KEY_COST_BYTES) == 0:
+                yield
         return grown
 
     def _add_growth(self, grown: Growth, key: bytes, before: int, after: int) -> None:
@@ -252,12 +261,16 @@ class Quotas:
         """
         # What is put and nothing deleted is the most that a txn can take. That is enough nearly always.
         sizes: dict[bytes, tuple[int, int]] = {}
+        pace = _Pace()
         for request in _puts(path):
             if self._of(request.key):
                 before, after = _sizes(self._store, request)
                 sizes[request.key] = before, max(before, after)
+                if pace.is_over(before):
+                    yield
+        grown = yield from self._growth(sizes)
         try:
-            self._refuse(self._growth(sizes))
+            self._refuse(grown)
         except errors.QuotaExceededError:
             yield from self._check_exactly(path)
 
@@ -265,8 +278,8 @@ class Quotas:
         """Take into account what the txn deletes: it may be everything, so only what it puts is kept one by one."""
         sizes: dict[bytes, tuple[int, int]] = {}
         intervals: list[tuple[bytes, bytes]] = []
-        self._replay(path, sizes, intervals)
-        grown = self._growth(sizes)
+        yield from self._replay(path, sizes, intervals, SortedList(), _Pace())
+        grown = yield from self._growth(sizes)
         for low, high in _joined(intervals):
             for kvs in self._store.select(low, high, Selection()):
                 for kv in kvs:
@@ -276,38 +289,69 @@ class Quotas:
                 yield
         self._refuse(grown)
 
-    def _replay(self, path: Path, sizes: dict[bytes, tuple[int, int]], intervals: list[tuple[bytes, bytes]]) -> None:
-        """Note the sizes of the keys that a path puts, before it and after it, and the intervals that it deletes."""
+    def _replay(
+        self,
+        path: Path,
+        sizes: dict[bytes, tuple[int, int]],
+        intervals: list[tuple[bytes, bytes]],
+        live: SortedList,
+        pace: _Pace,
+    ) -> Generator[None, None, None]:
+        """Note the sizes of the keys that a path puts, before it and after it, and the intervals that it deletes.
+
+        Arguments:
+            path: the path.
+            sizes, intervals: are filled.
+            live: those keys that were put and not deleted since. A deletion looks at these alone, and at each once:
+                else thousands of puts and deletions would take time by their product.
+            pace: says when to pause.
+        """
         nested = iter(path.nested)
         for kind, request in path.operations:
+            before = ABSENT
             if kind == "request_txn":
-                self._replay(next(nested), sizes, intervals)
+                yield from self._replay(next(nested), sizes, intervals, live, pace)
             elif kind == "request_put":
                 before, after = _sizes(self._store, request)
                 sizes[request.key] = before, after
+                if request.key not in live:
+                    live.add(request.key)
             elif kind == "request_delete_range":
                 low, high = _interval(request)
                 intervals.append((low, high))
-                for key, (before, _) in sizes.items():
-                    if key >= low and (high == TO_THE_LAST or key < high):
-                        sizes[key] = before, ABSENT
+                end = None if high == TO_THE_LAST else high
+                gone = [] if end is not None and end <= low else list(live.irange(low, end, (True, False)))
+                for key in gone:
+                    sizes[key] = sizes[key][0], ABSENT
+                    live.remove(key)
+            if pace.is_over(before):
+                yield
 
     # Accounting.
 
     def account(self, changes: list[Change]) -> None:
         """Note what a transaction that has ended took and gave back, as far as that is not noted yet."""
-        self.account_unfinished(changes)
+        while self._accounted < len(changes):
+            self._account_some(changes)
         self._accounted = 0
 
-    def account_unfinished(self, changes: list[Change]) -> None:
-        """Note what a transaction has done so far, so that its end is no more work than a piece of it.
+    def account_unfinished(self, changes: list[Change]) -> Generator[None, None, None]:
+        """Note what a transaction has done so far, so that its end is no more work than a piece of it; with pauses.
 
         Arguments:
             changes: all of them.
         """
+        while self._accounted < len(changes):
+            self._account_some(changes)
+            yield
+
+    def _account_some(self, changes: list[Change]) -> None:
         touched: dict[bytes, Quota] = {}
-        for number in range(self._accounted, len(changes)):
+        pace = _Pace()
+        number = self._accounted
+        while number < len(changes):
             key, data, is_deletion, previous = changes[number]
+            number += 1
             quotas = self._of(key)
             if not quotas:
                 continue
@@ -317,9 +361,32 @@ class Quotas:
                 quota.bytes_used += max(after, 0) - max(before, 0)
                 quota.keys_used += (after != ABSENT) - (before != ABSENT)
                 touched[quota.prefix] = quota
-        self._accounted = len(changes)
+            if pace.is_over(before):
+                break
+        self._accounted = number
         for quota in touched.values():
             self._save(quota)
+
+
+class _Pace:
+    """Says after which keys of many it is time to pause."""
+
+    __slots__ = ("_left_bytes",)
+
+    def __init__(self) -> None:
+        self._left_bytes = BYTES_PER_PIECE
+
+    def is_over(self, size_bytes: int) -> bool:
+        """Note that a key was looked at; whether it is time to pause.
+
+        Arguments:
+            size_bytes: of what was read for it; ``ABSENT``: nothing.
+        """
+        self._left_bytes -= KEY_COST_BYTES + size_bytes
+        if self._left_bytes > 0:
+            return False
+        self._left_bytes = BYTES_PER_PIECE
+        return True
 
 
 def prefix_end(prefix: bytes) -> bytes:

@@ -309,13 +309,14 @@ def choose_path_in_pieces(view: PathView, request: rpc_pb2.TxnRequest) -> Genera
     return path
 
 
-def spend_operations(view: PathView, path: Path, budget: Budget) -> None:
+def spend_operations(view: PathView, path: Path, budget: Budget, *, is_counted: bool) -> None:
     """Charge for the intervals that the operations of a path read or delete, and for the values that they read.
 
     Arguments:
         view: the state before the txn.
         path: its path.
         budget: what may be done at once.
+        is_counted: whether quotas ask how large is what it replaces and deletes.
 
     Raises:
         Costly: it is more than that.
@@ -327,12 +328,14 @@ def spend_operations(view: PathView, path: Path, budget: Budget) -> None:
             if request.range_end:
                 count = view.known_count(request.key, request.range_end)
                 budget.spend(count)
-            if is_answered and (request.prev_kv if kind == _DELETE else not request.count_only):
+            if (is_counted or (is_answered and request.prev_kv)) if kind == _DELETE else not request.count_only:
                 budget.spend_values(count)
-        elif kind == _PUT and (request.ignore_value or request.ignore_lease or (is_answered and request.prev_kv)):
+        elif kind == _PUT and (
+            is_counted or request.ignore_value or request.ignore_lease or (is_answered and request.prev_kv)
+        ):
             budget.spend_values(1)
     for nested in path.nested:
-        spend_operations(view, nested, budget)
+        spend_operations(view, nested, budget, is_counted=is_counted)
 
 
 def count_changes(view: PathView, path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 from typing import Any
 
@@ -179,6 +180,53 @@ def test_a_txn_frees_and_takes_as_a_whole() -> None:
     assert isinstance(refused.error, errors.QuotaExceededError)
     assert machine.value(b"x") is None
     assert machine.value(b"k2") == b"1234"
+
+
+def _pieces(machine: Machine, request: Any) -> list[float]:
+    """Apply a request in pieces; the processor time of each."""
+    outcome = machine.applier.begin(KINDS[type(request)][0], request.SerializeToString())
+    took: list[float] = []
+    while not isinstance(outcome, Outcome):
+        began_s = time.thread_time()
+        try:
+            next(outcome)
+        except StopIteration as end:
+            outcome = end.value
+        took.append(time.thread_time() - began_s)
+    machine.store.set_applied(machine.store.applied_index + 1, 1)
+    return took
+
+
+def test_very_many_puts_and_deletions_are_checked_in_short_pieces() -> None:
+    # Each deletion looked at every put before it: 14,400 operations held the loop of all members for half a second.
+    machine = Machine()
+    apply(machine, set_quota(b"k", keys_max=1))
+    operations = [one for n in range(15_000) for one in (put(b"k%d" % n), delete(b"z%d" % n, b"z%d~" % n))]
+    took = _pieces(machine, txn(then=operations))
+    assert len(took) > 100
+    assert max(took) < 0.5
+    assert machine.store.range(b"k", b"l").count == 0
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        txn(then=[put(b"k%d" % number) for number in range(9)]),
+        txn(then=[put(b"k%d" % number, bytes(300_000)) for number in range(9)]),
+        delete(b"k", b"l"),
+        rpc_pb2.LeaseRevokeRequest(ID=1),
+    ],
+    ids=["smaller", "as large", "deleted", "revoked"],
+)
+def test_what_large_values_give_back_is_counted_in_pieces(request_: Any) -> None:
+    # 128 puts over values of 1.4 MB took a turn of 163 ms on every member, 500 such keys four times as much.
+    machine = Machine()
+    apply(machine, rpc_pb2.LeaseGrantRequest(ID=1, TTL=5))
+    apply(machine, set_quota(b"k", bytes_max=1 << 30))
+    for number in range(9):
+        apply(machine, put(b"k%d" % number, bytes(300_000), lease=1))
+    assert len(_pieces(machine, request_)) > 9
+    check_use(machine)
 
 
 def test_a_quota_below_what_is_there_takes_no_growth_and_everything_else() -> None:
