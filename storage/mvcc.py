@@ -104,6 +104,7 @@ class Store:
         """Its term."""
         self.durable_index = 0
         """Index of the last log entry whose changes are in the backend: the log may forget what is before it."""
+        self._durable_put_bytes = 0
         self.changes_total = 0
         """Changes made since the store was opened."""
         self.on_changes: Callable[[int, list[Change]], None] | None = None
@@ -186,9 +187,10 @@ class Store:
                 (schema.META, schema.META_FORMAT_VERSION): schema.encode_integer(schema.FORMAT_VERSION),
             }
         )
-        return partial(self._durable, index)
+        return partial(self._durable, index, self._txn.put_bytes)
 
-    def _durable(self, index: int) -> None:
+    def _durable(self, index: int, put_bytes: int) -> None:
+        self._durable_put_bytes = put_bytes
         # What the log may forget: replay begins behind it.
         self.durable_index = index
         # What came during the commit fills a batch already: do not let it wait for the owner's timer.
@@ -503,6 +505,11 @@ class Store:
         return self._txn.put_bytes
 
     @property
+    def unwritten_bytes(self) -> int:
+        """Bytes of keys and values that are in memory, because the database does not have them yet."""
+        return self._txn.put_bytes - self._durable_put_bytes
+
+    @property
     def dropped_total(self) -> int:
         """Revisions that compactions dropped since the store was opened."""
         return self._compactor.dropped_total
@@ -622,6 +629,7 @@ class Store:
         failpoint("applyBeforeOpenSnapshot")
         self._overlay.exchange(partial(self.backend.replace, received))
         self._txn.is_open = False  # of an entry that was given up half-way: the received state contains it
+        self._durable_put_bytes = self._txn.put_bytes
         self._index.become(index)
         self._attachments.become(attachments)
         self._adopt(restored)

@@ -78,6 +78,17 @@ class Store(txn.PathView, ranges.SmallView, quotas.Store, Protocol):
         """
 
     @property
+    def unwritten_bytes(self) -> int:
+        """Bytes of keys and values that are in memory, because the database does not have them yet."""
+
+    @property
+    def space_error(self) -> errors.StorageError | None:
+        """Why the last commit found no room, if it did not."""
+
+    def commit(self) -> None:
+        """Write to the database what it does not have."""
+
+    @property
     def is_compacting(self) -> bool:
         """Whether a removal is not finished yet."""
 

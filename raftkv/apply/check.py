@@ -22,6 +22,10 @@ OPERATIONS_TOTAL_MAX: Final = 16_384
 """Compares and operations of a txn, nested ones and those of both branches included: about 30 ms of checks. etcd has no
 such limit; with its default of 128 in a list, honest txns are far below."""
 
+KEPT_VALUES_MAX: Final = 128
+"""Puts that keep the value of their key, counted likewise: each writes a value that may be as large as a request, but
+does not travel with this one, and all are in memory until the database has them. More, if ``max-txn-ops`` is."""
+
 
 def check_range(request: rpc_pb2.RangeRequest) -> None:
     """Refuse an empty key and unknown sort options."""
@@ -68,7 +72,7 @@ def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> None:
     Raises:
         TooManyOperationsError, DuplicateKeyError: and those of the checks of single operations.
     """
-    _check_operations(request, operations_max, [OPERATIONS_TOTAL_MAX])
+    _check_operations(request, operations_max, [OPERATIONS_TOTAL_MAX, max(operations_max, KEPT_VALUES_MAX)])
     for branch in (request.success, request.failure):
         # One put, range or deletion cannot write a key twice.
         if len(branch) > 1 or (branch and branch[0].HasField("request_txn")):
@@ -76,7 +80,7 @@ def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> None:
 
 
 def _check_operations(request: rpc_pb2.TxnRequest, operations_max: int, left: list[int]) -> None:
-    # etcd limits the longest of the three lists; the sum over all nested txns is a limit of our own.
+    # etcd limits the longest of the three lists; the sums over all nested txns, which are left, are limits of our own.
     compares, success, failure = request.compare, request.success, request.failure
     sizes = len(compares), len(success), len(failure)
     size = max(sizes)
@@ -98,6 +102,10 @@ def _check_operation(operation: rpc_pb2.RequestOp, operations_max: int, left: li
         check_range(operation.request_range)
     elif kind == "request_put":
         check_put(operation.request_put)
+        if operation.request_put.ignore_value:
+            left[1] -= 1
+            if left[1] < 0:
+                raise errors.TooManyOperationsError
     elif kind == "request_delete_range":
         check_delete_range(operation.request_delete_range)
     elif kind == "request_txn":

@@ -180,3 +180,12 @@ def test_the_largest_txn_is_checked_in_no_time() -> None:
     began = time.process_time()
     check.check_txn(request, 128)
     assert time.process_time() - began < 2.0
+
+
+def test_a_txn_keeps_no_more_values_than_a_list_has_operations() -> None:
+    # 1,400 of them in nested txns, 30 KB, wrote 2 GB in one entry, which all members hold in memory at once.
+    kept = [put(b"k%d" % number, ignore_value=True) for number in range(check.KEPT_VALUES_MAX + 1)]
+    check.check_txn(txn(then=[txn(then=kept[:64]), txn(then=kept[64:-1])]), 128)
+    with pytest.raises(TOO_MANY):
+        check.check_txn(txn(then=[txn(then=kept[:64]), txn(then=kept[64:])]), 128)
+    check.check_txn(txn(then=kept), 200)

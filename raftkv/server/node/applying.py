@@ -11,6 +11,9 @@ that, by revision), and nothing is committed to the database.
 Very many short entries are too much for one turn of the node too: after ``TURN_S`` what was applied is finished and
 answered as a unit, and the next turn goes on.
 
+What is applied is in memory until the database has it. Entries come faster than that where puts keep large values,
+which do not travel with them: so they wait while the database is ``UNWRITTEN_MAX_BYTES`` behind.
+
 A received snapshot replaces an entry under way with everything behind it, as it contains them; the end of the member
 leaves the disk at the entry before.
 """
@@ -44,6 +47,13 @@ PUT_BYTES_BITS: Final = 12
 _PUT: Final = bytes([Kind.PUT])
 ENTRIES_PER_LOOK: Final = 32
 """Entries between two looks at the clock."""
+
+UNWRITTEN_MAX_BYTES: Final = 256 * 1024 * 1024
+"""Keys and values that the database does not have yet, above which no entry is begun. One adds at most what its puts
+bring and keep (``apply.check.KEPT_VALUES_MAX``)."""
+
+CATCH_UP_S: Final = 0.02
+"""Rest between two looks at how far the database is behind."""
 
 SLOW_S: Final = 0.1
 """An entry that takes longer is counted as slow, as in etcd (warning-apply-duration)."""
@@ -152,6 +162,7 @@ class Applying:
         self._until = perf_counter() + TURN_S
         self._entries_left = ENTRIES_PER_LOOK
         self._is_paused = False
+        self._is_waiting = False
         self.times = ApplyTimes()
 
     def begin_turn(self) -> int:
@@ -210,6 +221,9 @@ class Applying:
         """Apply what is queued, in runs of one term, up to an entry that takes longer or the end of the turn's time."""
         queue, node, applier = self._queue, self._node, self._node.applier
         while queue and self._under_way is None and not self._is_paused:
+            if self._is_far_ahead():
+                self._wait()
+                return
             term = applier.term = queue[0].term
             answers: Answers = []
             last: Entry | None = None
@@ -222,7 +236,7 @@ class Applying:
                     break
                 last = entry
                 self._entries_left -= _weight(entry)
-                if self._entries_left <= 0 and self._is_time_up() and queue:
+                if self._entries_left <= 0 and queue and (self._is_time_up() or self._is_far_ahead()):
                     self._is_paused = True
                     self._wake()
                     break
@@ -233,6 +247,30 @@ class Applying:
     def _is_time_up(self) -> bool:
         self._entries_left = ENTRIES_PER_LOOK
         return perf_counter() >= self._until
+
+    def _is_far_ahead(self) -> bool:
+        """Whether the database has to catch up first. One without room does so only by what is still to be applied."""
+        store = self._node.applier.store
+        return store.unwritten_bytes > UNWRITTEN_MAX_BYTES and store.space_error is None
+
+    def _wait(self) -> None:
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._node.applier.store.commit()
+            self._loop.call_later(CATCH_UP_S, self._go_on)
+
+    def _go_on(self) -> None:
+        """Look again whether the database has caught up."""
+        self._is_waiting = False
+        if self._node.stopped:
+            return
+        try:
+            self.begin_turn()
+            self._run()
+        except Exception as error:
+            self._node.fatal(error)
+            return
+        self._wake()
 
     def _apply(self, entry: Entry, answers: Answers, before: Entry | None) -> bool:
         """Apply one request; False if it is under way now, and what came before it is answered."""
