@@ -123,10 +123,10 @@ class ElectionService:
             ElectionNoLeaderError: nobody does.
         """
         await self._recipe.confirm()
-        kv = self._recipe.oldest(request.name + b"/")
+        revision, kv = await self._recipe.oldest(request.name + b"/")
         if kv is None:
             raise errors.ElectionNoLeaderError
-        return self._recipe.answer(self._recipe.store.revision, election_pb2.LeaderResponse(kv=kv))
+        return self._recipe.answer(revision, election_pb2.LeaderResponse(kv=kv))
 
     async def resign(self, call: UnaryCall, request: election_pb2.ResignRequest) -> bytes:
         """Delete an entry, first or not; one that is gone already is as good.

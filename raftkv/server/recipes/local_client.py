@@ -5,7 +5,7 @@ the same checks and the same log as any client, only without a wire between:
 
     outcome = await recipe.txn(call, request)      # through the log; what is refused is raised
     await recipe.confirm()                         # this member is now as recent as the cluster was at the call
-    recipe.oldest(b"name/")                        # the state that is applied here
+    await recipe.oldest(b"name/")                  # the state that is applied here
     await recipe.changed(b"name/a", b"name/b")     # one of these keys may have changed here
 
 Invariants
@@ -33,8 +33,12 @@ from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.status import RpcError
+from raftkv.server.node.slices import Work, hold
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 from raftkv.server.watch.hub import WatchHub
+
+KEYS_AT_ONCE: Final = 128
+"""Keys below a prefix that are looked at without a pause."""
 
 OPERATIONS_MAX: Final = 4
 """No txn of a recipe has more."""
@@ -231,23 +235,43 @@ class Recipe:
         await self.responder.node.confirm_read()
 
     def find(self, request: rpc_pb2.RangeRequest) -> list[kv_pb2.KeyValue]:
-        """Read the state applied here."""
+        """Read the state applied here at once: of single keys, or of few."""
         _, body = ranges.execute(self.store, request)
         return list(rpc_pb2.RangeResponse.FromString(body).kvs)
 
-    def oldest(self, prefix: bytes, revision: int = 0) -> kv_pb2.KeyValue | None:
-        """Return the key below a prefix that was created first.
+    async def find_all(self, request: rpc_pb2.RangeRequest) -> tuple[int, list[kv_pb2.KeyValue]]:
+        """Read the state applied here, in slices if it is many keys: anybody may write below a prefix.
+
+        Returns:
+            the revision of what was read, which may be an older one by now, and the keys.
+        """
+        size = self.store.known_count(request.key, request.range_end)
+        if size <= KEYS_AT_ONCE:
+            return self.store.revision, self.find(request)
+
+        def read() -> Work[ranges.Answer]:
+            return hold(self.store.pin, lambda view: ranges.in_pieces(view, request))
+
+        revision, pieces = await self.responder.slices.result(read, size)
+        return revision, list(rpc_pb2.RangeResponse.FromString(b"".join(pieces)).kvs)
+
+    async def oldest(self, prefix: bytes, revision: int = 0) -> tuple[int, kv_pb2.KeyValue | None]:
+        """Find the key below a prefix that was created first.
 
         Arguments:
             prefix: ends with a slash.
             revision: as of this one; 0: now.
+
+        Returns:
+            the revision of the store then, and the key.
         """
         request = rpc_pb2.RangeRequest(
             key=prefix, range_end=prefix_end(prefix), revision=revision, sort_target=rpc_pb2.RangeRequest.CREATE
         )
         request.sort_order = rpc_pb2.RangeRequest.ASCEND
         request.limit = 1
-        return next(iter(self.find(request)), None)
+        now, kvs = await self.find_all(request)
+        return now, next(iter(kvs), None)
 
     async def changed(self, *keys: bytes) -> None:
         """Wait until one of these keys may have changed in the state applied here.

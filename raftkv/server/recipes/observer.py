@@ -59,8 +59,8 @@ class Observer:
 
     async def _observe(self) -> None:
         """Send who leads now and what follows; returns if history was compacted before it was read."""
-        revision = self._recipe.store.revision
-        await self._send(revision, self._recipe.oldest(self._prefix, revision))
+        revision, leader = await self._recipe.oldest(self._prefix)
+        await self._send(revision, leader)
         if self._error is not None:
             raise self._error
         self._watch = LocalWatch(self._recipe.hub, self._prefix, prefix_end(self._prefix), revision + 1)
@@ -79,7 +79,8 @@ class Observer:
             for event in response.events:
                 if self._may_change_leader(event.kv.key):
                     revision = event.kv.mod_revision
-                    await self._send(revision, self._recipe.oldest(self._prefix, revision))
+                    _, leader = await self._recipe.oldest(self._prefix, revision)
+                    await self._send(revision, leader)
 
     def _may_change_leader(self, key: bytes) -> bool:
         """Whether an event of this key matters: while somebody leads, nobody who comes or goes behind does."""

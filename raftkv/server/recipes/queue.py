@@ -107,9 +107,11 @@ class Queue:
 
     async def _wait_turn(self, entry: QueueEntry) -> int | None:
         while self._has(entry):
-            ahead = self._just_before(entry)
+            ahead = await self._just_before(entry)
             if ahead is not None:
-                await self._recipe.changed(ahead, entry.key)
+                # Finding it may have taken a while, in which neither was waited for.
+                if self._has(entry) and self._is_ahead(ahead, entry):
+                    await self._recipe.changed(ahead, entry.key)
             elif await self._is_confirmed():
                 return self._recipe.store.revision if self._has(entry) else None
         return None
@@ -129,7 +131,12 @@ class Queue:
         kvs = self._recipe.find(_Range(key=entry.key))
         return bool(kvs) and kvs[0].create_revision == entry.create_revision
 
-    def _just_before(self, entry: QueueEntry) -> bytes | None:
+    def _is_ahead(self, key: bytes, entry: QueueEntry) -> bool:
+        """Whether a key is there that is older than the entry, in the state applied here."""
+        kvs = self._recipe.find(_Range(key=key, keys_only=True))
+        return bool(kvs) and kvs[0].create_revision < entry.create_revision
+
+    async def _just_before(self, entry: QueueEntry) -> bytes | None:
         """The youngest key that is older."""
         request = _Range(
             key=entry.prefix,
@@ -140,7 +147,8 @@ class Queue:
             limit=1,
             keys_only=True,
         )
-        return next((kv.key for kv in self._recipe.find(request)), None)
+        _, kvs = await self._recipe.find_all(request)
+        return next((kv.key for kv in kvs), None)
 
 
 def _enter_request(prefix: bytes, key: bytes, lease_id: int, value: bytes) -> rpc_pb2.TxnRequest:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from raftkv import errors
+from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import Code
-from raftkv.server.recipes.local_client import refusal
+from raftkv.server.node import slices
+from raftkv.server.recipes.local_client import KEYS_AT_ONCE, refusal
 from tests.server.recipes.recipes import RecipeMember, quiet
 
 Scenario = Callable[[RecipeMember], Awaitable[None]]
@@ -59,6 +62,60 @@ def test_a_release_wakes_the_next_alone() -> None:
         tasks[2].cancel()
 
     _run(scenario)
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "the one before leaves", "it leaves itself"])
+def test_a_very_long_queue_is_looked_through_in_slices(meanwhile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 200,000 keys below the name of a lock: each look for the one before held the loop for half a second.
+    for name in ("TURN_S", "SLICE_S", "INLINE_S"):
+        monkeypatch.setattr(slices, name, 1e-9)
+
+    async def scenario(member: RecipeMember) -> None:
+        keys = [b"n/old%04d" % number for number in range(10 * KEYS_AT_ONCE)]
+        for key in keys:
+            member.put(key)
+        monkeypatch.setattr(member.recipe, "find", _of_few(member.recipe.find))
+        task = member.lock(b"n", 10)
+        await quiet()
+        member.apply()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(member.recipe.responder.slices) == 1
+        # What is found may be gone by then: nobody would say so to who began to wait for it now.
+        if meanwhile == "the one before leaves":
+            member.delete(keys.pop())
+        elif meanwhile == "it leaves itself":
+            member.delete(b"n/a")
+        await _looked()
+        await member.settle()
+        if meanwhile == "it leaves itself":
+            with pytest.raises(errors.SessionExpiredError):
+                await task
+            return
+        await _looked()
+        assert not task.done()
+        assert [len(member.hub._on_change.get(key, ())) for key in (keys[-1], b"n/a")] == [1, 1]
+        member.write(request_delete_range=rpc_pb2.DeleteRangeRequest(key=b"n/old", range_end=b"n/ole"))
+        await member.settle()
+        await _looked()
+        await member.settle()
+        assert task.result().key == b"n/a"
+
+    _run(scenario)
+
+
+async def _looked() -> None:
+    """Let what is looked for in slices be found."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+def _of_few(find: Callable[[rpc_pb2.RangeRequest], Any]) -> Callable[[rpc_pb2.RangeRequest], Any]:
+    def found(request: rpc_pb2.RangeRequest) -> Any:
+        assert not request.range_end, "a long read at once"
+        return find(request)
+
+    return found
 
 
 def test_the_same_lease_again_changes_nothing() -> None:
