@@ -221,12 +221,17 @@ def _status_request() -> tuple[Any, Any]:
 
 def _prune(place: Place, values: dict[str, Any], report: Report) -> None:
     now_s = time.time()
-    for old in rules.not_needed(place.backups(), values["keep"], values["keep-days"], now_s):
+    found, damaged = place.look()
+    for name, why in damaged.items():
+        report.failed(why, name)
+    for old in rules.not_needed(found, values["keep"], values["keep-days"], now_s):
         place.remove(old)
         report.deleted(old.name)
     for name in place.remove_leftovers(now_s):
         report.deleted(name)
-    if values["prune-wal-archive"]:
+    if values["prune-wal-archive"] and damaged:
+        report.failed("the archive is not pruned: nobody knows what these backups need of it")
+    elif values["prune-wal-archive"]:
         _prune_archive(Path(values["prune-wal-archive"]), place, report)
 
 
@@ -253,17 +258,24 @@ def _temporary(values: dict[str, Any]) -> Iterator[Path]:
 
 
 def _list(place: Place, values: dict[str, Any]) -> int:
-    Report(json=values["json"]).table(place.backups())
-    return SUCCESS
+    report = Report(json=values["json"])
+    found, damaged = place.look()
+    report.table(found)
+    for name, why in damaged.items():
+        report.failed(why, name)
+    return ERROR if damaged else SUCCESS
 
 
 def _verify(place: Place, values: dict[str, Any]) -> int:
     from raftkv.cli.backup.verify import check
 
-    report, bad = Report(json=values["json"]), 0
-    backups = place.backups()
-    if not backups:
+    report = Report(json=values["json"])
+    backups, damaged = place.look()
+    if not backups and not damaged:
         raise CommandError(f"there are no backups in {place.url}")
+    for name, why in damaged.items():
+        report.failed(why, name)
+    bad = len(damaged)
     for backup in backups:
         try:
             with _temporary(values) as directory, report.progress() as progress:
@@ -276,7 +288,7 @@ def _verify(place: Place, values: dict[str, Any]) -> int:
         else:
             report.verified(backup)
     if bad:
-        raise CommandError(f"{bad} of {len(backups)} backups cannot be used")
+        raise CommandError(f"{bad} of {len(backups) + len(damaged)} backups cannot be used")
     return SUCCESS
 
 
@@ -310,8 +322,11 @@ def _restore(place: Place, values: dict[str, Any]) -> int:
 
 
 def _chosen(place: Place, name: str) -> Manifest:
-    backups = place.backups()
+    backups, damaged = place.look()
     found = [one for one in backups if not name or one.name == name]
+    newest = name or max((*damaged, *(one.name for one in found)), default="")
+    if newest in damaged:
+        raise CommandError(damaged[newest] + ("" if name else "; --backup restores another one by name"))
     if not found:
         raise CommandError(f"there is {f'no backup {name}' if name else 'no backup'} in {place.url}")
     return max(found, key=lambda one: one.taken_s)

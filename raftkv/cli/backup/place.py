@@ -88,9 +88,15 @@ class Place:
         self.finish(name)
 
     def read(self, name: str) -> str:
-        """Return a small file."""
+        """Return a small file.
+
+        Raises:
+            CommandError: it cannot be read.
+            ValueError: it is no text.
+        """
         with self._named("read"):
-            return bytes(self._fs.cat_file(self._path(name))).decode()
+            content = bytes(self._fs.cat_file(self._path(name)))
+        return content.decode()
 
     def download(self, name: str, target: Path, advance: Advance = lambda size: None) -> None:
         """Copy a file from here."""
@@ -106,23 +112,31 @@ class Place:
                 pass
 
     def backups(self) -> list[Manifest]:
-        """Return the backups that are whole, oldest first.
+        """Return the backups that are whole, oldest first, where all must be known.
 
         Raises:
             CommandError: a manifest cannot be read.
         """
+        found, damaged = self.look()
+        if damaged:
+            raise CommandError(next(iter(damaged.values())))
+        return found
+
+    def look(self) -> tuple[list[Manifest], dict[str, str]]:
+        """Return the backups that are whole, oldest first, and of those with a damaged manifest, by name, why."""
         names = self.names()
-        there, found = set(names), []
+        there, found, damaged = set(names), list[Manifest](), dict[str, str]()
         for name in names:
             if time_of(name) is None or not name.endswith(MANIFEST_SUFFIX):
                 continue
-            if name.removesuffix(MANIFEST_SUFFIX) + DATA_SUFFIX not in there:
+            stem = name.removesuffix(MANIFEST_SUFFIX)
+            if stem + DATA_SUFFIX not in there:
                 continue  # killed while it was deleted
             try:
                 found.append(Manifest.parse(self.read(name)))
             except ValueError as error:
-                raise CommandError(f"cannot read {name} in {self.url}: {error}") from None
-        return found
+                damaged[stem] = f"cannot read {name} in {self.url}: {error}"
+        return found, damaged
 
     def remove(self, backup: Manifest) -> None:
         """Delete a backup, the manifest first: without it the rest is none."""

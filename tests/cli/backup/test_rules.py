@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftkv.cli.backup.command import _chosen, _prune
 from raftkv.cli.backup.manifest import DAY_S, Manifest, name_of, not_needed, time_of
 from raftkv.cli.backup.place import LEFT_OVER_S, Place
+from raftkv.cli.backup.report import Report
 from raftkv.cli.backup.take import preferred
 from raftkv.cli.exits import CommandError
 from raftkv.client.values import EndpointStatus
+from tests.cli.runner import run_server
 
 NOW_S = 1_790_000_000.0
 
@@ -53,6 +56,45 @@ def test_what_is_no_manifest(text: str, tmp_path: Path) -> None:
     place.write(one.name + ".json", text)
     with pytest.raises(CommandError, match=r"cannot read raftkv-.*json"):
         place.backups()
+
+
+@pytest.mark.parametrize("damage", [b"{", b"\xff"])
+def test_a_damaged_manifest_costs_its_own_backup_alone(damage: bytes, tmp_path: Path) -> None:
+    """Older ones are listed, chosen by name and pruned as ever; the newest is not passed over in silence."""
+    place, old, new = Place(str(tmp_path / "b")), backup(NOW_S - 3 * DAY_S), backup(NOW_S)
+    put(place, old, tmp_path)
+    put(place, new, tmp_path)
+    (tmp_path / "b" / f"{new.name}.json").write_bytes(damage)
+    assert (place.look()[0], list(place.look()[1])) == ([old], [new.name])
+    listed = run_server(["backup", "list", place.url])
+    assert (listed.code, old.name.encode() in listed.output, listed.errors.count("\n")) == (1, True, 1)
+    assert listed.errors.startswith(f"raftkv backup: cannot read {new.name}.json in {place.url}: ")
+    verified = run_server(["backup", "verify", place.url])
+    assert (verified.code, verified.errors.count("\n")) == (1, 3)
+    assert verified.errors.endswith("raftkv: 2 of 2 backups cannot be used\n")
+    assert _chosen(place, old.name) == old
+    with pytest.raises(CommandError, match=rf"cannot read {new.name}.json .*; --backup restores another one"):
+        _chosen(place, "")
+    with pytest.raises(CommandError, match=rf"cannot read {new.name}.json [^;]*$"):
+        _chosen(place, new.name)
+    newer = backup(NOW_S + DAY_S)
+    put(place, newer, tmp_path)
+    assert _chosen(place, "") == newer
+
+
+def test_a_damaged_manifest_stops_no_pruning_of_backups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The schedule would otherwise take a backup a minute and delete none; the archive alone is left as it is."""
+    place, backups = Place(str(tmp_path / "b")), [backup(NOW_S + number * DAY_S) for number in range(3)]
+    for one in backups:
+        put(place, one, tmp_path)
+    (tmp_path / "b" / f"{backups[1].name}.json").write_text("{")
+    archive = tmp_path / "archive"
+    _prune(place, {"keep": 1, "keep-days": 0, "prune-wal-archive": str(archive)}, Report(json=False))
+    assert place.look()[0] == [backups[2]]
+    said = capsys.readouterr()
+    assert said.out.startswith(f"deleted {backups[0].name}\n")
+    assert said.err.count("\n") == 2
+    assert "the archive is not pruned" in said.err
 
 
 @pytest.mark.parametrize("url", ["{}/b", "file://{}/b", "memory://{}/b"])
