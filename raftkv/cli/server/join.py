@@ -7,8 +7,9 @@ Owns what the flags of ``raftkv`` would otherwise say: where this member listens
 the URL is reached, ports 2380 and 2379), its name (the machine's) and the cluster. Every flag that is given counts
 instead.
 
-Whatever ends it, the same command goes on where it stood: data in the data directory are started as they are, and a
-learner with this member's peer URL that never started is this member. With ``--learner`` it is not promoted.
+Whatever ends it, the same command goes on where it stood: data in the data directory are started as they are, unless
+another cluster than theirs answers at the URL, and a learner with this member's peer URL that never started is this
+member. With ``--learner`` it is not promoted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from raftkv import cluster_id
@@ -42,6 +44,8 @@ from raftkv.errors import (
     StatusError,
     UnhealthyError,
 )
+from raftkv.offline.archive import MemberArchive
+from raftkv.offline.directory import log_of
 from raftkv.pb import rpc_pb2
 from raftkv.server.tls.context import client_context
 from raftkv.server.tls.ports import rules_of
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
 PEER_PORT: Final = 2380
 CLIENT_PORT: Final = 2379
 CALL_TIMEOUT_S: Final = 5.0
+LOOK_TIMEOUT_S: Final = 2.0
+"""Longest wait for whose cluster it is, where a member starts again."""
 HEALTH_S: Final = 15.0
 """Longest wait for all voters to be connected."""
 PAUSE_S: Final = 0.5
@@ -115,7 +121,8 @@ def main(words: Sequence[str]) -> int:
 
     try:
         plan = read_plan(words, os.environ)
-        config = asyncio.run(_added(plan)) if is_new(plan.config) else plan.config
+        new = is_new(plan.config)
+        config = asyncio.run(_added(plan) if new else _its_own(plan))
         return run(config, on_ready=_promotion(plan) if plan.votes else None)
     except StatusError as error:
         reason = _reason(error)
@@ -220,6 +227,26 @@ async def _added(plan: Plan) -> ServerConfig:
     cluster = {f"{member.ID:x}": tuple(member.peerURLs) for member in members if not _is_own(member, config)}
     cluster[config.name] = config.initial_advertise_peer_urls
     return replace(config, initial_cluster=cluster_id.format_initial_cluster(cluster))
+
+
+async def _its_own(plan: Plan) -> ServerConfig:
+    """Start the data that are there as they are, unless another cluster than theirs answers at the URL.
+
+    Nobody need answer: a member starts again also where it is the first of its cluster.
+    """
+    try:
+        async with Client([plan.url], ClientOptions(tls=plan.tls)) as client:
+            listed = await client.call(methods.MEMBER_LIST, rpc_pb2.MemberListRequest(), timeout_s=LOOK_TIMEOUT_S)
+    except StatusError:
+        return plan.config
+    directory = plan.config.data_dir
+    stored = MemberArchive.open(Path(log_of(plan.config.wal_dir or directory))).cluster_id
+    if listed.header.cluster_id != stored:
+        raise ConfigError(
+            f"{directory} has a member of cluster {stored:x}, and {plan.url} is of cluster "
+            f"{listed.header.cluster_id:x}: name another --data-dir, or move this one away"
+        )
+    return plan.config
 
 
 @contextlib.asynccontextmanager

@@ -180,6 +180,21 @@ def test_one_that_was_added_and_never_started_is_found(cluster: Cluster, joiner:
             assert (answer.code, answer.text) == ("FAILED_PRECONDITION", "etcdserver: rpc not supported for learner")
 
 
+def test_data_of_another_cluster_are_not_started(cluster: Cluster, joiner: Joiner) -> None:
+    """A host that comes from another cluster would otherwise go on in that one, and look as if it had joined."""
+    with Cluster(RAFTKV) as other:
+        with Wire([other.endpoints[0]]) as wire:
+            theirs = wire.call(LIST, rpc_pb2.MemberListRequest()).message.header.cluster_id
+        other.members[0].kill()
+        data = str(other.members[0].data_dir)
+        ended = run_to_end(*joiner.words[:4], "--data-dir", data, *joiner.words[6:])
+        assert (ended.status, ended.output.count("\n")) == (1, 1), ended.output
+        said = f"join: {data} has a member of cluster {theirs:x}, and http://{cluster.endpoints[0]} is of cluster "
+        assert said in ended.output
+        assert ended.output.endswith(": name another --data-dir, or move this one away\n")
+        other.members[0].restart()
+
+
 @pytest.mark.long
 def test_what_is_wrong_is_one_line_and_changes_nothing(cluster: Cluster, joiner: Joiner, tmp_path: Path) -> None:
     (name, client), (peer_flag, peer) = ("--listen-client-urls", joiner.client), ("--listen-peer-urls", joiner.peer)
