@@ -110,7 +110,7 @@ def opened(path: Path) -> Iterator[BoltFile]:
 
 
 def snapshot_status(path: str | os.PathLike[str]) -> Status:
-    """Read a snapshot file from end to end.
+    """Read a snapshot file from end to end, and compare it with the hash behind it where it has one.
 
     Raises:
         StorageError: it is damaged, or is no snapshot file.
@@ -130,6 +130,11 @@ def snapshot_status(path: str | os.PathLike[str]) -> Status:
                 elif key == META_STORAGE_VERSION and bucket == schema.META:
                     version = value
         file.check_free_pages()
+        if database_bytes(place)[1]:
+            try:
+                check_hash(place)
+            except StorageError as error:
+                raise StorageError(f"{place} was changed or damaged since it was saved: {error}") from None
         return Status(hashed, revision, len(keys), file.size_bytes, version.decode(errors="replace"))
 
 

@@ -37,6 +37,18 @@ def test_status_in_each_format(tmp_path: Path, file: Path) -> None:
     assert said("snapshot", "status", file, "-w", "fields").startswith(f'"Hash" : {fields["hash"]}\n"Revision" : 9\n')
 
 
+def test_status_refuses_what_restore_would(file: Path) -> None:
+    """One bit of a value: the tree is sound, and only the hash behind it tells. The member that gave it may be gone."""
+    data = bytearray(file.read_bytes())
+    data[data.index(b"x" * 1_000) + 500] ^= 1
+    file.write_bytes(data)
+    ran = run_utl(["snapshot", "status", str(file)])
+    assert (ran.code, ran.output, ran.errors.count("\n")) == (1, b"", 1)
+    assert ran.errors.startswith(f"Error: {file} was changed or damaged since it was saved: expected sha256 [")
+    file.write_bytes(data[:-32])
+    assert run_utl(["snapshot", "status", str(file)]).code == 0
+
+
 def test_restore_says_what_it_made(tmp_path: Path, file: Path) -> None:
     ran = run_utl(["snapshot", "restore", str(file), "--data-dir", str(tmp_path / "data")])
     assert (ran.code, ran.output) == (0, b"")
