@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class Interrupt:
@@ -60,3 +62,17 @@ class Interrupt:
             return
         if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self._error() from None
+
+
+def tell(callback: Callable[[T], Any], news: T) -> None:
+    """Call back, on the loop, from the middle of work for others: what it raises goes to the loop's exception handler.
+
+    Arguments:
+        callback: of a user.
+        news: what it is called with.
+    """
+    try:
+        callback(news)
+    except Exception as error:
+        context = {"message": f"raftkv: a callback failed: {callback!r}", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)

@@ -152,6 +152,26 @@ def test_losses_by_word_and_by_time():
     play(scenario)
 
 
+def test_a_callback_that_fails_harms_no_other():
+    """It is told to the loop, and neither the lease's other callbacks nor the client's other leases notice."""
+
+    async def scenario(core, scope):
+        told, failures = [], []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+        first, second = await Lease(scope, 60), await Lease(scope, 1)
+        first.on_lost(lambda lease: 1 / 0)
+        first.on_lost(told.append)
+        await until(lambda: core.calls and {first.id, second.id} <= {one for one, _ in core.calls[0].asked})
+        core.calls[0].answer(second.id, 1)
+        core.calls[0].answer(first.id, 0)
+        await first.lost.wait()
+        assert told == [first]
+        assert [type(failure) for failure in failures] == [ZeroDivisionError]
+        await until(lambda: [one for one, _ in core.calls[0].asked].count(second.id) == 2)
+
+    play(scenario)
+
+
 def test_a_process_that_slept_through_its_lease_knows_before_it_does_anything(monkeypatch):
     async def scenario(core, scope):
         told = []

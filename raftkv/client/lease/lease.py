@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from raftkv.client.errors import LeaseLost
-from raftkv.client.interrupts import Interrupt
+from raftkv.client.interrupts import Interrupt, tell
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.methods import Method
 from raftkv.client.scope import Part, Scope
@@ -219,7 +219,7 @@ class Lease:
         self.stop(reason)
         self.lost.set()
         for callback in list(self._callbacks.values()):
-            callback(self)
+            tell(callback, self)
 
     def _watch_deadline(self) -> None:
         # One timer: renewals only move the deadline, and a timer that comes too early is set again.

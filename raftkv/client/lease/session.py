@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from raftkv.client.errors import LeaseLost
+from raftkv.client.interrupts import tell
 from raftkv.client.kv.kv import KV
 from raftkv.client.lease.lease import Lease
 from raftkv.client.rpc.retry import Backoff
@@ -178,7 +179,7 @@ class Session:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         if whom is not None:
-            whom(self)
+            tell(whom, self)
 
     async def _wait_change(self) -> None:
         await self._changed.wait()
