@@ -166,14 +166,32 @@ class Session:
         while True:
             try:
                 lease = await Lease(self._scope, self._ttl)
-                for key, value in list(self._kept.items()):
-                    await self._kv.put(key, value, lease=lease)
+                try:
+                    await self._put_kept(lease)
+                except asyncio.CancelledError:
+                    self._lease = lease  # whoever closes the session ends it
+                    raise
+                except BaseException:
+                    lease.stop()  # nobody else would: each attempt has one of its own
+                    raise
             except RaftKVError as error:
                 self.error = error
                 await backoff.wait()
             else:
                 self._lease = lease
                 return
+
+    async def _put_kept(self, lease: Lease) -> None:
+        """Put the keys under a new lease, as they are at the end: some may be kept or dropped meanwhile."""
+        there: dict[bytes, bytes] = {}
+        while there != self._kept:
+            for name in [name for name in there if name not in self._kept]:
+                await self._kv.delete(name)
+                del there[name]
+            for name, value in [item for item in self._kept.items() if there.get(item[0]) != item[1]]:
+                if self._kept.get(name) == value:
+                    await self._kv.put(name, value, lease=lease)
+                    there[name] = value
 
     def _tell(self, whom: OnSession | None) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -227,3 +227,77 @@ def test_a_session_comes_back_with_its_keys(play):
         assert told == [("lost", 1), ("established", 2)]
 
     play(scenario)
+
+
+def hold_puts_of(session):
+    """Have the session's puts wait after they were done: returns what is set at the first, and what lets them go on."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    put_now = session._kv.put
+
+    async def put_and_wait(*args, **options):
+        done = await put_now(*args, **options)
+        begun.set()
+        await go_on.wait()
+        return done
+
+    session._kv.put = put_and_wait
+    return begun, go_on
+
+
+def test_what_is_kept_and_dropped_while_a_session_comes_back_counts(play):
+    async def scenario(kv):
+        async with kv.session(ttl=2) as session:
+            for name in ("changed", "dropped", "last"):
+                await session.keep(name, "1")
+            begun, go_on = hold_puts_of(session)
+            await kv.revoke(session.id)
+            async with asyncio.timeout(30):
+                await begun.wait()
+            for name in ("changed", "late"):
+                with pytest.raises(LeaseLost):
+                    await session.keep(name, "2")
+            await session.drop("dropped")
+            go_on.set()
+            async with asyncio.timeout(30):
+                await session.established(2)
+            found = {item.key: (item.value, item.lease == session.id) for item in await kv.range("", prefix=True)}
+            assert found == {b"changed": (b"2", True), b"last": (b"1", True), b"late": (b"2", True)}
+
+    play(scenario)
+
+
+def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(play):
+    async def scenario(kv):
+        session = await kv.session(ttl=60)
+        await session.keep("kept", "1")
+        begun, _ = hold_puts_of(session)
+        await kv.revoke(session.id)
+        async with asyncio.timeout(30):
+            await begun.wait()
+        await session.close()
+        assert await kv.get("kept") is None
+
+    play(scenario)
+
+
+def test_a_session_whose_keys_cannot_be_put_keeps_no_lease_of_an_attempt(play):
+    async def scenario(kv):
+        async with kv.session(ttl=2) as session:
+            await session.keep("kept", "1")
+            put_now, failures = session._kv.put, []
+
+            async def put_in_vain(*args, **options):
+                if len(failures) == 3:
+                    return await put_now(*args, **options)
+                failures.append(options["lease"])
+                raise errors.NoSpaceError()
+
+            session._kv.put = put_in_vain
+            await kv.revoke(session.id)
+            async with asyncio.timeout(30):
+                await session.established(2)
+            assert len(failures) == 3
+            assert not any(lease.alive for lease in failures)
+            assert (await kv.get("kept")).lease == session.id
+
+    play(scenario)
