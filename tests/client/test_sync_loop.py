@@ -167,6 +167,32 @@ def test_ctrl_c_leaves_at_once_and_cancels_the_call(way):
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "cancelled interrupted 1\n")
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_ctrl_c_while_the_loop_is_woken_does_not_let_others_wait_for_ever(loop, monkeypatch, is_told):
+    """It comes before the loop has been told of the call, or right after."""
+    wake, ran = loop.loop.call_soon_threadsafe, []
+
+    async def run():
+        ran.append("given up")
+
+    def interrupted(*args, **options):
+        monkeypatch.setattr(loop.loop, "call_soon_threadsafe", wake)
+        if is_told:
+            wake(*args, **options)
+            loop.run(give(0))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.loop, "call_soon_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(run())
+    answers = []
+    later = threading.Thread(target=lambda: answers.append(loop.run(give(7))), daemon=True)
+    later.start()
+    later.join(10)
+    assert answers == [7]
+    assert ran == (["given up"] if is_told else [])
+
+
 def test_a_disowned_loop_points_its_descriptors_at_nothing_and_the_parent_does_not_notice(loop):
     """In the child every descriptor of the loop is /dev/null; in the parent calls go on, also by the same epoll."""
     here, there = os.pipe()

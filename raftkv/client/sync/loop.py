@@ -296,7 +296,7 @@ class LoopThread:
             call.refuse(self._refusal())
 
     def _abandon(self, call: _Call) -> None:
-        self.call_soon(call.cancel)
+        self.call_soon(self._cancel, call)
 
     # ---- on the loop's thread
 
@@ -311,6 +311,13 @@ class LoopThread:
                 call.step()
             else:
                 call.task = create_task(call.drive(), context=call.context)
+
+    def _cancel(self, call: _Call) -> None:
+        with contextlib.suppress(ValueError):
+            self._queue.remove(call)
+            call.coroutine.close()
+        call.cancel()
+        self._take_queued()  # Ctrl-C may have come before the loop was woken, while all others thought that it was
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
