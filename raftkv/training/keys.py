@@ -33,21 +33,25 @@ PARTS: Final = frozenset(
     ("arbiter", "boot", "deny", "elect", "fault", "node", "round", "state", "store", "strike", "sync")
 )
 """Names below a run; no part of a run id may be one, or a run would lie inside another."""
-_RUN_ID: Final = re.compile(r"[^\x00-\x20/\x7f]+(/[^\x00-\x20/\x7f]+)*")
+_PART: Final = r"(?!\.\.?(?:/|\Z))[^\x00-\x20/\\\x7f\ud800-\udfff]+"
+_RUN_ID: Final = re.compile(f"{_PART}(/{_PART})*")
+"""What raftkv.checkpoint takes too, or a run would begin and have no registry. Half of a surrogate pair is what Python
+makes of an argument that is no UTF-8."""
 
 
 def check_run_id(run_id: str) -> str:
     """Return a run id if it can be used.
 
     Raises:
-        ConfigError: it is empty, too long, or has white space, empty parts or a name that the layout uses itself.
+        ConfigError: it is empty, too long, or has white space, backslashes, parts that are empty, ``.`` or ``..``, or a
+            name that the layout uses itself.
     """
     if not run_id:
         raise ConfigError("the run id is empty; name the job, as with --rdzv-id=JOB")
-    if len(run_id.encode()) > RUN_ID_MAX or not _RUN_ID.fullmatch(run_id) or PARTS & set(run_id.split("/")):
+    if not _RUN_ID.fullmatch(run_id) or len(run_id.encode()) > RUN_ID_MAX or PARTS & set(run_id.split("/")):
         raise ConfigError(
-            f"run id {run_id!r} cannot be used: at most {RUN_ID_MAX} bytes, without white space, "
-            f"with slashes only between names, none of them {', '.join(sorted(PARTS))}"
+            f"run id {run_id!r} cannot be used: at most {RUN_ID_MAX} bytes of Unicode text, without white space and "
+            f"backslashes, with slashes only between names, none of them '.', '..', {', '.join(sorted(PARTS))}"
         )
     return run_id
 
@@ -58,7 +62,7 @@ def check_cluster(cluster: str) -> str:
     Raises:
         ConfigError: it is empty, too long, or has slashes or white space.
     """
-    usable = cluster and len(cluster.encode()) <= RUN_ID_MAX and cluster.isprintable() and not set(cluster) & {"/", " "}
+    usable = cluster and cluster.isprintable() and not set(cluster) & {"/", " "} and len(cluster.encode()) <= RUN_ID_MAX
     if not usable:
         raise ConfigError(
             f"cluster {cluster!r} cannot be used: 1 to {RUN_ID_MAX} bytes, without slashes and white space"

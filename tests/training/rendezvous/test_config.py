@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftkv.checkpoint import keys as checkpoint_keys
 from raftkv.errors import ConfigError
 from raftkv.training.config import IGNORED, OPTION_NAMES, RunConfig, parse_options
-from raftkv.training.keys import RUN_ID_MAX, RunKeys, check_run_id
+from raftkv.training.keys import RUN_ID_MAX, RunKeys, check_cluster, check_run_id
 
 
 def test_every_option_has_its_field() -> None:
@@ -95,7 +96,11 @@ def test_a_node_is_named_after_its_machine_and_reached_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "run_id", ["", " ", "a b", "/a", "a/", "a//b", "a\0", "x" * (RUN_ID_MAX + 1), "é" * RUN_ID_MAX]
+    "run_id",
+    [
+        *("", " ", "a b", "/a", "a/", "a//b", "a\0", "x" * (RUN_ID_MAX + 1), "é" * RUN_ID_MAX),
+        *("a\udcff", ".", "..", "../a", "a/./b", "a/..", "a\\b"),
+    ],
 )
 def test_a_run_id_that_cannot_be_used_is_refused(run_id: str) -> None:
     with pytest.raises(ConfigError, match="run id"):
@@ -109,6 +114,20 @@ def test_a_run_never_lies_inside_another(part: str) -> None:
         check_run_id(f"job/{part}")
     with pytest.raises(ConfigError, match="run id"):
         check_run_id(f"job/{part}/x")
+
+
+@given(st.text(min_size=1, max_size=RUN_ID_MAX + 1) | st.text("ab./\\\udcff", min_size=1, max_size=12))
+def test_a_run_that_can_begin_can_have_checkpoints(run_id: str) -> None:
+    try:
+        check_run_id(run_id)
+    except ConfigError:
+        return
+    assert checkpoint_keys.check_run_id(run_id) == run_id
+
+
+def test_a_cluster_whose_name_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cluster"):
+        check_cluster("a\udcff")
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Zs", "Zl", "Zp")), min_size=1, max_size=40))
