@@ -156,30 +156,31 @@ class Stream(Generic[T]):
             return nothing
 
     def _fetch(self, timeout_s: float | None) -> bool:
-        """Get a batch; False: there will be none."""
+        """Get a batch, which another thread may take first; False: there will be none."""
         if not self._fetching.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise _nothing_came(timeout_s)
         try:
-            if self._batch or self._is_cancelled:  # by another thread, meanwhile
-                return bool(self._batch)
-            self._batch.extend(self._loop.run(self._next_batch(timeout_s)))
-            self._drop_if_cancelled()
-            return bool(self._batch)
+            if self._is_cancelled or self._batch:  # by another thread, meanwhile
+                return not self._is_cancelled
+            has_come = self._loop.run(self._next_batch(timeout_s))
+            if self._is_cancelled:
+                self._batch.clear()
+            return has_come and not self._is_cancelled
         finally:
             self._fetching.release()
 
-    def _drop_if_cancelled(self) -> None:
-        if self._is_cancelled:
-            self._batch.clear()
-
-    async def _next_batch(self, timeout_s: float | None) -> list[T]:
-        if timeout_s is None:
-            return await self._source.next_batch()
+    async def _next_batch(self, timeout_s: float | None) -> bool:
+        """Put the next batch where it is taken from: there it stays if Ctrl-C comes before this returns."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._source.next_batch()
+                batch = await self._source.next_batch()
         except TimeoutError:
+            if timeout_s is None:
+                raise
             raise _nothing_came(timeout_s) from None
+        if not self._is_cancelled:
+            self._batch.extend(batch)
+        return bool(batch)
 
 
 def _nothing_came(timeout_s: float | None) -> TimeoutError:

@@ -1,0 +1,77 @@
+"""Blocking iteration over a source on the loop's thread: what has come is taken once, whatever interrupts a reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raftkv.client.sync.iteration import Stream
+from raftkv.client.sync.loop import LoopThread
+
+
+class Numbers:
+    """A source of 0, 1, 2, ..., two in a batch."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    async def next_batch(self) -> list[int]:
+        await asyncio.sleep(0)
+        self.given += 2
+        return [self.given - 2, self.given - 1]
+
+    def cancel(self) -> None:
+        """Nothing waits."""
+
+
+@pytest.fixture
+def loop() -> Iterator[LoopThread]:
+    made = LoopThread("under-test")
+    yield made
+    made.close()
+
+
+def test_what_came_just_before_ctrl_c_is_there_for_the_next_reader(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook: a loop over a watch is interrupted, and run again."""
+    stream = Stream(None, loop, Numbers())
+    assert [next(stream), next(stream)] == [0, 1]
+    run = loop.run
+
+    def interrupted(coroutine: Any) -> None:
+        run(coroutine)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    monkeypatch.setattr(loop, "run", run)
+    assert [next(stream), next(stream), next(stream)] == [2, 3, 4]
+
+
+def test_a_batch_that_another_thread_takes_is_not_the_end(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(None, loop, Numbers())
+    run, stolen = loop.run, []
+
+    def robbed(coroutine: Any) -> Any:
+        result = run(coroutine)
+        monkeypatch.setattr(loop, "run", run)
+        while stream._batch:  # as another thread does, which needs no lock for what is there
+            stolen.append(stream._take())
+        return result
+
+    monkeypatch.setattr(loop, "run", robbed)
+    assert next(stream) == 2
+    assert stolen == [0, 1]
+
+
+def test_nothing_is_taken_after_the_end(loop: LoopThread) -> None:
+    stream = Stream(None, loop, Numbers())
+    assert next(stream) == 0
+    stream.cancel()
+    assert list(stream) == []
+    assert stream.get(timeout_s=1.0) is None
