@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.find.lookup import MIN, Lookup, check_mode
@@ -69,11 +68,16 @@ class Bests:
             if self._is_over:
                 return []
             self._news.clear()
-            with suppress(CheckpointNotFound):
+            try:
                 (best,) = await self._lookup.best(*self._what, kind=self._kind)
-                if (best.kind, best.id) != self._last:
-                    self._last = best.kind, best.id
-                    return [best]
+            except CheckpointNotFound:
+                continue
+            except BaseException:
+                self._news.set()  # who waited has given up, or was refused, and was told nothing
+                raise
+            if (best.kind, best.id) != self._last:
+                self._last = best.kind, best.id
+                return [best]
 
     def __aiter__(self) -> Bests:
         return self

@@ -57,3 +57,31 @@ def test_each_other_best_comes_once(trouble: str) -> None:
             registry.watch_best("loss", "least")
 
     play(story())
+
+
+def test_a_best_whose_reader_gave_up_while_it_was_looked_up_comes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a reader with a time limit, while the cluster elects."""
+
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        bests = registry.watch_best("loss")
+        assert await is_quiet(bests)
+        look_up, asked = bests._lookup.best, asyncio.Event()
+
+        async def never_answered(*args: object, **options: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(bests._lookup, "best", never_answered)
+        waiting = asyncio.ensure_future(anext(bests))
+        await saved(registry, claim, 1, {"loss": 0.5})
+        await asyncio.wait_for(asked.wait(), 5.0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        monkeypatch.setattr(bests._lookup, "best", look_up)
+        assert await following(bests) == 1
+        bests.cancel()
+
+    play(story())
