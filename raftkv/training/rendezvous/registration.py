@@ -22,6 +22,7 @@ from typing import Final
 
 from raftkv.client.control.control import Control, Grant
 from raftkv.client.control.retries import until_answered
+from raftkv.client.errors import is_client_closed
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Get, GetRange, Operation, Put
 from raftkv.client.kv.txn import Txn
@@ -228,7 +229,9 @@ class Registration:
             if running:
                 await self._explain(running, stood_still_s)
         except StatusError as error:
-            _log.error("raftkv: node %s cannot register again in run %s: %s", self.node.id, self._config.run_id, error)
+            if not is_client_closed(error):  # as at the end of a program that does not leave its run
+                run_id = self._config.run_id
+                _log.error("raftkv: node %s cannot register again in run %s: %s", self.node.id, run_id, error)
 
     async def _explain(self, generation: int, stood_still_s: float) -> None:
         """Write, where the arbiter noted the loss, why the lease ended although this node lives: nobody else knows."""
