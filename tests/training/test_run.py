@@ -21,6 +21,7 @@ from raftkv.training.api.attachment import announce
 from raftkv.training.api.collectives import Collectives
 from raftkv.training.api.counter import Counter
 from raftkv.training.api.generation import Generation
+from raftkv.training.api.posted_keys import PostedLost
 from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
 from raftkv.training.rendezvous.address import guess_address, is_loopback
@@ -195,6 +196,34 @@ def test_a_rank_may_be_far_behind_a_root_that_broadcasts(play):
         for number in range(5):
             await runs[0].broadcast("config", str(number))
         assert [await runs[1].broadcast("config") for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+
+    play(scenario)
+
+
+def test_a_rank_that_is_behind_a_compaction_is_told_that_it_missed_a_value(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        waiting = asyncio.create_task(runs[2].broadcast("config"))
+        for number in range(2):
+            await runs[0].broadcast("config", str(number))
+        assert await waiting == b"0"
+        await job.kv.compact((await job.kv.put("compacted", b"")).revision)
+        with pytest.raises(PostedLost, match="config/1 was missed"):
+            await runs[1].broadcast("config")
+        with pytest.raises(PostedLost, match="config/1 was missed"):
+            await runs[1].broadcast("config")
+        assert await runs[2].broadcast("config") == b"1"
+
+    play(scenario)
+
+
+def test_a_value_that_came_as_the_time_was_up_is_there_for_the_next_call(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join()
+        await runs[0].broadcast("config", "1")
+        collectives = runs[1]._collectives
+        await collectives._posted.wait("value.config/1")  # by a call whose time was up before it returned
+        assert await runs[1].broadcast("config") == b"1"
 
     play(scenario)
 

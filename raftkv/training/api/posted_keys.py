@@ -5,7 +5,9 @@
 
 One watch a rank, whatever the number of barriers: a member encodes an event once for all that watch the same interval,
 so a barrier of 1,024 ranks is 1,024 writes and one event. The watch begins with the generation, so what was put before
-a rank asked, even if it was deleted since, is seen. A value is kept until it is taken, and is taken once.
+a rank asked, even if it was deleted since, is seen; unless the store has compacted its history: then ``PostedLost`` is
+raised as soon as a later use of the name shows it. A value is kept until it is forgotten: who took it may not have got
+it, if its time was up in that moment.
 """
 
 from __future__ import annotations
@@ -17,13 +19,26 @@ from typing import TYPE_CHECKING
 from raftkv.client.control.control import ClientControl
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.values import Event
+from raftkv.training.errors import TrainingError
 
 if TYPE_CHECKING:
     from raftkv.training.api.generation import Generation
 
 
+class PostedLost(TrainingError):
+    """A key was deleted before this rank saw it: a later use of its name was posted, and no history tells of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} was missed: a later use of the name has replaced it, and the store has compacted its history; "
+            "leave the generation, and go on in the next"
+        )
+
+
 class PostedKeys:
     """The keys below one prefix that all ranks wait for, kept current by one reflector.
+
+    A key is ``<name>/<number of its use>``.
 
     Arguments:
         generation: whose keys.
@@ -35,6 +50,7 @@ class PostedKeys:
         self._generation = generation
         self._is_stale = is_stale
         self._values: dict[str, bytes] = {}
+        self._newest: dict[str, int] = {}
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
         self._reflector: Reflector | None = None
         self._failure: Exception | None = None
@@ -43,12 +59,15 @@ class PostedKeys:
         """Wait for the value of a name.
 
         Raises:
+            PostedLost: it was deleted before it could be seen here.
             StatusError: the cluster refuses to be watched.
         """
         if self._failure is not None:
             raise self._failure
         if name in self._values:
-            return self._values.pop(name)
+            return self._values[name]
+        if self._is_behind(name):
+            raise PostedLost(name)
         if self._reflector is None:
             self._reflector = Reflector(
                 ClientControl(self._generation.kv),
@@ -76,12 +95,22 @@ class PostedKeys:
     def _on_changes(self, changes: Sequence[Event]) -> None:
         for event in changes:
             name = event.key.decode()[len(self.prefix) :]
+            if not self._is_stale(name):
+                self._values[name] = event.value
+            place, _, number = name.rpartition("/")
+            self._newest[place] = max(self._newest.get(place, 0), int(number))
             waiter = self._waiting.get(name)
-            if waiter is None:
-                if not self._is_stale(name):
-                    self._values[name] = event.value
-            elif not waiter.done():
+            if waiter is not None and not waiter.done():
                 waiter.set_result(event.value)
+        for name, waiter in self._waiting.items():
+            if not waiter.done() and self._is_behind(name):
+                waiter.set_exception(PostedLost(name))
+                waiter.exception()  # seen: whoever waited may have given up
+
+    def _is_behind(self, name: str) -> bool:
+        """Tell whether a later use of the name was posted; they come in order, so this one will not come any more."""
+        place, _, number = name.rpartition("/")
+        return int(number) < self._newest.get(place, 0)
 
     def _on_refused(self, error: Exception) -> None:
         self._failure = error
