@@ -58,8 +58,8 @@ _NAMES = {
     "raftkv/server/services": "kv responder",
     "raftkv/server/watch": "hub index intervals messages piece stream turn",
     "raftkv/storage": (
-        "applied_mark attachments failpoints index key_index key_value mvcc mvcc_range mvcc_txn overlay record restore revision "
-        "schema selection"
+        "applied_mark attachments failpoints index key_index key_value mvcc mvcc_range mvcc_txn overlay record restore "
+        "revision schema selection"
     ),
     "raftkv/storage/wal": "frame record segment wal",
 }

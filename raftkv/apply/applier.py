@@ -300,7 +300,10 @@ class Applier:
             if self.alarms.any:
                 self.alarms.check(kind, request)
             outcome = handler(request)
-            return outcome if isinstance(outcome, Outcome) else self._drive(kind, outcome)
+            if not isinstance(outcome, Outcome):
+                return self._drive(kind, outcome)
+            self._has_room = None  # who waited, and its connection, are not kept until the next entry
+            return outcome
         except errors.StatusError as error:
             return Outcome(self.store.revision, error=error)
         # Only a faulty or hostile member proposes such bytes; refusing them alike keeps the members equal.

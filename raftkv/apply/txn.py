@@ -234,15 +234,15 @@ class Room:
         self._has_room = has_room
         self.is_left = True
 
-    def take(self, size_bytes: int) -> None:
-        """Take so many bytes, if there is room for them."""
+    def take(self, size_bytes: int) -> bool:
+        """Take so many bytes; whether there is room for them."""
         if self.is_left and self._has_room is not None:
             self.is_left = self._has_room(size_bytes)
+        return self.is_left
 
     def take_all(self, size_bytes: int) -> None:
         """Take so many bytes; raises ``Full`` if there is no room for them."""
-        self.take(size_bytes)
-        if not self.is_left:
+        if not self.take(size_bytes):
             raise Full
 
 
@@ -591,8 +591,7 @@ def delete_range_in_pieces(
     if request.prev_kv and room.is_left:
         for kvs in view.select(request.key, request.range_end, Selection()):
             body.append(b"".join([response.field(3, kv) for kv in kvs]))
-            room.take(len(body[-1]))
-            if not room.is_left:
+            if not room.take(len(body[-1])):
                 body = [b""]
                 break
             yield

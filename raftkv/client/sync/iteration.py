@@ -162,12 +162,14 @@ class Stream(Generic[T]):
         try:
             if self._is_cancelled or self._batch:  # by another thread, meanwhile
                 return not self._is_cancelled
-            has_come = self._loop.run(self._next_batch(timeout_s))
-            if self._is_cancelled:
-                self._batch.clear()
-            return has_come and not self._is_cancelled
+            return self._loop.run(self._next_batch(timeout_s)) and not self._drop_if_cancelled()
         finally:
             self._fetching.release()
+
+    def _drop_if_cancelled(self) -> bool:
+        if self._is_cancelled:
+            self._batch.clear()
+        return self._is_cancelled
 
     async def _next_batch(self, timeout_s: float | None) -> bool:
         """Put the next batch where it is taken from: there it stays if Ctrl-C comes before this returns."""
