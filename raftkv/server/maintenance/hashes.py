@@ -50,6 +50,8 @@ class Hashes:
         self._kept: OrderedDict[int, Hash] = OrderedDict()
         # For other members and checks: a scan at a time, each takes a good part of a processor.
         self._turn = asyncio.Lock()
+        self.clients_turn = asyncio.Lock()
+        """The same for what clients ask for, so that however many ask, members wait for none of them."""
         self.durations = Buckets(HASH_S)
         """Durations of hashes of the present; ``durations_at`` has those of a revision."""
         self.durations_at = Buckets(HASH_S)

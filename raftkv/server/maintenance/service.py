@@ -123,7 +123,8 @@ class MaintenanceService:
         # revision could differ.
         self._responder.applier.when_compacted(lambda: self._store.flush(settled.set))
         await settled.wait()
-        value, _ = await asyncio.to_thread(hash_database, self._store.backend)
+        async with self._hashes.clients_turn:
+            value, _ = await asyncio.to_thread(hash_database, self._store.backend)
         return self._header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
 
     async def hash_kv(self, data: bytes, call: UnaryCall) -> bytes:
@@ -131,7 +132,8 @@ class MaintenanceService:
         self._check(call)
         request = parse_or_raise(rpc_pb2.HashKVRequest, data)
         with refusals():
-            result = await self._hashes.compute(request.revision)
+            async with self._hashes.clients_turn:
+                result = await self._hashes.compute(request.revision)
         response = rpc_pb2.HashKVResponse(
             hash=result.hash, compact_revision=result.compact_revision, hash_revision=result.revision
         )
