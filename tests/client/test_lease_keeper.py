@@ -153,7 +153,7 @@ def test_losses_by_word_and_by_time():
 
 
 def test_a_callback_that_fails_harms_no_other():
-    """It is told to the loop, and neither the lease's other callbacks nor the client's other leases notice."""
+    """The loop hears of it, and neither the lease's other callbacks nor the client's other leases notice."""
 
     async def scenario(core, scope):
         told, failures = [], []

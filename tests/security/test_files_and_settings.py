@@ -17,7 +17,7 @@ from raftkv.storage.wal.frame import HEADER_BYTES, encode_frame
 from raftkv.storage.wal.record import encode_entries, encode_hard_state
 from raftkv.storage.wal.segment import SegmentReader
 from tests.cli.runner import run_server
-from tests.memory import measured
+from tests.fuzz.memory import measured
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, ProcessError, Program
 from tests.storage.wal.helpers import append_synced, create, last_segment, recover
 from tests.storage.wal.simdisk import SimDisk

@@ -17,7 +17,7 @@ from tests.sim.swarm import draw, run_seed
 SEEDS_COUNT = 600
 SHORT_SEEDS_COUNT = 80
 CHUNK_SIZE = 20
-FAILPOINT_SEEDS_MAX = 40
+FAILPOINT_SEEDS_MAX = 100
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 
 

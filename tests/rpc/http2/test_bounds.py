@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.memory import measured
+from tests.fuzz.memory import measured
 from tests.rpc.http2.ends import HAS_PRIORITY, PRIORITY, REQUEST, TRAILERS, ServerEnd, ending, headers
 from tests.rpc.raw import (
     CONTINUATION,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from raftkv.rpc.framing import PREFIX_BYTES, MessageAssembler, frame, prefix_of
 from raftkv.rpc.status import Code, RpcError
-from tests.memory import measured
+from tests.fuzz.memory import measured
 
 messages = st.lists(st.binary(max_size=40), max_size=8)
 

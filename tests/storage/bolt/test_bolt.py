@@ -14,7 +14,7 @@ from raftkv.errors import InvariantError, StorageError
 from raftkv.storage.bolt import page as pages
 from raftkv.storage.bolt.reader import BoltFile
 from raftkv.storage.bolt.writer import Layout, measure, write
-from tests.memory import measured
+from tests.fuzz.memory import measured
 
 Content = dict[bytes, dict[bytes, bytes]]
 
