@@ -1,12 +1,16 @@
 """The ports of a member: their limits, and how they are bound.
 
 Owns what clients, other members and scrapers of metrics may take of a port (``rpc.limits`` has the defaults), and the
-words of a port that cannot be bound. Leaves out which services are on it (``server.member``).
+words of a port that cannot be bound, which a new member finds out before it makes any data. Leaves out which services
+are on it (``server.member``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -89,6 +93,31 @@ async def listen(server: Server, url: str, ssl: Security | None, *, accepting: b
         ssl = ssl if scheme in ("https", "unixs") else None
         await server.listen(host, port, ssl, unix=unix, accepting=accepting)
     except OSError as error:
-        # asyncio puts the address into the text once more; names that cannot be resolved have numbers of their own.
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {url}: {reason}") from error
+        raise _in_words(url, error) from error
+
+
+def check_free(urls: Iterable[str]) -> None:
+    """Bind addresses for a moment, before anything is done that a corrected start would meet.
+
+    Arguments:
+        urls: as of ``listen``; socket files are not looked at.
+
+    Raises:
+        ConfigError: as of ``listen``.
+    """
+    with contextlib.ExitStack() as bound:
+        for url in urls:
+            scheme, host, port = cluster_id.split_url(url)
+            if scheme.startswith("unix"):
+                continue
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                bound.enter_context(socket.create_server((host, port), family=family))
+            except OSError as error:
+                raise _in_words(url, error) from None
+
+
+def _in_words(url: str, error: OSError) -> ConfigError:
+    # asyncio puts the address into the text once more; names that cannot be resolved have numbers of their own.
+    reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+    return ConfigError(f"cannot listen on {url}: {reason}")

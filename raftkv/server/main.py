@@ -15,6 +15,7 @@ from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
 from raftkv.server import descriptors
 from raftkv.server.collector import collect_in_small_passes, look_at_young_objects
+from raftkv.server.listening import check_free
 from raftkv.server.logs import outputs as logs
 from raftkv.server.member import ExtendHttp, Member, OnReady
 from raftkv.server.membership.joining import origin_of
@@ -88,6 +89,9 @@ def _run(config: ServerConfig, extend_http: ExtendHttp | None, on_ready: OnReady
 async def _serve(
     config: ServerConfig, selector: TurnSelector, extend_http: ExtendHttp | None, on_ready: OnReady | None
 ) -> tuple[signal.Signals, BaseException | None]:
+    if is_new(config):
+        # Else data would be left behind, with ids that a corrected start may not mean to have.
+        check_free((*config.listen_peer_urls, *config.listen_client_urls, *config.listen_metrics_urls))
     if config.client_tls.self_signed or config.peer_tls.self_signed:
         from raftkv.server.tls.issue import with_self_signed
 

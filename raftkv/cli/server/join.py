@@ -47,6 +47,7 @@ from raftkv.errors import (
 from raftkv.offline.archive import MemberArchive
 from raftkv.offline.directory import log_of
 from raftkv.pb import rpc_pb2
+from raftkv.server.listening import check_free
 from raftkv.server.tls.context import client_context
 from raftkv.server.tls.ports import rules_of
 
@@ -219,7 +220,7 @@ async def _added(plan: Plan) -> ServerConfig:
         if own is not None:
             _say(f"an earlier join had added this member already: {own.ID:x}")
         if own is None:
-            _check_ports(config)
+            check_free((*config.listen_peer_urls, *config.listen_client_urls))
             request = rpc_pb2.MemberAddRequest(peerURLs=config.initial_advertise_peer_urls, isLearner=True)
             added = await _add(client, request)
             members = list(added.members)
@@ -289,23 +290,6 @@ def _is_own(member: rpc_pb2.Member, config: ServerConfig) -> bool:
 
 def _own(members: Iterable[rpc_pb2.Member], config: ServerConfig) -> rpc_pb2.Member | None:
     return next((member for member in members if _is_own(member, config)), None)
-
-
-def _check_ports(config: ServerConfig) -> None:
-    """Find an address that is in use before the cluster waits for this member there."""
-    with contextlib.ExitStack() as bound:
-        for url in (*config.listen_peer_urls, *config.listen_client_urls):
-            scheme, host, port = cluster_id.split_url(url)
-            if scheme.startswith("unix"):
-                continue
-            try:
-                bound.enter_context(socket.create_server((host, port), family=_family(host)))
-            except OSError as error:
-                raise ConfigError(f"cannot listen on {url}: {os.strerror(error.errno or 0)}") from None
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _promotion(plan: Plan) -> Callable[[Member], Awaitable[None]]:

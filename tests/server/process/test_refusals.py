@@ -23,6 +23,8 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         peer = run_to_end(*flags, "--listen-peer-urls", url)
     for ended in (client, metrics, peer):
         assert ended.one_line() == f"raftkv: cannot listen on {url}: Address already in use"
+    # Nothing is left of it: the ids of this cluster of one would refuse the corrected start of three.
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_data_directory_that_others_may_write(tmp_path: Path) -> None:
