@@ -73,7 +73,9 @@ def parse_initial_cluster(text: str) -> dict[str, tuple[str, ...]]:
     _check_unicode(text)
     found: dict[str, list[str]] = {}
     for entry in filter(None, text.split(",")):
-        name, _, url = entry.partition("=")
+        name, sign, url = entry.partition("=")
+        if not sign:
+            raise ConfigError(f"--initial-cluster={text}: {entry} has no URL; give NAME=URL,NAME=URL")
         found.setdefault(name.strip(), []).append(url)
     return {name: parse_urls(",".join(urls)) for name, urls in found.items()}
 

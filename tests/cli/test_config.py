@@ -34,7 +34,7 @@ REFUSED = [
         {"initial_advertise_peer_urls": ("http://:2380",)},
         '--initial-advertise-peer-urls "http://:2380" must be "host:port" (unexpected empty host (http://:2380))',
     ),
-    ({"initial_cluster": "a"}, "URL scheme must be http, https, unix, or unixs: "),
+    ({"initial_cluster": "a"}, "--initial-cluster=a: a has no URL; give NAME=URL,NAME=URL"),
     ({"initial_cluster": "a=http://x"}, 'URL address does not have the form "host:port": http://x'),
     ({"initial_cluster": "a=http://x:1/p"}, "URL must not contain a path: http://x:1/p"),
     ({"initial_cluster_state": "old"}, '--initial-cluster-state "old" is not one of new, existing'),
