@@ -48,7 +48,9 @@ class Bests:
         self._last: tuple[str, AttemptId] | None = None
         self._news = asyncio.Event()
         self._is_over = False
-        self._copy = Reflector(control, below(RegistryKeys(run_id).latest_all), self._take, deletes=False)
+        self._end: Exception | None = None
+        prefix = below(RegistryKeys(run_id).latest_all)
+        self._copy = Reflector(control, prefix, self._take, deletes=False, on_end=self._ended)
         self._copy.start()
 
     def cancel(self) -> None:
@@ -61,12 +63,14 @@ class Bests:
         """Wait for another best one; empty: it was cancelled.
 
         Raises:
-            StatusError: the cluster refused the look.
+            StatusError: the cluster refused the look; the client is closed.
         """
         while True:
             await self._news.wait()
             if self._is_over:
                 return []
+            if self._end is not None:
+                raise self._end
             self._news.clear()
             try:
                 (best,) = await self._lookup.best(*self._what, kind=self._kind)
@@ -88,4 +92,8 @@ class Bests:
         raise StopAsyncIteration
 
     def _take(self, _: Sequence[Event]) -> None:
+        self._news.set()
+
+    def _ended(self, error: Exception) -> None:
+        self._end = error
         self._news.set()

@@ -55,9 +55,10 @@ class Commits:
         self._told: deque[Commit] = deque()
         self._news = asyncio.Event()
         self._is_over = False
+        self._end: Exception | None = None
         prefix = keys.records_of(kind) if kind else keys.records
         # It keeps no copy of the records: a watcher's memory does not grow with their number.
-        self._copy = Reflector(control, below(prefix), self._take, deletes=False)
+        self._copy = Reflector(control, below(prefix), self._take, deletes=False, on_end=self._ended)
         if start_revision > 1:
             self._copy.start(revision=start_revision - 1)
         else:
@@ -75,13 +76,22 @@ class Commits:
         self._news.set()
 
     async def next_batch(self) -> list[Commit]:
-        """Wait for commits; empty: it was cancelled."""
+        """Wait for commits; empty: it was cancelled.
+
+        Raises:
+            StatusError: the client is closed.
+        """
         while not self._told and not self._is_over:
-            self._news.clear()
-            await self._news.wait()
+            await self._wait()
         found = [] if self._is_over else list(self._told)
         self._told.clear()
         return found
+
+    async def _wait(self) -> None:
+        if self._end is not None:
+            raise self._end
+        self._news.clear()
+        await self._news.wait()
 
     def __aiter__(self) -> Commits:
         return self
@@ -90,9 +100,12 @@ class Commits:
         while not self._told:
             if self._is_over:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            await self._wait()
         return self._told.popleft()
+
+    def _ended(self, error: Exception) -> None:
+        self._end = error
+        self._news.set()
 
     def _take(self, changes: Sequence[Event]) -> None:
         if self._seen is None:

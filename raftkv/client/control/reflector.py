@@ -68,6 +68,7 @@ class Reflector:
         deletes: False: the reflector reports no deletion and keeps no ``items``, so its memory does not grow.
         on_refused: called with each error that does not pass by itself; the default writes a line into the log,
             unless it is that the client was closed.
+        on_end: called with that error: nothing will be reported any more.
 
     Attributes:
         items: the keys that exist, as of ``revision``.
@@ -82,6 +83,7 @@ class Reflector:
         *,
         deletes: bool = True,
         on_refused: OnRefused | None = None,
+        on_end: OnRefused = lambda error: None,
     ) -> None:
         self.items: dict[bytes, KeyValue] = {}
         self.revision = 0
@@ -90,6 +92,7 @@ class Reflector:
         self._on_changes = on_changes
         self._deletes = deletes
         self._on_refused = on_refused or self._log_refusal
+        self._on_end = on_end
         self._refusal = ""
         self._news_only = False
         self._is_closed = False
@@ -192,6 +195,7 @@ class Reflector:
             except Exception as error:
                 self._on_refused(error)
                 if isinstance(error, StatusError) and error.code == CANCELED and error.definite:
+                    self._on_end(error)
                     return  # the client is closed: there is nobody left to ask
                 pause_s = self._backoff.next_s()
             else:
@@ -212,7 +216,8 @@ class Reflector:
         except StatusError as error:
             self._on_refused(error)
             if not is_client_closed(error):
-                raise  # else it was closed between the list and the watch: there is nobody left to ask
+                raise
+            self._on_end(error)  # it was closed between the list and the watch: there is nobody left to ask
 
     def _on_events(self, revision: int, events: Sequence[Event]) -> None:
         if self._is_closed:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from raftkv.checkpoint.find.commits import Commits
+from raftkv.client.errors import CLIENT_CLOSED, WatchCanceled
 from raftkv.errors import CompactedError
 from tests.checkpoint.world import KEYS, KIND, World, play, saved
 
@@ -117,5 +119,32 @@ def test_following_what_is_new_does_not_read_what_is_there() -> None:
         await saved(registry, claim, 20)
         assert await told(commits, 1) == [20]
         commits.cancel()
+
+    play(story())
+
+
+def test_who_follows_is_told_that_the_client_was_closed() -> None:
+    """After what had come before: nothing will come any more, and waiting for it would last for ever."""
+
+    async def txn(*_: object) -> Any:
+        raise WatchCanceled(CLIENT_CLOSED)
+
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        commits, bests = registry.watch(), registry.watch_best("loss")
+        await commits.ready()
+        await saved(registry, claim, 1)
+        waiting = asyncio.ensure_future(anext(bests))
+        for _ in range(30):
+            await asyncio.sleep(0)
+        registry.control.txn = txn
+        while registry.control.watches:
+            registry.control.lose_watch(WatchCanceled(CLIENT_CLOSED))
+        assert (await anext(commits)).checkpoint.step == 1
+        for over in (waiting, anext(commits), commits.next_batch()):
+            with pytest.raises(WatchCanceled, match="the client is closed"):
+                await asyncio.wait_for(over, 5.0)
 
     play(story())
