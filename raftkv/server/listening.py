@@ -8,6 +8,7 @@ are on it (``server.member``).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Iterable
@@ -105,14 +106,20 @@ def check_free(urls: Iterable[str]) -> None:
     Raises:
         ConfigError: as of ``listen``.
     """
+    seen: set[tuple[str, int]] = set()
     with contextlib.ExitStack() as bound:
         for url in urls:
             scheme, host, port = cluster_id.split_url(url)
             if scheme.startswith("unix"):
                 continue
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            if port and (host, port) in seen:
+                raise _in_words(url, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
+            seen.add((host, port))
+            # Bound, not listening: nobody who waits for this member is taken and dropped.
+            probe = bound.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                bound.enter_context(socket.create_server((host, port), family=family))
+                probe.bind((host, port))
             except OSError as error:
                 raise _in_words(url, error) from None
 
