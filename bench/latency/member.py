@@ -74,7 +74,7 @@ def note_syncs(stamps: list[tuple[float, float]]) -> None:
         disk.observer = syncs_of(stamps)
         return disk
 
-    member.Disk = make  # type: ignore[misc, assignment]
+    setattr(member, Disk.__name__, make)
 
 
 def take_stamps() -> Callable[[], None]:

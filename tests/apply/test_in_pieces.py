@@ -233,7 +233,7 @@ class _Limit:
         self.taken_bytes = 0
 
     def has_room(self, size_bytes: int) -> bool:
-        """See ``Waiter``."""
+        """Refuse above the limit, and be asked no more."""
         assert self.taken_bytes <= self._limit_bytes, "asked again after it was refused"
         self.taken_bytes += size_bytes
         return self.taken_bytes <= self._limit_bytes

@@ -169,7 +169,7 @@ def test_ctrl_c_leaves_at_once_and_cancels_the_call(way):
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_ctrl_c_while_the_loop_is_woken_does_not_let_others_wait_for_ever(loop, monkeypatch, is_told):
-    """It comes before the loop has been told of the call, or right after."""
+    """Interrupt before the loop has been told of the call, or right after."""
     wake, ran = loop.loop.call_soon_threadsafe, []
 
     async def run():

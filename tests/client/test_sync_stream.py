@@ -37,7 +37,7 @@ def loop() -> Iterator[LoopThread]:
 def test_what_came_just_before_ctrl_c_is_there_for_the_next_reader(
     loop: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a notebook: a loop over a watch is interrupted, and run again."""
+    """Interrupt a loop over a watch, and run it again, as a notebook does."""
     stream = Stream(None, loop, Numbers())
     assert [next(stream), next(stream)] == [0, 1]
     run = loop.run

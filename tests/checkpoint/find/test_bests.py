@@ -60,7 +60,7 @@ def test_each_other_best_comes_once(trouble: str) -> None:
 
 
 def test_a_best_whose_reader_gave_up_while_it_was_looked_up_comes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a reader with a time limit, while the cluster elects."""
+    """Give up as a reader with a time limit does while the cluster elects."""
 
     async def story() -> None:
         world = World()
