@@ -175,8 +175,12 @@ class H2Protocol(asyncio.BufferedProtocol, Generic[CoreT]):
         if not self._finished:
             self._stall.disarm()
         if self._blocked_input > self._blocked_input_bytes and not self._finished:
-            self.transport.resume_reading()
+            self._read_on()
         self.flush()
+
+    def _read_on(self) -> None:
+        """Read the peer again, unless there is another reason not to."""
+        self.transport.resume_reading()
 
     def eof_received(self) -> bool | None:
         """The peer will send nothing more: HTTP/2 has no half-closed connections, so close."""

@@ -56,6 +56,8 @@ class Connection(Controlled):
         self._known: dict[bytes, Block] = {}
         self._awaited = b""
         self._rest = b""
+        self.is_held = False
+        """Set by the listener, which has taken its time: whole frames are left for ``go_on``."""
         self._block: list[bytes] | None = None
         self._block_end_stream = False
         self._block_stream_id = 0
@@ -93,6 +95,9 @@ class Connection(Controlled):
             data, self._rest = self._rest + data, b""
         if self.has_failed:
             return
+        if self.is_held:
+            self._rest = data
+            return
         try:
             at = self._preface(data) if self._awaited else 0
             at = self._frames(data, at)
@@ -102,6 +107,11 @@ class Connection(Controlled):
             return
         if at < len(data) and not self.has_failed:
             self._rest = data[at:]
+
+    def go_on(self) -> None:
+        """Look at what was left when the listener had taken its time."""
+        self.is_held = False
+        self.receive(b"")
 
     def stop(self) -> None:
         """Look at nothing more that the peer sends, not even at what has come already."""
@@ -119,7 +129,7 @@ class Connection(Controlled):
     def _frames(self, data: bytes, at: int) -> int:
         """Take all whole frames from a position on; returns where the rest begins."""
         end = len(data)
-        while end - at >= f.HEAD_BYTES and not self.has_failed:
+        while end - at >= f.HEAD_BYTES and not self.has_failed and not self.is_held:
             high, low, kind, flags, stream_id = _head(data, at)
             size = high << 8 | low
             if size > f.MAX_FRAME_BYTES:  # section 4.2

@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
     def _become_h2(self, transport: asyncio.Transport) -> None:
         server = self._server
         core = ServerCore(server.router, server.limits, server.environment(), _peer_of(transport))
-        self._h2 = ServerH2Protocol(core, transport, server.cork, self.released)
+        self._h2 = ServerH2Protocol(core, transport, server.cork, self.released, server.backlog())
         buffered = self._hand_over(transport, self._h2)
         if buffered:
             self._h2.feed(buffered)

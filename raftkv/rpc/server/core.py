@@ -7,8 +7,9 @@ The shell's duties:
 
 1. hand received bytes to ``receive``;
 2. when ``wake()`` was called, and after ``receive``, send what ``pull`` returns, once a loop turn;
-3. close the transport once ``closing`` is true and ``pull`` returns nothing more;
-4. call ``lost`` when the transport has gone.
+3. while ``is_held`` is true, read nothing and call ``go_on`` now and then;
+4. close the transport once ``closing`` is true and ``pull`` returns nothing more;
+5. call ``lost`` when the transport has gone.
 
 Left out: HTTP/1.1 (``http1``), sockets (``server``), what a handler means.
 """
@@ -49,6 +50,8 @@ _AGE_MASK = 0x3F
 """The age of one call in 32 is noted: streams of clients have odd ids."""
 
 OPEN_CALLS_FREE = 16
+RECEIVE_S = 0.005
+"""How long the requests of one read may take; what is left of it waits (``backlog``)."""
 CALL_BYTES = 8 * 1024
 """What an open call takes, roughly: engine, headers, call, task. The first few of a connection are not counted."""
 
@@ -138,6 +141,7 @@ class ServerCore:
         self._last_words = b""
         self._said = False
         self._queued_bytes = 0
+        self._until_s = 0.0
         self._stalls = StallWatch(limits.send_stall_timeout_s)
         self._drain_watch: set[DrainWatcher] = set()
         self._pings = PingPolicy(
@@ -160,7 +164,29 @@ class ServerCore:
         self._traffic.received_bytes += len(data)
         h2 = self.h2
         self._overloaded = self.account.full
+        self._until_s = self._environment.clock() + RECEIVE_S
         h2.receive(bytes(data))
+        self._received(h2)
+
+    def go_on(self) -> None:
+        """Take on what ``receive`` has left: it is held while ``is_held`` says so."""
+        h2 = self.h2
+        self._overloaded = self.account.full
+        self._until_s = self._environment.clock() + RECEIVE_S
+        h2.go_on()
+        self._received(h2)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the last requests took their time, and what came behind them waits for ``go_on``."""
+        return self.h2.is_held
+
+    def _look_at_clock(self) -> None:
+        """Look at no further frame if the requests of this read have taken their time."""
+        if self._environment.clock() > self._until_s and self.h2 is not CLOSED:
+            self.h2.is_held = True
+
+    def _received(self, h2: ServerEngine) -> None:
         if h2.unread_bytes != self._unread_bytes:
             self._count_unread(h2.unread_bytes)
         if len(self._calls) > OPEN_CALLS_FREE or self._calls_bytes:
@@ -265,6 +291,7 @@ class ServerCore:
             call.route.handler(call, data[PREFIX_BYTES:])
         except Exception as error:
             self._handler_failed(call, error)
+        self._look_at_clock()
 
     def _on_data_slow(self, call: ServerCall | None, stream_id: int, data: bytes, end_stream: bool) -> None:
         if call is None:
@@ -276,6 +303,7 @@ class ServerCore:
         call.on_data(data, end_stream)
         if self.held_bytes and call.crumbled:
             self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_small_frames")
+        self._look_at_clock()
 
     def run_unary(self, call: UnaryCall, message: bytes) -> None:
         """Run the handler of a unary call whose request is complete."""

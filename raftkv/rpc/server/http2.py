@@ -12,6 +12,7 @@ from raftkv.rpc.cork import Cork
 from raftkv.rpc.gone import nothing
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.protocol import H2Protocol
+from raftkv.rpc.server.backlog import Backlog
 from raftkv.rpc.server.core import ServerCore
 
 
@@ -23,10 +24,16 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         transport: of its socket, or of TLS.
         cork: flushes it at the end of a turn in which it has something to send.
         released: called when the connection is lost.
+        backlog: where it waits when it has brought more than one turn may do.
     """
 
     def __init__(
-        self, core: ServerCore, transport: asyncio.Transport, cork: Cork, released: Callable[[], None]
+        self,
+        core: ServerCore,
+        transport: asyncio.Transport,
+        cork: Cork,
+        released: Callable[[], None],
+        backlog: Backlog,
     ) -> None:
         limits = core.limits
         loop = asyncio.get_running_loop()
@@ -40,6 +47,8 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         )
         self._cork = cork
         self._released = released
+        self._backlog = backlog
+        self._waits = False
         self._drain_timer: asyncio.TimerHandle | None = None
         self._preface_timer = loop.call_later(limits.preface_timeout_s, self._check_preface)
         self._keepalive = Keepalive(
@@ -54,6 +63,31 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         self._check_timer: asyncio.TimerHandle | None = None
         core.account.buffered_size = transport.get_write_buffer_size
         core.attach(self._mark)
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Hand bytes to the core; what it leaves is done in later turns, and nothing is read before."""
+        super().feed(data)
+        self._wait_if_held()
+
+    def _wait_if_held(self) -> None:
+        if self.core.is_held and not self._waits and not self._finished:
+            self._waits = True
+            self.transport.pause_reading()
+            self._backlog.add(self)
+
+    def go_on(self) -> None:
+        """Have the core take on what it has left."""
+        self._waits = False
+        if self._finished:
+            return
+        self.core.go_on()
+        self._wait_if_held()
+        if self.writable or self._blocked_input <= self._blocked_input_bytes:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if not self._waits and not self._finished:
+            self.transport.resume_reading()
 
     def _mark(self) -> None:
         self._cork.mark(self)

@@ -24,6 +24,7 @@ from raftkv.rpc.cork import Cork
 from raftkv.rpc.deadlines import DeadlineWheel
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.accept import Connection
+from raftkv.rpc.server.backlog import Backlog
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.calls import UnaryCall, UnaryHandler
 from raftkv.rpc.server.core import Environment, Traffic
@@ -99,6 +100,7 @@ class Server:
         self._environment: Environment | None = None
         self._timer: WheelTimer | None = None
         self._poller: Poller | None = None
+        self._backlog: Backlog | None = None
         self._idle: asyncio.Event | None = None
 
     # ---- registration
@@ -303,6 +305,13 @@ class Server:
         if self._poller is None:
             self._poller = open_poller(asyncio.get_running_loop(), self.cork)
         return self._poller
+
+    def backlog(self) -> Backlog:
+        """Return where connections wait that have brought much work, made at first use, on the running loop."""
+        if self._backlog is None:
+            loop = asyncio.get_running_loop()
+            self._backlog = Backlog(self.cork, loop.time, loop.call_soon)
+        return self._backlog
 
     @property
     def wheel(self) -> DeadlineWheel:
