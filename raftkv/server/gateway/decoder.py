@@ -26,6 +26,8 @@ SIMPLE_BYTES: Final = 16 * 1024
 SIMPLE_PARTS: Final = 4_000
 """Larger bodies of more members and elements are read in steps: Python's parser cannot pause."""
 
+DIGITS_USUAL: Final = 32
+
 Set = Callable[[Any, Any], None]
 Into = Callable[[Any, dict[str, Any]], None]
 
@@ -46,7 +48,14 @@ def _odd(*_: object) -> NoReturn:
     raise _OddError
 
 
-_parse: Final = json.JSONDecoder(parse_constant=_odd).decode
+def _int(text: str) -> int:
+    """Return a whole number; what is out of every range is odd: to read it takes the square of its length."""
+    if len(text) > DIGITS_USUAL:
+        raise _OddError
+    return int(text)
+
+
+_parse: Final = json.JSONDecoder(parse_constant=_odd, parse_int=_int).decode
 
 
 class Reader:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from raftkv.server.gateway.syntax import CutError, JsonError, Value, quoted, scan, skip_space
+from raftkv.server.gateway.syntax import LARGE_BYTES, CutError, JsonError, Value, quoted, scan, skip_space
 
 MESSAGES_DEEP_MAX: Final = 90
 """Messages within messages; deeper ones than 100 cannot be sent on."""
@@ -29,7 +29,7 @@ PARTS_MAX: Final = 100_000
 
 EXACT_CHARACTERS_MAX: Final = 64 * 1024
 INNER_BYTES_MAX: Final = 4096
-"""Longer texts are no numbers, whatever is wrong with them."""
+"""Longer texts are no numbers, whatever is wrong with them; and no text about a fault shows more of a value."""
 
 Steps = Generator[None, None, None]
 
@@ -79,6 +79,8 @@ def read_message(data: bytes, whole: Value, start: int, message: Any, depth: int
     for field in fields:
         value_at = found.get(field.json_name, found.get(field.name))
         if value_at is not None and data[value_at] != ord("n"):
+            if len(data) > LARGE_BYTES:
+                yield  # one value may be as large as the body
             yield from _read_field(data, whole, value_at, message, field, depth)
 
 
@@ -199,7 +201,7 @@ def _enum_number(field: FieldDescriptor, raw: bytes) -> int:
     enum: Any = field.enum_type
     number: int | None = {value.name: value.number for value in enum.values}.get(raw[1:-1].decode("latin-1"))
     if number is None:
-        raise JsonError(f"unknown value {_go_quoted(raw)} for enum {enum.full_name}")
+        raise JsonError(f"unknown value {_go_quoted(raw[:INNER_BYTES_MAX])} for enum {enum.full_name}")
     return number
 
 
@@ -246,7 +248,7 @@ def _number(raw: bytes, go_type: str, low: int, high: int) -> int:
         raise _mismatch(first, go_type)
     text = raw.decode("ascii")
     if len(text) > DIGITS_MAX or not _WHOLE.fullmatch(text) or not low <= int(text) < high:
-        raise _mismatch(first, go_type, f" {text}")
+        raise _mismatch(first, go_type, f" {text[:INNER_BYTES_MAX]}")
     if low == 0 and first == ord("-"):
         raise _mismatch(first, go_type, f" {text}")
     return int(text)

@@ -8,6 +8,9 @@ from raftkv.pb.services import Method
 from raftkv.server.gateway.decoder import Reader
 from raftkv.server.node.slices import Slices
 
+SMALL_BYTES = 256
+"""Bodies that are read at once, however many have come in one turn of the loop."""
+
 BYTES_A_KEY = 64
 """What the slices count as one key's work."""
 
@@ -56,8 +59,9 @@ class Requests:
 
     async def _read(self, method: Method, is_last: bool) -> Any:
         work = self._reader.next(method.request, is_last=is_last)
-        try:
-            next(work)  # usual bodies are read here, without a pause
-        except StopIteration as done:
-            return done.value
+        if len(self._body) <= SMALL_BYTES:
+            try:
+                next(work)  # usual bodies are read here, without a pause
+            except StopIteration as done:
+                return done.value
         return await self._slices.result(lambda: work, len(self._body) // BYTES_A_KEY)

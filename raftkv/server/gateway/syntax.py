@@ -21,11 +21,15 @@ DEPTH_MAX: Final = 10_000
 TOKENS_A_STEP: Final = 256
 """Tokens, of about a microsecond each, between two pauses."""
 
+LARGE_BYTES: Final = 64 * 1024
+"""A token of so much takes up to a millisecond: there is a pause behind it."""
+
 Steps = Generator[None, None, "Value"]
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 _ESCAPE: Final = rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
-_STRING: Final = re.compile(rb'"[^"\\\x00-\x1f]*(?:' + _ESCAPE + rb'[^"\\\x00-\x1f]*)*')
+_STRING: Final = re.compile(rb'"[^"\\\x00-\x1f]*+(?:' + _ESCAPE + rb'[^"\\\x00-\x1f]*+)*+')
+"""Possessive: without that every escape would be remembered, to come back to, in 180 bytes."""
 _NUMBER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _EXPONENT: Final = re.compile(rb"[eE][+-]?")
 _HEX: Final = b"0123456789abcdefABCDEF"
@@ -53,11 +57,12 @@ class Value:
         start, end: where it lies in the body.
     """
 
-    __slots__ = ("_ends", "_starts", "end", "start")
+    __slots__ = ("_ends", "_large", "_starts", "end", "start")
 
-    def __init__(self, start: int, end: int, starts: array[int], ends: array[int]) -> None:
+    def __init__(self, start: int, end: int, starts: array[int], ends: array[int], large: dict[int, int]) -> None:
         self.start = start
         self.end = end
+        self._large = large
         self._starts = starts
         self._ends = ends
 
@@ -72,7 +77,7 @@ class Value:
         if first in _OPEN:
             return self._ends[bisect_left(self._starts, start)]
         if first == ord('"'):
-            return _matched(_STRING, data, start) + 1
+            return self._large.get(start) or _matched(_STRING, data, start) + 1
         if first in _LITERALS:
             return start + len(_LITERALS[first])
         return _matched(_NUMBER, data, start)
@@ -128,19 +133,24 @@ def scan(data: bytes, start: int) -> Steps:
     starts, ends = array("Q"), array("Q")
     numbers: list[int] = []
     """For each container that is open: which it is in ``starts``."""
+    large: dict[int, int] = {}
+    """Where large strings end."""
     at, tokens = start, 0
     while True:
-        at, is_open = _begin(data, at, numbers, starts, ends)
+        before = at
+        at, is_open = _begin(data, at, numbers, starts, ends, large)
         while not is_open:
             if not numbers:
-                return Value(start, at, starts, ends)
+                return Value(start, at, starts, ends, large)
             at, is_open = _after(data, at, numbers, starts, ends)
         tokens += 1
-        if tokens % TOKENS_A_STEP == 0:
+        if tokens % TOKENS_A_STEP == 0 or at - before > LARGE_BYTES:
             yield
 
 
-def _begin(data: bytes, at: int, numbers: list[int], starts: array[int], ends: array[int]) -> tuple[int, bool]:
+def _begin(
+    data: bytes, at: int, numbers: list[int], starts: array[int], ends: array[int], large: dict[int, int]
+) -> tuple[int, bool]:
     """Read what begins a value; returns where to go on, and whether a value begins there."""
     at = _matched(_SPACE, data, at)
     first = data[at] if at < len(data) else -1
@@ -155,7 +165,10 @@ def _begin(data: bytes, at: int, numbers: list[int], starts: array[int], ends: a
             return _close(inner, numbers, ends), False
         return (_key(data, inner) if first == ord("{") else inner), True
     if first == ord('"'):
-        return _string(data, at), False
+        end = _string(data, at)
+        if end - at > LARGE_BYTES:
+            large[at] = end
+        return end, False
     if first in _LITERALS:
         return _literal(data, at, _LITERALS[first]), False
     if first in _NUMERIC:

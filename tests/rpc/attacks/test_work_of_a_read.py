@@ -1,0 +1,121 @@
+"""Requests that were held back for their last octet, and are completed by one read: a turn of the loop does some."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from raftkv.rpc import Server, UnaryCall
+from raftkv.rpc.framing import frame as message_of
+from raftkv.rpc.server.backlog import TURN_S
+from tests.rpc import raw
+from tests.rpc.conftest import Certificates
+from tests.rpc.loop import on_loop, until
+
+WORK_S = 0.002
+"""What one request costs."""
+REQUESTS = 200
+WORKED = "/test.Work/Work"
+
+
+class Turns:
+    """Numbers the turns of the loop while it runs."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._loop = asyncio.get_running_loop()
+        self._handle = self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        self.number += 1
+        self._handle = self._loop.call_soon(self._next)
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+
+def held_back(count: int) -> tuple[bytes, bytes]:
+    """Requests without their last octet, and these."""
+    body = message_of(b"work")
+    fields = raw.grpc_headers(WORKED)
+    streams = range(1, 2 * count, 2)
+    first = b"".join(raw.headers(one, fields) + raw.message(one, body[:-1]) for one in streams)
+    return first, b"".join(raw.message(one, body[-1:], raw.END_STREAM) for one in streams)
+
+
+class Worker:
+    """A server whose handler takes its time, and notes in which turn of the loop it did."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.by_turn: Counter[int] = Counter()
+        self._turns = turns
+        self.server = Server()
+        self.server.unary(WORKED, self._work)
+
+    def _work(self, call: UnaryCall, message: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + WORK_S
+        while loop.time() < until_s:
+            pass
+        self.by_turn[self._turns.number] += 1
+        call.reply(message)
+
+
+async def connect(port: int, certificates: Certificates | None) -> raw.RawClient:
+    context = None
+    if certificates is not None:
+        context = certificates.client_context()
+        context.set_alpn_protocols(["h2"])
+    client = raw.RawClient(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
+    client.send(raw.PREFACE + raw.settings() + raw.frame(raw.SETTINGS, raw.ACK, 0))
+    return client
+
+
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+@on_loop
+async def test_a_turn_does_a_few_of_the_requests_that_one_read_completes(
+    is_secure: bool, certificates: Certificates
+) -> None:
+    turns = Turns()
+    worker = Worker(turns)
+    context = certificates.server_context() if is_secure else None
+    [(_, port)] = await worker.server.listen("127.0.0.1", 0, context)
+    clients = [await connect(port, certificates if is_secure else None) for _ in range(3)]
+    first, last = held_back(REQUESTS)
+    for client in clients:
+        client.send(first)
+        client.send(raw.frame(raw.PING, 0, 0, bytes(8)))
+        await client.until_frame(raw.PING)
+        client.send(last)
+    await until(lambda: worker.by_turn.total() == len(clients) * REQUESTS)
+    # A pass over the sockets and the backlog: each ends with the request that it is late with.
+    assert max(worker.by_turn.values()) <= 2 * (2 * TURN_S / WORK_S + 2)
+    for client in clients:
+        await client.until_frame(raw.DATA, 2 * REQUESTS - 1)
+        client.close()
+    turns.stop()
+    await worker.server.close()
+
+
+@on_loop
+async def test_a_connection_that_goes_while_it_waits_is_forgotten() -> None:
+    turns = Turns()
+    worker = Worker(turns)
+    [(_, port)] = await worker.server.listen("127.0.0.1")
+    client = await connect(port, None)
+    client.send(b"".join(held_back(REQUESTS)))
+    await until(lambda: worker.by_turn.total() > 0)
+    for connection in list(worker.server.connections):
+        connection.abort()
+    await until(lambda: not worker.server.connections)
+    done = worker.by_turn.total()
+    again = await connect(port, None)
+    again.send(raw.frame(raw.PING, 0, 0, bytes(8)))
+    await again.until_frame(raw.PING)
+    assert worker.by_turn.total() <= done + 1 < REQUESTS
+    for one in (client, again):
+        one.close()
+    turns.stop()
+    await worker.server.close()

@@ -1,0 +1,67 @@
+"""What a body may cost: no turn of the loop reads many of them, and none is read in large steps."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+from raftkv.pb import rpc_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.server.gateway.decoder import Reader
+from raftkv.server.gateway.requests import Requests
+from raftkv.server.gateway.syntax import JsonError
+from raftkv.server.node.slices import Slices
+from tests.rpc.loop import on_loop
+
+BODY_BYTES = 2 * 1024 * 1024
+KEPT_MAX_BYTES = 10 * BODY_BYTES
+PUT = SERVICES["etcdserverpb.KV"]["Put"]
+TEXTS = {"escapes": b"\\n", "characters": b"\\u4e2d", "surrogates": b"\\ud800", "slashes": b"AAA\\/"}
+
+
+def bodies() -> dict[str, bytes]:
+    found = {name: b'{"key":"%b"}' % (one * (BODY_BYTES // len(one))) for name, one in TEXTS.items()}
+    found["numbers"] = b'{"x":[%b]}' % b",".join([b"9" * 4299] * (BODY_BYTES // 4300))
+    found["a number"] = b'{"lease":%b}' % (b"9" * BODY_BYTES)
+    found["an enum"] = b'{"lease":"%b"}' % (b"\\t" * (BODY_BYTES // 2))
+    return found
+
+
+@pytest.mark.parametrize(("name", "body"), bodies().items(), ids=bodies())
+def test_a_large_value_is_read_in_little_memory(name: str, body: bytes) -> None:
+    del name
+    text = ""
+    tracemalloc.start()
+    try:
+        for _ in Reader(body).next(rpc_pb2.PutRequest, is_last=True):
+            pass
+    except JsonError as error:
+        text = str(error)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert len(text) < 5000
+    assert peak < KEPT_MAX_BYTES
+
+
+@on_loop
+async def test_a_turn_reads_few_of_the_bodies_that_came_together() -> None:
+    slices = Slices()
+    body = b'{"key":"YQ==","value":"%b"}' % (b"QUFB" * (BODY_BYTES // 4 - 100))
+    turns: list[int] = [0]
+    done_in: list[int] = []
+
+    def next_turn() -> None:
+        turns[0] += 1
+        if len(done_in) < 100:
+            asyncio.get_running_loop().call_soon(next_turn)
+
+    async def read() -> None:
+        await Requests(body, slices).only(PUT)
+        done_in.append(turns[0])
+
+    next_turn()
+    await asyncio.gather(*[read() for _ in range(100)])
+    assert max(done_in.count(turn) for turn in set(done_in)) <= 10
