@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
-from itertools import count, islice
+from itertools import islice
 from typing import Any, Final, Protocol
+
+from sortedcontainers import SortedList
 
 from raftkv import errors
 from raftkv.pb import rpc_pb2
@@ -143,9 +144,8 @@ class WatchStream:
         """Elements of ``_out`` that belong to the message begun before them."""
         self._queued_bytes = 0
         self._parked: dict[Watcher, None] = {}
-        self._ahead: list[tuple[int, int, Watcher]] = []
-        """A heap of the watchers that start in the future: their revision, a number, themselves."""
-        self._numbers = count()
+        self._ahead: Any = SortedList()
+        """Revision and id of the watchers that started in the future when they came."""
         self.unsynced_count = 0
         """Watchers that are behind; kept by the hub."""
         self.is_closed = False
@@ -214,7 +214,7 @@ class WatchStream:
         )
         self.watcher_bytes += watcher.size_bytes
         if request.start_revision > self._hub.revision:
-            self._add_ahead(watcher)
+            self._ahead.add((watcher.start_revision, watch_id))
         self._hub.add(watcher)
 
     def _refusal(self, size_bytes: int) -> str:
@@ -225,18 +225,9 @@ class WatchStream:
             return f"raftkv: the watchers of one member may take {MEMBER_WATCHERS_MAX_BYTES} bytes: watch ranges"
         return ""
 
-    def _add_ahead(self, watcher: Watcher) -> None:
-        if len(self._ahead) > 2 * len(self.watchers) + 100:  # most of them have ended
-            self._ahead = [item for item in self._ahead if self.watchers.get(item[2].watch_id) is item[2]]
-            heapify(self._ahead)
-        heappush(self._ahead, (watcher.start_revision, next(self._numbers), watcher))
-
     def _has_watchers_ahead(self) -> bool:
-        """Whether any watcher starts in the future; takes little time however many there are."""
-        ahead, revision = self._ahead, self._hub.revision
-        while ahead and (ahead[0][0] <= revision or self.watchers.get(ahead[0][2].watch_id) is not ahead[0][2]):
-            heappop(ahead)
-        return bool(ahead)
+        """Whether any watcher starts in the future; takes little time however many there are, or were."""
+        return bool(self._ahead) and self._ahead[-1][0] > self._hub.revision
 
     def _free_id(self) -> int:
         while self._next_id in self.watchers:
@@ -294,6 +285,8 @@ class WatchStream:
         self._hub.remove(watcher)
         del self.watchers[watcher.watch_id]
         self.watcher_bytes -= watcher.size_bytes
+        if self._ahead:
+            self._ahead.discard((watcher.start_revision, watcher.watch_id))
         self._parked.pop(watcher, None)
 
     def close(self) -> None:
