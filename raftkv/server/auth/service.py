@@ -62,19 +62,25 @@ class Listing:
     """An answer that is a list, field 2 of its message.
 
     Arguments:
-        items: of the list; nothing changes them.
+        take: returns the items of the list, which nothing changes then; called when it is the turn of the call, since
+            they may be very many, and calls for them too.
+        size: about how many there are.
         encode: makes one element.
         is_sorted: whether they are in the order of the answer.
     """
 
-    def __init__(self, items: list[T], encode: Callable[[T], bytes], *, is_sorted: bool) -> None:
-        self.items: list[Any] = items
+    def __init__(
+        self, take: Callable[[], list[T]], size: int, encode: Callable[[T], bytes], *, is_sorted: bool
+    ) -> None:
+        self.size = size
+        self._take: Callable[[], list[Any]] = take
         self._encode: Callable[[Any], bytes] = encode
         self._is_sorted = is_sorted
 
     def work(self) -> Work[list[bytes]]:
         """Put the elements together, with pauses."""
-        ordered = self.items if self._is_sorted else (yield from in_order(self.items))
+        items = self._take()
+        ordered = items if self._is_sorted else (yield from in_order(items))
         return (yield from encoded(ordered, self._encode))
 
 
@@ -251,7 +257,7 @@ class AuthService:
             with refusals():
                 listing = answer(*await self._confirmed(method, data, call))
             head = self._header(self._responder.revision())
-            return [head, *await self._responder.slices.result(listing.work, len(listing.items))]
+            return [head, *await self._responder.slices.result(listing.work, listing.size)]
 
         return handle
 
@@ -270,7 +276,7 @@ class AuthService:
 
     def _user_list(self, _request: Any, caller: Caller | None) -> Listing:
         self._rights.check_root(caller)
-        return Listing(list(self._auth.users), _name, is_sorted=False)
+        return Listing(lambda: list(self._auth.users), len(self._auth.users), _name, is_sorted=False)
 
     def _role_get(self, request: rpc_pb2.AuthRoleGetRequest, caller: Caller | None) -> Listing:
         if caller is None or not self._auth.has_role(caller.user, request.role):
@@ -278,11 +284,13 @@ class AuthService:
         role = self._auth.roles.get(request.role)
         if role is None:
             raise errors.RoleNotFoundError
-        return Listing(role.fields(), bytes, is_sorted=True)
+        return Listing(role.fields, len(role.permissions), bytes, is_sorted=True)
 
     def _role_list(self, _request: Any, caller: Caller | None) -> Listing:
         self._rights.check_root(caller)
-        return Listing([name.encode() for name in self._auth.roles], _name, is_sorted=False)
+        return Listing(
+            lambda: [name.encode() for name in self._auth.roles], len(self._auth.roles), _name, is_sorted=False
+        )
 
     def _answer(self, response: Any) -> bytes:
         body: bytes = response.SerializeToString()

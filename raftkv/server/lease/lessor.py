@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -391,39 +391,29 @@ class Lessor:
     # -- questions ---------------------------------------------------------------------------------------------------
 
     async def time_to_live(
-        self,
-        request: rpc_pb2.LeaseTimeToLiveRequest,
-        keys_of: Callable[[int], Collection[bytes]],
-        *,
-        is_local: bool = True,
-    ) -> tuple[bytes, Collection[bytes]]:
+        self, request: rpc_pb2.LeaseTimeToLiveRequest, *, is_local: bool = True
+    ) -> bytes | Callable[[], bytes]:
         """Find out how long a lease has left, as the leader sees it. TTL -1: no such lease.
 
         Arguments:
             request: the client's.
-            keys_of: reads the keys of a lease in the state applied here.
             is_local: whether the client is this member's.
 
         Returns:
-            The response without its header, and the keys of the lease that are to be added, which may be very many:
-            another member has put them in.
+            The response without its header, if another member has made it; else what makes it, without the keys of the
+            lease: whoever adds these has to look at both at one moment, in which the store ``is_whole``.
 
         Raises:
             StatusError: no leader answered.
         """
         question = Question(TIME_TO_LIVE, request.SerializeToString, bytes, self._new_deadline(), is_local)
         response = await self._on_leader.ask(question)
-        if response is not None:
-            return response, ()
-        found: asyncio.Future[tuple[bytes, Collection[bytes]]] = self._loop.create_future()
+        return response if response is not None else partial(self._time_to_live, request)
 
-        def look() -> None:
-            if not found.done():
-                found.set_result((self._time_to_live(request), keys_of(request.ID) if request.keys else ()))
-
-        # The keys of a lease that is being ended in slices would be seen to go one by one.
-        self._node.applying.when_whole(look)
-        return await found
+    @property
+    def is_whole(self) -> bool:
+        """Whether no entry is half applied: keys of a lease that ends in slices would be seen to go one by one."""
+        return self._node.applying.is_whole
 
     def _time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> bytes:
         response = rpc_pb2.LeaseTimeToLiveResponse(ID=request.ID, TTL=-1)

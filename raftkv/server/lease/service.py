@@ -12,7 +12,7 @@ the lessor does the work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -143,13 +143,14 @@ class LeaseService:
         request = parse_or_raise(rpc_pb2.LeaseTimeToLiveRequest, data)
         with refusals():
             self._admission.check_read(call, serializable=False)
-            body, keys = await self._lessor.time_to_live(request, self._keys_of)
             encode = _lease_key
             if self.auth.is_enabled:
                 rights, caller = self._responder.applier.rights, self._responder.caller_of(call)
-                rights.check_user(caller)
                 encode = partial(_readable_key, rights, caller)
-            return await self._with_items(self.header() + body, keys, encode, len(keys))
+            pieces = await self._time_left(request, encode)
+            if self.auth.is_enabled:
+                self._responder.applier.rights.check_user(self._responder.caller_of(call))
+            return [self.header(), *pieces]
 
     async def leases(self, data: bytes, call: UnaryCall) -> list[bytes]:
         """Return the ids of all leases, as this member knows them, the first to end first.
@@ -166,8 +167,26 @@ class LeaseService:
                 encode = partial(_readable_lease, self._responder.applier.rights, call.caller)
             return await self._with_items(self.header(), times.ends(), encode, len(times))
 
-    def _keys_of(self, lease_id: int) -> Collection[bytes]:
-        return self._responder.applier.store.lease_keys_unordered(lease_id)
+    async def _time_left(
+        self, request: rpc_pb2.LeaseTimeToLiveRequest, encode: Callable[[bytes], bytes], *, is_local: bool = True
+    ) -> list[bytes]:
+        """The pieces of a response without its header.
+
+        The keys of a lease may be very many, and calls for them too: they are looked at when it is a call's turn.
+        """
+        found = await self._lessor.time_to_live(request, is_local=is_local)
+        if isinstance(found, bytes):
+            return [found]
+        store, make = self._responder.applier.store, found
+
+        def work() -> Work[list[bytes]]:
+            while not self._lessor.is_whole:
+                yield
+            head, keys = make(), store.lease_keys_unordered(request.ID) if request.keys else []
+            ordered = yield from in_order(keys)
+            return [head, *(yield from encoded(ordered, encode))]
+
+        return await self._responder.slices.result(work, store.lease_key_count(request.ID) if request.keys else 0)
 
     async def _with_items(
         self, head: bytes, items: Iterable[T], encode: Callable[[T], bytes], size: int
@@ -244,8 +263,7 @@ class LeaseService:
         return [raft_pb2.LeaseRenewResponse(ttls=ttls).SerializeToString()]
 
     async def _time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> list[bytes]:
-        body, keys = await self._lessor.time_to_live(request, self._keys_of, is_local=False)
-        return await self._with_items(body, keys, _lease_key, len(keys))
+        return await self._time_left(request, _lease_key, is_local=False)
 
     async def _shorten(self, request: raft_pb2.LeaseShortenRequest) -> list[bytes]:
         now = self._loop.time()

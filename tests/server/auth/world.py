@@ -346,10 +346,13 @@ class Leases:
         """See ``Lessor``."""
         return rpc_pb2.LeaseGrantRequest(ID=lease_id, TTL=ttl_s)
 
-    async def time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest, keys_of: Any) -> tuple[bytes, Any]:
+    is_whole = True
+
+    async def time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest, *, is_local: bool) -> Callable[[], bytes]:
         """See ``Lessor``."""
+        del request, is_local
         await asyncio.sleep(0)
-        return b"", keys_of(request.ID) if request.keys else ()
+        return bytes
 
 
 class World:
