@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.rpc.deadlines import TICK_S, DeadlineWheel, Expiring, forget
+from raftkv.rpc.deadlines import FIRED_MAX, TICK_S, DeadlineWheel, Expiring, forget
 
 
 class Entry:
@@ -92,3 +92,25 @@ def test_an_entry_sorted_in_again_is_not_looked_at_twice_at_one_time() -> None:
     assert fired == []
     owner.wheel.expire(5.03)
     assert fired == [entry]
+
+
+def test_of_very_many_that_pass_at_once_some_are_fired_at_a_time() -> None:
+    fired: list[Entry] = []
+    owner, start = Owner(), 1000.0
+    entries = [Entry(fired) for _ in range(3 * FIRED_MAX + 1)]
+    for entry in entries:
+        owner.wheel.add(entry, start + 0.5, start)
+    now = start + 1.0
+    for turn in (1, 2, 3):
+        owner.wheel.expire(now)
+        assert len(fired) == turn * FIRED_MAX
+        assert owner.wheel.next_expiry() == now
+    forget(entries[-1])
+    owner.armed = None
+    owner.wheel.add(Entry(fired), now + 0.1, now)
+    assert owner.armed is None, "nothing may put off what is due"
+    owner.wheel.expire(now)
+    assert fired == entries[:-1]
+    owner.armed = owner.wheel.next_expiry()
+    owner.run_to(now + 1.0, fired, {})
+    assert len(fired) == len(entries)
