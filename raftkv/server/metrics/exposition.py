@@ -1,5 +1,7 @@
 """The text of /metrics, made in slices: 2,000 samples at once would hold the loop for 10 ms.
 
+One text is made at a time, however many ask: who comes meanwhile gets the next, which is one for all of them.
+
 Prometheus's text format, as in its library's ``generate_latest``, but for the names of counters: a name without
 ``_total`` is written as it is, which etcd's ``etcd_server_health_success`` needs.
 """
@@ -35,16 +37,29 @@ class Exposition:
         self._registry = registry
         self._under_way = 0
         self._done = 0
+        self._begun = 0
+        """Texts that were begun."""
+        self._text = (0, b"")
+        """The last one that is whole, and which it is."""
+        self._turn = asyncio.Lock()
 
     async def __call__(self) -> bytes:
-        """Make the text of all families."""
+        """Return the text of all families, as they are after this call."""
         self._under_way += 1
         try:
-            parts = await self._families()
-            self._done += 1
+            begun = self._begun
+            async with self._turn:
+                if self._text[0] <= begun:  # nobody has begun one since
+                    await self._make()
+                self._done += 1
+                return self._text[1]
         finally:
             self._under_way -= 1
-        return "".join(parts).encode()
+
+    async def _make(self) -> None:
+        self._begun += 1
+        number = self._begun
+        self._text = number, "".join(await self._families()).encode()
 
     async def _families(self) -> list[str]:
         parts: list[str] = []

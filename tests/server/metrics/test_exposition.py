@@ -80,3 +80,35 @@ def test_scrapes_are_counted() -> None:
     text = asyncio.run(main())
     assert 'promhttp_metric_handler_requests_total{code="200"} 1.0\n' in text
     assert "promhttp_metric_handler_requests_in_flight 1.0\n" in text
+
+
+class _Counted(Collector):
+    """Counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.asked += 1
+        yield gauge("asked", "", {(): self.asked})
+
+
+def test_very_many_scrapes_share_a_text() -> None:
+    async def main() -> tuple[list[bytes], int]:
+        registry, counted = CollectorRegistry(), _Counted()
+        registry.register(counted)
+        registry.register(_Many())
+        counted.asked = 0
+        exposition = Exposition(registry)
+        first = asyncio.create_task(exposition())
+        while not counted.asked:
+            await asyncio.sleep(0)
+        later = [asyncio.create_task(exposition()) for _ in range(100)]
+        await asyncio.sleep(0)
+        later[0].cancel()  # whose turn comes first
+        return [await first, *await asyncio.gather(*later[1:])], counted.asked
+
+    texts, asked = asyncio.run(main())
+    assert asked == 2
+    assert b"asked 1.0" in texts[0]
+    assert all(b"asked 2.0" in text for text in texts[1:]), "as it is after the call, not before"
