@@ -7,6 +7,7 @@ answers is never the one.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final, Protocol
 
 REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -62,11 +63,16 @@ class Budgets:
 
     Arguments:
         request_bytes, answer_bytes: the limits.
+
+    Attributes:
+        listing: held while a list of all keys is read and put together, by one connection at a time: until it is
+            written, it is counted by nobody, and it may have a million keys.
     """
 
     def __init__(self, request_bytes: int = REQUEST_BYTES_MAX, answer_bytes: int = ANSWER_BYTES_MAX) -> None:
         self.requests = Budget(request_bytes, "requests that are not done")
         self.answers = Budget(answer_bytes, "answers that it does not read")
+        self.listing = asyncio.Lock()
 
     def forget(self, holder: Holder) -> None:
         """Drop the account of a connection that has ended."""

@@ -216,6 +216,8 @@ class Connection(asyncio.Protocol):
             await self._store.set_many(list(self._writes(request)))
         elif request.op is Op.MULTI_GET:
             await self._multi_get(request)
+        elif request.op is Op.LIST_KEYS:
+            await self._list()
         elif answer := await _ANSWERS[request.op](self, request):
             async with self._speaking:
                 self._answer(answer)
@@ -284,9 +286,11 @@ class Connection(asyncio.Protocol):
     async def _count(self, request: Request) -> bytes:
         return wire.pack_int(await self._store.count())
 
-    async def _list(self, request: Request) -> bytes:
-        keys = await self._store.keys()
-        return wire.pack_int(len(keys)) + wire.pack_many(keys)
+    async def _list(self) -> None:
+        async with self._speaking, self._budgets.listing:
+            if not self._is_gone and not self._is_refused:
+                keys = await self._store.keys()
+                self._answer(wire.pack_int(len(keys)) + wire.pack_many(keys))
 
     async def _ping(self, request: Request) -> bytes:
         return wire.pack_nonce(request.number)
@@ -363,7 +367,6 @@ _ANSWERS: Final[dict[Op, Callable[[Connection, Request], Coroutine[Any, Any, byt
     Op.QUEUE_PUSH: Connection._push,
     Op.QUEUE_POP: Connection._pop,
     Op.QUEUE_LEN: Connection._length,
-    Op.LIST_KEYS: Connection._list,
     Op.WAIT: Connection._wait,
     Op.BARRIER: Connection._barrier,
 }

@@ -335,6 +335,38 @@ def test_clients_that_read_nothing_hold_so_much_together_and_no_more() -> None:
     attack(story)
 
 
+def test_lists_of_keys_are_made_one_at_a_time_and_count_with_the_answers() -> None:
+    class ListingStore(Store):
+        listing = listing_max = 0
+
+        async def keys(self) -> list[bytes]:
+            self.listing += 1
+            self.listing_max = max(self.listing_max, self.listing)
+            await self.gate.wait()
+            await turns(3)
+            self.listing -= 1
+            return [b"k" * 100] * 2000
+
+    async def story() -> None:
+        store = ListingStore()
+        world = World(store, answer_bytes=10 * len(LARGE))
+        clients = [world.connect() for _ in range(50)]
+        store.gate.clear()
+        for connection, _ in clients:
+            connection.data_received(encode(Op.LIST_KEYS))
+        await turns()
+        clients[3][0].close()
+        store.gate.set()
+        await turns(1000)
+        assert store.listing_max == 1
+        assert sum(len(transport.unread) for _, transport in clients if not transport.is_aborted) <= 12 * len(LARGE)
+        assert not clients[3][1].unread, "it has gone"
+        for connection, _ in clients:
+            connection.close()
+
+    attack(story)
+
+
 def test_a_client_that_does_not_read_its_answers_is_left_in_the_end() -> None:
     async def story() -> None:
         now = asyncio.get_running_loop().time()
