@@ -43,6 +43,7 @@ class ServerCall:
     Attributes:
         caller: who makes the call, as whoever guards the handler found; this layer leaves it alone.
         deadline: loop time after which the client does not care any more, or None.
+        is_cut: the connection has gone, and whoever waits for a cancellation does not know yet.
         observer: told of the end; CANCELLED and DEADLINE_EXCEEDED mean that the client did not hear what was done.
     """
 
@@ -55,6 +56,7 @@ class ServerCall:
         "bucket",
         "caller",
         "deadline",
+        "is_cut",
         "observer",
         "request_done",
         "route",
@@ -65,6 +67,7 @@ class ServerCall:
         self.bucket: dict[Expiring, None] | None = None
         self.caller: Any = None
         self.deadline: float | None = None
+        self.is_cut = False
         self.observer: Observer | None = None
         self.request_done = False
         self.route = route
@@ -167,11 +170,19 @@ class ServerCall:
         """True if the response's header has gone out, so that a status must follow as trailers."""
         return False
 
-    def closed(self) -> None:
-        """The stream has ended under us: the call is cancelled, unless it was answered before."""
+    def cut(self) -> None:
+        """The connection has gone: nothing is sent any more. ``closed`` follows, maybe in a later turn."""
         forget(self)
         if self._state == OPEN:
             self._state = CANCELLED
+            self.is_cut = True
+
+    def closed(self) -> None:
+        """The stream has ended under us: the call is cancelled, unless it was answered before."""
+        forget(self)
+        if self._state == OPEN or self.is_cut:
+            self._state = CANCELLED
+            self.is_cut = False
             self.route.counts.count_failure(Code.CANCELLED)
             self._run_callbacks()
             if self.observer is not None:

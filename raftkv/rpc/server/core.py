@@ -9,7 +9,8 @@ The shell's duties:
 2. when ``wake()`` was called, and after ``receive``, send what ``pull`` returns, once a loop turn;
 3. while ``is_held`` is true, read nothing and call ``go_on`` now and then;
 4. close the transport once ``closing`` is true and ``pull`` returns nothing more;
-5. call ``lost`` when the transport has gone.
+5. call ``lost`` when the transport has gone, and then ``close_calls`` until there are no more: of thousands of calls
+   each has a task, and others' connections may have gone with this one.
 
 Left out: HTTP/1.1 (``http1``), sockets (``server``), what a handler means.
 """
@@ -17,6 +18,7 @@ Left out: HTTP/1.1 (``http1``), sockets (``server``), what a handler means.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,6 +137,7 @@ class ServerCore:
         self._router = router
         self._routes = router.routes
         self._calls: dict[int, ServerCall] = {}
+        self._lost_calls: deque[ServerCall] = deque()
         self._dirty = False
         self._drained = False
         self._overloaded = False
@@ -142,6 +145,7 @@ class ServerCore:
         self._said = False
         self._queued_bytes = 0
         self._until_s = 0.0
+        self._holds = True
         self._stalls = StallWatch(limits.send_stall_timeout_s)
         self._drain_watch: set[DrainWatcher] = set()
         self._pings = PingPolicy(
@@ -237,6 +241,8 @@ class ServerCore:
             self._set_deadline(call, request.timeout)
         if end_stream:
             call.on_data(b"", True)
+        if type(call) is not UnaryCall:
+            self._look_at_clock()
 
     def on_closed(self, stream_id: int, code: int) -> None:
         """A stream is closed: its call is over, and nothing of its answer waits."""
@@ -372,6 +378,7 @@ class ServerCore:
         """The client has reset a stream (CVE-2023-44487), or made us reset one (CVE-2025-8671)."""
         if not self._resets.take(stream_id, self._environment.clock()):
             self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_resets")
+        self._look_at_clock()
 
     def on_oddity(self) -> None:
         """The client has sent something of no use."""
@@ -472,20 +479,32 @@ class ServerCore:
             self._wake()
 
     def lost(self) -> None:
-        """The transport has gone: every open call is cancelled, and nothing is kept."""
+        """The transport has gone: every open call is over, and nothing is kept. ``close_calls`` cancels them."""
         self.closing = True
         calls = list(self._calls.values())
         self._calls.clear()
+        for call in calls:
+            call.cut()
+        self._lost_calls += calls
         if self.h2.queued_body_size() > FREE_BYTES_PER_STEP:
             self.spawn(free_in_steps(self.h2))
-        for call in calls:
-            call.closed()
         self._drain_watch.clear()
         self.h2.stop()
-        self.hold(-self._calls_bytes - self._unread_bytes)
+        self.hold(-self.held_bytes)
+        self._holds = False
         self._calls_bytes = self._unread_bytes = 0
         self.account.close()
         self.h2 = CLOSED
+
+    def close_calls(self) -> bool:
+        """Cancel calls of the connection that was lost, for a few milliseconds; whether there are more."""
+        lost, clock = self._lost_calls, self._environment.clock
+        until_s = clock() + RECEIVE_S
+        while lost:
+            lost.popleft().closed()
+            if clock() > until_s:
+                break
+        return bool(lost)
 
     def released(self) -> None:
         """Let go of the shell."""
@@ -590,7 +609,9 @@ class ServerCore:
         return MessageAssembler(self.limits.max_receive_message_bytes)
 
     def hold(self, amount: int) -> None:
-        """Account for bytes of unfinished messages."""
+        """Account for bytes of unfinished messages, until the connection is lost: then nothing is counted any more."""
+        if not self._holds:
+            return
         self.held_bytes += amount
         self._environment.answers.held_bytes += amount
 

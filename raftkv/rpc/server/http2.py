@@ -71,14 +71,20 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
 
     def _wait_if_held(self) -> None:
         if self.core.is_held and not self._waits and not self._finished:
-            self._waits = True
             self.transport.pause_reading()
+            self._wait()
+
+    def _wait(self) -> None:
+        if not self._waits:
+            self._waits = True
             self._backlog.add(self)
 
     def go_on(self) -> None:
         """Have the core take on what it has left."""
         self._waits = False
         if self._finished:
+            if self.core.close_calls():
+                self._wait()
             return
         self.core.go_on()
         self._wait_if_held()
@@ -136,6 +142,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
                 timer.cancel()
         self.core.severed = not self.ended_here
         super().connection_lost(exc)
+        self._wait()  # for the calls that are lost
         self.core.released()
         self._released()
         self._released = nothing

@@ -1,4 +1,7 @@
-"""Requests that were held back for their last octet, and are completed by one read: a turn of the loop does some."""
+"""Very much that one read, or one moment, makes due: requests completed by their last octets, calls that end together.
+
+A turn of the loop does some of it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ from tests.rpc.loop import on_loop, until
 
 WORK_S = 0.002
 """What one request costs."""
-REQUESTS = 200
-WORKED = "/test.Work/Work"
+REQUESTS = 60
+WORKED, HUNG = "/test.Work/Work", "/test.Work/Hang"
+IN_A_TURN_MAX = 2 * (2 * TURN_S / WORK_S + 2)
+"""A pass over the sockets and the backlog: each ends with the request that it is late with."""
 
 
 class Turns:
@@ -53,14 +58,18 @@ class Worker:
         self._turns = turns
         self.server = Server()
         self.server.unary(WORKED, self._work)
+        self.server.unary(HUNG, lambda call, message: call.on_cancel(self._spin))
 
     def _work(self, call: UnaryCall, message: bytes) -> None:
+        self._spin()
+        call.reply(message)
+
+    def _spin(self) -> None:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + WORK_S
         while loop.time() < until_s:
             pass
         self.by_turn[self._turns.number] += 1
-        call.reply(message)
 
 
 async def connect(port: int, certificates: Certificates | None) -> raw.RawClient:
@@ -90,8 +99,7 @@ async def test_a_turn_does_a_few_of_the_requests_that_one_read_completes(
         await client.until_frame(raw.PING)
         client.send(last)
     await until(lambda: worker.by_turn.total() == len(clients) * REQUESTS)
-    # A pass over the sockets and the backlog: each ends with the request that it is late with.
-    assert max(worker.by_turn.values()) <= 2 * (2 * TURN_S / WORK_S + 2)
+    assert max(worker.by_turn.values()) <= IN_A_TURN_MAX
     for client in clients:
         await client.until_frame(raw.DATA, 2 * REQUESTS - 1)
         client.close()
@@ -117,5 +125,34 @@ async def test_a_connection_that_goes_while_it_waits_is_forgotten() -> None:
     assert worker.by_turn.total() <= done + 1 < REQUESTS
     for one in (client, again):
         one.close()
+    turns.stop()
+    await worker.server.close()
+
+
+@pytest.mark.parametrize("are_reset", [False, True], ids=["connection", "reset"])
+@on_loop
+async def test_a_turn_ends_a_few_of_the_calls_that_clients_leave_together(are_reset: bool) -> None:
+    turns = Turns()
+    worker = Worker(turns)
+    [(_, port)] = await worker.server.listen("127.0.0.1")
+    clients = [await connect(port, None) for _ in range(3)]
+    streams = range(1, 2 * REQUESTS, 2)
+    fields = raw.grpc_headers(HUNG)
+    for client in clients:
+        calls = (raw.headers(one, fields) + raw.message(one, message_of(b""), raw.END_STREAM) for one in streams)
+        client.send(b"".join(calls))
+        client.send(raw.frame(raw.PING, 0, 0, bytes(8)))
+        await client.until_frame(raw.PING)
+    assert sum(connection.open_calls for connection in worker.server.connections) == len(clients) * REQUESTS
+    for client in clients:
+        if are_reset:
+            client.send(b"".join(map(raw.reset, streams)))
+        else:
+            client.close()
+    await until(lambda: worker.by_turn.total() == len(clients) * REQUESTS)
+    assert max(worker.by_turn.values()) <= IN_A_TURN_MAX
+    assert worker.server.answers.held_bytes == 0
+    for client in clients:
+        client.close()
     turns.stop()
     await worker.server.close()

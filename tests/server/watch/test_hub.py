@@ -411,6 +411,29 @@ def test_a_pass_of_the_loop_takes_few_requests_of_all_streams_together(world: Wo
     assert world.hub.watcher_count == 0
 
 
+def test_of_very_many_streams_that_wait_for_a_later_pass_few_are_called_in_their_order(world: World) -> None:
+    async def run() -> None:
+        guard, admission = cast(LeaderGuard, Guard()), cast(Admission, Admitted())
+        service = WatchService(world.hub, admission, guard, fragment_bytes=1000, progress_interval_s=0)
+        calls = [Flood(1) for _ in range(5 * REQUESTS_PER_PASS)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(service.watch(cast(StreamCall, call))) for call in calls]
+            await until(lambda: service._waiting)
+            for task in tasks[REQUESTS_PER_PASS : 3 * REQUESTS_PER_PASS]:
+                task.cancel()  # who is called next is not there any more: the others must not wait for ever
+            before = len(service._waiting)
+            while service._waiting:
+                await asyncio.sleep(0)
+                assert before - len(service._waiting) <= REQUESTS_PER_PASS
+                before = len(service._waiting)
+            await until(lambda: world.hub.watcher_count == 3 * REQUESTS_PER_PASS)
+            for task in tasks:
+                task.cancel()
+
+    asyncio.run(run())
+    assert world.hub.watcher_count == 0
+
+
 class Rights:
     """The stream of a client that may watch nothing."""
 
