@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from raftkv.server.histograms import Buckets, doubling, histogram_family
 from raftkv.server.metrics.exposition import Exposition, text_of
 from raftkv.server.metrics.families import counter, gauge
+from tests.rpc.loop import until
 
 
 def test_counters_keep_their_names() -> None:
@@ -101,8 +102,7 @@ def test_very_many_scrapes_share_a_text() -> None:
         counted.asked = 0
         exposition = Exposition(registry)
         first = asyncio.create_task(exposition())
-        while not counted.asked:
-            await asyncio.sleep(0)
+        await until(lambda: counted.asked)
         later = [asyncio.create_task(exposition()) for _ in range(100)]
         await asyncio.sleep(0)
         later[0].cancel()  # whose turn comes first
