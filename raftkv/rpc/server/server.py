@@ -30,7 +30,7 @@ from raftkv.rpc.server.calls import UnaryCall, UnaryHandler
 from raftkv.rpc.server.core import Environment, Traffic
 from raftkv.rpc.server.crowd import Crowd
 from raftkv.rpc.server.handshakes import Handshakes
-from raftkv.rpc.server.http import HttpHandler, Origins
+from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, Origins
 from raftkv.rpc.server.http2_plain import http_route
 from raftkv.rpc.server.listened import ListenedCall, ListenedHandler
 from raftkv.rpc.server.router import Around, Kind, Route, Router
@@ -40,11 +40,16 @@ from raftkv.rpc.sockets.poller import Poller, open_poller
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.timers import WheelTimer
 from raftkv.rpc.tls import SERVER_PROTOCOLS, Security, fixed
+from raftkv.rpc.turnstile import Turnstile
 
 _log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 """Connections that the kernel keeps for us until we accept them."""
+
+HTTP_IN_A_TURN = 32
+"""Plain HTTP requests that are begun in a turn of the loop: hundreds may come in one pass over the sockets, and one
+takes up to a millisecond, apart from what is done in steps."""
 
 AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes | list[bytes]]]
 """Returns the response message; a large one in pieces, so that it need not be put together."""
@@ -80,7 +85,7 @@ class Server:
     ) -> None:
         self.limits = limits or ServerLimits()
         self.answers = answers or AnswerBudget(self.limits)
-        self.http_handler = http_handler
+        self.http_handler = None if http_handler is None else self._paced(http_handler)
         self.connections: set[Connection] = set()
         self.traffic = Traffic()
         self._crowd = Crowd(self.limits)
@@ -89,8 +94,8 @@ class Server:
         self.router = Router()
         if origins is not None:
             self.router.origins = origins
-        if http_handler is not None:
-            self.router.http = http_route(http_handler)
+        if self.http_handler is not None:
+            self.router.http = http_route(self.http_handler)
         self._report = report or _log_exception
         self._translate = translate or (lambda error: None)
         self._bound: list[asyncio.Server] = []
@@ -101,6 +106,7 @@ class Server:
         self._timer: WheelTimer | None = None
         self._poller: Poller | None = None
         self._backlog: Backlog | None = None
+        self._turnstile: Turnstile | None = None
         self._idle: asyncio.Event | None = None
 
     # ---- registration
@@ -324,6 +330,19 @@ class Server:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _paced(self, handler: HttpHandler) -> HttpHandler:
+        """Have plain HTTP requests, of either version, wait for a turn of the loop that has room for one more."""
+
+        async def paced(request: HttpRequest) -> HttpResponse:
+            turnstile = self._turnstile
+            if turnstile is None:
+                turnstile = self._turnstile = Turnstile(HTTP_IN_A_TURN)
+            if not turnstile.try_enter():
+                await turnstile.enter()
+            return await handler(request)
+
+        return paced
 
     def add(self, connection: Connection) -> bool:
         """Count a new connection; False if there are too many: then idle ones are asked to go, for those to come."""

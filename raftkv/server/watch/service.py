@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
@@ -19,6 +18,7 @@ from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
+from raftkv.rpc.turnstile import Turnstile
 from raftkv.server.node.admission import Admission
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.responder import refusals
@@ -113,10 +113,8 @@ class WatchService:
         # As etcd: zero is the default, and no client needs more than ten a second.
         self._progress_interval_s = max(progress_interval_s or PROGRESS_DEFAULT_S, PROGRESS_MIN_S)
         self._loop = asyncio.get_running_loop()
-        self._requests_left = REQUESTS_PER_PASS
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        """Streams that have a request for a later pass, in order: there may be 60,000, so only some are called."""
-        self._is_scheduled = False
+        self._turnstile = Turnstile(REQUESTS_PER_PASS)
+        """Streams that have a request for a later pass: there may be 60,000."""
 
     def register(self, server: Server) -> None:
         """Serve it."""
@@ -167,38 +165,12 @@ class WatchService:
         """Take the client's requests: many fit in what a pass of the loop receives, so it takes only some of them."""
         try:
             while (data := await call.receive()) is not None:
-                if self._requests_left <= 0:
-                    await self._later_pass()
-                self._requests_left -= 1
-                self._schedule()
+                if not self._turnstile.try_enter():
+                    await self._turnstile.enter()
                 stream.receive(data)
         except RpcError as error:
             if not end.done():
                 end.set_exception(error)
-
-    async def _later_pass(self) -> None:
-        """Wait for a pass that has room for a request; whoever was called and came too late is called first again."""
-        wait = self._waiting.append
-        while self._requests_left <= 0:
-            turn = self._loop.create_future()
-            wait(turn)
-            await turn
-            wait = self._waiting.appendleft
-
-    def _schedule(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._next_pass)
-
-    def _next_pass(self) -> None:
-        self._is_scheduled = False
-        self._requests_left = REQUESTS_PER_PASS
-        if self._waiting:
-            self._schedule()  # before those who are called now: what they take is of this pass
-        for _ in range(min(REQUESTS_PER_PASS, len(self._waiting))):
-            turn = self._waiting.popleft()
-            if not turn.done():  # its stream has ended meanwhile
-                turn.set_result(None)
 
     async def _notify_progress(self, stream: WatchStream) -> None:
         while True:

@@ -418,14 +418,16 @@ def test_of_very_many_streams_that_wait_for_a_later_pass_few_are_called_in_their
         calls = [Flood(1) for _ in range(5 * REQUESTS_PER_PASS)]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(service.watch(cast(StreamCall, call))) for call in calls]
-            await until(lambda: service._waiting)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert len(service._turnstile) > 3 * REQUESTS_PER_PASS
             for task in tasks[REQUESTS_PER_PASS : 3 * REQUESTS_PER_PASS]:
                 task.cancel()  # who is called next is not there any more: the others must not wait for ever
-            before = len(service._waiting)
-            while service._waiting:
+            before = len(service._turnstile)
+            while len(service._turnstile):
                 await asyncio.sleep(0)
-                assert before - len(service._waiting) <= REQUESTS_PER_PASS
-                before = len(service._waiting)
+                assert before - len(service._turnstile) <= REQUESTS_PER_PASS
+                before = len(service._turnstile)
             await until(lambda: world.hub.watcher_count == 3 * REQUESTS_PER_PASS)
             for task in tasks:
                 task.cancel()
