@@ -420,7 +420,7 @@ def test_of_very_many_streams_that_wait_for_a_later_pass_few_are_called_in_their
             tasks = [group.create_task(service.watch(cast(StreamCall, call))) for call in calls]
             for _ in range(3):
                 await asyncio.sleep(0)
-            assert len(service._turnstile) > 3 * REQUESTS_PER_PASS
+            assert len(service._turnstile) >= 3 * REQUESTS_PER_PASS
             for task in tasks[REQUESTS_PER_PASS : 3 * REQUESTS_PER_PASS]:
                 task.cancel()  # who is called next is not there any more: the others must not wait for ever
             before = len(service._turnstile)
