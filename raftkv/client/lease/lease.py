@@ -35,6 +35,8 @@ from raftkv.pb import rpc_pb2
 
 OnLost = Callable[["Lease"], Any]
 
+SHORTEST_S = 0.001
+"""For a grant whose time another one of the same lease has used up."""
 _GRANT_ANY = Method(methods.LEASE_GRANT.path, methods.LEASE_GRANT.response, True)
 """A grant of any id: one that was granted to nobody's knowledge ends by itself, so the call may be repeated."""
 
@@ -74,6 +76,7 @@ class Lease:
         self._scope = scope
         self._deadline = 0.0
         self._granted = False
+        self._granting = asyncio.Lock()
         self._over = ""
         self._callbacks: dict[int, OnLost] = {}
         self._last_callback = 0
@@ -96,17 +99,22 @@ class Lease:
             LeaseExistsError: the id is in use.
             StatusError: it could not be granted.
         """
-        if self._granted:
-            return self
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + (self._scope.timeout_s if timeout_s is None else timeout_s)
+        async with self._granting:  # asked for by many at once, it is granted once
+            if not self._granted:
+                await self._ask_for_it(max(deadline - clock(), SHORTEST_S))
+        return self
+
+    async def _ask_for_it(self, timeout_s: float) -> None:
         scope = self._scope
         method = methods.LEASE_GRANT if self.id else _GRANT_ANY
         request = rpc_pb2.LeaseGrantRequest(TTL=self.ttl, ID=self.id, exact_ttl=self.patient)
         asked_at = asyncio.get_running_loop().time()
-        answer = await scope.core.call(method, request, timeout_s=scope.timeout_s if timeout_s is None else timeout_s)
+        answer = await scope.core.call(method, request, timeout_s=timeout_s)
         self.id, self.ttl, self._granted = answer.ID, answer.TTL, True
         self.renewed(answer.TTL, asked_at)
         scope.keeper.add(self)
-        return self
 
     async def revoke(self, timeout_s: float | None = None) -> None:
         """End it now, with all its keys. It is not kept alive from here on, even if this fails.

@@ -55,6 +55,7 @@ class Session:
         self._lease: Lease | None = None
         self._kept: dict[bytes, bytes] = {}
         self._changed = asyncio.Event()
+        self._establishing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -102,10 +103,11 @@ class Session:
         Raises:
             StatusError: the cluster did not grant one.
         """
-        if self._lease is None:
-            self._lease = await Lease(self._scope, self._ttl)
-            self.generation = 1
-            self._task = asyncio.get_running_loop().create_task(self._stay())
+        async with self._establishing:  # asked for by many at once, it is established once
+            if self._lease is None:
+                self._lease = await Lease(self._scope, self._ttl)
+                self.generation = 1
+                self._task = asyncio.get_running_loop().create_task(self._stay())
         return self
 
     def __await__(self) -> Generator[Any, None, Session]:

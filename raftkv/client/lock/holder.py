@@ -37,6 +37,7 @@ class Holder:
         self._lease: Lease | None = None
         self._place: Contender | None = None
         self._first = False
+        self._is_entering = False
         self._block: Interrupt | None = None
 
     def __repr__(self) -> str:
@@ -101,14 +102,17 @@ class Holder:
             raise LockNotFree(self.name, timeout_s) from None
 
     async def _try_to_enter(self, *, wait: bool) -> bool:
-        if self._place is not None:
-            raise LockNotFree(self.name, None, "by this very object")
+        if self._place is not None or self._is_entering:
+            raise LockNotFree(self.name, None, "by this very object; make one for each thread or task that wants it")
+        self._is_entering = True
         try:
             return await self._stand_in_line(wait)
         except BaseException:
             self._first = False
             await self._leave_quietly()
             raise
+        finally:
+            self._is_entering = False
 
     async def _stand_in_line(self, wait: bool) -> bool:
         self._lease = lease = await self._get_lease()
