@@ -14,7 +14,7 @@ import pytest
 import raftkv.training
 from raftkv.aio import connect
 from raftkv.client.rpc.endpoints import parse_endpoints
-from raftkv.errors import ConfigError
+from raftkv.errors import ConfigError, StatusError
 from raftkv.training import BarrierTimeout, GenerationOver, JoinTimeout, RunClosed
 from raftkv.training.aio import Run, join
 from raftkv.training.api.attachment import announce
@@ -400,6 +400,39 @@ def test_a_block_that_ends_closes_the_run(play):
         assert await job.below(job.keys.base) == [job.keys.round, job.keys.state]
 
     play(scenario)
+
+
+def test_who_waits_in_a_run_is_told_that_its_client_was_closed(play):
+    async def scenario(job):
+        kv = connect(job.endpoints)
+        alone = {"kv": kv, "min_nodes": 1, "lease_ttl_s": 10}
+        run, meeting = await join(job.run_id, **alone), f"{job.run_id}-2"
+        waits = [
+            run.wait_change(),
+            run.published(),
+            run.barrier("a"),  # opens: nobody else is in it
+            join(job.run_id, **alone),  # as a standby
+            join(meeting, kv=kv, min_nodes=2),
+        ]
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        await until(tasks[2].done)
+        await until(lambda: _nodes_of(job, meeting))
+        await until(lambda: _nodes_of(job, job.run_id, 2))
+        await kv.close()
+        async with asyncio.timeout(10):
+            changed, published, _, standby, waiting = await asyncio.gather(*tasks, return_exceptions=True)
+        assert changed is True
+        assert ["the client is closed" in str(one) for one in (published, standby, waiting)] == [True] * 3
+        async with asyncio.timeout(10):
+            with pytest.raises(StatusError, match="the client is closed"):
+                await run.rejoin()
+        await run.leave()
+
+    play(scenario)
+
+
+async def _nodes_of(job: Job, run_id: str, count: int = 1) -> bool:
+    return len(await job.below(RunKeys(run_id).nodes)) == count
 
 
 def test_an_error_in_a_block_is_what_the_others_are_told(play):

@@ -202,9 +202,10 @@ class Run:
         """On the loop: the attachment has seen something."""
         if self._generation.is_over:
             return
-        if self._attachment.closed or self._attachment.nodes_waiting:
+        end = self._attachment.end
+        if end is not None or self._attachment.closed or self._attachment.nodes_waiting:
             state = self._attachment.phase
-            self._generation.end(state.reason if state is not None else "")
+            self._generation.end(str(end) if end is not None else state.reason if state is not None else "")
             self._callbacks.call(self)
 
     # ---- what ranks do together
