@@ -428,6 +428,22 @@ def test_closing_ends_what_other_threads_wait_for(member):
         client.get("k")
 
 
+def test_a_client_that_is_closed_while_another_thread_opens_it_stays_closed():
+    client = raftkv.connect("127.0.0.1:1")
+    make = client._make
+
+    def make_late():
+        in_thread(client.close).join()
+        return make()
+
+    client._make = make_late
+    before = threading.active_count()
+    with pytest.raises(raftkv.Closed, match=r"^the client is closed$"):
+        client.get("a")
+    assert client._target is None
+    assert threading.active_count() == before
+
+
 def test_a_client_that_is_dropped_ends_its_thread(member):
     others = set(threading.enumerate())
     client = raftkv.connect(member.endpoints)

@@ -345,7 +345,11 @@ class Client:
         with self._opening:
             if self._target is None:
                 self._target = self._open_view() if self._parent is not None else self._open_root()
-            return self._target
+            target = self._target
+        if self._is_closed:  # by another thread, meanwhile
+            self.close()
+            raise Closed("the client is closed")
+        return target
 
     def _open_view(self) -> _Target:
         if self._parent is None:
