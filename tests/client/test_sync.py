@@ -232,6 +232,63 @@ def test_a_watch_on_what_was_compacted_says_from_where_there_is_history(kv):
     assert caught.value.revision == revision
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"start_revision": 5.0}, {"start_revision": "x"}, {"start_revision": 2**63}, {"queue_bytes": "x"}],
+    ids=repr,
+)
+def test_a_watch_that_cannot_be_ends_no_other_and_lets_the_next_begin(kv, wrong):
+    before = kv.watch("k")
+    with pytest.raises((TypeError, ValueError)):
+        kv.watch("wrong", **wrong)
+    kv.put("wrong", "1")
+    with kv.watch("k") as after:
+        kv.put("k", "1")
+        for watch in (before, after):
+            assert watch.get(timeout_s=30).value == b"1"
+    before.cancel()
+
+
+def test_a_grace_that_cannot_be_ends_no_other_lease(kv):
+    lease = kv.lease(2).grant()
+    for grace_s in (1e17, 1e30, float("inf"), float("nan"), -1, "1"):
+        with pytest.raises((TypeError, ValueError), match="grace"):
+            kv.lease(2, disconnect_grace_s=grace_s).grant()
+    wait_for(lambda: lease.remaining_s > 1.9, "a keep-alive")
+    lease.revoke()
+
+
+WRONG = {
+    "lease= takes a lease of this client, or its id, not 'x'": lambda kv: kv.put("k", "v", lease="x"),
+    "lease= takes a lease or a session of this client, not 5": lambda kv: kv.lock("n", lease=5),
+    "fence= takes a lock, a term or the fence of a run, not 5": lambda kv: kv.put("k", "v", fence=5),
+    "then() and otherwise() take operations as put(key, value), not 'k'": lambda kv: kv.txn().then("k"),
+    "put_many() takes a mapping, or pairs of a key and a value, not 'ab'": lambda kv: kv.put_many(["ab"]),
+    "get_many() takes several, as in a list, not 'abc'": lambda kv: kv.get_many("abc"),
+    "on_lost is a function, not 5": lambda kv: kv.lease(5, on_lost=5),
+    "timeout_s is a number of seconds, not '5'": lambda kv: kv.get("k", timeout_s="5"),
+    "timeout_s is a finite number of seconds, not inf": lambda kv: kv.get("k", timeout_s=float("inf")),
+    "timeout_s is a finite number of seconds, not nan": lambda kv: kv.lock("n").acquire(timeout_s=float("nan")),
+    "the TTL of a lease is a number of seconds, not '5'": lambda kv: kv.lock("n", ttl="5"),
+    "the TTL of a lease must be positive, not 0": lambda kv: kv.session(0),
+    "max_staleness_s is a finite number of seconds, not inf": lambda kv: kv.get("k", max_staleness_s=float("inf")),
+    "a service needs a name without a slash at its end, not 5": lambda kv: kv.endpoints(5).list(),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_argument_is_refused_in_words(kv, text):
+    with pytest.raises((TypeError, ValueError)) as refused:
+        WRONG[text](kv)
+    assert str(refused.value) == text
+
+
+def test_a_wait_without_a_limit_may_be_asked_for_as_infinite(kv):
+    lock = kv.lock("n").acquire(timeout_s=float("inf"))
+    assert lock.held
+    lock.release()
+
+
 def test_a_watch_survives_the_member_it_is_connected_to(three):
     with raftkv.connect(three.endpoints) as kv:
         watch = kv.watch("k", prefix=True)

@@ -21,7 +21,7 @@ from typing import Any
 from raftkv.client.errors import LeaseLost
 from raftkv.client.interrupts import tell
 from raftkv.client.kv.kv import KV
-from raftkv.client.lease.lease import Lease
+from raftkv.client.lease.lease import Lease, checked_ttl
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.scope import Part, Scope
 from raftkv.client.space import Text, to_bytes
@@ -49,7 +49,7 @@ class Session:
         self.error: Exception | None = None
         self._scope = scope
         self._kv = KV(scope)
-        self._ttl = ttl
+        self._ttl = checked_ttl(ttl)
         self._on_lost = on_lost
         self._on_established = on_established
         self._lease: Lease | None = None

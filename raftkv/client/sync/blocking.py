@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+from raftkv.client.arguments import many
 from raftkv.client.kv.bulk import WINDOW
 from raftkv.client.sync.iteration import iterate
 from raftkv.client.sync.loop import LoopThread
@@ -178,7 +179,7 @@ def chunked(
         given = signature.bind(inner, *args, **kwargs)
         first = list(given.arguments)[1]
         done: list[Result] = []
-        for chunk in _chunks(given.arguments[first]):
+        for chunk in _chunks(many(given.arguments[first], method.__name__)):
             given.arguments[first] = chunk
             done += loop.run(method(*given.args, **given.kwargs))
         return done
