@@ -17,6 +17,7 @@ from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.errors import ConfigError, StatusError
 from raftkv.training import BarrierTimeout, GenerationOver, JoinTimeout, RunClosed
 from raftkv.training.aio import Run, join
+from raftkv.training.api import async_run
 from raftkv.training.api.attachment import announce
 from raftkv.training.api.collectives import Collectives
 from raftkv.training.api.counter import Counter
@@ -427,6 +428,24 @@ def test_who_waits_in_a_run_is_told_that_its_client_was_closed(play):
             with pytest.raises(StatusError, match="the client is closed"):
                 await run.rejoin()
         await run.leave()
+
+    play(scenario)
+
+
+def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monkeypatch):
+    monkeypatch.setattr(async_run, "FAIL_S", 0.05)
+
+    async def away(fault):
+        await asyncio.Event().wait()
+
+    async def scenario(job):
+        async def train():
+            async with await join(job.run_id, endpoints=job.endpoints, min_nodes=1) as run:
+                run._attachment.report = away
+                raise ValueError("a bad batch")
+
+        with pytest.raises(ValueError, match="a bad batch"):
+            await asyncio.wait_for(train(), 20)
 
     play(scenario)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ import raftkv.training
 from raftkv.checkpoint.errors import AttemptOver, DigestMismatch, StaleStep
 from raftkv.errors import ConfigError
 from raftkv.training import GenerationOver, Run
+from raftkv.training.api import checkpoint
+from raftkv.training.api.generation import Generation
+from raftkv.training.api.run import Resuming, Saving
 
 PATIENCE_S = 60.0
 
@@ -175,3 +179,43 @@ def test_for_asyncio(cluster, tmp_path, monkeypatch):
                 assert last.read("a") == b"1"
 
     asyncio.run(main())
+
+
+def test_a_block_of_the_parent_is_left_in_silence_in_a_forked_child():
+    child = SimpleNamespace(is_disowned=True)
+    for block in (Saving, Resuming):
+        block(None, child, None).__exit__(SystemExit, SystemExit(0), None)
+
+
+def test_a_pin_that_is_taken_in_the_moment_of_a_cancellation_is_given_back(monkeypatch):
+    class Pin:
+        def __init__(self, waiting):
+            self.waiting = waiting
+            self.released = False
+
+        async def take(self):
+            self.waiting.cancel()
+
+        async def release(self):
+            self.released = True
+
+    async def scenario():
+        pins = []
+
+        def pin_of(_):
+            pins.append(Pin(entering))
+            return pins[0]
+
+        async def told(name, make):
+            return {"checkpoint": "{}"}
+
+        generation = Generation(None, SimpleNamespace(run_id="job", generation=1), 1)
+        resuming = checkpoint.Resuming(SimpleNamespace(generation=generation, decide=told, registry=None), "")
+        monkeypatch.setattr(checkpoint.Checkpoint, "decode", lambda data: data)
+        resuming._pin_of = pin_of
+        entering = asyncio.ensure_future(resuming.__aenter__())
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        assert pins[0].released
+
+    asyncio.run(scenario())

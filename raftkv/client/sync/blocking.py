@@ -62,10 +62,10 @@ class Blocking(Generic[Inner]):
         self._loop.check_usable()
         return self._loop.run(ask())
 
-    def _enter(self, enter: Coroutine[Any, Any, object], leave: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    def _enter(self, enter: Coroutine[Any, Any, Result], leave: Callable[[], Coroutine[Any, Any, object]]) -> Result:
         """Run what takes it; if Ctrl-C comes in between, have it given back as soon as it is there."""
         try:
-            self._loop.run(enter)
+            return self._loop.run(enter)
         except KeyboardInterrupt:
             self._loop.post(leave())
             raise

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINTS: Final = "127.0.0.1:2379"
 CHECKPOINT_URI: Final = "RAFTKV_CHECKPOINT_URI"
 """In the environment: below which URL or path checkpoints lie, if ``join`` is not told."""
+FAIL_S: Final = 10.0
+"""For recording why this rank leaves: whoever waits for the error is not to wait for a cluster that is away."""
 FAREWELL: Final = "raftkv: end of the run"
 _OPTIONS: Final = tuple(sorted(field.name for field in fields(RunConfig) if field.name not in ("run_id", "slots")))
 
@@ -446,8 +448,9 @@ class Run:
         try:
             if not isinstance(error, TrainingError) and not self.changed:
                 line = f"{type(error).__name__}: {error}".partition("\n")[0]
-                await self.report(message=line[:500], exit_code=1)
-        except RaftKVError:
+                async with asyncio.timeout(FAIL_S):
+                    await self.report(message=line[:500], exit_code=1)
+        except (RaftKVError, TimeoutError):
             pass  # its absence is seen all the same
         finally:
             await self.leave()

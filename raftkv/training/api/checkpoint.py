@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from raftkv.training.api.collectives import Collectives
     from raftkv.training.api.generation import Generation
 
-ABORT_TIMEOUT_S: Final = 10.0
-"""For giving up an attempt whose block has raised; the next generation does it otherwise."""
 SAVE: Final = "raftkv: checkpoint"
 RESUME: Final = "raftkv: resume"
 _TOLD: Final = ("CheckpointExists", "StaleStep", "CheckpointNotFound", "StorageError")
@@ -160,11 +158,11 @@ class Saving:
         return self.files.open(name)
 
     async def __aenter__(self) -> Saving:
-        told = await self._together.decide(SAVE, self._begin)
-        if self._attempt is None:
-            claim = Claim.from_token(told["claim"], self._together.generation.fence)
-            self._attempt = self._together.registry.attempt(claim, AttemptRecord.decode(told["attempt"].encode()))
         try:
+            told = await self._together.decide(SAVE, self._begin)
+            if self._attempt is None:
+                claim = Claim.from_token(told["claim"], self._together.generation.fence)
+                self._attempt = self._together.registry.attempt(claim, AttemptRecord.decode(told["attempt"].encode()))
             self._files = await asyncio.to_thread(RankFiles, self._attempt.uri)
         except BaseException as error:
             await self._abort(error)
@@ -215,11 +213,7 @@ class Saving:
         self._files = None
         if isinstance(error, GenerationOver | FenceBroken | AttemptOver) or self._attempt is None:
             return
-        line = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
-        rank = self._together.generation.rank
-        with contextlib.suppress(RaftKVError, TimeoutError):
-            async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._attempt.abort(f"rank {rank} failed: {line}")
+        await self._attempt.give_up(error, f"rank {self._together.generation.rank} failed")
 
     def _begun(self) -> Attempt:
         if self._attempt is None:
@@ -280,7 +274,8 @@ class Resuming:
             return None
         found = Checkpoint.decode(told["checkpoint"].encode())
         if self._pin is None:
-            self._pin = await self._together.generation.until_over(self._pin_of(found).take())
+            self._pin = self._pin_of(found)  # here before it is taken: whatever cuts this off, it is given back
+            await self._together.generation.until_over(self._pin.take())
         await self._together.collectives.barrier(RESUME, None)  # rank 0 holds it for those who have not pinned it yet
         return Resumed(found)
 

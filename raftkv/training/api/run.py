@@ -127,20 +127,22 @@ class Saving(Blocking[checkpoint.Saving]):
         return self._inner.open(name)
 
     def __enter__(self) -> Self:
-        self._loop.run(self._inner.__aenter__())
+        interrupt = KeyboardInterrupt("as it began")
+        self._enter(self._inner.__aenter__(), lambda: self._inner.__aexit__(KeyboardInterrupt, interrupt, None))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.run(self._inner.__aexit__(kind, error, trace))
+        if not self._loop.is_disowned:
+            self._loop.run(self._inner.__aexit__(kind, error, trace))
 
 
 class Resuming(Blocking[checkpoint.Resuming]):
     """All ranks agree on the checkpoint to go on from; made by ``Run.resume``."""
 
     def __enter__(self) -> Resumed | None:
-        return self._loop.run(self._inner.__aenter__())
+        return self._enter(self._inner.__aenter__(), lambda: self._inner.__aexit__(None, None, None))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
