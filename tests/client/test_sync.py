@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import multiprocessing
+import pickle
 import subprocess
 import sys
 import threading
@@ -556,6 +557,41 @@ def test_a_program_that_never_closes_its_client_ends_in_silence(member):
     assert (done.returncode, done.stdout) == (0, "")
     assert "Warning" not in done.stderr
     assert "Error" not in done.stderr
+
+
+def test_daemon_threads_that_use_a_client_at_the_end_of_a_program_write_nothing(member):
+    program = f"""
+import atexit, threading
+atexit.register(threading.Event().wait, 0.5)  # the last to run: the threads go on after the clients were closed
+import raftkv
+kv = raftkv.connect("{member.endpoints[0]}")
+began = threading.Semaphore(0)
+
+def follow(watch):
+    began.release()
+    list(watch)
+
+def write():
+    kv.put("k", "1")
+    began.release()
+    while True:
+        kv.put("k", "1")
+
+threads = [threading.Thread(target=follow, args=(kv.watch("w"),), daemon=True)]
+threads += [threading.Thread(target=write, daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    began.acquire()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("make", [lambda kv: kv.lease(5), lambda kv: kv.lock("n"), lambda kv: kv.txn()], ids=range(3))
+def test_what_belongs_to_a_process_says_so_when_it_is_pickled(kv, make):
+    with pytest.raises(TypeError, match=r"^a (Lease|Lock|Txn) belongs to its process .* send the client"):
+        pickle.dumps(make(kv))
 
 
 def insist(write):

@@ -17,7 +17,7 @@ import inspect
 import itertools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
 from raftkv.client.arguments import many
 from raftkv.client.kv.bulk import WINDOW
@@ -48,6 +48,11 @@ class Blocking(Generic[Inner]):
 
     def __repr__(self) -> str:
         return repr(self._inner)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: it stands for what this process holds."""
+        name = type(self).__name__
+        raise TypeError(f"a {name} belongs to its process and cannot be pickled; send the client, and make one there")
 
     def target(self) -> tuple[LoopThread, Inner]:
         """Return the loop and the object, for a call."""

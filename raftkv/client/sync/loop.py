@@ -212,6 +212,7 @@ class LoopThread:
             raise
         if call.error is None:
             return call.result
+        wait_for_the_end()
         try:
             raise _for_caller(call.error)
         finally:
@@ -371,6 +372,23 @@ class LoopThread:
         if isinstance(self._selector, selectors.EpollSelector):
             found.add(self._selector.fileno())
         return {descriptor for descriptor in found if descriptor >= 0}
+
+
+_end = threading.Event()
+"""Set when the interpreter ends."""
+
+
+def begin_the_end() -> None:
+    """Take note that the interpreter ends: the clients are about to be closed under the threads that still run."""
+    _end.set()
+
+
+def wait_for_the_end() -> None:
+    """Stop a daemon thread here if the interpreter ends: it would write a traceback, and be stopped all the same."""
+    thread = threading.current_thread()
+    if _end.is_set() and thread.daemon and thread is not threading.main_thread():
+        while True:
+            threading.Event().wait()
 
 
 _inherited: list[LoopThread] = []
