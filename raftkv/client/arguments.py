@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,11 +28,11 @@ def seconds(value: Any, name: str) -> float:
         TypeError: it is no number.
         ValueError: it is infinite, or not a number.
     """
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float | Real):
         raise TypeError(f"{name} is a number of seconds, not {value!r}")
     if not math.isfinite(value):
         raise ValueError(f"{name} is a finite number of seconds, not {value}")
-    return value
+    return value if isinstance(value, int | float) else float(value)
 
 
 def limit(value: Any, name: str) -> float | None:
@@ -58,8 +59,23 @@ def whole(value: Any, name: str) -> int:
     Raises:
         TypeError: it is none.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} is a whole number, not {value!r}")
+    return int(value)
+
+
+def text(value: Any, name: str) -> str:
+    """Return a text.
+
+    Arguments:
+        value: as the caller gave it.
+        name: of the argument.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is a text, not {value!r}")
     return value
 
 

@@ -450,6 +450,49 @@ def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monk
     play(scenario)
 
 
+def test_a_callback_that_fails_keeps_no_other_from_the_news(play):
+    async def scenario(job):
+        (run,) = await job.join(1, min_nodes=1)
+        told, failed = [], []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context["exception"]))
+        run.on_change(lambda run: 1 / 0)
+        run.on_change(told.append)
+        await run.report(message="over")
+        await until(lambda: told)
+        assert [type(error) for error in failed] == [ZeroDivisionError]
+        assert await run.wait_change()
+        assert (await run.rejoin()).generation == 2
+
+    play(scenario)
+
+
+def test_wrong_arguments_are_refused_in_words_and_leave_nothing_behind(play):
+    nan = float("nan")
+    wrong = {
+        "a run id is a text, not b'id'": lambda run: join(b"id", kv=run.kv),
+        "min_nodes is a whole number, not 1.5": lambda run: join("wrong", kv=run.kv, min_nodes=1.5),
+        "topology is a text, not 5": lambda run: join("wrong", kv=run.kv, topology=5),
+        "timeout_s is a number of seconds, not '1'": lambda run: join("wrong", kv=run.kv, timeout_s="1"),
+        "names are texts, not 5": lambda run: run.barrier(5),
+        "timeout_s is a finite number of seconds, not nan": lambda run: run.barrier("b", timeout_s=nan),
+        "a broadcast has a root: the rank whose value all get": lambda run: run.broadcast("b", "v", root=None),
+        "metric 'loss' is 'x', which is no number": lambda run: run.checkpoint(1, metrics={"loss": "x"}).__aenter__(),
+    }
+
+    async def scenario(job):
+        (run,) = await job.join(1, min_nodes=1)
+        for text, call in wrong.items():
+            with pytest.raises((TypeError, ValueError, ConfigError)) as refused:
+                await call(run)
+            assert str(refused.value) == text
+        with pytest.raises(TimeoutError, match=r"^nothing was published in generation 1 of run .* within 0.01 s$"):
+            await run.published(timeout_s=0.01)
+        assert await job.below(RunKeys("wrong").base) == []
+        assert not run.changed
+
+    play(scenario)
+
+
 async def _nodes_of(job: Job, run_id: str, count: int = 1) -> bool:
     return len(await job.below(RunKeys(run_id).nodes)) == count
 

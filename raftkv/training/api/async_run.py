@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint.registry import Registry
+from raftkv.client.arguments import limit
 from raftkv.client.library import connect
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError, StatusError
@@ -40,7 +41,7 @@ from raftkv.training.api.collectives import Collectives
 from raftkv.training.api.counter import Counter
 from raftkv.training.api.generation import Generation, checked_value, quoted
 from raftkv.training.api.leadership import Leadership, leader
-from raftkv.training.callbacks import Callbacks
+from raftkv.training.callbacks import Callbacks, UserCallbacks
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import RunClosed, TrainingError
 from raftkv.training.keys import RunKeys
@@ -86,7 +87,7 @@ class Run:
         self._attachment = attachment
         self._place = place
         self._owns_client = owns_client
-        self._callbacks: Callbacks[[Run]] = Callbacks()
+        self._callbacks: Callbacks[[Run]] = UserCallbacks()
         self._is_left = False
         self._unwatch = attachment.on_change(self._look)
         self._enter(world)
@@ -178,7 +179,7 @@ class Run:
     async def wait_change(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the generation; False: it did not end within ``timeout_s``."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(limit(timeout_s, "timeout_s")):
                 await self._generation.wait_over()
         except TimeoutError:
             return False
@@ -195,6 +196,7 @@ class Run:
             JoinTimeout: too few nodes came; this one has left.
             GenerationOver: this process is a worker of an agent, which starts another in the next generation.
         """
+        limit(timeout_s, "timeout_s")
         self._generation.end("this rank has left it")
         self._collectives.close()
         self._enter(await self._attachment.next_world(timeout_s))
@@ -506,6 +508,7 @@ async def join(
         GenerationOver: of a worker: its generation is over already.
         StatusError: the cluster cannot be reached, or refused.
     """
+    limit(timeout_s, "timeout_s")
     where = find_endpoints(run_id, endpoints)
     place = worker_place(os.environ) if not run_id else None
     config = _config(run_id, min_nodes, max_nodes, options) if place is None else None

@@ -30,12 +30,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from raftkv.checkpoint import errors
 from raftkv.checkpoint.commit.attempt import Attempt
 from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.commit.summary import checked_metrics
 from raftkv.checkpoint.errors import AttemptOver, CheckpointError, CheckpointNotFound, FenceBroken
 from raftkv.checkpoint.kinds import FILES
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Reference
 from raftkv.checkpoint.storage.rank_files import RankFiles
 from raftkv.checkpoint.storage.verify import find_file, load_manifest, read_verified
 from raftkv.checkpoint.trackers import Trackers
+from raftkv.client.arguments import limit
 from raftkv.errors import ConfigError, RaftKVError
 from raftkv.training.errors import GenerationOver
 
@@ -124,8 +126,9 @@ class Saving:
     """
 
     def __init__(self, together: Together, step: int, options: Options) -> None:
+        limit(options.timeout_s, "timeout_s")
         self.step = step
-        self.metrics: dict[str, float] = dict(options.metrics or {})
+        self.metrics: dict[str, float] = checked_metrics(options.metrics or {})
         self.checkpoint: Checkpoint | None = None
         self._together = together
         self._options = options

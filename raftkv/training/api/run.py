@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from raftkv.checkpoint.sync import Registry
+from raftkv.client.arguments import function
 from raftkv.client.sync import library as sync
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.sync.callbacks import CallbackQueue
@@ -243,10 +244,12 @@ class Run(Blocking[async_run.Run]):
 
     def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
         """Call back when a generation ends, once each, on a thread of its own. Returns how to take that back."""
+        function(callback, "a callback")
         return self.on_change_nowait(lambda: self._callbacks.call_soon(callback, self))
 
     def on_change_nowait(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call back at once, on the loop's own thread: for what neither blocks nor uses the client."""
+        function(callback, "a callback")
         return self._ask(lambda run: run.on_change(lambda _: callback()))
 
     wait_change = blocking(async_run.Run.wait_change)

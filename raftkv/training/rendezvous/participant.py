@@ -33,6 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from raftkv.client.arguments import limit
 from raftkv.client.control.control import ClientControl, Control
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector
@@ -444,7 +445,7 @@ class Participant:
             StatusError: the client is closed.
             TimeoutError: nothing came in time.
         """
-        world = self._present()
+        world, timeout_s = self._present(), limit(timeout_s, "timeout_s")
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while (published := self._calls.get(self._keys.boot(world.generation))) is None:
             state = self._cache.state
@@ -454,7 +455,11 @@ class Participant:
                 raise self._cache.end
             if self.nodes_waiting:
                 raise GenerationOver(world.run_id, world.generation, state.reason if state is not None else "")
-            await self._next_change(deadline)
+            try:
+                await self._next_change(deadline)
+            except TimeoutError:
+                where = f"generation {world.generation} of run {world.run_id!r}"
+                raise TimeoutError(f"nothing was published in {where} within {timeout_s:g} s") from None
         return published.text
 
     def _present(self) -> World:

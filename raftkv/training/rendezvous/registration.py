@@ -101,12 +101,12 @@ class Registration:
         self._beat()
 
     async def wait(self) -> None:
-        """Wait until the node's key is there.
+        """Wait until the node's key is there, or ``leave``.
 
         Raises:
             StatusError: it will not be: the store refuses to have it written again, or the client is closed.
         """
-        while not self.registered.is_set():
+        while not self.registered.is_set() and not self._left:
             if self.refusal is not None:
                 raise self.refusal
             await self._settled.wait()
@@ -114,6 +114,7 @@ class Registration:
     async def leave(self) -> None:
         """End the registration."""
         self._left = True
+        self._settled.set()
         if self._again is not None:
             self._again.cancel()
         if self.grant is not None:
@@ -130,8 +131,12 @@ class Registration:
         self._declared = False
 
     async def declare(self, want: int) -> None:
-        """Write that nothing before the generation ``want`` runs here any more, unless that stands there already."""
-        while not self._declared or self.node.want < want:
+        """Write that nothing before the generation ``want`` runs here any more, unless that stands there already.
+
+        Raises:
+            StatusError: the store refuses, or the client is closed.
+        """
+        while not self._left and (not self._declared or self.node.want < want):
             self.node = replace(self.node, want=max(want, self.node.want), running=0)
             self._declared = True  # if the lease is lost meanwhile, this is what is registered
             await self.wait()
