@@ -144,6 +144,14 @@ def test_an_error_shows_where_the_caller_was(kv):
     assert "put" in names
 
 
+def test_a_coroutine_function_as_a_transaction_is_refused(kv):
+    async def write(transaction):
+        transaction.put("n", "1")
+
+    with pytest.raises(TypeError, match=r"^stm\(\) takes a plain function here"):
+        kv.stm(write)
+
+
 def test_functions_as_transactions_do_not_lose_increments(kv):
     def increment(transaction):
         transaction.put("n", str(int(transaction.get("n") or 0) + 1))

@@ -214,10 +214,11 @@ class _Run(Generic[Given, Result]):
 
     async def work(self) -> None:
         """Take one after the other, until there are none or one has failed; never give up one under way."""
-        for number, one in self._numbered:
+        while self.failure is None:
             try:
-                self.results[number] = await self._call(one)
-            except Exception as error:
+                drawn = next(self._numbered, None)
+                if drawn is None:
+                    return
+                self.results[drawn[0]] = await self._call(drawn[1])
+            except Exception as error:  # of a call, or of the iterator itself
                 self.failure = self.failure or error
-            if self.failure is not None:
-                return
