@@ -13,7 +13,7 @@ import pytest
 
 import raftkv
 import raftkv.training
-from raftkv.checkpoint.errors import AttemptOver, DigestMismatch, StaleStep
+from raftkv.checkpoint.errors import AttemptOver, CheckpointError, DigestMismatch, StaleStep
 from raftkv.errors import ConfigError
 from raftkv.training import GenerationOver, Run
 from raftkv.training.api import checkpoint
@@ -113,6 +113,27 @@ def test_a_rank_that_fails_gives_it_up_for_all(ranks, failing):
 def test_an_error_of_rank_0_is_raised_by_all(ranks):
     in_all(ranks, lambda run: save(run, 8))
     assert [type(error) for error in in_all(ranks, lambda run: outcome(lambda: save(run, 7)))] == [StaleStep] * 2
+
+
+def test_whatever_fails_on_rank_0_is_told_to_all(ranks, monkeypatch):
+    async def broken(*args, **options):
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks[0]._inner.checkpoints, "begin", broken)
+        failures = in_all(ranks, lambda run: outcome(lambda: save(run, 5)))
+    assert [type(failure) for failure in failures] == [OSError, CheckpointError]
+    assert str(failures[1]) == "rank 0: OSError: the disk is gone"
+    with pytest.raises(TypeError, match="parent= takes the reference of a checkpoint"):
+        ranks[0].checkpoint(6, parent="no reference")
+    assert [done.step for done in in_all(ranks, lambda run: save(run, 6))] == [6, 6]
+
+
+def test_ranks_that_save_different_steps_save_none(ranks):
+    failures = in_all(ranks, lambda run: outcome(lambda: save(run, 5 + run.rank)))
+    assert [type(failure) for failure in failures] == [AttemptOver, ConfigError]
+    assert str(failures[1]).startswith("rank 0 saves step 5, and rank 1 step 6: ")
+    assert [done.step for done in in_all(ranks, lambda run: save(run, 7))] == [7, 7]
 
 
 def test_who_does_not_wait_has_prepared(ranks):

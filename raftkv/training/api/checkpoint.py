@@ -87,10 +87,11 @@ class Together(NamedTuple):
             return told
         try:
             made = await self.generation.until_over(make())
-        except RaftKVError as error:
+        except Exception as error:  # whatever it is: else the others would wait, and take the next answer for this one
             if not isinstance(error, GenerationOver):
-                kind = type(error).__name__
-                await self.collectives.broadcast(name, json.dumps({"error": str(error), "kind": kind}), 0, None)
+                kind, text = type(error).__name__, str(error)
+                told = {"error": text if isinstance(error, RaftKVError) else f"rank 0: {kind}: {text}", "kind": kind}
+                await self.collectives.broadcast(name, json.dumps(told), 0, None)
             raise
         await self.collectives.broadcast(name, json.dumps(made), 0, None)
         return made
@@ -127,6 +128,10 @@ class Saving:
 
     def __init__(self, together: Together, step: int, options: Options) -> None:
         limit(options.timeout_s, "timeout_s")
+        if options.parent is not None and not isinstance(options.parent, Reference):
+            raise TypeError(
+                f"parent= takes the reference of a checkpoint (checkpoint.reference), not {options.parent!r}"
+            )
         self.step = step
         self.metrics: dict[str, float] = checked_metrics(options.metrics or {})
         self.checkpoint: Checkpoint | None = None
@@ -166,11 +171,19 @@ class Saving:
             if self._attempt is None:
                 claim = Claim.from_token(told["claim"], self._together.generation.fence)
                 self._attempt = self._together.registry.attempt(claim, AttemptRecord.decode(told["attempt"].encode()))
+            self._check_step(self._attempt.record.step)
             self._files = await asyncio.to_thread(RankFiles, self._attempt.uri)
         except BaseException as error:
             await self._abort(error)
             raise
         return self
+
+    def _check_step(self, begun: int) -> None:
+        if begun != self.step:
+            raise ConfigError(
+                f"rank 0 saves step {begun}, and rank {self._together.generation.rank} step {self.step}: "
+                "all ranks save the same steps, in the same order"
+            )
 
     async def _begin(self) -> dict[str, Any]:
         claim = await self._together.claim()
