@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any
 
+from raftkv.client.arguments import limit
 from raftkv.client.errors import LeaseLost
 from raftkv.client.interrupts import tell
 from raftkv.client.kv.kv import KV
@@ -113,8 +114,26 @@ class Session:
     def __await__(self) -> Generator[Any, None, Session]:
         return self.establish().__await__()
 
-    async def established(self, generation: int = 1) -> None:
-        """Wait until it is established, at least for that many times."""
+    async def established(self, generation: int = 1, *, timeout_s: float | None = None) -> None:
+        """Wait until it is established, at least for that many times.
+
+        Arguments:
+            generation: how many times.
+            timeout_s: None: as long as it takes.
+
+        Raises:
+            LeaseLost: it is over, or was never established.
+            TimeoutError: it was not in time.
+        """
+        timeout_s = limit(timeout_s, "timeout_s")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wait_established(generation)
+        except TimeoutError:
+            why = f": {self.error}" if self.error is not None else ""
+            raise TimeoutError(f"the session was not established within {timeout_s or 0:g} s{why}") from None
+
+    async def _wait_established(self, generation: int) -> None:
         while self.generation < generation or self.error is not None or not self.alive:
             if self._task is None or self._task.done():
                 self.check()

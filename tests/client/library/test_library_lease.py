@@ -49,6 +49,16 @@ def test_a_lease_that_many_ask_for_at_once_is_granted_once(play):
     play(scenario)
 
 
+def test_waiting_for_a_session_has_its_limit(play):
+    async def scenario(kv):
+        async with kv.session(ttl=30) as session:
+            await session.established(timeout_s=30)
+            with pytest.raises(TimeoutError, match=r"^the session was not established within 0.01 s$"):
+                await session.established(2, timeout_s=0.01)
+
+    play(scenario)
+
+
 def test_leases_are_kept_alive(play):
     async def scenario(kv):
         leases = [await kv.lease(ttl=2) for _ in range(20)]
