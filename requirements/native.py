@@ -41,7 +41,7 @@ GROUP = "raftkv_native"
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 _NAMES = {
-    "raftkv/apply": "applier check compares plain_txn quotas ranges read_txn request response txn",
+    "raftkv/apply": "applier check compares plain plain_txn quotas ranges read_txn request response txn",
     "raftkv/raft": (
         "candidate confchange config core follower leader log memory_log progress quorum raw_node read_index "
         "replication tracker types"

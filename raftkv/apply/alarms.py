@@ -151,7 +151,7 @@ def can_grow(kind: int, request: object) -> bool:
 
     Arguments:
         kind: of the request.
-        request: the parsed message, or a ``PlainTxn``.
+        request: the parsed message, or its plain form.
     """
     if isinstance(request, plain_txn.PlainTxn):
         return request.writes
