@@ -13,6 +13,7 @@ from typing import Final
 
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
+from raftkv.native import is_compiled
 from raftkv.server import descriptors
 from raftkv.server.collector import collect_in_small_passes, look_at_young_objects
 from raftkv.server.listening import check_free
@@ -113,6 +114,8 @@ async def _serve(
         member.stop()
 
     async def serves(member: Member) -> None:
+        if not is_compiled():
+            _log.info("the hot path is interpreted: compiled, a member takes half the processor time (install.md)")
         supervisor.ready(f"member {config.name} serves clients on {','.join(config.listen_client_urls)}")
         if on_ready is not None:
             await on_ready(member)
