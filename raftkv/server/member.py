@@ -177,7 +177,7 @@ class Member:
         self._publication = Publication(self.node, self._membership, attributes)
         self.versions.on_upgraded = self._publication.again
         self.readiness = Readiness(self.node, self._publication.publish, self.config.wait_cluster_ready_timeout_s)
-        space = Space(self.node, self._snapshots, self._receiver)
+        space = Space(self.node, self._applier.alarms, self._snapshots, self._receiver)
         self._admission = Admission(
             self.node,
             self._applier,
