@@ -329,7 +329,7 @@ def _chosen(place: Place, name: str) -> Manifest:
         raise CommandError(damaged[newest] + ("" if name else "; --backup restores another one by name"))
     if not found:
         raise CommandError(f"there is {f'no backup {name}' if name else 'no backup'} in {place.url}")
-    return max(found, key=lambda one: one.taken_s)
+    return rules.oldest_first(found)[-1]
 
 
 _COMMANDS: Final = {

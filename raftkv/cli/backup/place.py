@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from raftkv.checkpoint.storage.filesystems import describe, open_url, sync
-from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest, time_of
+from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest, oldest_first, time_of
 from raftkv.cli.exits import CommandError
 from raftkv.errors import ConfigError
 
@@ -136,7 +136,7 @@ class Place:
                 found.append(Manifest.parse(self.read(name)))
             except ValueError as error:
                 damaged[stem] = f"cannot read {name} in {self.url}: {error}"
-        return found, damaged
+        return oldest_first(found), damaged
 
     def remove(self, backup: Manifest) -> None:
         """Delete a backup, the manifest first: without it the rest is none."""

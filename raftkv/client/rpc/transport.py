@@ -92,6 +92,8 @@ def channel_arguments(
     settings = ChannelOptions(
         max_receive_message_bytes=options.max_response_bytes,
         connect_timeout_s=options.dial_timeout_s,
+        # The kernel of a host whose member is frozen takes the connection; a call must have time left for other members.
+        settings_timeout_s=options.dial_timeout_s,
         backoff_max_s=RECONNECT_PAUSE_MAX_S,
         keepalive_time_s=None if options.keepalive_time_s is None else max(options.keepalive_time_s, PROBE_MIN_S),
         keepalive_timeout_s=options.keepalive_timeout_s,

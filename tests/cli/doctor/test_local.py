@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from raftkv.cli.backup.manifest import Manifest, name_of
 from raftkv.cli.doctor import command, disk, machine
 from raftkv.cli.doctor.certificates import check_certificates, check_files
 from raftkv.cli.doctor.finding import Level
@@ -179,3 +180,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 def test_backups(tmp_path: Path):
     empty = command._check_backup(str(tmp_path))
     assert (empty.level, empty.figure) == (Level.FAILURE, f"there is none in {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("age_s", "level", "figure"),
+    [
+        (3600, Level.OK, "the last of 1 is 1.0 h old"),
+        (3 * 86_400, Level.WARNING, "the last of 1 is 72.0 h old"),
+        (-86_400, Level.WARNING, "the last of 1 was taken 24.0 h from now"),
+    ],
+)
+def test_the_age_of_the_last_backup(age_s: float, level: Level, figure: str, tmp_path: Path):
+    taken_s = time.time() - age_s
+    one = Manifest(name_of(taken_s, 1), taken_s, 1, -1, 7, 1, 3, "ab", 1, 2, "h:1", taken_s)
+    (tmp_path / f"{one.name}.db").write_bytes(b"abc")
+    (tmp_path / f"{one.name}.json").write_text(one.text())
+    found = command._check_backup(str(tmp_path))
+    assert (found.level, found.figure) == (level, figure)
