@@ -17,6 +17,9 @@ from raftkv.cli.doctor.finding import Level
 from raftkv.cli.exits import CommandError
 from raftkv.cli.main import main as raftkv
 from raftkv.config import ServerConfig, TLSFiles
+from raftkv.pb import raft_pb2
+from raftkv.raft.types import Entry, HardState
+from raftkv.storage.wal import WAL
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +70,32 @@ def test_a_directory_without_a_member_in_it_is_named(tmp_path: Path):
     (tmp_path / "member").mkdir()
     level, figure = by_subject(disk.check_disk(str(tmp_path)))["data directory: member"]
     assert (level, "\n" in figure) == (Level.FAILURE, False)
+
+
+def test_a_damaged_log_is_found_before_the_next_start(tmp_path: Path):
+    data = tmp_path / "data"
+    snap, log = data / "member" / "snap", data / "member" / "wal"
+    snap.mkdir(parents=True)
+    (snap / "db").write_bytes(bytes(4096))
+    log.mkdir(mode=0o700)
+    assert by_subject(disk.check_disk(str(data)))["data directory: member"][0] == Level.FAILURE
+    log.rmdir()
+    wal = WAL.create(str(log), raft_pb2.WALMetadata(cluster_id=1, member_id=2).SerializeToString(), segment_bytes=8192)
+    for index in range(1, 9):
+        wal.append(HardState(1, 1, index - 1), [Entry(1, index, b"x" * 200)])
+        wal.sync()
+    running = by_subject(disk.check_disk(str(data)))
+    wal.close()
+    whole = by_subject(disk.check_disk(str(data)))
+    expected = (Level.OK, "entries 1 to 8 in 8.2 kB, all checksums right")
+    assert running["data directory: log"] == whole["data directory: log"] == expected
+    segment = next(log.glob("*.wal"))
+    damaged = bytearray(segment.read_bytes())
+    damaged[600] ^= 1
+    segment.write_bytes(damaged)
+    level, figure = by_subject(disk.check_disk(str(data)))["data directory: log"]
+    assert (level, "\n" in figure) == (Level.FAILURE, False)
+    assert figure.startswith(f"write-ahead log {segment} is damaged at offset ")
 
 
 @pytest.mark.parametrize(
