@@ -258,6 +258,7 @@ def _temporary(values: dict[str, Any]) -> Iterator[Path]:
 
 
 def _list(place: Place, values: dict[str, Any]) -> int:
+    place.require()
     report = Report(json=values["json"])
     found, damaged = place.look()
     report.table(found)

@@ -54,6 +54,16 @@ class Place:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
+    def require(self) -> None:
+        """Refuse a local directory that is not there: more often than not its name is misspelled.
+
+        Raises:
+            CommandError: it is not there, or no directory. An object store has no directories to look for.
+        """
+        if self._is_local and not self._fs.isdir(self._root):
+            why = "is no directory" if self._fs.exists(self._root) else "is not there"
+            raise CommandError(f"{self.url} {why}")
+
     def names(self) -> list[str]:
         """Return the names of all files, sorted; none if there is no such directory."""
         with self._named("list"):

@@ -81,6 +81,15 @@ def test_what_is_no_manifest(text: str, tmp_path: Path) -> None:
         place.backups()
 
 
+def test_a_misspelled_directory_has_no_list(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for name, why in (("nowhere", "is not there"), ("file", "is no directory")):
+        listed = run_server(["backup", "list", str(tmp_path / name)])
+        assert (listed.code, listed.errors) == (1, f"raftkv: {tmp_path / name} {why}\n")
+    assert run_server(["backup", "list", str(tmp_path / "empty")]).code == 0
+
+
 @pytest.mark.parametrize("damage", [b"{", b"\xff"])
 def test_a_damaged_manifest_costs_its_own_backup_alone(damage: bytes, tmp_path: Path) -> None:
     """Older ones are listed, chosen by name and pruned as ever; the newest is not passed over in silence."""
