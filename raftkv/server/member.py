@@ -20,7 +20,7 @@ from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
-from raftkv.errors import CorruptionError, MemberRemovedError, UnknownEntryError
+from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
 from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import Message, StateRole
@@ -640,9 +640,9 @@ class Member:
     def _fatal(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-            _log.critical(
-                "the member stops: %s", error, exc_info=None if isinstance(error, UnknownEntryError) else error
-            )
+            # A disk is no bug: its line says all. Where the code was tells nobody what to do.
+            is_explained = isinstance(error, UnknownEntryError | StorageError)
+            _log.critical("the member stops: %s", error, exc_info=None if is_explained else error)
             self.node.stop()
             self._stop.set()
 

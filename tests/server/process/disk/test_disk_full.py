@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -129,6 +130,29 @@ def test_a_disk_without_room_for_one_more_file() -> None:
         log = log_of(cluster.members[0])
         assert "Traceback" not in log
         assert log.count("no room for one more file, of the write-ahead log, at ") == 1
+
+
+def test_a_log_without_room_ends_the_member_with_one_line() -> None:
+    """Deletions are taken on a full disk until the segment of the log is used up."""
+    with (
+        Cluster(_on_a_small_disk(RAFTKV), flags=["--data-dir", "disk/data"]) as cluster,
+        Wire(cluster.endpoints) as wire,
+    ):
+        must_put(wire, "a", b"1")
+        _fill(_disk(cluster) / "ballast")
+        process = cluster.members[0].process
+        assert process is not None
+        for number in range(200):
+            if process.poll() is not None:
+                break
+            wire.call(DELETE, rpc_pb2.DeleteRangeRequest(key=bytes(1_400_000) + str(number).encode()))
+        wait_for(lambda: process.poll() is not None, "the end of the member")
+        assert process.returncode == 1
+        log = log_of(cluster.members[0])
+        assert "Traceback" not in log
+        assert re.search(
+            r"raftkv: stopped: no room for \d+ bytes of write-ahead log at .*; make room, and start the", log
+        )
 
 
 SMALL_MAP = "import sys; from raftkv.server.node import bootstrap; bootstrap.MAP_MIN_BYTES = 2 << 20; "
