@@ -67,7 +67,7 @@ from raftkv.server.node.leader_log import LeaderLog
 from raftkv.server.node.log_cut import LogCut, Retention
 from raftkv.server.node.lost_leader import LostLeader
 from raftkv.server.node.node import Node
-from raftkv.server.node.proposals import request_ids
+from raftkv.server.node.proposals import new_start, request_ids
 from raftkv.server.node.readiness import Readiness
 from raftkv.server.node.surroundings import NodeSettings
 from raftkv.server.peer.service import PeerService
@@ -288,7 +288,7 @@ class Member:
             applier=self._applier,
             sender=self._transport,
             settings=NodeSettings(durable.member_id, config.heartbeat_interval_s, config.election_timeout_s),
-            ids=request_ids(durable.member_id, time.time_ns() // 1_000_000),
+            ids=request_ids(durable.member_id, new_start()),
             conf_state=store.conf_state,
             applied=store.applied_index,
             on_fatal=self._fatal,
