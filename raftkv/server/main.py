@@ -12,7 +12,7 @@ import sys
 from typing import Final
 
 from raftkv.config import ServerConfig
-from raftkv.errors import ConfigError, CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
+from raftkv.errors import ConfigError, CorruptionError, MemberRemovedError, SpaceError, StorageError, UnknownEntryError
 from raftkv.native import is_compiled
 from raftkv.server import descriptors
 from raftkv.server.collector import collect_in_small_passes, look_at_young_objects
@@ -76,6 +76,8 @@ def _run(config: ServerConfig, extend_http: ExtendHttp | None, on_ready: OnReady
         return _complain(str(error), 0)
     if isinstance(failure, UnknownEntryError):
         return _complain(str(failure), NEEDS_UPGRADE_STATUS)
+    if isinstance(failure, SpaceError):
+        return _complain(f"stopped: {failure}; make room, and start the member again")
     if failure is not None:
         return _complain(f"stopped: {failure}")
     if os.getpid() == 1:

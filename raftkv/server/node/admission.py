@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from mypy_extensions import mypyc_attr
 
@@ -56,7 +56,7 @@ class Admission:
         quota_bytes: None for no quota.
         size_bytes: the database's present size.
         data_dir: whose free disk is watched.
-        raise_no_space: starts the proposal of the alarm.
+        raise_no_space: starts the proposal of the alarm, for a reason.
         make_room: gives up what takes room and can come again; whether there was any.
     """
 
@@ -69,7 +69,7 @@ class Admission:
         quota_bytes: int | None,
         size_bytes: Callable[[], int],
         data_dir: str,
-        raise_no_space: Callable[[], None],
+        raise_no_space: Callable[[str], None],
         make_room: Callable[[], bool],
     ) -> None:
         self._node = node
@@ -186,10 +186,14 @@ class Admission:
         if self._applier.alarms.no_space:
             raise errors.NoSpaceError
         cost = size_bytes + PUT_OVERHEAD_BYTES
-        over_quota = self._quota_bytes is not None and self._size_bytes() + cost >= self._quota_bytes
-        if over_quota or self._is_disk_full(cost):
-            self._raise_no_space()
-            raise errors.NoSpaceError
+        if self._quota_bytes is not None and self._size_bytes() + cost >= self._quota_bytes:
+            self._refuse(f"the database has reached its quota of {self._quota_bytes} bytes (--quota-backend-bytes)")
+        if self._is_disk_full(cost):
+            self._refuse(f"the disk of {self._data_dir} has {self._disk_free_bytes >> 20} MiB left")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self._raise_no_space(reason)
+        raise errors.NoSpaceError
 
     def finds_no_room(self) -> bool:
         """Whether the disk is at its reserve, looked at now."""
